@@ -152,6 +152,8 @@ fn each_volume_of_a_process_has_limits_of_its_own() {
         ),
         (2, &["--ram", "1000000G"][..], "give a smaller --ram"),
         (3, &["--ram", "32M", "--volume", "three"][..], "it has no volume 'three'"),
+        (2, &["--ram", "32M", "--weight", "0"][..], "0 is no weight of a write cache; use 1 to 10000"),
+        (2, &["--weight", "10001"][..], "10001 is no weight of a write cache"),
         (2, &[][..], "--ram"),
     ] {
         let ran = export.set(args);
@@ -159,6 +161,12 @@ fn each_volume_of_a_process_has_limits_of_its_own() {
     }
     export.cli(&["cache", "set", "other", "--ram", "32M"]).fails(3, &["'other'", "headwater cache list"]);
     assert_eq!(limits(), [16, 16]);
+    let weights = || [0, 1].map(|number| export.cache(number)["weight"].as_u64().expect("a number"));
+    assert_eq!(weights(), [100, 100]);
+    let told = export.set(&["--weight", "300", "--volume", "two"]).ok();
+    assert_eq!((weights(), limits()), ([100, 300], [16, 16]));
+    let row = told.lines().find(|line| line.contains("nbd:two")).expect("a row of each volume");
+    assert!(row.split_whitespace().any(|word| word == "300"), "{told}");
     let two = export.client("two");
     let writer = write(&two, 0, 40);
     wait_until("writes wait", || export.cache(1)["state"] == "waiting");

@@ -137,6 +137,11 @@ impl Volume {
         self.inner.cache.set_weight(weight);
     }
 
+    /// The weight among the volumes of the host.
+    pub fn weight(&self) -> u32 {
+        self.inner.cache.weight()
+    }
+
     /// Changes the disk limit; takes effect at once.
     pub fn set_disk_bytes(&self, disk_bytes: u64) {
         self.inner.cache.set_disk_bytes(disk_bytes);

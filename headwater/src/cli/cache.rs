@@ -22,5 +22,8 @@ pub enum CacheCommand {
         /// What is to be another one
         #[command(flatten)]
         limits: NewLimits,
+        /// Its weight among the volumes of the process while --cache-ram or the host's memory is short, 1 to 10000
+        #[arg(long, value_name = "WEIGHT", group = "limits")]
+        weight: Option<u32>,
     },
 }

@@ -15,8 +15,8 @@ pub async fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {
             let processes = client::list().await?;
             if json { show::json(&processes)? } else { table(&processes)? }
         }
-        CacheCommand::Set { which, volume, limits: NewLimits { ram, disk } } => {
-            let change = Change { volume, ram_bytes: ram, disk_bytes: disk };
+        CacheCommand::Set { which, volume, limits: NewLimits { ram, disk }, weight } => {
+            let change = Change { volume, ram_bytes: ram, disk_bytes: disk, weight };
             let process = client::set(&which, change).await?;
             if json { show::json(&process)? } else { table(&[process])? }
         }
@@ -36,6 +36,7 @@ fn table(processes: &[Process]) -> anyhow::Result<()> {
         "RAM LIMIT",
         "DISK USED",
         "DISK LIMIT",
+        "WEIGHT",
         "STATE",
     ];
     show::table(&headings, rows)
@@ -61,6 +62,7 @@ fn row(process: &Process, cache: &Cache) -> Vec<String> {
         size::format(cache.ram_limit_bytes),
         disk(cache.disk_used_bytes),
         disk(cache.disk_limit_bytes),
+        cache.weight.to_string(),
         state.to_owned(),
     ]
 }

@@ -14,7 +14,7 @@ pub mod server;
 
 use std::time::Duration;
 
-use headwater_api::{CacheMode, Problem};
+use headwater_api::{CacheMode, CacheSettings, Problem};
 use serde::{Deserialize, Serialize};
 
 /// Longest request.
@@ -46,6 +46,9 @@ pub struct Change {
     pub ram_bytes: Option<u64>,
     /// The most disk space.
     pub disk_bytes: Option<u64>,
+    /// The weight among the volumes of the process. Left out where it stays: earlier releases know none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
 }
 
 /// What a process answers.
@@ -89,6 +92,9 @@ pub struct Cache {
     pub disk_limit_bytes: u64,
     /// What it takes.
     pub disk_used_bytes: u64,
+    /// Its weight among the volumes of the process.
+    #[serde(default = "CacheSettings::default_weight")]
+    pub weight: u32,
     /// How writes fare that find no room.
     pub state: State,
 }

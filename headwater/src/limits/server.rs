@@ -7,6 +7,7 @@ use std::time::Duration;
 use headwater_api::{CacheMode, Problem, ProblemKind};
 use headwater_block::{IoErrorKind, size};
 use headwater_volume::Volume;
+use headwater_writecache::MAX_WEIGHT;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -150,6 +151,7 @@ impl Served {
             ram_used_bytes: cache.ram_used_bytes,
             disk_limit_bytes: cache.disk_limit_bytes,
             disk_used_bytes: cache.disk_used_bytes,
+            weight: volume.weight(),
             state: match (shortage.refusing, shortage.waited.is_zero()) {
                 (true, _) => State::Full,
                 (false, false) => State::Waiting,
@@ -183,6 +185,10 @@ impl Served {
             let why = format!("the cache mode '{}' needs disk space, and was given none", self.mode);
             return Err(failed(ProblemKind::Invalid, why));
         }
+        if let Some(weight) = change.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
+            let why = format!("{weight} is no weight of a write cache; use 1 to {MAX_WEIGHT}");
+            return Err(failed(ProblemKind::Invalid, why));
+        }
         if let Some(ram_bytes) = change.ram_bytes {
             let of_others = others.iter().map(|(_, volume)| volume.counters().cache.ram_target_bytes);
             let of_meant = meant.iter().map(|_| ram_bytes);
@@ -206,9 +212,12 @@ impl Served {
             if let Some(bytes) = change.disk_bytes {
                 volume.set_disk_bytes(bytes);
             }
+            if let Some(weight) = change.weight {
+                volume.set_weight(weight);
+            }
             let text = |bytes: Option<u64>| bytes.map_or_else(|| "as before".to_owned(), size::format);
             let (ram, disk) = (text(change.ram_bytes), text(change.disk_bytes));
-            tracing::info!(volume = %name, %ram, %disk, "new limits");
+            tracing::info!(volume = %name, %ram, %disk, weight = volume.weight(), "new limits");
         }
         Ok(())
     }

@@ -178,6 +178,11 @@ impl WriteCache {
         self.host.signal();
     }
 
+    /// The weight among the caches of the host.
+    pub fn weight(&self) -> u32 {
+        self.share.weight()
+    }
+
     /// Changes the disk limit; takes effect at once.
     pub fn set_disk_bytes(&self, disk_bytes: u64) {
         self.disk_bytes.store(disk_bytes, Ordering::Relaxed);
