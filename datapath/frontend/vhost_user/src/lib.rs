@@ -53,6 +53,7 @@
     )
 )]
 
+mod arrival;
 mod config_space;
 mod control;
 mod disk;

@@ -21,6 +21,9 @@ pub struct Limits {
     pub no_space_retry_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests that the device has, in milliseconds.
     pub stop_timeout_ms: u64,
+    /// How long a front-end may take to send the rest of a message, in milliseconds; then it is disconnected. One that has sent no
+    /// message for as long since it connected gives way to another one.
+    pub message_timeout_ms: u64,
     /// Warnings about a machine in ten seconds; further ones are counted and told later.
     pub warnings_per_10_s: u32,
 }
@@ -34,6 +37,7 @@ impl Default for Limits {
             polling_us: 32,
             no_space_retry_ms: 1000,
             stop_timeout_ms: 10_000,
+            message_timeout_ms: 10_000,
             warnings_per_10_s: 20,
         }
     }

@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::arrival::{self, Next};
 use crate::control::Control;
 use crate::disk::Disk;
 use crate::limits::Limits;
@@ -225,22 +226,10 @@ impl Shared {
         let give_up = move || deadline.lock().is_some_and(|deadline| Instant::now() >= deadline);
         let control = Arc::new(StdMutex::new(Control::new(Arc::clone(&self.disk), Box::new(give_up))));
         let mut messages = BackendReqHandler::from_stream(stream, Arc::clone(&control));
-        loop {
-            match self.wait(listener, Some(&watched)) {
-                Event::Stop => break,
-                Event::Connection => self.turn_away(listener),
-                Event::Message => match messages.handle_request() {
-                    Ok(()) | Err(Error::SocketRetry(_)) => {}
-                    Err(Error::Disconnected) => break,
-                    Err(error) => {
-                        if !self.is_stopping() {
-                            let why = format_args!("front-end {peer} is disconnected: {error}");
-                            self.disk.faults.warn(&self.disk.name, &why);
-                        }
-                        break;
-                    }
-                },
-            }
+        if let Some(why) = self.follow(listener, &watched, &mut messages)
+            && !self.is_stopping()
+        {
+            self.disk.faults.warn(&self.disk.name, &format_args!("front-end {peer} is disconnected: {why}"));
         }
         // A poisoned lock means a panic in a message; its queues must end all the same.
         let mut control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -254,6 +243,54 @@ impl Shared {
         *self.connection.lock() = None;
         self.connected.store(false, Ordering::Relaxed);
         tracing::info!("vhost-user: {}: front-end {peer} is gone", self.disk.name);
+    }
+
+    /// Follows a front-end's messages until it goes, or must go: then says why.
+    fn follow(
+        &self,
+        listener: &Listener,
+        stream: &UnixStream,
+        messages: &mut BackendReqHandler<StdMutex<Control>>,
+    ) -> Option<String> {
+        let patience = Duration::from_millis(self.disk.limits.message_timeout_ms);
+        let connected = Instant::now();
+        let mut has_spoken = false;
+        loop {
+            match self.wait(listener, Some(stream)) {
+                Event::Stop => return None,
+                // One that says nothing may be a machine that is still being made; but it is not to keep another one out.
+                Event::Connection if !has_spoken && connected.elapsed() >= patience => {
+                    let within = patience.as_millis();
+                    return Some(format!("it has said nothing within {within} ms, and another one has come"));
+                }
+                Event::Connection => self.turn_away(listener),
+                Event::Message if !self.arrives_whole(listener, stream, patience) => {
+                    let within = patience.as_millis();
+                    return Some(format!("it began a message and did not end it within {within} ms"));
+                }
+                Event::Message => match messages.handle_request() {
+                    Ok(()) => has_spoken = true,
+                    Err(Error::Disconnected) => return None,
+                    // Nothing is left to wait for, so that "try again" is no exception here: a part of a message is lost.
+                    Err(error) => return Some(error.to_string()),
+                },
+            }
+        }
+    }
+
+    /// Whether a message that has begun arrives whole, or its front-end has gone, in time; not if the server stops meanwhile.
+    fn arrives_whole(&self, listener: &Listener, stream: &UnixStream, patience: Duration) -> bool {
+        let began = Instant::now();
+        while !arrival::is_whole(stream) {
+            let also = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.stop_event, PollFlags::IN)];
+            match arrival::wait_for_more(stream, also) {
+                Next::End => return true,
+                Next::Look if self.is_stopping() || began.elapsed() >= patience => return false,
+                // Whoever comes meanwhile learns at once that the disk is in use.
+                Next::Look => self.turn_away(listener),
+            }
+        }
+        true
     }
 
     fn turn_away(&self, listener: &Listener) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, PATIENCE, SIZE, WRITE, encode};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
-use headwater_vhost_user::{Options, Server};
+use headwater_vhost_user::{Limits, Options, Server};
 use rustix::fs::{MemfdFlags, SealFlags};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -390,6 +390,83 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     two.bad.stop();
     assert!(!two.bad.path().exists());
     works(&mut good);
+
+    // Whoever comes meanwhile is told at once, and not left waiting.
+    let dir = tempfile::tempdir().unwrap();
+    let server = with_patience(&dir, 600_000);
+    let mut slow = UnixStream::connect(server.path()).unwrap();
+    slow.write_all(&[1, 0, 0, 0, 1]).unwrap();
+    wait_until("the slow one is connected", || server.is_connected());
+    ends(&mut UnixStream::connect(server.path()).unwrap());
+}
+
+/// Waits for the server to end a connection. What was sent and not read makes it a reset.
+fn ends(stream: &mut UnixStream) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    match std::io::Read::read(stream, &mut [0; 1]) {
+        Ok(count) => assert_eq!(count, 0),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
+/// A server that has so much patience with front-ends that are silent.
+fn with_patience(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
+    let limits = Limits { message_timeout_ms, ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    Server::bind(&dir.path().join("s"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap()
+}
+
+#[test]
+fn a_front_end_that_stops_in_the_middle_of_a_message_does_not_keep_the_next_one_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = with_patience(&dir, 300);
+    // A part of a header; a header without its body; and a part of a body.
+    let header = [8, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0];
+    for part in [&header[..5], &header, &[&header[..], &[0; 7]].concat()] {
+        let mut slow = UnixStream::connect(server.path()).unwrap();
+        slow.write_all(part).unwrap();
+        wait_until("the slow one is connected", || server.is_connected());
+        ends(&mut slow);
+        wait_until("its place is free", || !server.is_connected());
+        works(&mut Guest::start(server.path()));
+    }
+    // Nor one that goes on forever, a byte at a time.
+    let slow = UnixStream::connect(server.path()).unwrap();
+    let dripping = std::thread::spawn(move || {
+        let mut slow = slow;
+        // A message of 4 KiB, which is as long as they may be.
+        let _ = slow.write_all(&[5, 0, 0, 0, 1, 0, 0, 0, 0, 0x10, 0, 0]);
+        (0..4000).all(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            slow.write_all(&[0]).is_ok()
+        })
+    });
+    assert!(!dripping.join().unwrap(), "all of it was waited for");
+    // The time is that of a message. A machine that has set up its disk may be silent as long as it likes.
+    let mut guest = Guest::start(server.path());
+    std::thread::sleep(Duration::from_millis(700));
+    ends(&mut UnixStream::connect(server.path()).unwrap());
+    works(&mut guest);
+}
+
+#[test]
+fn a_front_end_that_never_says_anything_gives_way_to_one_that_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = with_patience(&dir, 300);
+    let mut silent = UnixStream::connect(server.path()).unwrap();
+    wait_until("the silent one is connected", || server.is_connected());
+    let mut next = None;
+    wait_until("the next one is let in", || {
+        let mut stream = UnixStream::connect(server.path()).unwrap();
+        // GET_FEATURES.
+        let _ = stream.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        next = std::io::Read::read_exact(&mut stream, &mut [0; 20]).is_ok().then_some(stream);
+        next.is_some()
+    });
+    ends(&mut silent);
+    drop(next);
+    wait_until("its place is free", || !server.is_connected());
+    works(&mut Guest::start(server.path()));
 }
 
 /// Asks for features until the server reads no more requests, because nobody reads its replies.

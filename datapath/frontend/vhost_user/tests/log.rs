@@ -2,8 +2,10 @@
 
 mod guest;
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use guest::{FREE, Guest, NEXT};
 use headwater_testkit::ReferenceDisk;
@@ -20,6 +22,28 @@ impl Write for Log {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+impl Log {
+    /// The lines that name this machine.
+    fn lines_of(&self, name: &str) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains(name)).map(str::to_owned).collect()
+    }
+}
+
+/// Waits for the server to end a connection. What was sent and not read makes it a reset.
+fn ends(mut connection: UnixStream) {
+    connection.set_read_timeout(Some(guest::PATIENCE)).unwrap();
+    match connection.read(&mut [0; 1]) {
+        Ok(count) => assert_eq!(count, 0),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+}
+
+/// How many windows of ten seconds may have begun since: a busy host takes longer than one.
+fn windows(since: Instant) -> usize {
+    1 + since.elapsed().as_secs() as usize / 10
 }
 
 #[test]
@@ -62,7 +86,34 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
         guest.start_queue(0);
         assert_eq!(guest.request(0, 0, &[], 512).0, 0);
     }
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let lines: Vec<&str> = text.lines().filter(|line| line.contains("lab-8")).collect();
+    let lines = log.lines_of("lab-8");
     assert!(lines.len() == 1 && lines[0].contains("whoever can truncate it"), "{lines:?}");
+
+    // Who finds the disk in use is told of, and does not fill the log by coming again and again.
+    let limits = Limits { warnings_per_10_s: 5, message_timeout_ms: 100, ..Limits::default() };
+    let options = Options { name: "lab-9".into(), limits: limits.clone(), ..Options::default() };
+    let server = Server::bind(&dir.path().join("u"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
+    let started = Instant::now();
+    let guest = Guest::start(server.path());
+    for _ in 0..200 {
+        ends(UnixStream::connect(server.path()).unwrap());
+    }
+    let most = 5 * windows(started);
+    let lines = log.lines_of("lab-9");
+    let process = std::process::id();
+    assert!(lines[0].contains(&format!("process {process} was turned away: a machine uses")), "{lines:?}");
+    assert!(lines.len() <= most, "{} lines", lines.len());
+    drop(guest);
+
+    // So is one that stops in the middle of a message.
+    let options = Options { name: "lab-10".into(), limits, ..Options::default() };
+    let server = Server::bind(&dir.path().join("v"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
+    let mut slow = UnixStream::connect(server.path()).unwrap();
+    slow.write_all(&[1, 0, 0]).unwrap();
+    ends(slow);
+    let lines = log.lines_of("lab-10");
+    let why = format!(
+        "front-end process {process} is disconnected: it began a message and did not end it within 100 ms"
+    );
+    assert!(lines.len() == 1 && lines[0].contains(&why), "{lines:?}");
 }
