@@ -188,6 +188,67 @@ fn requests_that_cannot_be_carried_out_are_answered_with_an_error() {
     works(&mut guest);
 }
 
+/// Where long requests have their data: all of their buffers are this memory.
+const PIECE: u64 = FREE + 0x4_0000;
+/// As large as a buffer may be (`SIZE_MAX`).
+const PIECE_BYTES: usize = 256 << 10;
+
+/// A request of so many bytes at sector 0, in an indirect table. Returns its status, and how many bytes were written.
+fn long_request(guest: &mut Guest, kind: u32, len: usize) -> (u8, u32) {
+    guest.write(FREE, &[&kind.to_le_bytes()[..], &[0; 12]].concat());
+    guest.write(STATUS.0, &[0xee]);
+    let flags = if kind == 0 { WRITE } else { 0 };
+    let mut parts = vec![(FREE, 16, 0)];
+    parts.extend((0..len).step_by(PIECE_BYTES).map(|at| (PIECE, (len - at).min(PIECE_BYTES) as u32, flags)));
+    parts.push(STATUS);
+    let last = parts.len() - 1;
+    let linked = |(index, &(addr, len, flags)): (usize, &(u64, u32, u16))| {
+        let next = if index == last { (flags, 0) } else { (flags | NEXT, index as u16 + 1) };
+        (addr, len, next.0, next.1)
+    };
+    let table: Vec<_> = parts.iter().enumerate().map(linked).collect();
+    guest.write(FREE + 0x8000, &encode(&table));
+    guest.descriptor(0, (FREE + 0x8000, 16 * table.len() as u32, INDIRECT, 0));
+    guest.offer(0);
+    guest.kick();
+    let (_, written) = guest.next_used();
+    (guest.read(STATUS.0, 1)[0], written)
+}
+
+#[test]
+fn the_longest_requests_are_carried_out_and_longer_ones_are_not() {
+    const MIB: usize = 1 << 20;
+    let mut rng = Rng::new(11);
+    let (old, new) = (rng.bytes(PIECE_BYTES), rng.bytes(PIECE_BYTES));
+    let all_old = old.repeat(33 * MIB / PIECE_BYTES);
+    for waits in [Waits::Never, Waits::Always] {
+        let options = ReferenceOptions { waits, ..Default::default() };
+        // What a driver may send at most, what is taken besides, and a sector more.
+        for (len, status) in [(126 * PIECE_BYTES, OK), (32 * MIB, OK), (32 * MIB + 512, IOERR)] {
+            let what = format!("{len} bytes, {waits:?}");
+            let dir = tempfile::tempdir().unwrap();
+            let disk = Arc::new(ReferenceDisk::with_contents(all_old.clone(), options.clone()));
+            let server =
+                Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, Options::default()).unwrap();
+            let mut guest = Guest::start(server.path());
+            let is_done = status == OK;
+
+            let (read, written) = long_request(&mut guest, 0, len);
+            assert_eq!((read, written as usize), (status, if is_done { len + 1 } else { 1 }), "{what}");
+            let expected = if is_done { &old } else { &vec![0; PIECE_BYTES] };
+            assert!(&guest.read(PIECE, PIECE_BYTES) == expected, "what was read, {what}");
+
+            guest.write(PIECE, &new);
+            assert_eq!(long_request(&mut guest, 1, len), (status, 1), "{what}");
+            let contents = disk.contents();
+            let stored = if is_done { len } else { 0 };
+            assert!(contents[..stored] == new.repeat(33 * MIB / PIECE_BYTES)[..stored], "{what}");
+            assert!(contents[stored..] == all_old[stored..], "behind what was written, {what}");
+            works(&mut guest);
+        }
+    }
+}
+
 #[test]
 fn rings_full_of_garbage_harm_nobody_else() {
     let two = Two::start();
