@@ -5,7 +5,7 @@ TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=c
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo test compare streaming bench packing upgrade soak conformance fuzz clean
+.PHONY: help rust build guest demo test compare streaming bench packing upgrade soak conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -78,6 +78,9 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time, TARGETS="a b"
 	@xtask/need g++=g++ qemu-img=qemu-utils
 	fuzz/run $(or $(TIME),60) $(or $(JOBS),$$(nproc)) $(TARGETS)
+
+fuzz-keep: rust ## take what fuzzing found interesting, and the record of its runs, into the tree
+	fuzz/run keep
 
 clean: ## remove what was built and measured, except the guest and what fuzzing found
 	cargo clean

@@ -1,4 +1,9 @@
-//! A small fuzzer without coverage: the same changed bytes each time, for a bounded test of what real fuzzers do for hours.
+//! A small fuzzer without coverage: the same changed bytes each time, for a bounded test of what real fuzzers do for hours, and
+//! what those found that reaches something else.
+
+use std::path::{Path, PathBuf};
+
+use headwater_block::fuzzing::unpack;
 
 use crate::random::Rng;
 
@@ -14,8 +19,13 @@ const RANDOM_INPUTS: u32 = 200;
 /// Their length at most.
 const RANDOM_BYTES: u64 = 600;
 
-/// Feeds each target with its samples, with `rounds` of its name changed copies of each, and with random bytes. Returns how many
-/// inputs there were; says which one it was when one panics.
+/// Where the inputs are that `make fuzz-keep` has kept of a target.
+fn kept(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name)
+}
+
+/// Feeds each target with its samples, with `rounds` of its name changed copies of each, with random bytes, and with what the
+/// fuzzers found and was kept. Returns how many inputs there were; says which one it was when one panics.
 pub fn all(targets: Vec<Target>, rounds: impl Fn(&str) -> u32) -> u64 {
     let mut fed = 0;
     let mut feed = |name: &'static str, oracle: fn(&[u8]), bytes: &[u8]| {
@@ -43,6 +53,9 @@ pub fn all(targets: Vec<Target>, rounds: impl Fn(&str) -> u32) -> u64 {
             let len = rng.below(RANDOM_BYTES + 1);
             feed(name, oracle, &rng.bytes(usize::try_from(len).unwrap_or(0)));
         }
+        // A target that was not fuzzed yet has none.
+        let file = std::fs::read(kept(name)).unwrap_or_default();
+        unpack(&file).into_iter().for_each(|input| feed(name, oracle, input));
     }
     fed
 }

@@ -49,6 +49,29 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Inputs in one file: of each its length in four bytes, little-endian, and its bytes.
+pub fn pack<'a>(inputs: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut file = Vec::new();
+    for input in inputs {
+        let Ok(len) = u32::try_from(input.len()) else { continue };
+        file.extend(len.to_le_bytes());
+        file.extend(input);
+    }
+    file
+}
+
+/// The inputs of such a file, without what is cut off at its end.
+pub fn unpack(mut file: &[u8]) -> Vec<&[u8]> {
+    let mut inputs = Vec::new();
+    while let Some((len, rest)) = file.split_first_chunk() {
+        let Some(len) = usize::try_from(u32::from_le_bytes(*len)).ok() else { break };
+        let Some((input, rest)) = rest.split_at_checked(len) else { break };
+        inputs.push(input);
+        file = rest;
+    }
+    inputs
+}
+
 /// A disk in memory that checks that requests keep the contract of [`Device`]. It answers at once, or, while it is held, when
 /// it is told to.
 #[derive(Debug)]
@@ -244,5 +267,18 @@ mod tests {
         assert!(disk.release(0) && disk.contents()[512] == 1 && !disk.release(0));
         submit(3);
         assert_eq!((disk.contents()[1023], disk.contents()[1024], ended.load(Ordering::SeqCst)), (3, 0, 3));
+    }
+
+    #[test]
+    fn what_was_packed_is_unpacked_again() {
+        let inputs: [&[u8]; 3] = [b"one", b"", b"the third"];
+        let file = pack(inputs);
+        assert_eq!(file.len(), 3 * 4 + 12);
+        assert_eq!(unpack(&file), inputs);
+        assert_eq!(unpack(&file[..file.len() - 1]), inputs[..2]);
+        assert_eq!(unpack(&file[..11]), inputs[..2]);
+        assert_eq!(unpack(&file[..9]), inputs[..1]);
+        assert_eq!(unpack(&file[..6]), inputs[..0]);
+        assert!(unpack(&[0xff; 7]).is_empty());
     }
 }
