@@ -408,6 +408,48 @@ mod tests {
         }
     }
 
+    /// Two writers that take a microsecond for a write, before a disk that takes twenty.
+    #[test]
+    fn writers_go_evenly_at_the_pace_of_the_disk_instead_of_stopping() {
+        const SLOT_NS: u64 = 20_000;
+        const WRITE_NS: u64 = 1_000;
+        const SLOTS_EACH: u64 = 1_000;
+        let (pace, spinner) = (Pace::default(), Spinner::default());
+        pace.account_for(SLOT_NS);
+        let start_ns = 1_000_000_000;
+        let mut comes_ns = [start_ns, start_ns + WRITE_NS / 2];
+        let (mut wrote, mut waited_ns, mut longest_ns) = ([0, 0], [0, 0], 0);
+        let now_ns = loop {
+            let writer = usize::from(comes_ns[1] < comes_ns[0]);
+            let now_ns = comes_ns[writer];
+            if wrote == [SLOTS_EACH; 2] || wrote[writer] == 2 * SLOTS_EACH {
+                break now_ns;
+            }
+            spinner.set_clock(now_ns);
+            comes_ns[writer] += if pace.is_ahead(&spinner) {
+                pace.park();
+                let wait_ns = u64::try_from(pace.ahead(&spinner).as_nanos()).unwrap();
+                waited_ns[writer] += wait_ns;
+                longest_ns = longest_ns.max(wait_ns);
+                wait_ns
+            } else {
+                pace.unpark();
+                pace.took_slot(&spinner);
+                wrote[writer] += 1;
+                WRITE_NS
+            };
+        };
+        assert!(longest_ns > 0 && longest_ns <= AHEAD_NS + 2 * SLOT_NS - LEFT_NS, "{longest_ns} ns at once");
+        assert!(wrote[0].abs_diff(wrote[1]) * 50 <= SLOTS_EACH, "{wrote:?}");
+        assert!(waited_ns[0].abs_diff(waited_ns[1]) * 50 <= waited_ns[0], "{waited_ns:?}");
+        let disk_ns = (wrote[0] + wrote[1]) * SLOT_NS;
+        assert!(
+            (now_ns - start_ns).abs_diff(disk_ns) <= AHEAD_NS + 2 * SLOT_NS,
+            "{} of {disk_ns} ns",
+            now_ns - start_ns
+        );
+    }
+
     #[test]
     fn who_spins_is_not_parked_unless_there_are_others() {
         let (pace, spinner) = (Pace::default(), Spinner::default());
