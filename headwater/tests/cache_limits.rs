@@ -29,7 +29,10 @@ impl Export {
         let log = std::fs::File::create(dir.path().join("log")).expect("a log");
         let mut command = headwater();
         command.env("HEADWATER_RUN_DIR", dir.path().join("run")).stdin(Stdio::null()).stdout(Stdio::null());
-        command.args(["export", "null:1G", "--cache-dir"]).arg(dir.path());
+        command.args(["export", "null:1G"]);
+        if !args.contains(&"--cache-dir") {
+            command.arg("--cache-dir").arg(dir.path());
+        }
         if !args.contains(&"--pause") {
             command.args(["--pause", "3600"]);
         }
@@ -135,6 +138,50 @@ fn an_export_that_is_full_goes_on_with_more_disk_and_a_lower_limit_counts_at_onc
     export.set(&["--disk", "512M"]).ok();
     writer.join().expect("no panic").expect("all is written");
     reads(&client, 140);
+}
+
+/// A device of this kernel over a file, until this is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &Path) -> Self {
+        let device = run(Command::new("/sbin/losetup").args(["--find", "--show"]).arg(file)).ok();
+        Self(device.trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("/sbin/losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// Only root may make its loop device.
+#[test]
+fn an_overflow_on_a_device_holds_what_is_written_and_gives_back_what_is_discarded() {
+    const WRITTEN_MIB: u64 = 150;
+    let dir = short_dir();
+    let file = dir.path().join("device");
+    let device = std::fs::File::create(&file).expect("made");
+    device.set_len(256 * MIB).expect("it is sparse");
+    let held = || device.metadata().expect("it is open").blocks() * 512;
+    let name = Loop::over(&file);
+    let export = Export::start(&["--cache", "disk", "--disk", "200M", "--cache-dir", &name.0]);
+    let client = export.client("");
+    write(&client, 0, WRITTEN_MIB).join().expect("no panic").expect("all is written");
+    reads(&client, WRITTEN_MIB);
+    // All but what is in RAM.
+    wait_until("it is on the device", || held() > (WRITTEN_MIB - 32) * MIB);
+    assert!(held() <= 200 * MIB + MIB, "{} bytes on the device", held());
+    for at in 1..WRITTEN_MIB {
+        blocking::discard(&*client, at * MIB, MIB).expect("it is discarded");
+    }
+    // 16 places stay, and what the first MiB is in.
+    wait_until("it is given back", || held() <= 40 * MIB);
+    reads(&client, 1);
+    let mut rest = vec![1; MIB as usize];
+    blocking::read(&*client, MIB, &mut rest).expect("it reads");
+    assert!(rest.iter().all(|byte| *byte == 0));
 }
 
 #[test]
