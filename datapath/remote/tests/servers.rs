@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
-use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
+use headwater_store::{Access, Hash, ImageName, LocalDir, Store, StoreError, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault, TestTls, run};
 use support::{
     MANIFEST, OBJECT_BYTES, all_up, impatient_limits, is_slow, limits, message, object, open, open_impatient,
-    options, read, store, until,
+    options, read, store, trace, until,
 };
 
 mod support;
@@ -29,7 +29,7 @@ fn a_store_is_read_through_a_plain_web_server() {
     assert_eq!((version.number, version.manifest), (1, Hash::of(MANIFEST)));
     assert!(remote.image(&"nothing".parse().unwrap()).unwrap().is_none());
     assert_eq!(remote.manifest(version.manifest).unwrap(), MANIFEST);
-    assert_eq!(remote.trace(version.manifest).unwrap().as_deref(), Some(&b"a trace"[..]));
+    assert_eq!(remote.trace(version.manifest).unwrap().as_deref(), Some(&trace()[..]));
     assert_eq!(remote.trace(Hash::of(b"other")).unwrap(), None);
     assert_eq!(remote.manifest(Hash::of(b"other")).unwrap_err().kind(), StoreErrorKind::NotFound);
     // A plain web server has no list, and says so in a way that helps.
@@ -603,15 +603,51 @@ fn a_web_server_whose_directory_is_gone_is_waited_for() {
 fn metadata_that_is_wrong_on_one_server_comes_from_another() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
-    let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    let remote = open(&[&liar, &honest]);
+    let image: ImageName = "debian".parse().unwrap();
+    for fault in [
+        HttpFault::WrongBytes,
+        HttpFault::Short,
+        HttpFault::Endless,
+        HttpFault::TooMuch,
+        HttpFault::Redirect("http://127.0.0.1:9/".into()),
+        HttpFault::Garbage,
+        HttpFault::Status(403),
+        HttpFault::Status(500),
+        HttpFault::Status(404),
+    ] {
+        type Ask<'a> = &'a dyn Fn(&RemoteStore) -> Result<bool, StoreError>;
+        let asked: [(&str, Ask<'_>); 3] = [
+            ("manifest", &|remote| remote.manifest(Hash::of(MANIFEST)).map(|bytes| bytes == MANIFEST)),
+            ("image", &|remote| {
+                remote.image(&image).map(|image| image.is_some_and(|image| image.versions.len() == 1))
+            }),
+            ("trace", &|remote| remote.trace(Hash::of(MANIFEST)).map(|bytes| bytes == Some(trace()))),
+        ];
+        for (what, ask) in asked {
+            let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+            // So that the liar is preferred, from the first probe on.
+            honest.fail_all(SLOW);
+            let remote = open(&[&liar, &honest]);
+            all_up(&remote);
+            liar.fail_all(fault.clone());
+            let before = liar.requests();
+            for _ in 0..2 {
+                assert!(ask(&remote).unwrap(), "{what} {fault:?}");
+            }
+            assert!(liar.requests() > before, "{what} {fault:?}: the liar was not asked");
+        }
+    }
+
+    // Where all lie it ends.
+    let (liar, other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&liar, &other]);
     all_up(&remote);
     liar.fail_all(HttpFault::WrongBytes);
-    for _ in 0..5 {
-        assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST);
-        assert!(remote.image(&"debian".parse().unwrap()).unwrap().is_some());
-    }
-    honest.fail_all(HttpFault::WrongBytes);
+    other.fail_all(HttpFault::WrongBytes);
+    // A trace is advice: nobody is put aside for a wrong one.
+    let error = remote.trace(Hash::of(MANIFEST)).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+    assert_eq!(remote.counters().wrong_answers, 0);
     let error = remote.manifest(Hash::of(MANIFEST)).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
 }

@@ -35,8 +35,13 @@ pub fn store(dir: &Path) -> Vec<u8> {
         is_sealed: false,
     };
     publication.commit(version).unwrap();
-    store.set_trace(Hash::of(MANIFEST), Some(b"a trace")).unwrap();
+    store.set_trace(Hash::of(MANIFEST), Some(&trace())).unwrap();
     bytes
+}
+
+/// Its trace, which ends with the hash of the rest like each.
+pub fn trace() -> Vec<u8> {
+    [b"a trace".as_slice(), &Hash::of(b"a trace").0].concat()
 }
 
 /// Servers that answer are not given up where host and server are slow.
