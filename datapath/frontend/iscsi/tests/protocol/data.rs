@@ -1,12 +1,12 @@
 //! Data of commands: immediate, unasked, asked for, with digests, too much and too little.
 
-use crate::fixture::Raw;
 use crate::fixture::raw::{read10, write10};
+use crate::fixture::{Fixture, Raw};
 use crate::{fixture, slow};
 use headwater_iscsi::wire::RESERVED_TAG;
 use headwater_iscsi::wire::request::{NopOut, ScsiCommand};
 use headwater_iscsi::wire::response::{RejectReason, Residual};
-use headwater_testkit::Rng;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 
 /// Digests, segments and bursts of all sizes, on a disk that answers at once and on one that never does.
 #[test]
@@ -38,8 +38,12 @@ fn data_arrives_whole_with_every_negotiation() {
 
 /// Writes with as much immediate data as is allowed, and the rest as it is asked for.
 fn write(raw: &mut Raw, lba: u32, data: &[u8], first: usize, burst: usize) {
+    write_as(raw, &write10(lba, (data.len() / 512) as u16), data, first, burst);
+}
+
+fn write_as(raw: &mut Raw, cdb: &[u8], data: &[u8], first: usize, burst: usize) {
     let immediate = data.len().min(first).min(4096);
-    let command = raw.scsi(&write10(lba, (data.len() / 512) as u16));
+    let command = raw.scsi(cdb);
     let command = ScsiCommand { write: true, expected_bytes: data.len() as u32, ..command };
     raw.pdu(&command.encode(), &data[..immediate]);
     let mut at = immediate;
@@ -59,6 +63,52 @@ fn write(raw: &mut Raw, lba: u32, data: &[u8], first: usize, burst: usize) {
     let answer = raw.take();
     assert_eq!((answer.scsi().task_tag, answer.scsi().status), (command.task_tag, 0));
     assert_eq!(answer.scsi().exp_data_sn, r2ts);
+}
+
+/// READ(16) or WRITE(16) at block 8.
+fn long(operation: u8, blocks: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[0] = operation;
+    cdb[9] = 8;
+    cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+    cdb
+}
+
+#[test]
+fn the_longest_transfers_are_carried_out_and_longer_ones_are_not() {
+    const LONGEST: u32 = 32 << 20;
+    let keys = [
+        ("MaxRecvDataSegmentLength", "262144"),
+        ("MaxBurstLength", "1048576"),
+        ("FirstBurstLength", "65536"),
+        ("ImmediateData", "Yes"),
+    ];
+    let mut rng = Rng::new(17);
+    let (old, new) = (rng.bytes(34 << 20), rng.bytes(LONGEST as usize));
+    for waits in [Waits::Never, Waits::Always] {
+        let options = ReferenceOptions { waits, ..ReferenceOptions::default() };
+        let fixture = Fixture::new(ReferenceDisk::with_contents(old.clone(), options));
+        let mut raw = fixture.session(&keys);
+        // A block more than the longest changes nothing, and is not even asked for.
+        for operation in [0x88, 0x8a] {
+            let command = raw.scsi(&long(operation, LONGEST / 512 + 1));
+            let (read, write) = (operation == 0x88, operation == 0x8a);
+            let command = ScsiCommand { read, write, expected_bytes: LONGEST + 512, ..command };
+            raw.pdu(&command.encode(), &[]);
+            let answer = raw.take();
+            assert_eq!((answer.scsi().task_tag, answer.scsi().status), (command.task_tag, 2));
+            // ILLEGAL REQUEST, INVALID FIELD IN CDB.
+            assert_eq!(answer.sense(), (5, 0x2400), "{operation:#x}");
+        }
+        assert!(fixture.disk.contents() == old);
+        let tag = raw.command(&long(0x88, LONGEST / 512), LONGEST, None);
+        assert!(raw.data(tag, LONGEST) == old[8 * 512..][..LONGEST as usize], "{waits:?}");
+        write_as(&mut raw, &long(0x8a, LONGEST / 512), &new, 65_536, 1 << 20);
+        let contents = fixture.disk.contents();
+        assert!(contents[8 * 512..][..LONGEST as usize] == new, "{waits:?}");
+        let (before, behind) = (&contents[..8 * 512], &contents[8 * 512 + LONGEST as usize..]);
+        assert!(*before == old[..8 * 512] && *behind == old[8 * 512 + LONGEST as usize..], "{waits:?}");
+    }
 }
 
 #[test]
