@@ -243,6 +243,49 @@ fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
     assert_eq!(ask(&mut raw, "All"), vec![("SendTargets".to_string(), "Reject".to_string())]);
 }
 
+/// An initiator goes where a discovery sends it: on a host with many addresses that must be the one at which it asked.
+#[test]
+fn a_server_on_all_addresses_tells_the_one_that_was_connected_to() {
+    let has_ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
+    let is_apart = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|v| v.trim() == "1");
+    for (bound, host, told) in [
+        ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.2", "127.0.0.2"),
+        ("::", "::1", "[::1]"),
+        // The kernel says ::ffff:127.0.0.3, which an initiator without IPv6 cannot use.
+        ("::", "127.0.0.3", "127.0.0.3"),
+    ] {
+        if bound == "::" && (!has_ipv6 || is_apart && !host.contains(':')) {
+            println!("not here: {host} of {bound}");
+            continue;
+        }
+        let offer = Offer {
+            scsi: target(TARGET, Arc::new(ReferenceDisk::new(MIB)), 1),
+            alias: String::new(),
+            accounts: None,
+        };
+        let address = Address { host: bound.into(), port: 0 };
+        let server =
+            Server::bind(&address, FixedTargets::new(vec![(name(TARGET), offer)]), Limits::default())
+                .unwrap();
+        let mut raw = Raw::connect_to(host, server.port());
+        let request = raw.login_request();
+        let (answer, _) = raw.login(&request, &[("InitiatorName", INITIATOR), ("SessionType", "Discovery")]);
+        assert_eq!((answer.status, answer.transit), (0, true));
+        let request = raw.text_request();
+        let mut text = Vec::new();
+        put_pair(&mut text, "SendTargets", "All");
+        raw.pdu(&request.encode(), &text);
+        let answer = raw.take();
+        let portal = format!("{told}:{},1", server.port());
+        assert_eq!(
+            pairs(&answer.data).unwrap(),
+            [("TargetName", TARGET), ("TargetAddress", portal.as_str())],
+            "{host} of {bound}"
+        );
+    }
+}
+
 #[test]
 fn targets_of_one_server_do_not_mix() {
     let disk = |seed| {
