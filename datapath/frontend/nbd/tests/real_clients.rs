@@ -50,6 +50,18 @@ fn nbdinfo_sees_size_flags_and_extents() {
     ] {
         assert!(info.contains(expected), "{expected} in {info}");
     }
+    // libnbd asks for the newest kind of replies that it knows: extended headers from 1.18 on.
+    let versions = run("libnbd-bin", "nbdinfo", &["--version"]);
+    let version: Vec<u32> = versions
+        .lines()
+        .find_map(|line| line.strip_prefix("libnbd "))
+        .unwrap_or_else(|| panic!("no version of libnbd in {versions}"))
+        .split('.')
+        .map_while(|part| part.trim().parse().ok())
+        .collect();
+    let packets = if version >= vec![1, 18] { "extended" } else { "structured" };
+    let text = run("libnbd-bin", "nbdinfo", &[&uri]);
+    assert!(text.contains(&format!("using {packets} packets")), "{packets}, {versions}: {text}");
     let map = run("libnbd-bin", "nbdinfo", &["--map", &uri]);
     let lines: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["0", "4096", "3", "hole,zero"]);
