@@ -2,13 +2,14 @@
 
 mod fixture;
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fixture::{Mounted, tight};
 use headwater_block::Device;
 use headwater_fuse::Options;
-use headwater_testkit::{FileDevice, ReferenceDisk, ReferenceOptions, Waits, conformance};
+use headwater_testkit::{FileDevice, ReferenceDisk, ReferenceOptions, Waits, conformance, wait_until};
 
 fn check(mounted: Mounted, block_bytes: u32, seed: u64) -> Arc<ReferenceDisk> {
     let read_only = mounted.disk.geometry().read_only;
@@ -67,6 +68,29 @@ fn one_reader_and_little_room_in_flight() {
     };
     let disk = ReferenceDisk::with_options(8 << 20, waits);
     check(Mounted::with(disk, Options { limits: tight(), ..Options::default() }), 256, 7);
+}
+
+/// Memory for requests that wait is bounded, however many programs ask.
+#[test]
+fn what_waits_for_the_device_is_bounded() {
+    const BYTES: usize = 4096;
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let limits = tight();
+    let fits = (limits.bytes_in_flight / BYTES) as u64;
+    let disk = ReferenceDisk::with_options(1 << 20, options);
+    disk.hold();
+    let mounted = Mounted::with(disk, Options { limits, ..Options::default() });
+    let file = mounted.open();
+    std::thread::scope(|scope| {
+        for number in 0..32 {
+            let file = &file;
+            scope.spawn(move || file.read_exact_at(&mut [0; BYTES], number * BYTES as u64).unwrap());
+        }
+        wait_until("as many wait as may", || mounted.disk.most_waiting() >= fits);
+        mounted.disk.release();
+    });
+    assert_eq!(mounted.disk.counts().reads, 32);
+    assert!(mounted.disk.most_waiting() <= fits, "{} waited", mounted.disk.most_waiting());
 }
 
 #[test]
