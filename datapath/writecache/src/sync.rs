@@ -40,6 +40,7 @@ pub(crate) fn point() {
 #[inline(always)]
 pub(crate) fn chance() -> bool {
     #[cfg(feature = "shuttle")]
+    // tidy(no-clock): the explorer's own, which it replays with the schedule
     return shuttle::rand::Rng::gen_ratio(&mut shuttle::rand::thread_rng(), 1, 8);
     #[cfg(not(feature = "shuttle"))]
     false
