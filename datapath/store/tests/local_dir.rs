@@ -56,6 +56,27 @@ fn leftovers_of_a_crash_are_swept_when_a_writer_opens() {
 }
 
 #[test]
+fn a_tree_or_trace_that_cannot_be_removed_keeps_no_other_one_there() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(writable(dir.path()));
+    let left = |sub: &str| {
+        let entries = fs::read_dir(dir.path().join(sub)).unwrap();
+        entries.filter(|entry| entry.as_ref().unwrap().file_type().unwrap().is_file()).count()
+    };
+    for sub in ["trees", "traces"] {
+        let names = (0u8..20).map(|number| dir.path().join(sub).join(Hash::of(&[number]).to_string()));
+        for (number, path) in names.enumerate() {
+            // No file, and so not removed as one; the system lists them in any order.
+            let made = if number % 5 == 0 { fs::create_dir(path) } else { fs::write(path, b"advice") };
+            made.unwrap();
+        }
+    }
+    assert_eq!((left("trees"), left("traces")), (16, 16));
+    writable(dir.path());
+    assert_eq!((left("trees"), left("traces")), (0, 0));
+}
+
+#[test]
 fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());

@@ -328,17 +328,30 @@ impl Inner {
         // A store of an earlier release lacks their folders. They may be made by another user than the rest, and what is left of them
         // does no harm.
         let is_advice = dir == self.layout.traces() || dir == self.layout.trees();
+        let mut is_told = false;
+        let mut stays = |e: std::io::Error| {
+            // One line for each folder.
+            if !std::mem::replace(&mut is_told, true) {
+                tracing::warn!(error = %failed(e), "what no version needs stays in the store");
+            }
+        };
         let entries = match fs::read_dir(dir) {
             Err(e) if is_advice => {
                 if e.kind() != std::io::ErrorKind::NotFound {
-                    tracing::warn!(error = %failed(e), "what no version needs stays in the store");
+                    stays(e);
                 }
                 return Ok(());
             }
             entries => entries.map_err(failed)?,
         };
         for entry in entries {
-            let entry = entry.map_err(failed)?;
+            let entry = match entry {
+                Err(e) if is_advice => {
+                    stays(e);
+                    break;
+                }
+                entry => entry.map_err(failed)?,
+            };
             let name = entry.file_name();
             // What an interrupted write of a trace left goes with the trace's version.
             let stem = name.to_str().map(|name| name.split_once('.').map_or(name, |(stem, _)| stem));
@@ -355,8 +368,8 @@ impl Inner {
             let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
             match remove(&entry.path()) {
                 Err(e) if is_advice => {
-                    tracing::warn!(error = %failed(e), "what no version needs stays in the store");
-                    return Ok(());
+                    stays(e);
+                    continue;
                 }
                 removed => removed.map_err(failed)?,
             }
