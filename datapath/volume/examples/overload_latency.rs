@@ -1,10 +1,10 @@
 //! How evenly writes are slowed down: latencies of 4 KiB random writes that come faster than the overflow
 //! disk takes them, with 64 MiB of RAM.
 //!
-//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS] [MB/S] [persistent]`
+//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS] [MB/S] [THINK_US] [persistent]`
 //!
-//! With a speed above 0, writes to the overflow are held up until a disk of that speed would begin the next one. The last is for a
-//! persistent cache, which is not flushed meanwhile.
+//! With a speed above 0, writes to the overflow are held up until a disk of that speed would begin the next one. A writer sleeps for
+//! THINK_US after each answer, as a client does that has to hear of it first. The last is for a persistent cache, which is not flushed meanwhile.
 
 use std::fs::File;
 use std::io;
@@ -28,14 +28,15 @@ fn main() {
     let dir = args.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let mut number = |default: u64| args.next().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (threads, mib, rounds, mb_per_s) = (number(4), number(2048), number(5), number(0));
-    let life = args.next();
+    let think = Duration::from_micros(number(0));
+    let is_persistent = args.next().as_deref() == Some("persistent");
     println!(
         "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9}",
         "MiB/s", "p50 us", "p99 us", "p99.9 us", "p99.99", "max us"
     );
     for round in 0..rounds {
-        let (elapsed, mut ns) =
-            run(&dir, threads, mib, round, mb_per_s, life.as_deref() == Some("persistent"));
+        let load = Load { threads, mib, think, mb_per_s, is_persistent };
+        let (elapsed, mut ns) = run(&dir, load, round);
         ns.sort_unstable();
         let at = |per_mille: f64| {
             let index = (ns.len() as f64 * per_mille / 1000.0) as usize;
@@ -93,15 +94,19 @@ impl IoEngine for SlowDisk {
     }
 }
 
-/// One round on a new volume: how long it took, and each write's nanoseconds.
-fn run(
-    dir: &std::path::Path,
+/// What a round writes, and to what.
+#[derive(Clone, Copy)]
+struct Load {
     threads: u64,
     mib: u64,
-    round: u64,
+    think: Duration,
     mb_per_s: u64,
     is_persistent: bool,
-) -> (Duration, Vec<u32>) {
+}
+
+/// One round on a new volume: how long it took, and each write's nanoseconds.
+fn run(dir: &std::path::Path, load: Load, round: u64) -> (Duration, Vec<u32>) {
+    let Load { threads, mib, think, mb_per_s, is_persistent } = load;
     let host = match mb_per_s {
         0 => Host::start(u64::MAX),
         _ => Host::with_engine(u64::MAX, Arc::new(SlowDisk::new(mb_per_s))),
@@ -133,7 +138,7 @@ fn run(
         let writers: Vec<_> = (0..threads)
             .map(|thread| {
                 let volume = &*volume;
-                scope.spawn(move || writer(volume, round * threads + thread, writes))
+                scope.spawn(move || writer(volume, round * threads + thread, writes, think))
             })
             .collect();
         writers.into_iter().flat_map(|w| w.join().expect("it writes")).collect()
@@ -146,7 +151,7 @@ fn run(
     (elapsed, all)
 }
 
-fn writer(volume: &Volume, seed: u64, writes: u64) -> Vec<u32> {
+fn writer(volume: &Volume, seed: u64, writes: u64, think: Duration) -> Vec<u32> {
     let mut rng = Rng::new(seed);
     let data = rng.bytes(1 << 20);
     (0..writes)
@@ -155,7 +160,11 @@ fn writer(volume: &Volume, seed: u64, writes: u64) -> Vec<u32> {
             let offset = rng.below(SPAN_BYTES / BLOCK as u64) * BLOCK as u64;
             let start = Instant::now();
             blocking::write(volume, offset, &data[from..from + BLOCK]).expect("the write is taken");
-            u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX)
+            let took = start.elapsed();
+            if !think.is_zero() {
+                std::thread::sleep(think);
+            }
+            u32::try_from(took.as_nanos()).unwrap_or(u32::MAX)
         })
         .collect()
 }
