@@ -353,7 +353,7 @@ impl VersionReader {
             if self.pool.room_ahead() == 0 {
                 return;
             }
-            // The version is not kept in use by this. Whoever reads the chunks tells what is wrong.
+            // The version is kept in use by this only for the moment in which the chunks are queued. Whoever reads the chunks tells what is wrong.
             let (map, me) = (Arc::clone(&self.map), Weak::clone(&self.me));
             self.push_map_task(Urgency::Ahead, move || {
                 if map.load(ahead.clone()).is_ok()
