@@ -12,10 +12,12 @@ pub use files::{foreign_file, qcow2_file};
 use std::ops::Range;
 use std::sync::Arc;
 
-use headwater_store::{Hash, Parts, StoreError, StoreErrorKind};
+use headwater_store::{Hash, Image, Parts, StoreError, StoreErrorKind, settings_bytes};
 
 use crate::chunk::{Packer, unpack};
 use crate::chunk_map::ChunkMap;
+use crate::disk_cache::Mark;
+use crate::disk_cache::stores::{closed, opened};
 use crate::manifest::{ChunkRef, Manifest, ManifestBuilder, ObjectRef};
 use crate::qcow2::header::Header;
 use crate::trace::Trace;
@@ -36,6 +38,8 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         ("boot_trace", boot_trace, vec![trace]),
         ("qcow2_header", qcow2_header, vec![qcow2()]),
         ("cached_chunks", cached_chunks, segments()),
+        ("cached_stores", cached_stores, cached_lists()),
+        ("cache_mark", cache_mark, vec![b"HWCHUNKS\x01\0\0\0\0\0\0\0".to_vec(), vec![0; 16]]),
         ("qcow2_file", qcow2_file, files::qcow2_samples()),
         ("foreign_file", foreign_file, files::foreign_samples()),
         ("file_systems", file_systems, file_systems::samples()),
@@ -78,6 +82,43 @@ fn segments() -> Vec<Vec<u8>> {
         [&b"HWCK"[..], &len.to_le_bytes(), &Hash::of(content).0, &[0; 8], content].concat()
     };
     vec![[record(b"one"), record(&[7; 100]), record(b"three")].concat()]
+}
+
+/// Files of `stores/` under the name that [`cached_stores`] looks for.
+fn cached_lists() -> Vec<Vec<u8>> {
+    let list = "disk".parse().map(|name| Image::empty(name).encode().unwrap_or_default());
+    let settings = settings_bytes(65_536).unwrap_or_default();
+    [list.unwrap_or_default(), settings].map(|bytes| closed(Hash::of(b"path"), &bytes)).to_vec()
+}
+
+/// What a store was when it was last seen: only what was kept under this name, all of it and unchanged. What is in it is read like
+/// what a store has, which has targets of its own.
+pub fn cached_stores(bytes: &[u8]) {
+    let (id, other) = (Hash::of(b"path"), Hash::of(b"another path"));
+    let sum_of = |id: Hash, rest: &[u8]| Hash::of(&[id.0.as_slice(), rest].concat()).0;
+    let head = bytes.get(..40).and_then(|head| head.split_last_chunk::<32>());
+    let rest = bytes.get(40..).unwrap_or_default();
+    let is_sound = head.is_some_and(|(magic, sum)| magic == b"HWSEEN\x01\0" && *sum == sum_of(id, rest));
+    assert_eq!(opened(id, bytes), is_sound.then_some(rest));
+    assert!(!is_sound || opened(other, bytes).is_none(), "it was taken for what another store was");
+
+    let kept = closed(id, rest);
+    assert_eq!(kept.get(..8), Some(b"HWSEEN\x01\0".as_slice()));
+    assert_eq!(opened(id, &kept), Some(rest), "what was kept is not found again");
+    assert!(
+        kept.split_last().is_some_and(|(_, cut)| opened(id, cut).is_none()),
+        "it is taken although it is cut"
+    );
+}
+
+/// What says that a directory is a chunk cache: sixteen bytes, or zeroes and no more of them.
+pub fn cache_mark(bytes: &[u8]) {
+    let expected = match bytes {
+        [b'H', b'W', b'C', b'H', b'U', b'N', b'K', b'S', 1, 0, 0, 0, 0, 0, 0, 0] => Mark::Ours,
+        _ if bytes.len() > 16 || bytes.iter().any(|byte| *byte > 0) => Mark::Foreign,
+        _ => Mark::Begun,
+    };
+    assert_eq!(Mark::of(bytes), expected);
 }
 
 fn qcow2() -> Vec<u8> {

@@ -5,6 +5,7 @@
 //! with it. The two must agree on what is refused and on each field of what is not.
 
 use crate::head::{ContentRange, HEAD_MAX_BYTES, Head, parse};
+use crate::remote_store::listed_names;
 use crate::url::ServerUrl;
 
 /// What a fuzzer or a test feeds with bytes.
@@ -18,6 +19,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let urls = ["https://a", "http://[::1]:80/x/y/", "https://[2001:db8::1]:8443", "http://localhost:8080"];
     vec![
         ("http_head", http_head, vec![head.to_vec(), other.to_vec()]),
+        ("list_of_images", list_of_images, vec![b"debian\na\n12.x_y-z\n".to_vec(), b"a\r\nb".to_vec()]),
         ("server_url", server_url, urls.map(|url| url.as_bytes().to_vec()).to_vec()),
     ]
 }
@@ -104,6 +106,34 @@ pub fn http_head(bytes: &[u8]) {
             );
         }
     }
+}
+
+/// The list of images that a server gives: a second reading, byte by byte, finds the same names in it, or none as well.
+pub fn list_of_images(bytes: &[u8]) {
+    let found = listed_names(bytes).map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert_eq!(found, plain_names(bytes));
+}
+
+/// The names of a list in ascending order, each at most once.
+fn plain_names(bytes: &[u8]) -> Option<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let end = rest.iter().position(|byte| *byte == b'\n');
+        let line = rest.get(..end.unwrap_or(rest.len()))?;
+        rest = rest.get(end.map_or(rest.len(), |end| end + 1)..)?;
+        let line = line.strip_suffix(b"\r").filter(|_| end.is_some()).unwrap_or(line);
+        let is_known = |byte: &u8| b"abcdefghijklmnopqrstuvwxyz0123456789._-".contains(byte);
+        let begins = line.first().is_some_and(u8::is_ascii_alphanumeric);
+        if !begins || line.len() > 63 || !line.iter().all(is_known) {
+            return None;
+        }
+        names.push(String::from_utf8(line.to_vec()).ok()?);
+    }
+    names.sort_unstable();
+    let count = names.len();
+    names.dedup();
+    (names.len() == count).then_some(names)
 }
 
 /// The name of a server: what is read is shown in a way that reads back, and nothing in it ends the line of a request.

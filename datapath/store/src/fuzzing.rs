@@ -4,6 +4,7 @@
 
 use crate::hash::Hash;
 use crate::hash_tree::{GROUP_BYTES, HashTree};
+use crate::hold::{self, Hold, Purpose};
 use crate::local_dir::{chunk_bytes_of, settings_bytes};
 use crate::name::ImageName;
 use crate::refs::Image;
@@ -20,6 +21,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         ("list_of_versions", list_of_versions, lists()),
         ("store_settings", store_settings, settings.to_vec()),
         ("hash_tree", hash_tree, trees()),
+        ("hold_path", hold_path, holds()),
         (
             "store_name",
             store_name,
@@ -52,6 +54,50 @@ pub fn hash_tree(bytes: &[u8]) {
     assert!(HashTree::decode(bytes, Hash::of(bytes), len_bytes).is_none(), "it was taken for another one's");
     assert!(HashTree::parse(bytes, len_bytes ^ 1).is_none(), "it is that of two lengths");
     assert!(!tree.holds(0, bytes) && !tree.holds(usize::MAX, bytes), "it holds what it was not made of");
+}
+
+fn holds() -> Vec<Vec<u8>> {
+    let rests = ["deb.12/edit.0f-1.machine.lab_1", "a/disk.d.5", "a/pin.d.image.x", "a/lend.d.5"];
+    rests.map(|rest| format!("{}/{rest}", Hash::of(b"m")).into_bytes()).to_vec()
+}
+
+/// Where a hold is noted: read a second time, byte by byte, and found again where it says that it is.
+pub fn hold_path(bytes: &[u8]) {
+    let Ok(path) = std::str::from_utf8(bytes) else { return };
+    let found = Hold::parse(path);
+    let plain = plain_hold(bytes);
+    assert_eq!(found.is_some(), plain.is_some(), "{path}");
+    let (Some(hold), Some([manifest, image, purpose, daemon, id])) = (found, plain) else { return };
+    let read = [hold.image.as_str(), &hold.daemon, &hold.id].map(str::as_bytes);
+    assert_eq!(read, [image, daemon, id], "{path}");
+    assert_eq!(hold.manifest.to_string().as_bytes(), manifest, "{path}");
+    let known: [(&[u8], Purpose); 3] =
+        [(b"disk", Purpose::Disk), (b"edit", Purpose::Edit), (b"pin", Purpose::Pin)];
+    assert!(known.contains(&(purpose, hold.purpose)), "{path}");
+    assert_eq!(hold.path().as_deref().ok(), Some(path), "it is noted elsewhere than it was read");
+    assert_eq!(hold::manifest_of(path), Some(hold.manifest), "{path}");
+    assert!(hold::is_of(path, hold.manifest, &hold.image), "{path}");
+    assert!(!hold::is_of(path, Hash::of(bytes), &hold.image), "{path} is one of another version");
+}
+
+/// Manifest, image, purpose, daemon and id of a hold, as `docs/format.md` says that they are written.
+fn plain_hold(path: &[u8]) -> Option<[&[u8]; 5]> {
+    let mut folders = path.splitn(3, |byte| *byte == b'/');
+    let (manifest, image, name) = (folders.next()?, folders.next()?, folders.next()?);
+    let mut words = name.splitn(3, |byte| *byte == b'.');
+    let (purpose, daemon, id) = (words.next()?, words.next()?, words.next()?);
+    let within = |word: &[u8], most: usize| (1..=most).contains(&word.len());
+    let all = |word: &[u8], others: &[u8]| {
+        word.iter().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || others.contains(byte))
+    };
+    let is_hash = manifest.len() == 64 && manifest.iter().all(|byte| b"0123456789abcdef".contains(byte));
+    let is_image =
+        within(image, 63) && all(image, b"._-") && image.first().is_some_and(u8::is_ascii_alphanumeric);
+    let lower = |word: &[u8]| word.to_ascii_lowercase();
+    let is_named = within(daemon, 128) && within(id, 128);
+    let is_told = all(&lower(daemon), b"-") && all(&lower(id), b"-_.");
+    let is_known = [b"disk".as_slice(), b"edit", b"pin"].contains(&purpose);
+    (is_hash && is_image && is_named && is_told && is_known).then_some([manifest, image, purpose, daemon, id])
 }
 
 /// The size of a part in [`upload_state`].

@@ -31,7 +31,7 @@ mod beside;
 mod manifests;
 mod moving;
 pub(crate) mod segment;
-mod stores;
+pub(crate) mod stores;
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -456,20 +456,42 @@ fn make_own(dir: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
+/// What the file `cache` of a directory says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// A cache of this release.
+    Ours,
+    /// A full disk, or a power cut, came while an earlier release made it.
+    Begun,
+    /// Anything else, which is left alone.
+    Foreign,
+}
+
+impl Mark {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        if bytes == MARK {
+            return Self::Ours;
+        }
+        let is_begun = bytes.len() <= MARK.len() && bytes.iter().all(|byte| *byte == 0);
+        if is_begun { Self::Begun } else { Self::Foreign }
+    }
+}
+
 /// Marks the directory as a cache. One with other files in it is not taken over.
 fn mark(dir: &Path) -> Result<(), ImageError> {
     let (path, part) = (dir.join(MARK_FILE), dir.join(MARK_PART));
     let failed =
         |e: std::io::Error| ImageError::from_os(format!("cannot use {} as a chunk cache", dir.display()), &e);
     let is_begun = match fs::read(&path) {
-        Ok(bytes) if bytes == MARK => return Ok(()),
-        // A full disk or a power cut while an earlier release made it.
-        Ok(bytes) if bytes.len() <= MARK.len() && bytes.iter().all(|byte| *byte == 0) => true,
-        Ok(_) => {
-            let why =
-                format!("{} is no chunk cache of this release: choose another directory", dir.display());
-            return Err(ImageError::new(ImageErrorKind::Unsupported, why));
-        }
+        Ok(bytes) => match Mark::of(&bytes) {
+            Mark::Ours => return Ok(()),
+            Mark::Begun => true,
+            Mark::Foreign => {
+                let why =
+                    format!("{} is no chunk cache of this release: choose another directory", dir.display());
+                return Err(ImageError::new(ImageErrorKind::Unsupported, why));
+            }
+        },
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
         Err(e) => return Err(failed(e)),
     };

@@ -64,7 +64,7 @@ impl DiskCache {
         let id = id_of(store, path);
         let kept = bytes.map_err(std::io::Error::other).and_then(|bytes| match self.kept_path(store, path) {
             Some((kept, _)) if kept == bytes => self.stores().touch(id).map(drop),
-            _ => self.stores().keep(id, &[MAGIC, sum_of(id, &bytes).as_slice(), &bytes].concat()),
+            _ => self.stores().keep(id, &closed(id, &bytes)),
         });
         if let Err(e) = kept {
             tracing::warn!(path, dir = %self.dir.display(), error = %e,
@@ -75,9 +75,19 @@ impl DiskCache {
     fn kept_path(&self, store: &str, path: &str) -> Option<(Vec<u8>, SystemTime)> {
         let id = id_of(store, path);
         let (bytes, at) = self.stores().read(id, self.capacity_bytes / SHARE)?;
-        let (sum, bytes) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
-        (*sum == sum_of(id, bytes)).then(|| (bytes.to_vec(), at))
+        Some((opened(id, &bytes)?.to_vec(), at))
     }
+}
+
+/// A file of the name `id`.
+pub(crate) fn closed(id: Hash, bytes: &[u8]) -> Vec<u8> {
+    [MAGIC, sum_of(id, bytes).as_slice(), bytes].concat()
+}
+
+/// What is in a file of the name `id`, if it is one and sound.
+pub(crate) fn opened(id: Hash, bytes: &[u8]) -> Option<&[u8]> {
+    let (sum, bytes) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
+    (*sum == sum_of(id, bytes)).then_some(bytes)
 }
 
 fn path_of(name: &ImageName) -> String {
