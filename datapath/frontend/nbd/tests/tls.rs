@@ -19,7 +19,7 @@ use headwater_nbd::{
 };
 use headwater_testkit::conformance;
 use headwater_testkit::pki::{Authority, Oddity};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, run, wait_until};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, alone, resident_bytes, run, wait_until};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -477,6 +477,52 @@ fn a_write_whose_record_comes_byte_by_byte_does_not_keep_its_memory_from_others(
     });
     assert_eq!(writing.join().unwrap(), (0, 2));
     assert!(disk.contents().iter().all(|byte| *byte == 2));
+}
+
+/// Clients that are promised TLS and begin it not, or only half of it: the oldest give way, and memory stays bounded.
+#[test]
+fn hundreds_of_half_open_tls_handshakes_keep_nobody_out() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("the authority");
+    let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
+    let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
+    let limits = Limits { half_open: 20, handshake_timeout_ms: 600_000, ..Limits::default() };
+    let path = directory.path().join("s");
+    let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::new(MIB));
+    let server =
+        Server::bind(Address::Unix(path.clone()), SingleExport::new(disk, ""), Options { limits, tls })
+            .unwrap();
+    let is_alive = || {
+        let mut raw = encrypted(&path, &files);
+        raw.request(command::READ, 0, 1, 0, 512);
+        assert_eq!(raw.simple(), (0, 1));
+        assert_eq!(raw.take_vec(512), [0; 512]);
+    };
+    is_alive();
+    let (before, mut most) = (resident_bytes(), 0);
+    let mut held = Vec::new();
+    for round in 0..200 {
+        let mut raw = Raw::connect(&path);
+        raw.greet();
+        raw.option(option::STARTTLS, &[]);
+        assert_eq!(raw.answer().0, reply::ACK);
+        if round % 2 == 0 {
+            // The header of a record of 16 KiB, and a part of it.
+            raw.send(&[0x16, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3]);
+        }
+        held.push(raw);
+        if round % 50 == 0 {
+            is_alive();
+        }
+        most = most.max(resident_bytes());
+    }
+    is_alive();
+    let taken = most.max(resident_bytes()).saturating_sub(before);
+    assert!(taken < 32 << 20, "{taken} bytes");
+    // Their time is not over: the others have taken their places.
+    wait_until("the oldest gave way", || server.connections() <= 20);
+    drop(held);
 }
 
 #[test]
