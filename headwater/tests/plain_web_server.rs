@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -20,23 +21,37 @@ fn documented() -> &'static str {
     block.split("```").next().unwrap()
 }
 
+/// The same with the places of a test, and for those who show a token if this is wanted.
+fn configured(root: &Path, port: u16, with_tokens: bool) -> String {
+    let place = |path: &str| root.join(path).display().to_string();
+    let mut block = documented().to_owned();
+    let asks = "if ($http_authorization";
+    for (theirs, ours) in [
+        ("listen 443 ssl;", format!("listen 127.0.0.1:{port} ssl;")),
+        ("/etc/ssl/images.example.pem", place("tls/server-cert.pem")),
+        ("/etc/ssl/images.example.key", place("tls/server-key.pem")),
+        ("root /srv;", format!("root {};", root.display())),
+        (&format!("# {asks}"), if with_tokens { asks.to_owned() } else { format!("# {asks}") }),
+    ] {
+        assert_eq!(block.matches(theirs).count(), 1, "'{theirs}' in docs/http-store.md");
+        block = block.replace(theirs, &ours);
+    }
+    block
+}
+
 /// nginx with a configuration, until this is dropped.
 struct Nginx(Child);
 
 impl Nginx {
-    /// Serves what is below `root` with certificate and key of `root` at a port, if that is still free.
-    fn start(root: &Path, port: u16) -> Option<Self> {
+    /// Serves at a port that is free, with what is in the block `http` of its configuration, and keeps its files below `root`.
+    fn start(root: &Path, block: impl Fn(u16) -> String) -> (Self, u16) {
+        let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let start = |port| Self::start_at(root, port, &block(port)).map(|nginx| (nginx, port));
+        (0..5).find_map(|_| start(free())).expect("nginx finds a port")
+    }
+
+    fn start_at(root: &Path, port: u16, block: &str) -> Option<Self> {
         let place = |path: &str| root.join(path).display().to_string();
-        let mut block = documented().to_owned();
-        for (theirs, ours) in [
-            ("listen 443 ssl;", format!("listen 127.0.0.1:{port} ssl;")),
-            ("/etc/ssl/images.example.pem", place("tls/server-cert.pem")),
-            ("/etc/ssl/images.example.key", place("tls/server-key.pem")),
-            ("root /srv;", format!("root {};", root.display())),
-        ] {
-            assert_eq!(block.matches(theirs).count(), 1, "'{theirs}' in docs/http-store.md");
-            block = block.replace(theirs, &ours);
-        }
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
         let temporary: String =
             temporary.iter().map(|kind| format!("{kind}_temp_path {};\n", place("temporary"))).collect();
@@ -90,13 +105,7 @@ fn nginx_serves_a_store_with_the_configuration_of_the_document() {
     run(Command::new("chmod").args(["-R", "go+rX"]).arg(&golden)).ok();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     Authority::new("here").directory(&tls, &[("server", "localhost", Oddity::default())]);
-    let port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let (_nginx, port) = (0..5)
-        .find_map(|_| {
-            let port = port();
-            Nginx::start(dir.path(), port).map(|nginx| (nginx, port))
-        })
-        .expect("nginx finds a port");
+    let (nginx, port) = Nginx::start(dir.path(), |port| configured(dir.path(), port, false));
     let (host, authority) = (format!("https://localhost:{port}"), tls.join("ca-cert.pem"));
     let url = format!("{host}/golden");
     let store = |args: &[&str]| {
@@ -133,4 +142,57 @@ fn nginx_serves_a_store_with_the_configuration_of_the_document() {
         assert!(asked(other, &[]).starts_with("404"), "{other}");
     }
     assert!(asked("/golden/store", &["--request", "PUT", "--data", "x"]).starts_with("403"));
+
+    // With its line for tokens, it is for those who show one.
+    drop(nginx);
+    let (_nginx, port) = Nginx::start(dir.path(), |port| configured(dir.path(), port, true));
+    let url = format!("https://localhost:{port}/golden");
+    let token = dir.path().join("token");
+    for (shown, is_let_in) in [("token-2", true), ("token-3", false)] {
+        std::fs::write(&token, shown).unwrap();
+        let verified = store(&["verify", &url, "disk", "--token", text(&token)]);
+        assert_eq!(verified.code == 0, is_let_in, "{verified:?}");
+    }
+    store(&["verify", &url, "disk"]).fails(1, &["401"]);
+}
+
+#[test]
+fn a_cache_before_a_server_goes_on_without_it() {
+    let dir = support::short_dir();
+    let golden = dir.path().join("golden");
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--store", text(&golden)]);
+    });
+    import(&daemon, dir.path(), 3);
+    daemon.terminate();
+    let mut origin = headwater();
+    origin.args(["store", "serve", text(&golden), "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
+    let mut origin = origin.spawn().unwrap();
+    let mut url = String::new();
+    BufReader::new(origin.stdout.take().unwrap()).read_line(&mut url).unwrap();
+    let url = url.trim().to_owned();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    // What is named by its hash it keeps because of the headers that come with it, and the rest because it is told to.
+    let block = |port: u16| {
+        let cache = dir.path().join("cache").display().to_string();
+        format!(
+            "proxy_cache_path {cache} keys_zone=golden:1m max_size=1g;\n\
+             server {{\n listen 127.0.0.1:{port};\n proxy_cache golden; proxy_http_version 1.1; proxy_set_header Connection '';\n \
+             location / {{ proxy_pass {url}/; }}\n \
+             location ~ ^/(store$|images/) {{ proxy_pass {url}; proxy_ignore_headers Cache-Control; proxy_cache_valid 200 1s; \
+             proxy_cache_use_stale error timeout; }}\n}}"
+        )
+    };
+    let (_nginx, port) = Nginx::start(dir.path(), block);
+    let copy = |to: &str| {
+        let to = dir.path().join(to);
+        let args = ["store", "copy", &format!("http://127.0.0.1:{port}"), text(&to), "disk@1"];
+        run(headwater().env("NO_PROXY", "127.0.0.1").args(args)).ok();
+        run(headwater().args(["store", "verify", text(&to)])).ok()
+    };
+    assert!(copy("first").contains("disk@1 is sound"));
+    signal(origin.id(), "TERM");
+    origin.wait().unwrap();
+    assert!(TcpStream::connect(url.trim_start_matches("http://")).is_err(), "the server goes on");
+    assert!(copy("second").contains("disk@1 is sound"));
 }
