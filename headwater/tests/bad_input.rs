@@ -21,6 +21,14 @@
 //! | QEMU not installed | `machines.rs`: qemu_that_is_not_installed_is_said_and_leaves_nothing |
 //! | NBD client that sends garbage, huge lengths, past the end | nbd `hostile.rs`: a_handshake_of_garbage_ends_the_connection, a_huge_option_is_refused_without_taking_it, requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step, a_write_longer_than_the_limit_ends_the_connection |
 //! | NBD client that hangs up in the middle of a write | nbd `hostile.rs`: hanging_up_in_the_middle_of_a_write_writes_nothing |
+//! | damaged or cut manifest, object, list of versions | image `damage.rs`; `images.rs`: damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_the_scrub; store `local_dir.rs`: a_damaged_list_of_versions_hides_no_other_image |
+//! | damaged chunk cache | image `disk_cache/tests.rs`, `disk_cache/stores.rs` |
+//! | manifest that points outside its object or claims 2^63 bytes, zip-bomb chunk | image `fuzzing.rs`: manifest, chunk; image `damage.rs` |
+//! | server that lies | remote `servers.rs`: a_server_that_lies_is_put_aside_and_the_others_go_on, metadata_that_is_wrong_on_one_server_comes_from_another; `streaming.rs`: a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one |
+//! | store full | store `full_disk.rs`; `images.rs`: an_import_into_a_full_disk_fails_as_such_and_leaves_nothing; `space.rs`: a_seal_into_a_full_store_loses_nothing |
+//! | two writers on one image | store `local_dir.rs`: only_one_writes_at_a_time; store `s3.rs` |
+//! | clock set back | service `life/tests/promotions.rs`: a_promotion_is_carried_out_once_when_the_clock_has_reached_its_time |
+//! | promotion of a version that is being removed | `channels.rs`: a_version_is_promoted_or_removed_and_never_both; store `suite/mod.rs` |
 
 mod support;
 

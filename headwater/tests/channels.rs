@@ -184,3 +184,34 @@ fn a_comparison_says_what_changed() {
     assert_eq!((&report["changed_bytes"], &report["to"]["number"]), (&4096.into(), &2.into()));
     daemon.cli(&["image", "diff", "tiny@1", "tiny@7"]).fails(3, &["no version 7"]);
 }
+
+#[test]
+fn a_version_is_promoted_or_removed_and_never_both() {
+    let daemon = Daemon::start();
+    import(&daemon, 1, "it stays");
+    let socket = daemon.socket();
+    for round in 0..12u8 {
+        import(&daemon, 10 + round, "");
+        let newest = image(&daemon, "tiny")["versions"].as_array().unwrap().last().unwrap()["number"].clone();
+        let path = format!("/api/v1/images/tiny@{newest}");
+        let promotion = format!("{path}/promotion");
+        let remove = || http(&socket, "DELETE", &path, None);
+        let promote = || http(&socket, "POST", &promotion, Some(r#"{"channel":"test"}"#));
+        let (removed, promoted) = std::thread::scope(|scope| {
+            // Who begins takes turns; either may be first in the store.
+            let first = scope.spawn(|| if round % 2 == 0 { remove() } else { promote() });
+            let second = if round % 2 == 0 { promote() } else { remove() };
+            let first = first.join().unwrap();
+            if round % 2 == 0 { (first, second) } else { (second, first) }
+        });
+        let shown = image(&daemon, "tiny");
+        let versions = shown["versions"].as_array().unwrap();
+        let there = versions.iter().find(|version| version["number"] == newest);
+        let is_test = there.is_some_and(|it| it["channels"].as_array().unwrap().contains(&"test".into()));
+        match (removed.0, promoted.0) {
+            (200, 404) => assert!(there.is_none(), "{shown}"),
+            (409, 200) => assert!(is_test, "{shown}"),
+            _ => panic!("removed: {removed:?}, promoted: {promoted:?}, {shown}"),
+        }
+    }
+}
