@@ -9,6 +9,7 @@ use headwater_db::{MachineRecord, Purpose};
 use crate::Service;
 use crate::answer::Failure;
 use crate::backend::BackendError;
+use crate::extract::Actor;
 
 /// All uses of a version, or of the whole image where there is none, in words: `machine 'x' runs it`. The database is left alone
 /// while the store is asked.
@@ -54,6 +55,11 @@ impl Service {
     pub async fn users_of(&self, version: &str) -> Vec<String> {
         let uses = self.uses_of(version).await;
         uses.unwrap_or_else(|why| vec![format!("{version}: cannot tell who uses it: {why}")])
+    }
+
+    /// Notes in the history that data of an image is damaged, which the scrub has found.
+    pub async fn note_damage(&self, image: &str, detail: String) {
+        self.note(self.event(&Actor::daemon(), format!("image {image}"), "damaged", detail)).await;
     }
 
     async fn uses_of(&self, version: &str) -> Result<Vec<String>, Problem> {

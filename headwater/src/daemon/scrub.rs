@@ -1,19 +1,25 @@
 //! The background scrub: all versions are read again and again at a set rate, and what is damaged is repaired.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_image::{Cancel, Round};
 use headwater_service::Service;
-use headwater_store::Store;
 use headwater_store::copy::everything_readable;
+use headwater_store::{Hash, Store};
 
-use crate::verification::{self, Scrub, distinct};
+use crate::verification::{self, Checked, Scrub, distinct};
 
 /// The pause between two rounds, and after a round that failed.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(3600);
 /// How often it looks whether it is to end while it pauses.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The history has so many damaged versions at most of one run of the daemon; the log has all.
+const NOTED_MAX: usize = 100;
+/// How much of a report the history has, in characters.
+const NOTED_CHARS_MAX: usize = 300;
 
 /// A scrub that goes on until this is dropped.
 pub struct Scrubbing {
@@ -26,11 +32,11 @@ impl Scrubbing {
     pub fn start(store: Arc<dyn Store>, scrub: Scrub, service: Service) -> anyhow::Result<Self> {
         let cancel = Cancel::new();
         let runtime = tokio::runtime::Handle::current();
-        let users = move |version: &str| runtime.block_on(service.users_of(version));
+        let mut history = History { service, runtime, noted: HashSet::new() };
         let told = cancel.clone();
         let thread = std::thread::Builder::new().name("scrub".into()).spawn(move || {
             while !told.is_cancelled() {
-                if let Err(e) = round(&store, &scrub, &users, &told)
+                if let Err(e) = round(&store, &scrub, &mut history, &told)
                     && !told.is_cancelled()
                 {
                     tracing::error!("the scrub failed and begins again in an hour: {e:#}");
@@ -57,10 +63,43 @@ impl Drop for Scrubbing {
     }
 }
 
+/// The control plane, as far as the scrub needs it.
+struct History {
+    service: Service,
+    runtime: tokio::runtime::Handle,
+    /// What was found damaged, and noted: it is found again in each round.
+    noted: HashSet<Hash>,
+}
+
+impl History {
+    fn users_of(&self, version: &str) -> Vec<String> {
+        self.runtime.block_on(self.service.users_of(version))
+    }
+
+    /// Notes damage when it is found, and again where it comes back after it was gone.
+    fn note(&mut self, hash: Hash, names: &[String], checked: &Checked) {
+        let Some(first) = checked.damage.first() else {
+            self.noted.remove(&hash);
+            return;
+        };
+        if self.noted.len() >= NOTED_MAX || !self.noted.insert(hash) {
+            return;
+        }
+        let image = names.first().map_or("", |name| name.split_once('@').map_or(name, |(image, _)| image));
+        let shown = names.join(", ");
+        let more = match checked.damage.len() {
+            1 => String::new(),
+            count => format!("; {} places more, see the log", count - 1),
+        };
+        let detail: String = format!("{shown}: {first}{more}").chars().take(NOTED_CHARS_MAX).collect();
+        self.runtime.block_on(self.service.note_damage(image, detail));
+    }
+}
+
 fn round(
     store: &Arc<dyn Store>,
     scrub: &Scrub,
-    users: &dyn Fn(&str) -> Vec<String>,
+    history: &mut History,
     cancel: &Cancel,
 ) -> anyhow::Result<()> {
     let sources = match scrub.open_sources() {
@@ -96,13 +135,14 @@ fn round(
         if checked.repaired > 0 {
             tracing::warn!(version = shown, places = checked.repaired, "the scrub repaired damage");
         }
+        history.note(hash, &names, &checked);
         for line in &checked.damage {
             tracing::error!(version = shown, "damaged: {line}");
         }
         for file in &checked.files {
             tracing::error!(version = shown, "cannot be read because of that: {file}");
         }
-        for line in checked.versions.iter().flat_map(|version| users(version)) {
+        for line in checked.versions.iter().flat_map(|version| history.users_of(version)) {
             tracing::error!(version = shown, "touched by the damage: {line}");
         }
     }
