@@ -12,7 +12,8 @@ use crate::cli::MachineArgs;
 pub enum ImageCommand {
     /// Make a version of a raw, qcow2, VHD, VHDX or VMDK file, or of an NBD export
     Import {
-        /// A file, - for standard input, or nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH
+        /// A file, - for standard input, or nbd://HOST[:PORT]/NAME, nbds://HOST[:PORT]/NAME[?tls-certificates=DIR] (with TLS) or
+        /// nbd+unix:///NAME?socket=PATH
         #[arg(value_name = "FILE|URI", value_hint = ValueHint::FilePath)]
         source: String,
         /// The image's name [default: the file's name without its extension]

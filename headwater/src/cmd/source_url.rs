@@ -60,7 +60,7 @@ pub fn check_import(source: &str) -> Result<(), Problem> {
             "'curl URL | headwater image import - --name IMAGE' makes a version of a disk image; {of_store}"
         )
     } else {
-        "write /path/to/disk.qcow2, nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH".to_owned()
+        "write /path/to/disk.qcow2, nbd://HOST[:PORT]/NAME, nbds://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH".to_owned()
     };
     let why =
         format!("cannot import '{source}': a file or an NBD export is imported, and nothing at {scheme}://");
