@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use headwater_block::VOLUME_MAX_BYTES;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
+use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::{FileServer, HttpFault, ReferenceDisk, ReferenceOptions, Waits, wait_until};
 use support::{Daemon, begin, headwater, http, pseudo_random, run};
 
 fn qemu_img(args: &[&str]) {
@@ -179,6 +180,27 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
     assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));
 }
 
+/// Imports a file system and has some of the bytes of its one file go wrong in the store.
+fn damage_a_file_of_ext4(daemon: &Daemon, name: &str) {
+    let (tree, disk) = (daemon.path().join("tree"), daemon.path().join("ext4.raw"));
+    std::fs::create_dir_all(tree.join("etc")).unwrap();
+    std::fs::write(tree.join("etc/large.conf"), pseudo_random(2 << 20, 6)).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.env("PATH", format!("{path}:/usr/sbin:/sbin")).args(["-q", "-t", "ext4", "-d"]);
+    run(mke2fs.arg(&tree).arg(&disk).arg("16M")).ok();
+    daemon.cli(&["image", "import", disk.to_str().unwrap(), "--name", name]).ok();
+    let store = daemon.path().join("store");
+    let open = headwater_store::LocalDir::open(&store, headwater_store::Access::Read).unwrap();
+    let version = headwater_store::Store::resolve(&open, &name.parse().unwrap()).unwrap();
+    let object = store.join("objects").join(version.objects[0].to_string());
+    let mut bytes = std::fs::read(&object).unwrap();
+    // The file's contents cannot be packed, and are most of what there is.
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&object, bytes).unwrap();
+}
+
 #[test]
 fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_the_scrub() {
     let daemon = Daemon::start();
@@ -189,6 +211,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         daemon.create(&format!("m-{name}"), name, &[]);
         daemon.cli(&["catalog", "create", &format!("c-{name}"), name, "--memory", "64M"]).ok();
     }
+    damage_a_file_of_ext4(&daemon, "files");
     // A second image with the same bytes is damaged with it.
     std::fs::write(&raw, pseudo_random(1 << 20, 4)).unwrap();
     daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "twin"]).ok();
@@ -218,6 +241,9 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     assert!(report["damage"][0].as_str().unwrap().contains("the manifest"), "{report}");
     let uses = report["uses"].to_string();
     assert!(uses.contains("machine 'm-manifest'") && uses.contains("catalog 'c-manifest'"), "{uses}");
+    let files = daemon.cli(&["image", "verify", "files"]);
+    assert_eq!(files.code, 6, "{files:?}");
+    assert!(files.out.contains("files@1: cannot be read: partition 0: /etc/large.conf"), "{files:?}");
     let text = daemon.cli(&["image", "verify", "manifest"]).out;
     for says in ["manifest@1: the manifest", "touched: manifest@1: machine 'm-manifest'", "twin@1 holds some"]
     {
@@ -241,10 +267,27 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         "damaged: bytes ",
         "touched by the damage: chunk@1: machine 'm-chunk'",
         "touched by the damage: chunk@1: catalog 'c-chunk'",
+        "cannot be read because of that: partition 0: /etc/large.conf",
     ] {
         assert!(logged.contains(says), "no '{says}' in {logged}");
     }
     assert!(!logged.contains("m-sound"), "{logged}");
+
+    // The history has what was found wrong, once for each contents.
+    let daemon = Daemon::start_in(dir, |_| {});
+    let events: serde_json::Value = serde_json::from_str(&daemon.cli(&["events", "--json"]).ok()).unwrap();
+    let all = events["events"].as_array().unwrap().iter();
+    let found: Vec<&serde_json::Value> = all.filter(|event| event["action"] == "damaged").collect();
+    let of = |image: &str| {
+        let mut of = found.iter().filter(|event| event["subject"] == format!("image {image}"));
+        of.next().map(|event| event["detail"].as_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    assert_eq!(found.len(), 3, "{events}");
+    assert!(of("manifest").starts_with("manifest@1, twin@1: the manifest"), "{events}");
+    assert!(
+        of("chunk").starts_with("chunk@1: bytes ") && of("files").starts_with("files@1: bytes "),
+        "{events}"
+    );
 }
 
 #[test]
@@ -389,6 +432,74 @@ fn an_nbd_export_is_imported_like_a_file() {
         let (_, answer) = http(&daemon.socket(), "POST", "/api/v1/images", Some(&request));
         assert!(answer.contains("not an absolute path"), "{answer}");
     }
+}
+
+#[test]
+fn an_nbd_export_is_imported_over_tcp_with_and_without_tls() {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let raw = dir.path().join("t.raw");
+    std::fs::write(&raw, pseudo_random(1 << 20, 8)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "t"]).ok();
+    let authority = Authority::new("here");
+    let good = Oddity { is_expired: false, serial: 0 };
+    let roles = [("server", "localhost", good), ("client", "desk", good)];
+    let pki = authority.directory(&dir.path().join("pki"), &roles);
+    let stranger = Authority::new("elsewhere").directory(&dir.path().join("stranger"), &roles);
+    for tls in [false, true] {
+        let mut command = headwater();
+        command.args(["export", "--cache", "ram", "--nbd", "tcp:localhost:0"]).arg(&raw);
+        if tls {
+            command.args(["--tls-verify-peer", "--tls-certificates"]).arg(&pki);
+        }
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let mut server = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut uri = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut uri).unwrap();
+        let uri = uri.trim();
+        assert!(uri.starts_with(if tls { "nbds://" } else { "nbd://" }), "{uri}");
+        let import = |uri: &str| daemon.cli(&["image", "import", uri, "--name", "t"]);
+        let with = |files: &Path| format!("{uri}?tls-certificates={}", files.display());
+        let said = import(&if tls { with(&pki) } else { uri.to_owned() }).ok();
+        // The same bytes as those of the file.
+        assert!(said.contains("unchanged; it is t@1"), "{said}");
+        if tls {
+            import(&with(&stranger)).fails(1, &["cannot import", "certificate"]);
+            import(&uri.replace("nbds://", "nbd://")).fails(1, &["cannot import", "TLS"]);
+        }
+        support::signal(server.id(), "TERM");
+        server.wait().unwrap();
+    }
+    let help = run(headwater().args(["image", "import", "--help"])).ok();
+    assert!(help.contains("nbds://HOST[:PORT]/NAME[?tls-certificates=DIR]"), "{help}");
+}
+
+#[test]
+fn a_long_verification_says_how_far_it_is_and_how_fast() {
+    let writer = Daemon::start();
+    let raw = writer.path().join("v.raw");
+    std::fs::write(&raw, pseudo_random(48 << 20, 9)).unwrap();
+    writer.cli(&["image", "import", raw.to_str().unwrap(), "--name", "v"]).ok();
+    let (_, dir) = writer.terminate();
+    let server = FileServer::start(&dir.path().join("store"), None);
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--from", &server.url()]);
+    });
+    // Each answer comes late, so that there is time for a line.
+    server.fail(HttpFault::Delay(std::time::Duration::from_secs(2)));
+    let said = daemon.path().join("said");
+    let mut command = headwater();
+    command.arg("--data-dir").arg(daemon.path()).args(["image", "verify", "v"]);
+    let mut verifying =
+        command.stdout(Stdio::null()).stderr(std::fs::File::create(&said).unwrap()).spawn().unwrap();
+    let lines = || std::fs::read_to_string(&said).unwrap();
+    wait_until("a line with a rate, or the end", || {
+        lines().contains("/s") || verifying.try_wait().unwrap().is_some()
+    });
+    server.fail(HttpFault::None);
+    assert_eq!(verifying.wait().unwrap().code(), Some(0), "{}", lines());
+    let line = lines();
+    assert!(line.contains("verify v: ") && line.contains(" of 48.0 MiB") && line.contains("B/s"), "{line}");
 }
 
 #[test]
