@@ -165,6 +165,47 @@ fn an_image_of_servers_is_read_through_their_failures_and_then_needs_none() {
 }
 
 #[test]
+fn a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one() {
+    let (dir, bytes) = store();
+    let root = dir.path().join("store");
+    let (liar, honest) = (FileServer::start(&root, None), FileServer::start(&root, None));
+    // The honest one is slow, so that the other one is asked.
+    honest.fail(HttpFault::Delay(std::time::Duration::from_millis(50)));
+    for (lie, says) in [
+        (HttpFault::WrongBytes, "sent wrong bytes; it is put aside"),
+        (HttpFault::Redirect("http://127.0.0.1:9/".into()), "answers wrongly and is put aside"),
+    ] {
+        liar.fail_all(HttpFault::None);
+        let export = Export::start(&format!("{},{}", liar.url(), honest.url()), |_, _| {});
+        liar.fail_all(lie);
+        assert!(export.read("out") == bytes);
+        let told = |of: &FileServer| {
+            let log = export.log();
+            log.lines().any(|line| line.contains(says) && line.contains(&of.url()))
+        };
+        wait_until("the log says who lies", || told(&liar));
+        assert!(!told(&honest), "{}", export.log());
+        let image = export.image();
+        assert_eq!((&image["waits"], &image["failures"]), (&0.into(), &0.into()), "{image}");
+    }
+
+    // From the liar alone there is nothing to be had; that is an error of each read, and no end of the program.
+    liar.fail_all(HttpFault::None);
+    let export = Export::start(&liar.url(), |_, _| {});
+    liar.fail(HttpFault::WrongBytes);
+    let (mut copying, _) = export.copy("none");
+    assert!(!copying.wait().expect("it ends").success());
+    let uri = format!("nbd+unix:///?socket={}", export.dir.path().join("nbd").display());
+    let client = headwater_nbd::Client::open(&uri).expect("it opens");
+    let error = headwater_block::blocking::read(&*client, 0, &mut vec![0; 4096]).expect_err("wrong bytes");
+    assert_eq!(error.kind(), headwater_block::IoErrorKind::Device, "{error}");
+    drop(client);
+    // It goes on, as soon as the bytes are right.
+    liar.fail(HttpFault::None);
+    assert!(export.read("after") == bytes);
+}
+
+#[test]
 fn a_boot_is_recorded_and_fetched_ahead_the_next_time() {
     let (dir, _) = store();
     let server = FileServer::start(&dir.path().join("store"), None);
