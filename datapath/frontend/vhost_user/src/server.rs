@@ -176,15 +176,15 @@ impl Shared {
             match listener.accept() {
                 Ok(Some((socket, peer))) => self.session(listener, socket.into(), peer),
                 Ok(None) => {}
-                Err(error) => {
-                    // Out of descriptors or memory, which others may give back.
-                    self.disk
-                        .faults
-                        .warn(&self.disk.name, &format_args!("cannot accept a front-end: {error}"));
-                    std::thread::sleep(Duration::from_millis(100));
-                }
+                Err(error) => self.cannot_accept(&error),
             }
         }
+    }
+
+    /// Out of descriptors or memory, which others may give back: whoever waits to be accepted waits, and is not looked at all the time.
+    fn cannot_accept(&self, error: &std::io::Error) {
+        self.disk.faults.warn(&self.disk.name, &format_args!("cannot accept a front-end: {error}"));
+        std::thread::sleep(Duration::from_millis(100));
     }
 
     fn wait(&self, listener: &Listener, stream: Option<&UnixStream>) -> Event {
@@ -294,9 +294,13 @@ impl Shared {
     }
 
     fn turn_away(&self, listener: &Listener) {
-        if let Ok(Some((_, peer))) = listener.accept() {
-            let why = format_args!("{peer} was turned away: a machine uses this disk already");
-            self.disk.faults.warn(&self.disk.name, &why);
+        match listener.accept() {
+            Ok(Some((_, peer))) => {
+                let why = format_args!("{peer} was turned away: a machine uses this disk already");
+                self.disk.faults.warn(&self.disk.name, &why);
+            }
+            Ok(None) => {}
+            Err(error) => self.cannot_accept(&error),
         }
     }
 }
