@@ -6,14 +6,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use headwater_store::copy::selected;
+use headwater_store::hold::Purpose;
 use headwater_store::{
-    Access, Channel, Hash, ImageName, Keys, NewVersion, Pointer, S3Options, S3Store, S3Url, Store, StoreError,
+    Access, Channel, Hash, Hold, ImageName, Keys, LocalDir, NewVersion, Patch, Pointer, S3Options, S3Store,
+    S3Url, Store, StoreError, Version, copy,
 };
 use headwater_testkit::HttpRelay;
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 
 /// The server is this program once more, in this test.
 const SERVED_BY: &str = "a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing";
+
+/// Whose holds these are.
+const DAEMON: &str = "0f-1";
 
 fn name(text: &str) -> ImageName {
     text.parse().unwrap()
@@ -51,8 +57,29 @@ fn promote(store: &dyn Store, image: &str, version: u32) -> Result<(), StoreErro
 
 type Step = fn(&dyn Store) -> Result<(), StoreError>;
 
+fn hold() -> Hold {
+    Hold {
+        image: name("a"),
+        manifest: Hash::of(b"manifest of two"),
+        purpose: Purpose::Pin,
+        daemon: DAEMON.to_owned(),
+        id: "pin.lab".to_owned(),
+        holder: "machine 'lab' of host h".to_owned(),
+    }
+}
+
+/// Copies the one version of another store.
+fn copy_from_elsewhere(store: &dyn Store) -> Result<(), StoreError> {
+    let dir = tempfile::tempdir().unwrap();
+    let elsewhere = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    publish(&elsewhere, "c", b"from elsewhere", &[]).unwrap();
+    let what = selected(&elsewhere, &["c".parse().unwrap()])?;
+    let objects = what[0].1[0].objects.clone();
+    copy(&elsewhere, store, &what, &|_| Ok(objects.clone()), false, &mut |_| Ok(())).map(drop)
+}
+
 /// What the machine does, step by step.
-const LIFE: [Step; 11] = [
+const LIFE: [Step; 19] = [
     |store| publish(store, "a", b"one", &[]),
     |store| publish(store, "a", b"two", &[b"one"]),
     |store| publish(store, "b", b"three", &[b"one"]),
@@ -69,22 +96,59 @@ const LIFE: [Step; 11] = [
         let version = store.resolve(&"a@1".parse().unwrap())?;
         store.pin(version.manifest).map(drop)
     },
+    |store| {
+        store.change(&name("a"), &mut |image| {
+            let pointer = Pointer { channel: Channel::Test, version: 1, at_s: 7, author: "ben".into() };
+            image.schedule(pointer)
+        })
+    },
+    |store| store.change(&name("a"), &mut |image| image.revert(Channel::Production).map(drop)),
+    |store| store.change(&name("a"), &mut |image| image.retire(2, true)),
+    |store| store.set_trace(Hash::of(b"manifest of two"), Some(b"a trace")),
+    |store| store.hold(&hold()),
+    |store| store.mend(Hash::of(b"one"), &[Patch { offset: 1, bytes: b"n".to_vec() }]),
+    copy_from_elsewhere,
+    |store| store.release(&hold()),
     |store| store.remove(&name("a"), None).map(drop),
     |store| publish(store, "a", b"four", &[]),
     |store| store.remove(&name("a"), None).map(drop),
 ];
 
-/// Versions and channels of each image. One without versions is as good as one that is not there: a removal as a whole
-/// takes away the versions first.
-type Lists = BTreeMap<String, (Vec<(u32, Hash)>, Vec<(Channel, u32)>)>;
+/// What is known of an image.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Known {
+    /// Each with whether it is retired, and its boot trace.
+    versions: Vec<(u32, Hash, bool, Option<Vec<u8>>)>,
+    channels: Vec<(Channel, u32)>,
+    scheduled: Vec<(Channel, u32)>,
+    held: Vec<Hash>,
+}
+
+/// What is known of each image. One without versions is as good as one that is not there: a removal as a whole takes away the
+/// versions first.
+type Lists = BTreeMap<String, Known>;
 
 fn lists(store: &dyn Store) -> Lists {
     let images = store.images().unwrap().into_iter().filter(|image| !image.versions.is_empty());
+    let holds = store.holds_of(DAEMON).unwrap();
     images
         .map(|image| {
-            let versions = image.versions.iter().map(|v| (v.number, v.manifest)).collect();
-            let pointers = image.pointers().iter().map(|p| (p.channel, p.version)).collect();
-            (image.name.to_string(), (versions, pointers))
+            let trace = |version: &Version| store.trace(version.manifest).unwrap();
+            let known = Known {
+                versions: image
+                    .versions
+                    .iter()
+                    .map(|v| (v.number, v.manifest, v.retired, trace(v)))
+                    .collect(),
+                channels: image.pointers().iter().map(|p| (p.channel, p.version)).collect(),
+                scheduled: image.scheduled().iter().map(|p| (p.channel, p.version)).collect(),
+                held: holds
+                    .iter()
+                    .filter(|hold| hold.image == image.name)
+                    .map(|hold| hold.manifest)
+                    .collect(),
+            };
+            (image.name.to_string(), known)
         })
         .collect()
 }
@@ -110,7 +174,7 @@ fn check(store: &dyn Store, dir: &Path, when: &str) {
             }
         }
     }
-    for folder in ["manifests", "objects", "locks", "tmp"] {
+    for folder in ["manifests", "objects", "traces", "locks", "tmp"] {
         for key in keys(&dir.join(folder)) {
             let key = key.file_name().unwrap().to_str().unwrap().to_owned();
             assert!(needed.contains(&key), "{folder}/{key} is left {when}");
