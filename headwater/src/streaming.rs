@@ -507,6 +507,29 @@ mod tests {
     }
 
     #[test]
+    fn as_much_of_a_trace_is_fetched_ahead_as_memory_has_a_share_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (server, manifest, _) = served(dir.path(), 24);
+        let store = || crate::stores::open(&server.url(), headwater_store::Access::Read, &Default::default());
+        let args =
+            StreamArgs { chunk_memory: Some(16 << 20), boot_trace: BootTrace::Off, ..StreamArgs::default() };
+        let in_memory = Streaming::new(store().unwrap(), &args, None, None);
+        let room = in_memory.chunks.counters().capacity_bytes / 4 * 3;
+        assert_eq!(room, 12 << 20);
+        let opened = in_memory.open(manifest).unwrap();
+        // So many chunks of 64 KiB, which cannot be packed: each is stored as long as it is.
+        let budget = |streaming: &Streaming, chunks: u64| {
+            let touched: Vec<_> = (0..chunks).map(|chunk| (chunk, 1)).collect();
+            streaming.budget_bytes(&Trace::of_boot(manifest, &touched), &opened.reader).unwrap()
+        };
+        assert_eq!((budget(&in_memory, 10), budget(&in_memory, 192)), (u64::MAX, u64::MAX));
+        assert_eq!((budget(&in_memory, 193), budget(&in_memory, 384)), (room, room));
+        // With a disk below, all of it: what memory has no room for is there.
+        let on_disk = copying(dir.path(), &server);
+        assert_eq!(budget(&on_disk, 384), u64::MAX);
+    }
+
+    #[test]
     fn machines_of_one_version_share_its_copy() {
         use headwater_testkit::{HttpFault, wait_until};
 
