@@ -220,6 +220,15 @@ impl Shared {
             self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was turned away");
             return;
         };
+        // For what `arrives_whole` cannot see: bytes out of band, which count as there and are never received, and replies that are not taken.
+        let patience = Some(Duration::from_millis(self.disk.limits.message_timeout_ms));
+        if let Err(error) =
+            watched.set_read_timeout(patience).and_then(|()| watched.set_write_timeout(patience))
+        {
+            let why = format_args!("a front-end was turned away: its connection takes no time-out: {error}");
+            self.disk.faults.warn(&self.disk.name, &why);
+            return;
+        }
         *self.connection.lock() = Some(Arc::new(kept));
         self.connected.store(true, Ordering::Relaxed);
         let deadline = Arc::clone(&self.deadline);
@@ -267,6 +276,11 @@ impl Shared {
                 Event::Message if !self.arrives_whole(listener, stream, patience) => {
                     let within = patience.as_millis();
                     return Some(format!("it began a message and did not end it within {within} ms"));
+                }
+                // The message layer would wait for that room for ever, and nobody else would be heard.
+                Event::Message if !takes_replies(stream, patience) => {
+                    let within = patience.as_millis();
+                    return Some(format!("it has taken no replies within {within} ms"));
                 }
                 Event::Message => match messages.handle_request() {
                     Ok(()) => has_spoken = true,
