@@ -90,6 +90,8 @@ pub struct Pace {
     slot_ns: AtomicU64,
     /// When the last segment was written, if more were on their way then: the disk has had something to do since. 0 if not.
     written_ns: AtomicU64,
+    /// Segments on their way to the disk.
+    on_their_way: AtomicU64,
     /// What the disk takes for a slot while room is short, for the account; 0 while there is room.
     meter_ns: AtomicU64,
     /// When all slots that were taken have had their time: the account.
@@ -182,11 +184,11 @@ impl Pace {
 
     #[cold]
     fn is_far_ahead(&self, spinner: &Spinner) -> bool {
+        if self.parked.load(Ordering::Relaxed) {
+            return true;
+        }
         let now_ns = spinner.now_ns();
         let ahead_ns = self.due_ns.load(Ordering::Relaxed).saturating_sub(now_ns);
-        if self.parked.load(Ordering::Relaxed) {
-            return ahead_ns > LEFT_NS;
-        }
         let nobody_spins = self.delay_ns.load(Ordering::Relaxed) == 0
             || now_ns < spinner.crowded_until_ns.load(Ordering::Relaxed);
         nobody_spins && ahead_ns > AHEAD_NS
@@ -221,8 +223,26 @@ impl Pace {
         self.paced_writes.load(Ordering::Relaxed)
     }
 
-    /// A segment has been written, or not. `others`: more are on their way.
-    pub fn written(&self, is_written: bool, others: bool, room: Room, spinner: &Spinner) {
+    /// A segment is made ready for the disk. Then follows [`Pace::written`] or [`Pace::wrote_nothing`].
+    pub fn writes(&self) {
+        self.on_their_way.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Nothing of it was left to be written.
+    pub fn wrote_nothing(&self) {
+        if self.on_their_way.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.written_ns.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// It has been written, or not.
+    pub fn written(&self, is_written: bool, room: Room, spinner: &Spinner) {
+        let others = self.on_their_way.fetch_sub(1, Ordering::Relaxed) > 1;
+        self.landed(is_written, others, room, spinner);
+    }
+
+    /// The same, where somebody else knows whether others are on their way.
+    pub fn landed(&self, is_written: bool, others: bool, room: Room, spinner: &Spinner) {
         let now_ns = spinner.now_ns();
         let before_ns = self.written_ns.swap(if others { now_ns } else { 0 }, Ordering::Relaxed);
         let interval_ns = now_ns.saturating_sub(before_ns);
@@ -324,7 +344,7 @@ mod tests {
         let (pace, spinner) = (Pace::default(), Spinner::default());
         let written = |at_ms: u64, is_written, others| {
             spinner.set_clock(at_ms * 1_000_000);
-            pace.written(is_written, others, room(0), &spinner);
+            pace.landed(is_written, others, room(0), &spinner);
             pace.slot_ns.load(Ordering::Relaxed)
         };
         let slot_ns = |ms: u64| ms * 1_000_000 / SLOTS as u64;
@@ -337,6 +357,22 @@ mod tests {
         // One that failed tells nothing, but that the next has been on its way since.
         assert_eq!((written(800, true, true), written(850, false, true)), (slot_ns(2), slot_ns(2)));
         assert_eq!(written(852, true, false), slot_ns(2));
+        // What was made ready behind one that was written, and was not: a pause.
+        pace.writes();
+        pace.writes();
+        spinner.set_clock(900_000_000);
+        pace.written(true, room(0), &spinner);
+        pace.wrote_nothing();
+        assert_eq!(written(950, true, false), slot_ns(2));
+        // Or was.
+        pace.writes();
+        pace.writes();
+        for at_ms in [1_000, 1_010] {
+            spinner.set_clock(at_ms * 1_000_000);
+            pace.written(true, room(0), &spinner);
+        }
+        assert_eq!(pace.slot_ns.load(Ordering::Relaxed), (7 * slot_ns(2) + slot_ns(10)) / 8);
+        pace.slot_ns.store(slot_ns(2), Ordering::Relaxed);
         assert_eq!(
             (written(5_000, true, true), written(6_001, true, true)),
             (slot_ns(2), slot_ns(2)),
@@ -389,9 +425,10 @@ mod tests {
         pace.delay_for(SLOT_NS);
         assert!(pace.is_ahead(&spinner));
         spinner.set_clock(start_ns + 600_000 - LEFT_NS);
-        assert!(!pace.is_ahead(&spinner) && pace.ahead(&spinner).is_zero());
+        assert!(pace.ahead(&spinner).is_zero() && pace.is_ahead(&spinner), "the host's thread is late");
         pace.delay_for(0);
         pace.unpark();
+        assert!(!pace.is_ahead(&spinner));
         take(100_000);
         assert_eq!(pace.ahead(&spinner), Duration::from_nanos(MOST_AHEAD_NS - LEFT_NS));
         // A change of the limits begins anew, and so does room that comes from elsewhere.
@@ -426,6 +463,10 @@ mod tests {
                 break now_ns;
             }
             spinner.set_clock(now_ns);
+            if pace.ahead(&spinner).is_zero() {
+                // As the host's thread does that lets them go on.
+                pace.unpark();
+            }
             comes_ns[writer] += if pace.is_ahead(&spinner) {
                 pace.park();
                 let wait_ns = u64::try_from(pace.ahead(&spinner).as_nanos()).unwrap();
@@ -433,7 +474,6 @@ mod tests {
                 longest_ns = longest_ns.max(wait_ns);
                 wait_ns
             } else {
-                pace.unpark();
                 pace.took_slot(&spinner);
                 wrote[writer] += 1;
                 WRITE_NS

@@ -40,6 +40,10 @@ struct Entry {
     since: Instant,
 }
 
+fn as_count(entries: &VecDeque<Entry>) -> u64 {
+    u64::try_from(entries.len()).unwrap_or(u64::MAX)
+}
+
 /// How writes fare that find no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortage {
@@ -167,11 +171,12 @@ impl WriteCache {
                 return now.checked_add(left);
             }
             self.pace.unpark();
+            // Of them all: a write that panics ends this turn.
+            self.host.paced_writes.fetch_sub(as_count(&paced), Ordering::AcqRel);
             std::mem::take(&mut *paced)
         };
         let began = Instant::now();
         while let Some(entry) = entries.pop_front() {
-            self.host.paced_writes.fetch_sub(1, Ordering::AcqRel);
             if let Err(write) = entry.write.retry() {
                 self.park_for_room(write);
             }
@@ -195,6 +200,7 @@ impl WriteCache {
             return None;
         }
         self.pace.park();
+        self.host.paced_writes.fetch_add(as_count(&entries), Ordering::AcqRel);
         entries.append(&mut paced);
         *paced = entries;
         Some(Instant::now())
@@ -202,11 +208,8 @@ impl WriteCache {
 
     /// Refuses writes that wait for the disk, because the volume is closed.
     fn leave_paced(&self, entries: VecDeque<Entry>) {
-        for entry in entries {
-            self.host.paced_writes.fetch_sub(1, Ordering::AcqRel);
-            // Which refuses it.
-            self.park_for_room(entry.write);
-        }
+        // Which refuses each.
+        entries.into_iter().for_each(|entry| self.park_for_room(entry.write));
     }
 
     /// Parks a write until there is room for it.
@@ -354,6 +357,7 @@ impl WriteCache {
         };
         left.into_iter().for_each(|entry| self.leave(entry));
         let paced = std::mem::take(&mut *self.waiting.paced.lock());
+        self.host.paced_writes.fetch_sub(as_count(&paced), Ordering::AcqRel);
         self.leave_paced(paced);
         self.persist.as_ref().map_or(Ok(()), |persist| persist.close())
     }

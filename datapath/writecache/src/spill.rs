@@ -359,6 +359,7 @@ impl WriteCache {
         position: u32,
         mut buffer: AlignedBuffer,
     ) {
+        self.pace.writes();
         let this = Arc::clone(self);
         let otherwise = Otherwise::new(move || {
             this.written(id, position, 0, Err(io::Error::other("its write was given up")), None);
@@ -368,6 +369,7 @@ impl WriteCache {
         self.look_at(segment, id);
         if segment.live() == 0 && segment.word().ram().is_some() {
             otherwise.answered();
+            self.pace.wrote_nothing();
             overflow.give_position(position);
             self.host.give_staging(buffer);
             let released = self.log.lock().thaw(segment, id, false);
@@ -448,17 +450,18 @@ impl WriteCache {
             self.take_back(released);
         }
         self.cleaner.unstick();
-        self.tell_pace(result.is_ok());
+        let room = self.room(&self.log.lock());
+        self.pace.written(result.is_ok(), room, &self.host.spinner);
         self.host.signal();
     }
 
-    /// A segment has been written out, or not.
+    /// A segment of a persistent cache, which packs nothing, has been written out, or not.
     pub(crate) fn tell_pace(&self, is_written: bool) {
         let (others, room) = {
             let log = self.log.lock();
             (log.frozen_segments > 0, self.room(&log))
         };
-        self.pace.written(is_written, others, room, &self.host.spinner);
+        self.pace.landed(is_written, others, room, &self.host.spinner);
     }
 
     fn room(&self, log: &Log) -> Room {
