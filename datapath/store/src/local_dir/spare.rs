@@ -29,7 +29,11 @@ impl Inner {
     /// Puts a changed list of versions in place, durably, and on a full disk too.
     pub(super) fn put_changed(&self, image: &Image) -> Result<(), StoreError> {
         match self.put_image(image) {
-            Err(e) if e.kind() == StoreErrorKind::NoSpace => self.put_in_spare(image).map_err(|_| e),
+            Err(e) if e.kind() == StoreErrorKind::NoSpace => self.put_in_spare(image).map_err(|second| {
+                let lacks_spare = matches!(second.kind(), StoreErrorKind::NoSpace | StoreErrorKind::NotFound);
+                // Else it may be in place, and not on the disk.
+                if lacks_spare { e } else { second }
+            }),
             outcome => outcome,
         }
     }
