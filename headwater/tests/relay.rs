@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use headwater_remote::{Limits, Options, RemoteStore};
+use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, LocalDir, NewVersion, Object, Store, StoreError, StoreErrorKind};
 use headwater_store_server::StoreServer;
 use headwater_testkit::{FileServer, HttpFault, Rng, wait_until};
@@ -108,6 +108,27 @@ fn read(object: &dyn Object, bytes: &[u8], at: usize) -> Result<(), StoreError> 
     object.read_checked(at as u64, &mut into, &mut |_| Ok(()))?;
     assert!(into == bytes[at..at + into.len()]);
     Ok(())
+}
+
+#[test]
+fn a_server_whose_server_has_a_damaged_boot_trace_has_none_to_give() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let bytes = store(dir.path());
+    let manifest = Hash::of(b"a manifest");
+    std::fs::write(dir.path().join("traces").join(manifest.to_string()), [7; 100]).expect("room");
+    let behind = FileServer::start(dir.path(), None);
+    let relay = Relay::of(read_from(&behind.url()));
+    let error = read_from(&behind.url()).trace(manifest).expect_err("it is damaged");
+    assert_eq!(error.kind(), StoreErrorKind::Damaged);
+    let head = relay.head(&format!("/traces/{manifest}"));
+    assert!(head.starts_with("http/1.1 404"), "{head}");
+    // And is no worse a server for all else.
+    let remote = read_from(&relay.url);
+    assert_eq!(remote.trace(manifest).expect("it answers"), None);
+    let servers = remote.status().servers;
+    assert!(servers.iter().all(|server| server.state == ServerState::Up), "{servers:?}");
+    let object = remote.open_object(Hash::of(&bytes)).expect("it is there");
+    read(&*object, &bytes, 0).expect("it is read");
 }
 
 #[test]

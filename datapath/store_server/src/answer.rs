@@ -409,6 +409,11 @@ fn missing(target: &Target) -> String {
 fn refused(target: &Target, path: &str, why: &StoreError) -> Response<AnswerBody> {
     match why.kind() {
         StoreErrorKind::NotFound => problem(StatusCode::NOT_FOUND, "not_found", &missing(target)),
+        // A trace is advice. A server that cannot answer counts as gone for all that its clients read.
+        StoreErrorKind::Damaged if matches!(target, Target::Trace(_)) => {
+            tracing::warn!(path, error = %why, "has no boot trace to give");
+            problem(StatusCode::NOT_FOUND, "not_found", &missing(target))
+        }
         // Who asks waits, as it would if it read this store itself.
         StoreErrorKind::Unreachable => {
             tracing::warn!(path, error = %why, "cannot answer now");
