@@ -21,7 +21,7 @@ const RANDOM_BYTES: u64 = 600;
 
 /// Where the inputs are that `make fuzz-keep` has kept of a target.
 fn kept(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/kept").join(name)
 }
 
 /// Feeds each target with its samples, with `rounds` of its name changed copies of each, with random bytes, and with what the
@@ -111,6 +111,12 @@ mod tests {
 
     static FED: AtomicU64 = AtomicU64::new(0);
     static LONGEST: AtomicU64 = AtomicU64::new(0);
+
+    #[test]
+    fn what_the_fuzzers_found_is_where_it_is_looked_for() {
+        let file = std::fs::read(kept("scsi_cdb")).unwrap();
+        assert!(unpack(&file).len() > 10);
+    }
 
     #[test]
     fn each_target_is_fed_with_its_samples_copies_of_them_and_more() {
