@@ -503,6 +503,34 @@ fn a_long_verification_says_how_far_it_is_and_how_fast() {
 }
 
 #[test]
+fn a_verification_at_a_rate_leaves_the_disk_to_others_and_ends_when_told() {
+    let daemon = Daemon::start();
+    let (raw, said) = (daemon.path().join("v.raw"), daemon.path().join("said"));
+    std::fs::write(&raw, pseudo_random(4 << 20, 9)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "v"]).ok();
+    let mut command = headwater();
+    // An hour and more.
+    command.arg("--data-dir").arg(daemon.path()).args(["image", "verify", "v", "--rate", "1K"]);
+    let mut verifying =
+        command.stdout(Stdio::null()).stderr(std::fs::File::create(&said).unwrap()).spawn().unwrap();
+    let lines = || std::fs::read_to_string(&said).unwrap();
+    let mut ended = None;
+    wait_until("a line, or the end", || {
+        ended = verifying.try_wait().unwrap();
+        ended.is_some() || lines().contains("verify v: ")
+    });
+    assert!(ended.is_none(), "it is over: {}", lines());
+    support::signal(verifying.id(), "INT");
+    assert!(!verifying.wait().unwrap().success(), "{}", lines());
+    assert!(daemon.cli(&["image", "verify", "v", "--rate", "1G"]).ok().contains("v@1 is sound"));
+    let refused = daemon.cli(&["image", "verify", "v", "--rate", "0"]);
+    assert!(refused.code == 2 && refused.err.contains("nothing is ever read"), "{refused:?}");
+    let (status, answer) =
+        support::http(&daemon.socket(), "POST", "/api/v1/images/v/verify", Some("{\"rate_bytes_s\": 0}"));
+    assert!(status == 400 && answer.contains("at a rate of 0 bytes a second"), "{status} {answer}");
+}
+
+#[test]
 fn an_import_from_a_server_that_hangs_ends_with_its_client() {
     let daemon = Daemon::start();
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };

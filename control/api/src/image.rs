@@ -334,6 +334,9 @@ pub struct VerifyRequest {
     /// `https://HOST[,https://HOST..]`. The first one that has it is taken.
     #[serde(default)]
     pub repair_from: Vec<String>,
+    /// How many bytes of the store are read a second at most; absent: as many as it gives. Not 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_bytes_s: Option<u64>,
 }
 
 /// The version to compare with.

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
-    ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport,
+    ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
 use headwater_image::{Cancel, Difference, ImageError, ImportOptions, Round};
 use headwater_service::backend::{
@@ -201,16 +201,17 @@ impl Images for StoredImages {
     async fn verify(
         &self,
         version: &ImageVersion,
-        repair_from: &[String],
+        request: &VerifyRequest,
         job: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError> {
         let (store, version) = (self.store.clone(), version.clone());
-        let (repair_from, credentials) = (repair_from.to_vec(), self.credentials.clone());
+        let (VerifyRequest { repair_from, rate_bytes_s }, credentials) =
+            (request.clone(), self.credentials.clone());
         self.blocking("verify an image", move || {
             repair_from.iter().try_for_each(|store| sources::whole_host(Path::new(store)))?;
             // First, so that a name that is wrong is told before hours of reading.
             let sources = verification::open_sources(&repair_from, &credentials).map_err(store_failed)?;
-            verify(&*store, version, &sources, &job)
+            verify(&*store, version, (&Round::new(rate_bytes_s), &sources), &job)
         })
         .await
     }
@@ -420,12 +421,12 @@ fn diff_report(from: ImageVersion, to: ImageVersion, found: Difference) -> DiffR
 fn verify(
     store: &dyn Store,
     version: ImageVersion,
-    sources: &[Arc<dyn Store>],
+    how: (&Round, &[Arc<dyn Store>]),
     job: &Arc<JobControl>,
 ) -> Result<VerifyReport, BackendError> {
-    let (cancel, hash, round) = (cancel_of(job), hash_of(&version)?, Round::new(None));
+    let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
     let names = [format!("{}@{}", version.image, version.number)];
-    let checked = verification::check(store, hash, &names, (&round, sources), &cancel, &mut forward(job));
+    let checked = verification::check(store, hash, &names, how, &cancel, &mut forward(job));
     let checked = checked.map_err(image_failed)?.ok_or_else(|| store_failed(gone()))?;
     let Checked { chunks, repaired, damage, files, versions, .. } = checked;
     let checked_bytes = chunks.saturating_mul(u64::from(store.chunk_bytes()));

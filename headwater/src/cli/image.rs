@@ -6,6 +6,7 @@ use clap::{Subcommand, ValueHint};
 use headwater_api::{Channel, ExportFormat, SourceFormat};
 
 use crate::cli::MachineArgs;
+use crate::streaming;
 
 /// `headwater image ...`.
 #[derive(Debug, Subcommand)]
@@ -132,6 +133,9 @@ pub enum ImageCommand {
     Verify {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
+        /// Read at most so many bytes a second [default: as many as the store gives]
+        #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
+        rate: Option<u64>,
         /// Repair what is damaged from this store or server, if it has it; may be given several times. Servers are
         /// shown the token that the daemon was started with
         #[arg(long, value_name = "STORE")]

@@ -66,8 +66,8 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
         ImageCommand::Trace(command) => return trace::run(&client, command, json).await,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
-        ImageCommand::Verify { image, repair_from } => {
-            return verify(&client, &image, repair_from, json).await;
+        ImageCommand::Verify { image, rate, repair_from } => {
+            return verify(&client, &image, rate, repair_from, json).await;
         }
         ImageCommand::Export { image, file, format } => {
             let format = format.map_or_else(|| ExportFormat::of_file_name(&file).map_err(invalid), Ok)?;
@@ -290,10 +290,16 @@ pub fn new_file(path: &Path) -> anyhow::Result<String> {
     absolute_path(path)
 }
 
-async fn verify(client: &Client, image: &str, from: Vec<String>, json: bool) -> anyhow::Result<u8> {
+async fn verify(
+    client: &Client,
+    image: &str,
+    rate_bytes_s: Option<u64>,
+    from: Vec<String>,
+    json: bool,
+) -> anyhow::Result<u8> {
     // Directories are seen from the daemon, whose working directory is not ours.
     let from = from.into_iter().map(|store| if store.contains("://") { Ok(store) } else { absolute(&store) });
-    let request = VerifyRequest { repair_from: from.collect::<anyhow::Result<_>>()? };
+    let request = VerifyRequest { repair_from: from.collect::<anyhow::Result<_>>()?, rate_bytes_s };
     let mut shown = Shown::begin(&format!("verify {image}"), json);
     let result = client.verify(image, &request, |progress| shown.update(progress)).await;
     shown.end();

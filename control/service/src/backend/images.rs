@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
     BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, Removed, SourceFormat,
-    VerifyReport,
+    VerifyReport, VerifyRequest,
 };
 
 use crate::backend::{BackendError, JobControl};
@@ -150,12 +150,12 @@ pub trait Images: Send + Sync + 'static {
     /// Takes a version out of use, or brings it back.
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;
 
-    /// Reads all of a version and compares it with its hashes; repairs what is damaged from the first of these stores that
-    /// has it. The report does not yet say who uses what is left.
+    /// Reads all of a version, at most at the rate asked for, and compares it with its hashes; repairs what is damaged from the
+    /// first of the stores named that has it. The report does not yet say who uses what is left.
     async fn verify(
         &self,
         version: &ImageVersion,
-        repair_from: &[String],
+        request: &VerifyRequest,
         job: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError>;
 

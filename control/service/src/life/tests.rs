@@ -17,7 +17,7 @@ use headwater_api::metrics::Sample;
 use headwater_api::name::ImageRef;
 use headwater_api::{
     BootTrace, CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image,
-    ImageVersion, MachineState, ProblemKind, Removed, TracePlace, VerifyReport, Wanted,
+    ImageVersion, MachineState, ProblemKind, Removed, TracePlace, VerifyReport, VerifyRequest, Wanted,
 };
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, MachineRecord, Repository};
@@ -170,7 +170,7 @@ impl Images for OneImage {
     async fn verify(
         &self,
         version: &ImageVersion,
-        _: &[String],
+        _: &VerifyRequest,
         _: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError> {
         let version = version.clone();

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{JobEvent, JobResult, Problem, VerifyRequest};
+use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, VerifyRequest};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -21,7 +21,7 @@ use crate::job;
     request_body(content = Option<VerifyRequest>, description = "Nothing: verify only"),
     responses(
         (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "No reference to an image or version", body = Problem),
+        (status = 400, description = "No reference to an image or version, or a rate of 0", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]
@@ -31,12 +31,21 @@ pub(super) async fn verify_image(
     MaybeBody(request): MaybeBody<VerifyRequest>,
 ) -> Result<Response, Failure> {
     let request = request.unwrap_or_default();
+    if request.rate_bytes_s == Some(0) {
+        let problem = Problem::new(
+            ProblemKind::Invalid,
+            format!("cannot verify '{name}' at a rate of 0 bytes a second"),
+        );
+        return Err(Failure(
+            problem.advise("leave 'rate_bytes_s' out to read as fast as the store gives it"),
+        ));
+    }
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let version = service.images().resolve(&reference).await?;
     let (images, asked) = (service.images().clone(), service.clone());
     let work = async move |control| {
         let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
-        let mut report = images.verify(&version, &request.repair_from, control).await.map_err(failed)?;
+        let mut report = images.verify(&version, &request, control).await.map_err(failed)?;
         for holder in &report.versions {
             report.uses.extend(asked.users_of(holder).await);
         }
