@@ -3,6 +3,9 @@
 //! Built from the manifests when an import starts, so it cannot disagree with them. It takes about 64 bytes
 //! of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and for each other place where
 //! the store has it too.
+//!
+//! It also knows what of each data object is needed. Chunks are never taken out of an object, so one that is mostly out of use
+//! stays for the rest, unless new versions do without it ([`ChunkIndex::avoid_sparse`]).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,6 +21,10 @@ use crate::units::usize_of_u32;
 const READ_AT_A_TIME: usize = 8;
 /// Manifests that are in memory together are of disks of so many bytes in all, unless it is a single one: 200 MB of manifests.
 const READ_AT_A_TIME_DISKS_BYTES: u64 = 256 << 30;
+
+/// Of an object that is needed for less than one part in so many, new versions carry their part out. A half would cost twice as
+/// much writing, and a quarter leave a store larger (decision 31).
+const SPARSE: u64 = 3;
 
 /// A table keyed by hashes, which are random already.
 pub(crate) type HashTable<V> = HashMap<Hash, V, BuildHasherDefault<PrefixHasher>>;
@@ -52,8 +59,15 @@ pub(crate) struct ChunkIndex {
     /// The number of each object.
     numbers: HashTable<u32>,
     places: HashTable<Place>,
-    /// Where chunks are besides: copies of stores that met, and what was stored again because it was damaged.
+    /// Where chunks are besides: copies of stores that met, what was stored again because it was damaged, and what was carried
+    /// out of sparse objects.
     others: HashTable<Vec<Place>>,
+    /// For each object, how many of its bytes versions need.
+    needed_bytes: Vec<u64>,
+    /// Whether nothing was left out, so that `needed_bytes` is true.
+    is_whole: bool,
+    /// For each object, whether new versions do without it. Empty: with all of them.
+    avoided: Vec<bool>,
 }
 
 impl ChunkIndex {
@@ -65,10 +79,14 @@ impl ChunkIndex {
             numbers: HashTable::default(),
             places: HashTable::default(),
             others: HashTable::default(),
+            needed_bytes: Vec::new(),
+            is_whole: true,
+            avoided: Vec::new(),
         };
         let mut seen: HashTable<()> = HashTable::default();
         let listed = store.listed()?;
         for (image, error) in listed.unreadable {
+            index.is_whole = false;
             tracing::warn!(%image, %error, "its chunks are not shared");
         }
         let versions = listed.images.iter().flat_map(|image| image.versions.iter().map(move |v| (image, v)));
@@ -84,8 +102,9 @@ impl ChunkIndex {
             for ((image, version), manifest) in versions.iter().zip(read) {
                 match manifest {
                     Ok(manifest) if manifest.chunk_bytes() == store.chunk_bytes() => manifests.push(manifest),
-                    Ok(_) => {}
+                    Ok(_) => index.is_whole = false,
                     Err(e) => {
+                        index.is_whole = false;
                         tracing::warn!(image = %image.name, version = version.number, error = %e,
                             "its chunks are not shared");
                     }
@@ -123,6 +142,7 @@ impl ChunkIndex {
                 {
                     new.insert(number);
                     self.objects.push(**object);
+                    self.needed_bytes.push(0);
                 }
             }
         }
@@ -138,20 +158,43 @@ impl ChunkIndex {
             if let Some(Some(object)) = translated.get(usize_of_u32(chunk.object)) {
                 let (stored_bytes, offset) = (chunk.stored_bytes, chunk.offset);
                 let place = Place { object: *object, stored_bytes, offset };
-                match self.places.entry(chunk.hash) {
+                let is_new = match self.places.entry(chunk.hash) {
                     Entry::Vacant(new) => {
                         new.insert(place);
+                        true
                     }
-                    Entry::Occupied(first) if *first.get() == place => {}
+                    Entry::Occupied(first) if *first.get() == place => false,
                     Entry::Occupied(_) => {
                         let others = self.others.entry(chunk.hash).or_default();
-                        if !others.contains(&place) {
+                        let is_new = !others.contains(&place);
+                        if is_new {
                             others.push(place);
                         }
+                        is_new
                     }
+                };
+                if is_new && let Some(needed) = self.needed_bytes.get_mut(usize_of_u32(*object)) {
+                    *needed = needed.saturating_add(u64::from(stored_bytes));
                 }
             }
         }
+    }
+
+    /// From now on finds nothing in data objects of which versions need less than a third: what a new version needs of them is
+    /// stored again, so that they go with the older versions. Whether there are any; where not all versions can be
+    /// read, nobody knows.
+    pub(crate) fn avoid_sparse(&mut self) -> bool {
+        let is_sparse =
+            |(object, needed): (&ObjectRef, &u64)| needed.saturating_mul(SPARSE) < object.len_bytes;
+        self.avoided = self.objects.iter().zip(&self.needed_bytes).map(is_sparse).collect();
+        if !self.is_whole {
+            self.avoided.clear();
+        }
+        self.avoided.contains(&true)
+    }
+
+    fn is_avoided(&self, object: u32) -> bool {
+        self.avoided.get(usize_of_u32(object)).is_some_and(|avoided| *avoided)
     }
 
     /// Where a chunk is; its object is one of [`ChunkIndex::objects`].
@@ -159,8 +202,17 @@ impl ChunkIndex {
         self.copies(hash).next()
     }
 
-    /// All places where a chunk is.
+    /// Whether a chunk is in objects that are avoided, and nowhere else.
+    pub(crate) fn is_to_be_carried(&self, hash: &Hash) -> bool {
+        self.places.contains_key(hash) && self.find(hash).is_none()
+    }
+
+    /// All places where a chunk is, but for those that are avoided.
     pub(crate) fn copies(&self, hash: &Hash) -> impl Iterator<Item = ChunkRef> {
+        self.all_copies(hash).filter(|chunk| !self.is_avoided(chunk.object))
+    }
+
+    fn all_copies(&self, hash: &Hash) -> impl Iterator<Item = ChunkRef> {
         let (hash, others) = (*hash, self.others.get(hash).map_or(&[][..], Vec::as_slice));
         self.places.get(&hash).into_iter().chain(others).map(move |place| ChunkRef {
             hash,
@@ -170,10 +222,14 @@ impl ChunkIndex {
         })
     }
 
-    /// The place of a chunk that a manifest of the store names, or another one where its object is not usable.
+    /// The place of a chunk that a manifest of the store names, or another one where its object is not usable or is avoided.
     pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
         let object = manifest.objects().get(usize_of_u32(chunk.object))?;
         match self.numbers.get(&object.id) {
+            // What is not carried out stays where it is.
+            Some(number) if self.is_avoided(*number) => {
+                Some(self.find(&chunk.hash).unwrap_or(ChunkRef { object: *number, ..*chunk }))
+            }
             Some(number) => Some(ChunkRef { object: *number, ..*chunk }),
             None => self.find(&chunk.hash),
         }

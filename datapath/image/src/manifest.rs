@@ -90,6 +90,16 @@ impl ManifestBuilder {
         self.0.refs.push(chunk);
     }
 
+    /// How many chunks hold data.
+    pub fn data_chunks(&self) -> u64 {
+        self.0.data_chunks()
+    }
+
+    /// Whether it has the bytes of another one, wherever these are stored.
+    pub fn has_bytes_of(&self, other: &Manifest) -> bool {
+        self.0.has_bytes_of(other)
+    }
+
     /// Ends it. `objects` are those that the chunks' numbers mean; unused ones are left out and the others
     /// are ordered by first use.
     pub fn finish(self, objects: &[ObjectRef]) -> Result<Manifest, ImageError> {
@@ -126,6 +136,14 @@ impl Manifest {
     /// The chunk with number `index`; `None` if it is zero.
     pub fn chunk(&self, index: u64) -> Option<&ChunkRef> {
         self.refs.get(self.outline.place(index)?)
+    }
+
+    /// Whether the disk has the same bytes as that of another one, wherever these are stored.
+    pub fn has_bytes_of(&self, other: &Self) -> bool {
+        self.size_bytes() == other.size_bytes()
+            && self.chunk_bytes() == other.chunk_bytes()
+            && self.data_chunks() == other.data_chunks()
+            && self.data().zip(other.data()).all(|((a, x), (b, y))| a == b && x.hash == y.hash)
     }
 
     /// All chunks that hold data, in order, with their numbers.

@@ -31,12 +31,14 @@ pub(super) struct KnownChunks<'a> {
     /// Data objects that were needed so far; `None` for one that cannot be opened.
     objects: Mutex<HashMap<u32, Option<Arc<dyn Object>>>>,
     damaged: AtomicU64,
+    /// How often a chunk was found to be in objects alone that are avoided.
+    carried: AtomicU64,
 }
 
 impl<'a> KnownChunks<'a> {
     pub(super) fn new(store: &'a dyn Store, index: &'a ChunkIndex) -> Self {
         let (read, objects) = (Default::default(), Mutex::default());
-        Self { store, index, read, objects, damaged: AtomicU64::new(0) }
+        Self { store, index, read, objects, damaged: AtomicU64::new(0), carried: AtomicU64::new(0) }
     }
 
     /// Distinct chunks that were damaged where the store was found to have them first.
@@ -44,9 +46,19 @@ impl<'a> KnownChunks<'a> {
         self.damaged.load(Ordering::Relaxed)
     }
 
+    /// Whether any chunk is stored again only so that an object is not needed for it.
+    pub(super) fn has_carried(&self) -> bool {
+        self.carried.load(Ordering::Relaxed) > 0
+    }
+
     /// Where the store has a chunk that is sound. `buffer` has the size of a chunk.
     pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<ChunkRef>, ImageError> {
-        let Some(first) = self.index.find(hash) else { return Ok(None) };
+        let Some(first) = self.index.find(hash) else {
+            if self.index.is_to_be_carried(hash) {
+                self.carried.fetch_add(1, Ordering::Relaxed);
+            }
+            return Ok(None);
+        };
         if self.store.is_remote() {
             return Ok(Some(first));
         }

@@ -13,11 +13,13 @@
 //! others are taken over from its manifest: sealing costs what was changed, not what there is.
 //!
 //! A chunk that the store has is read back before a version refers to it, and stored again where it is damaged ([`known`]). What
-//! is taken over from a [`Basis`] is not: it is as good as the version below it.
+//! is taken over from a [`Basis`] is not: it is as good as the version below it. What lies in data objects that are mostly out of
+//! use is stored again, too ([`carry`]).
 //!
 //! Nothing is visible before the last step, and an error, a cancellation or a crash before it leaves the
 //! store as it was (see [`headwater_store::Publication`]).
 
+mod carry;
 mod known;
 mod plan;
 mod worker;
@@ -31,12 +33,13 @@ use headwater_store::{Committed, Hash, ImageName, NewVersion, Store, Version};
 use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::import::carry::Carry;
 use crate::import::known::KnownChunks;
 use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
 use crate::import::writer::{Feed, Parent, Writer, Written};
 use crate::index::ChunkIndex;
-use crate::manifest::{Manifest, ManifestBuilder};
+use crate::manifest::{Manifest, ManifestBuilder, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
@@ -146,15 +149,45 @@ pub fn import(
     options: &ImportOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, ImageError> {
-    let size_bytes = check_size(source.geometry().size_bytes)?;
+    check_size(source.geometry().size_bytes)?;
     check_text("note", &options.note, headwater_store::NOTE_MAX_BYTES)?;
     check_text("source", &options.source, headwater_store::NOTE_MAX_BYTES)?;
     check_text("author", &options.author, headwater_store::AUTHOR_MAX_BYTES)?;
+    let mut carries = true;
+    match import_once(&source, store, options, progress, &mut carries) {
+        // A full store, or damage that the new version would only inherit, must not keep it from being made.
+        Err(e) if carries && may_come_of_carrying(&e) => {
+            tracing::warn!(image = %options.name, error = %e,
+                "nothing is carried out of data objects that are mostly out of use, for that failed");
+            import_once(&source, store, options, progress, &mut false)
+        }
+        done => done,
+    }
+}
+
+fn may_come_of_carrying(error: &ImageError) -> bool {
+    matches!(error.kind(), ImageErrorKind::NoSpace | ImageErrorKind::Damaged | ImageErrorKind::Io)
+}
+
+/// `carries`: whether to store again what lies in data objects that are mostly out of use; then, whether there are any.
+fn import_once(
+    source: &Arc<dyn Device>,
+    store: &dyn Store,
+    options: &ImportOptions,
+    progress: &mut dyn FnMut(Progress),
+    carries: &mut bool,
+) -> Result<Imported, ImageError> {
+    let size_bytes = source.geometry().size_bytes;
     let chunk_bytes = store.chunk_bytes();
     // Before the index is built, because from now on nothing that it finds is reclaimed.
     let mut publication = store.publish()?;
-    let index = ChunkIndex::build(store)?;
+    let mut index = ChunkIndex::build(store)?;
+    *carries = *carries && index.avoid_sparse();
     let parent = options.basis.as_ref().map(|basis| parent_of(store, basis, size_bytes)).transpose()?;
+
+    let carry = parent.as_ref().map(|manifest| Arc::new(Carry::of(manifest, &index)));
+    let changes = options.basis.as_ref().zip(carry.as_ref());
+    let changes = changes.map(|(basis, carry)| Arc::clone(carry).beside(Arc::clone(&basis.changes)));
 
     let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
     let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));
@@ -162,15 +195,29 @@ pub fn import(
     let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
     let known = KnownChunks::new(store, &index);
-    work(source, &known, options, &mut writer, &mut done)?;
+    work((Arc::clone(source), changes), &known, options, &mut writer, &mut done)?;
     let damaged_chunks = known.damaged();
     let Written { builder, chunks: written, read_bytes } = writer.finish()?;
+    let read_bytes = read_bytes.saturating_sub(carry.map_or(0, |carry| carry.carried_bytes()));
+    let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
-    let mut objects = index.objects().to_vec();
-    objects.extend(
-        publication.finish_object()?.map(|(id, len_bytes)| crate::manifest::ObjectRef { id, len_bytes }),
-    );
-    let manifest = builder.finish(&objects)?;
+    let newest = if options.unless_newest && known.has_carried() && damaged_chunks == 0 {
+        newest_with_bytes_of(store, &options.name, &builder)?
+    } else {
+        None
+    };
+    let (manifest, new_bytes) = match newest {
+        // That one is as good; what was stored again is not needed.
+        Some(newest) => {
+            drop(std::mem::replace(&mut publication, store.publish()?));
+            (newest, 0)
+        }
+        None => {
+            let mut objects = index.objects().to_vec();
+            objects.extend(publication.finish_object()?.map(|(id, len_bytes)| ObjectRef { id, len_bytes }));
+            (builder.finish(&objects)?, written * u64::from(chunk_bytes))
+        }
+    };
     if let Some(parent) = &parent {
         check_differs(&manifest, parent)?;
     }
@@ -195,8 +242,6 @@ pub fn import(
             "the store's copies of chunks are damaged, and others were used or made; older versions need them still: \
              'headwater image verify' says which");
     }
-    let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
-    let new_bytes = written * u64::from(chunk_bytes);
     Ok(Imported {
         version,
         is_new,
@@ -208,9 +253,22 @@ pub fn import(
     })
 }
 
+/// The manifest of the newest version of an image, if that has the same bytes.
+fn newest_with_bytes_of(
+    store: &dyn Store,
+    name: &ImageName,
+    builder: &ManifestBuilder,
+) -> Result<Option<Manifest>, ImageError> {
+    let image = store.image(name)?;
+    let Some(newest) = image.as_ref().and_then(|image| image.newest()) else { return Ok(None) };
+    // One that cannot be read is no reason against a new one.
+    let manifest = store.manifest(newest.manifest).ok().and_then(|bytes| Manifest::decode(&bytes).ok());
+    Ok(manifest.filter(|manifest| builder.has_bytes_of(manifest)))
+}
+
 /// Runs the workers, and the writer on this thread, until all of the source is dealt with.
 fn work(
-    source: Arc<dyn Device>,
+    (source, changes): (Arc<dyn Device>, Option<Changes>),
     known: &KnownChunks<'_>,
     options: &ImportOptions,
     writer: &mut Writer<'_>,
@@ -221,7 +279,6 @@ fn work(
     let work_bytes = usize_of_u32(WORK_BYTES.max(chunk_bytes));
     let (free_tx, free_rx) = free_works(threads * WORKS_PER_THREAD, work_bytes);
     let (done_tx, done_rx) = mpsc::channel();
-    let changes = options.basis.as_ref().map(|basis| Arc::clone(&basis.changes));
     let planner = Planner::new(Arc::clone(&source), changes, chunk_bytes, u64_of(work_bytes));
     let shared = Shared {
         planner: Mutex::new(planner),
@@ -267,10 +324,7 @@ fn parent_of(store: &dyn Store, basis: &Basis, size_bytes: u64) -> Result<Manife
 }
 
 fn check_differs(manifest: &Manifest, parent: &Manifest) -> Result<(), ImageError> {
-    let chunks = |manifest: &'_ Manifest| -> Vec<(u64, Hash)> {
-        manifest.data().map(|(number, chunk)| (number, chunk.hash)).collect()
-    };
-    if manifest.data_chunks() != parent.data_chunks() || chunks(manifest) != chunks(parent) {
+    if !manifest.has_bytes_of(parent) {
         return Ok(());
     }
     let why = "nothing differs from the version that it was made from";
