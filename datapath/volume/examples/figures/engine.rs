@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::path::Path;
+use std::time::Duration;
 
 use headwater_block::blocking;
 use headwater_testkit::Rng;
@@ -26,6 +27,8 @@ struct Times {
     read: Vec<f64>,
     one_thread: Vec<f64>,
     two_threads: Vec<f64>,
+    one_copy: Vec<f64>,
+    two_copy: Vec<f64>,
 }
 
 fn timed(mut operation: impl FnMut()) -> f64 {
@@ -56,12 +59,12 @@ pub fn memory(_dir: &Path, report: &mut Report) {
             black_box(&mut into).copy_from_slice(&bare[start..start + BLOCK as usize]);
         }));
         times.read.push(timed(|| work::read(&volume, rng.below(BLOCKS), black_box(&mut into))));
-        let ns = |threads: u64| {
-            work::together(&volume, BLOCKS, threads, OPERATIONS).as_nanos() as f64
-                / (OPERATIONS * threads) as f64
-        };
-        times.one_thread.push(ns(1));
-        times.two_threads.push(ns(2));
+        let ns = |time: Duration, threads: u64| time.as_nanos() as f64 / (OPERATIONS * threads) as f64;
+        times.one_thread.push(ns(work::together(&volume, BLOCKS, 1, OPERATIONS), 1));
+        times.two_threads.push(ns(work::together(&volume, BLOCKS, 2, OPERATIONS), 2));
+        let (first, second) = bare.split_at_mut(SET_BYTES as usize / 2);
+        times.one_copy.push(ns(copy_together(&mut [first]), 1));
+        times.two_copy.push(ns(copy_together(&mut [first, second]), 2));
         progress(format_args!("round {} of {ROUNDS}", round + 1));
     }
     let pair = |ours, limit| (Series::new("headwater", ours), Series::new("bare copy", limit));
@@ -73,6 +76,32 @@ pub fn memory(_dir: &Path, report: &mut Report) {
     let threads = (Series::new("two threads", times.two_threads), Series::new("one", times.one_thread));
     let figure = "two threads on one volume, operations a second";
     report.add(Row::part("memory", figure, threads, "ns", Goal::AtLeast(1.7)));
+    let threads = (Series::new("two threads", times.two_copy), Series::new("one", times.one_copy));
+    report.add(Row::part("memory", "limit: bare copy, two threads", threads, "ns", Goal::None));
+}
+
+/// Half copies into, half copies out of random blocks of memory, a thread for each part of it: what two threads of this machine
+/// can do together.
+fn copy_together(parts: &mut [&mut [u8]]) -> Duration {
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for (thread, part) in parts.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let mut rng = Rng::new(thread as u64 + 7);
+                let data = rng.bytes(BLOCK as usize);
+                let mut into = vec![0; BLOCK as usize];
+                let blocks = part.len() as u64 / BLOCK;
+                let mut place = || (rng.below(blocks) * BLOCK) as usize;
+                for _ in 0..OPERATIONS / 2 {
+                    let at = place();
+                    part[at..at + BLOCK as usize].copy_from_slice(black_box(&data));
+                    let at = place();
+                    black_box(&mut into).copy_from_slice(&part[at..at + BLOCK as usize]);
+                }
+            });
+        }
+    });
+    start.elapsed()
 }
 
 /// Random blocks into an empty volume, as fast as they are taken, beside the disk's own sequential writes.
@@ -80,8 +109,7 @@ pub fn sustained(dir: &Path, report: &mut Report) {
     let host = work::host();
     let (mut disk, mut small, mut none) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        let seconds_a_gib =
-            |time: std::time::Duration| time.as_secs_f64() * GIB as f64 / SUSTAINED_BYTES as f64;
+        let seconds_a_gib = |time: Duration| time.as_secs_f64() * GIB as f64 / SUSTAINED_BYTES as f64;
         disk.push(seconds_a_gib(work::sequential(SUSTAINED_BYTES, dir)));
         small.push(seconds_a_gib(work::random_writes(&host, CacheMode::RamDisk, SUSTAINED_BYTES, dir)));
         none.push(seconds_a_gib(work::random_writes(&host, CacheMode::Disk, SUSTAINED_BYTES, dir)));
