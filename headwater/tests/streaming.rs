@@ -6,6 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use headwater_image::Trace;
+use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::{FileServer, HttpFault, TestTls, wait_until};
 use support::{Daemon, headwater, headwater_on_full_disk, pseudo_random, run, short_dir, signal};
 
@@ -203,6 +205,38 @@ fn a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one() {
     // It goes on, as soon as the bytes are right.
     liar.fail(HttpFault::None);
     assert!(export.read("after") == bytes);
+}
+
+#[test]
+fn a_boot_trace_that_servers_have_is_fetched_ahead_unless_it_is_switched_off() {
+    let (dir, bytes) = store();
+    let root = dir.path().join("store");
+    let boot: Vec<u64> = (0..40).map(|n| 256 + n * 41 % 512).collect();
+    let there = LocalDir::open(&root, Access::Read).expect("the store");
+    let manifest = there.images().expect("a list")[0].versions[0].manifest;
+    let touched: Vec<_> = boot.iter().map(|chunk| (*chunk, 0)).collect();
+    there.set_trace(manifest, Some(&Trace::of_boot(manifest, &touched).encode())).expect("readers may");
+    let mut server = FileServer::start(&root, None);
+    let read = |export: &Export, chunk: u64| {
+        let uri = format!("nbd+unix:///?socket={}", export.dir.path().join("nbd").display());
+        let client = headwater_nbd::Client::open(&uri).expect("it opens");
+        let mut into = vec![0; 1 << 16];
+        headwater_block::blocking::read(&*client, chunk << 16, &mut into).expect("it reads");
+        assert!(into == bytes[(chunk as usize) << 16..][..1 << 16], "chunk {chunk}");
+    };
+    let off = Export::start(&server.url(), |_, command| {
+        command.args(["--boot-trace", "off", "--readahead", "off"]);
+    });
+    read(&off, boot[0]);
+    assert_eq!(off.image()["ahead"], 0);
+    drop(off);
+    let export = Export::start(&server.url(), |_, command| {
+        command.args(["--readahead", "off"]);
+    });
+    wait_until("all of the boot is here", || export.image()["ahead"] == boot.len());
+    server.kill();
+    boot.iter().for_each(|chunk| read(&export, *chunk));
+    assert_eq!(export.image()["waits"], 0);
 }
 
 #[test]
