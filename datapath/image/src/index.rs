@@ -202,9 +202,14 @@ impl ChunkIndex {
         self.copies(hash).next()
     }
 
-    /// Whether a chunk is in objects that are avoided, and nowhere else.
-    pub(crate) fn is_to_be_carried(&self, hash: &Hash) -> bool {
+    /// Whether the store has a chunk in objects that are avoided, and nowhere else.
+    pub(crate) fn is_only_avoided(&self, hash: &Hash) -> bool {
         self.places.contains_key(hash) && self.find(hash).is_none()
+    }
+
+    /// Whether a manifest of the store names a chunk in an object that is avoided.
+    pub(crate) fn avoids(&self, manifest: &Manifest, chunk: &ChunkRef) -> bool {
+        self.place_in(manifest, chunk).is_some_and(|place| self.is_avoided(place.object))
     }
 
     /// All places where a chunk is, but for those that are avoided.
@@ -222,17 +227,16 @@ impl ChunkIndex {
         })
     }
 
-    /// The place of a chunk that a manifest of the store names, or another one where its object is not usable or is avoided.
-    pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
+    /// The place of a chunk that a manifest of the store names; `None` where its object is not usable.
+    pub(crate) fn place_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
         let object = manifest.objects().get(usize_of_u32(chunk.object))?;
-        match self.numbers.get(&object.id) {
-            // What is not carried out stays where it is.
-            Some(number) if self.is_avoided(*number) => {
-                Some(self.find(&chunk.hash).unwrap_or(ChunkRef { object: *number, ..*chunk }))
-            }
-            Some(number) => Some(ChunkRef { object: *number, ..*chunk }),
-            None => self.find(&chunk.hash),
-        }
+        let number = self.numbers.get(&object.id)?;
+        Some(ChunkRef { object: *number, ..*chunk })
+    }
+
+    /// The place of a chunk that a manifest of the store names, or another one where its object is not usable.
+    pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
+        self.place_in(manifest, chunk).or_else(|| self.find(&chunk.hash))
     }
 
     /// An object by its number.

@@ -95,6 +95,11 @@ impl ManifestBuilder {
         self.0.data_chunks()
     }
 
+    /// What was added, in order.
+    pub(crate) fn chunks(&self) -> &[ChunkRef] {
+        &self.0.refs
+    }
+
     /// Whether it has the bytes of another one, wherever these are stored.
     pub fn has_bytes_of(&self, other: &Manifest) -> bool {
         self.0.has_bytes_of(other)

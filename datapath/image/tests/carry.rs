@@ -4,6 +4,7 @@
 mod fixture;
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fixture::{disk_of, files, flip, import_bytes, noise, read_all, store};
@@ -23,14 +24,14 @@ const KEPT: usize = 3;
 fn seal(store: &LocalDir, parent: Hash, old: &[u8], new: &[u8]) -> Imported {
     let differs: Vec<bool> = old.chunks(4096).zip(new.chunks(4096)).map(|(a, b)| a != b).collect();
     let changes = move |range: ByteRange, max: usize| {
-        let blocks = (range.offset() / 4096) as usize..(range.end() / 4096) as usize;
         let mut runs: Vec<(u64, bool)> = Vec::new();
-        for changed in &differs[blocks] {
+        for block in range.offset() / 4096..range.end().div_ceil(4096) {
+            let (changed, len) = (differs[block as usize], 4096.min(range.end() - block * 4096));
             let is_full = runs.len() == max.min(7);
             match runs.last_mut() {
-                Some((len, last)) if last == changed => *len += 4096,
+                Some((so_far, last)) if *last == changed => *so_far += len,
                 _ if is_full => break,
-                _ => runs.push((4096, *changed)),
+                _ => runs.push((len, changed)),
             }
         }
         runs
@@ -117,7 +118,8 @@ fn a_store_of_seals_grows_with_what_is_in_it() {
 /// A store whose first object is needed for a quarter of it, by a version that was made of another one.
 fn with_a_sparse_object() -> (tempfile::TempDir, LocalDir, Version, Vec<u8>) {
     let (dir, store) = store();
-    let mut disk = vec![0; CHUNKS * CHUNK];
+    // Its last chunk is cut.
+    let mut disk = vec![0; CHUNKS * CHUNK + 1536];
     noise(&mut disk, 1);
     let first = import_bytes(&store, "disk", &disk).version;
     noise(&mut disk[..CHUNKS * CHUNK * 3 / 4], 2);
@@ -126,24 +128,70 @@ fn with_a_sparse_object() -> (tempfile::TempDir, LocalDir, Version, Vec<u8>) {
     (dir, store, second, disk)
 }
 
+fn import_unless_newest(store: &LocalDir, disk: &[u8]) -> Imported {
+    let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    options.unless_newest = true;
+    import(disk_of(disk.to_vec()), store, &options, &mut |_| {}).unwrap()
+}
+
+fn is_sound(store: &LocalDir, version: &Version) -> bool {
+    verify(store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap().is_sound()
+}
+
+/// The sparse object that a version needs, and where its last chunk is in it.
+fn sparse_object(dir: &Path, store: &LocalDir, version: &Version) -> (PathBuf, u64) {
+    let manifest = manifest_of(store, version);
+    let (_, last) = manifest.data().last().unwrap();
+    (dir.join(format!("objects/{}", manifest.objects()[last.object as usize].id)), last.offset)
+}
+
 #[test]
 fn the_same_disk_again_is_no_new_version_only_to_carry_something_out() {
     let (dir, store, newest, disk) = with_a_sparse_object();
     let before = files(dir.path());
-    let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
-    options.unless_newest = true;
-    let again = import(disk_of(disk.clone()), &store, &options, &mut |_| {}).unwrap();
+    let again = import_unless_newest(&store, &disk);
     assert_eq!((again.is_new, again.version.number), (false, newest.number));
     assert_eq!(again.shared_bytes, again.data_bytes);
     assert_eq!(files(dir.path()), before, "nothing is left of it");
     // Another image needs nothing of the sparse object, so that it goes with the version that does.
     let other = import_bytes(&store, "other", &disk).version;
-    assert_eq!(manifest_of(&store, &newest).objects().len(), 2);
-    assert_eq!(manifest_of(&store, &other).objects().len(), 2);
-    let old = manifest_of(&store, &newest).objects().last().unwrap().id;
+    let (sparse, _) = sparse_object(dir.path(), &store, &newest);
+    assert_ne!(sparse_object(dir.path(), &store, &other).0, sparse);
+    // Now the store has all of it twice, and it is no new version either.
+    assert!(!import_unless_newest(&store, &disk).is_new);
     remove(&store, &newest);
-    let left = files(dir.path());
-    assert!(!left.iter().any(|(name, _)| name.ends_with(&old.to_string())), "{left:?}");
+    assert!(!sparse.exists() && is_sound(&store, &other));
+}
+
+#[test]
+fn a_newest_version_that_is_damaged_where_it_is_sparse_is_made_again() {
+    let (dir, store, newest, disk) = with_a_sparse_object();
+    let (sparse, at) = sparse_object(dir.path(), &store, &newest);
+    flip(&sparse, at + 100);
+    let again = import_unless_newest(&store, &disk);
+    assert!(again.is_new && is_sound(&store, &again.version) && !is_sound(&store, &newest));
+    // The same where the store has those chunks in a second place.
+    let (dir, store, newest, disk) = with_a_sparse_object();
+    import_bytes(&store, "other", &disk);
+    std::fs::remove_file(sparse_object(dir.path(), &store, &newest).0).unwrap();
+    let again = import_unless_newest(&store, &disk);
+    assert!(again.is_new && is_sound(&store, &again.version));
+}
+
+#[test]
+fn a_seal_refers_to_no_second_copy_that_is_damaged() {
+    let (dir, store, newest, disk) = with_a_sparse_object();
+    let other = import_bytes(&store, "other", &disk).version;
+    let (copy, at) = sparse_object(dir.path(), &store, &other);
+    flip(&copy, at + 100);
+    let mut after = disk.clone();
+    noise(&mut after[..4096], 9);
+    let sealed = seal(&store, newest.manifest, &disk, &after);
+    assert_eq!(sealed.read_bytes, CHUNK as u64);
+    assert!(is_sound(&store, &sealed.version) && !is_sound(&store, &other));
+    remove(&store, &newest);
+    let reader = VersionReader::open(&store, sealed.version.manifest, ChunkCache::new(8 << 20)).unwrap();
+    assert!(read_all(&*reader) == after);
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! Chunks are never taken out of an object: an object is named by its content, and others may have copied it. So one stays as
 //! long as any version needs a single chunk of it, and a store in which versions come and go week by week would grow by all that
 //! these weeks brought. As the cleaner of a log does, a new version copies what is still needed of an object of which less than a
-//! third is. Each byte that is copied so has two beside it that are out of use, so at most half as much is copied over time as came.
+//! third is. Each byte that is copied so has two beside it that are out of use, so that in the long run at most half as much is copied as
+//! came.
 //!
 //! An import of a whole disk finds those chunks by itself, as new ones. With a [`Basis`](super::Basis), which names only what
 //! differs from the version below, they are read as if they did.
@@ -15,6 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::import::Changes;
 use crate::index::ChunkIndex;
 use crate::manifest::Manifest;
+use crate::units::usize_of;
+
+/// A seal carries no more than this: a machine's disk is frozen meanwhile. The next one goes on.
+const CARRIED_BYTES_MAX: u64 = 1 << 30;
 
 /// The chunks of the version below that are to be carried out, and how much of them was.
 pub(super) struct Carry {
@@ -26,11 +31,13 @@ pub(super) struct Carry {
 }
 
 impl Carry {
-    /// Of a version, what lies in objects that the index avoids, and nowhere else.
+    /// Of a version, what lies in objects that the index avoids. Where the store has it elsewhere, too, the worker that reads it
+    /// looks whether it is sound there.
     pub(super) fn of(below: &Manifest, index: &ChunkIndex) -> Self {
-        let to_carry = below.data().filter(|(_, chunk)| index.is_to_be_carried(&chunk.hash));
-        let chunks = to_carry.map(|(number, _)| number).collect();
         let (chunk_bytes, size_bytes) = (u64::from(below.chunk_bytes()), below.size_bytes());
+        let to_carry = below.data().filter(|(_, chunk)| index.avoids(below, chunk));
+        let most = usize_of(CARRIED_BYTES_MAX / chunk_bytes.max(1));
+        let chunks = to_carry.map(|(number, _)| number).take(most).collect();
         Self { chunk_bytes, size_bytes, chunks, carried_bytes: AtomicU64::new(0) }
     }
 
@@ -75,7 +82,11 @@ impl Carry {
                 out.push((chunk_start.saturating_sub(at), false));
             }
             let len = chunk_end.saturating_sub(chunk_start);
-            out.push((len, true));
+            match out.last_mut() {
+                // Together, so that they are read together.
+                Some((before, true)) if chunk_start == at => *before = before.saturating_add(len),
+                _ => out.push((len, true)),
+            }
             self.carried_bytes.fetch_add(len, Ordering::Relaxed);
             at = chunk_end;
         }

@@ -1,7 +1,7 @@
 //! Chunks that the store has already: read back before a new version refers to them.
 //!
 //! A chunk that has rotted in the store would otherwise make every later version of the same bytes unreadable, while its
-//! source is there and good. So each distinct chunk is read, unpacked and compared with its hash once in an import;
+//! source is there and good. So each distinct chunk that is referred to is read, unpacked and compared with its hash once in an import;
 //! where it is damaged, or lies where the disk cannot read, another copy of it is taken, if the store has one, and otherwise it
 //! counts as new and is stored again: a disk that fails as a whole refuses that, too. Older versions keep the damaged one: `image verify` finds it. Where the store cannot be read for another reason
 //! nothing is known of the chunk, and the import fails: it would store everything twice.
@@ -19,6 +19,7 @@ use crate::error::ImageError;
 use crate::fetch::fetch_chunk;
 use crate::index::{ChunkIndex, HashTable};
 use crate::manifest::ChunkRef;
+use crate::units::usize_of_u32;
 
 /// Locks, so that workers rarely wait for one another.
 const PARTS: usize = 16;
@@ -54,7 +55,7 @@ impl<'a> KnownChunks<'a> {
     /// Where the store has a chunk that is sound. `buffer` has the size of a chunk.
     pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<ChunkRef>, ImageError> {
         let Some(first) = self.index.find(hash) else {
-            if self.index.is_to_be_carried(hash) {
+            if self.index.is_only_avoided(hash) {
                 self.carried.fetch_add(1, Ordering::Relaxed);
             }
             return Ok(None);
@@ -87,6 +88,12 @@ impl<'a> KnownChunks<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the bytes at a place are those of its chunk. Across a network this is not looked at.
+    pub(super) fn is_good(&self, chunk: &ChunkRef) -> Result<bool, ImageError> {
+        Ok(self.store.is_remote()
+            || self.is_sound(chunk, &mut vec![0; usize_of_u32(self.store.chunk_bytes())])?)
     }
 
     fn is_sound(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> Result<bool, ImageError> {

@@ -156,7 +156,7 @@ pub fn import(
     let mut carries = true;
     match import_once(&source, store, options, progress, &mut carries) {
         // A full store, or damage that the new version would only inherit, must not keep it from being made.
-        Err(e) if carries && may_come_of_carrying(&e) => {
+        Err(e) if carries && may_come_of_carrying(&e, options) => {
             tracing::warn!(image = %options.name, error = %e,
                 "nothing is carried out of data objects that are mostly out of use, for that failed");
             import_once(&source, store, options, progress, &mut false)
@@ -165,11 +165,17 @@ pub fn import(
     }
 }
 
-fn may_come_of_carrying(error: &ImageError) -> bool {
-    matches!(error.kind(), ImageErrorKind::NoSpace | ImageErrorKind::Damaged | ImageErrorKind::Io)
+fn may_come_of_carrying(error: &ImageError, options: &ImportOptions) -> bool {
+    match error.kind() {
+        ImageErrorKind::NoSpace => true,
+        // Without a basis all of the source is read anyway.
+        ImageErrorKind::Damaged | ImageErrorKind::Io => options.basis.is_some(),
+        _ => false,
+    }
 }
 
-/// `carries`: whether to store again what lies in data objects that are mostly out of use; then, whether there are any.
+/// `carries`: whether to store again what lies in data objects that are mostly out of use; then, whether that was done, and nothing
+/// is committed that may be there all the same.
 fn import_once(
     source: &Arc<dyn Device>,
     store: &dyn Store,
@@ -195,21 +201,22 @@ fn import_once(
     let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
     let known = KnownChunks::new(store, &index);
-    work((Arc::clone(source), changes), &known, options, &mut writer, &mut done)?;
+    let worked = work((Arc::clone(source), changes), &known, options, &mut writer, &mut done);
+    let carried_bytes = carry.map_or(0, |carry| carry.carried_bytes());
+    *carries = known.has_carried() || carried_bytes > 0;
+    worked?;
     let damaged_chunks = known.damaged();
     let Written { builder, chunks: written, read_bytes } = writer.finish()?;
-    let read_bytes = read_bytes.saturating_sub(carry.map_or(0, |carry| carry.carried_bytes()));
+    let read_bytes = read_bytes.saturating_sub(carried_bytes);
     let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
-    let newest = if options.unless_newest && known.has_carried() && damaged_chunks == 0 {
-        newest_with_bytes_of(store, &options.name, &builder)?
-    } else {
-        None
-    };
-    let (manifest, new_bytes) = match newest {
+    let newest = options.unless_newest.then(|| same_newest(store, &options.name, &builder, (&index, &known)));
+    let (manifest, new_bytes) = match newest.transpose()?.flatten() {
         // That one is as good; what was stored again is not needed.
         Some(newest) => {
-            drop(std::mem::replace(&mut publication, store.publish()?));
+            let begun = std::mem::replace(&mut publication, store.publish()?);
+            // This one knows only of what was reclaimed since just now.
+            begun.confirm()?;
             (newest, 0)
         }
         None => {
@@ -223,6 +230,8 @@ fn import_once(
     }
     let needed: Vec<_> = manifest.objects().iter().map(|object| object.id).collect();
     options.cancel.check("the import")?;
+    // Whether that failed is not always known: once more could be twice.
+    *carries = false;
     let Committed { version, is_new, production } = publication.commit(NewVersion {
         name: &options.name,
         manifest: &manifest.encode(),
@@ -253,17 +262,32 @@ fn import_once(
     })
 }
 
-/// The manifest of the newest version of an image, if that has the same bytes.
-fn newest_with_bytes_of(
+/// The manifest of the newest version of an image, if that has the same bytes, wherever they are stored, and they are sound there.
+fn same_newest(
     store: &dyn Store,
     name: &ImageName,
     builder: &ManifestBuilder,
+    (index, known): (&ChunkIndex, &KnownChunks<'_>),
 ) -> Result<Option<Manifest>, ImageError> {
     let image = store.image(name)?;
     let Some(newest) = image.as_ref().and_then(|image| image.newest()) else { return Ok(None) };
     // One that cannot be read is no reason against a new one.
-    let manifest = store.manifest(newest.manifest).ok().and_then(|bytes| Manifest::decode(&bytes).ok());
-    Ok(manifest.filter(|manifest| builder.has_bytes_of(manifest)))
+    let Some(manifest) = store.manifest(newest.manifest).ok().and_then(|bytes| Manifest::decode(&bytes).ok())
+    else {
+        return Ok(None);
+    };
+    if !builder.has_bytes_of(&manifest) {
+        return Ok(None);
+    }
+    for (ours, theirs) in builder.chunks().iter().zip(manifest.data().map(|(_, chunk)| chunk)) {
+        match index.place_in(&manifest, theirs) {
+            // What the new version would refer to was looked at.
+            Some(place) if place == *ours => {}
+            Some(place) if known.is_good(&place)? => {}
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(manifest))
 }
 
 /// Runs the workers, and the writer on this thread, until all of the source is dealt with.
