@@ -14,6 +14,7 @@
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
+//!   Log                   what a test program logs (feature `log`)
 //!   run                   runs a program that must succeed, and says what to install where it is missing
 //!   resident_bytes, alone memory of this process, and tests of it one after the other
 //!   send_to_slow_reader   to a peer that takes what it is sent, but slowly
@@ -42,6 +43,8 @@ pub mod file;
 #[cfg(feature = "http")]
 pub mod file_server;
 pub mod http_relay;
+#[cfg(feature = "log")]
+pub mod log;
 pub mod memory;
 pub mod mutate;
 #[cfg(feature = "pki")]
@@ -62,6 +65,8 @@ pub use file::FileDevice;
 #[cfg(feature = "http")]
 pub use file_server::{FileServer, HttpFault, TestTls};
 pub use http_relay::{Fault, HttpRelay};
+#[cfg(feature = "log")]
+pub use log::Log;
 pub use memory::{alone, resident_bytes};
 pub use program::{output, run, succeed};
 pub use random::Rng;

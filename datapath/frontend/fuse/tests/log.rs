@@ -2,46 +2,17 @@
 
 mod fixture;
 
-use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use fixture::Mounted;
 use headwater_block::{ByteRange, IoErrorKind};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_testkit::{Log, ReferenceDisk, ReferenceOptions, Waits};
 use rustix::io::Errno;
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// What was logged since it was last asked.
-    fn take(&self) -> Vec<String> {
-        let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
-        text.lines().map(str::to_owned).collect()
-    }
-}
 
 #[test]
 fn errors_are_told_with_file_and_reason_and_only_so_often() {
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .init();
+    let log = Log::of_warnings();
     // Errors come back at once, and later from another thread.
     for waits in [Waits::Never, Waits::Always] {
         let options = ReferenceOptions { waits, ..Default::default() };
@@ -54,7 +25,8 @@ fn errors_are_told_with_file_and_reason_and_only_so_often() {
             let failed = file.read_at(&mut [0; 4096], 8192).unwrap_err();
             assert_eq!(Errno::from_io_error(&failed), Some(Errno::IO));
         }
-        let lines = log.take();
+        let said = log.take();
+        let lines: Vec<&str> = said.lines().collect();
         let path = mounted.file();
         let who = format!("fuse: {}: a read of 8192+4096 failed: injected failure", path.display());
         assert!(lines[0].contains(" WARN ") && lines[0].contains(&who), "{}", lines[0]);
@@ -63,6 +35,6 @@ fn errors_are_told_with_file_and_reason_and_only_so_often() {
         assert!(lines.len() <= 21 * windows, "{} lines", lines.len());
         // What does not fail is no matter for the log.
         file.read_at(&mut [0; 4096], 0).unwrap();
-        assert_eq!(log.take(), Vec::<String>::new());
+        assert_eq!(log.take(), "");
     }
 }

@@ -2,34 +2,12 @@
 
 mod fixture;
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fixture::{Fixture, INITIATOR, Raw};
 use headwater_iscsi::wire::text::put_pair;
-use headwater_testkit::ReferenceDisk;
+use headwater_testkit::{Log, ReferenceDisk};
 use rustix::net::sockopt;
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// What was logged since it was last asked.
-    fn take(&self) -> String {
-        String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
-    }
-}
 
 /// As a process that is killed, or open-iscsi when it has no logout to make.
 fn reset(raw: Raw) {
@@ -38,13 +16,7 @@ fn reset(raw: Raw) {
 
 #[test]
 fn a_discovery_that_is_reset_is_over_and_a_session_that_is_reset_is_broken() {
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_max_level(tracing::Level::DEBUG)
-        .with_ansi(false)
-        .init();
+    let log = Log::of_details();
     let fixture = Fixture::new(ReferenceDisk::new(1 << 20));
     let mut raw = fixture.raw();
     let request = raw.login_request();

@@ -4,48 +4,18 @@ mod fixture;
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use fixture::raw::{read10, write10};
 use fixture::{Fixture, INITIATOR, Raw};
 use headwater_iscsi::Limits;
 use headwater_iscsi::wire::request::ScsiCommand;
-use headwater_testkit::{ReferenceDisk, wait_until};
+use headwater_testkit::{Log, ReferenceDisk};
 
 const MIB: u64 = 1 << 20;
 
 /// How often each of them comes.
 const TIMES: usize = 100;
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// Waits for a warning with these words.
-    fn wait_for(&self, words: &str) {
-        wait_until(words, || String::from_utf8_lossy(&self.0.lock().unwrap()).contains(words));
-    }
-
-    /// Ends a case that began then: nobody has more than its share of the warnings, which is a quarter of 20 in ten seconds, and one line
-    /// says how many were kept back. A busy host may take longer than ten seconds.
-    fn is_bounded(&self, since: Instant) {
-        let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
-        let lines = text.lines().filter(|line| line.contains("iSCSI")).count();
-        let windows = 1 + since.elapsed().as_secs() as usize / 10;
-        assert!((1..=6 * windows).contains(&lines), "{lines} lines: {text}");
-    }
-}
 
 fn address(stream: &TcpStream) -> String {
     stream.local_addr().unwrap().to_string()
@@ -61,13 +31,7 @@ fn begin_to_write(raw: &mut Raw) {
 
 #[test]
 fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .init();
+    let log = Log::of_warnings();
     let with = |limits| Fixture::with(ReferenceDisk::new(16 * MIB), limits, None);
 
     // More connections than allowed.
@@ -86,7 +50,7 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
     }
     drop(sessions);
     fixture.wait_for_connections(0);
-    log.is_bounded(started);
+    log.take_bounded("iSCSI", started);
 
     // Logins that are begun and not ended: the oldest one gives way.
     let started = Instant::now();
@@ -105,7 +69,7 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
     }
     drop(held);
     fixture.wait_for_connections(0);
-    log.is_bounded(started);
+    log.take_bounded("iSCSI", started);
 
     // Replies that nobody takes.
     let started = Instant::now();
@@ -118,13 +82,13 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
         })
         .collect();
     fixture.wait_for_connections(0);
-    let told = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let told = log.text();
     let is_told = |raw: &Raw| {
         let who = format!("iSCSI: {INITIATOR} at {}", address(&raw.stream));
         told.contains(&format!("{who}: the connection was closed: it took no reply for 200 ms"))
     };
     assert!(stalled.iter().any(is_told), "{told}");
-    log.is_bounded(started);
+    log.take_bounded("iSCSI", started);
 
     // Hanging up in the middle of a command.
     let started = Instant::now();
@@ -141,5 +105,5 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
         }
     }
     fixture.wait_for_connections(0);
-    log.is_bounded(started);
+    log.take_bounded("iSCSI", started);
 }

@@ -4,45 +4,16 @@ mod fixture;
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fixture::{PATIENCE, Raw};
 use headwater_nbd::wire::transmission::command;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_testkit::{ReferenceDisk, wait_until};
+use headwater_testkit::{Log, ReferenceDisk, wait_until};
 
 /// How often each of them comes.
 const TIMES: usize = 100;
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// Waits for a warning with these words.
-    fn wait_for(&self, words: &str) {
-        wait_until(words, || String::from_utf8_lossy(&self.0.lock().unwrap()).contains(words));
-    }
-
-    /// Ends a case that began then: nobody has more than its share of the warnings, which is a quarter of 20 in ten seconds, and one line
-    /// says how many were kept back. A busy host may take longer than ten seconds.
-    fn is_bounded(&self, since: Instant) {
-        let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
-        let lines = text.lines().filter(|line| line.contains("NBD")).count();
-        let windows = 1 + since.elapsed().as_secs() as usize / 10;
-        assert!((1..=6 * windows).contains(&lines), "{lines} lines: {text}");
-    }
-}
 
 /// A server on a port, where a log line names a client by its address.
 struct Port(Server);
@@ -79,13 +50,7 @@ fn client(raw: &Raw<TcpStream>) -> String {
 
 #[test]
 fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .init();
+    let log = Log::of_warnings();
 
     // More connections than allowed.
     let started = Instant::now();
@@ -101,7 +66,7 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
     }
     drop(three);
     port.wait_for_connections(0);
-    log.is_bounded(started);
+    log.take_bounded("NBD", started);
 
     // Handshakes that are begun and not ended: the oldest one gives way.
     let started = Instant::now();
@@ -118,7 +83,7 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
     }
     drop(held);
     port.wait_for_connections(0);
-    log.is_bounded(started);
+    log.take_bounded("NBD", started);
 
     // Hanging up in the middle of a write.
     let started = Instant::now();
@@ -135,5 +100,5 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
         }
     }
     port.wait_for_connections(0);
-    log.is_bounded(started);
+    log.take_bounded("NBD", started);
 }

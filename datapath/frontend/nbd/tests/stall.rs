@@ -3,11 +3,10 @@
 
 mod fixture;
 
-use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, LazyLock};
 
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Lent, Op, Pages, Request,
@@ -15,7 +14,7 @@ use headwater_block::{
 };
 use headwater_nbd::wire::transmission::command;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_testkit::wait_until;
+use headwater_testkit::{Log, wait_until};
 
 use fixture::{PATIENCE, Raw};
 
@@ -59,25 +58,11 @@ impl Device for Ones {
     }
 }
 
-static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-
-struct Log;
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        LOGGED.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+static LOG: LazyLock<Log> = LazyLock::new(Log::of_warnings);
 
 /// A client that asks for far more than sockets hold, of a server with this limit, and reads nothing.
 fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| tracing_subscriber::fmt().with_writer(|| Log).with_ansi(false).init());
+    LazyLock::force(&LOG);
     let lent = lends.then(|| {
         let mut pages = Pages::new(LEN as usize).unwrap();
         pages.fill(1);
@@ -107,7 +92,7 @@ fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
     }
     let expected =
         format!("{who}: the connection was closed: it took nothing of a reply for {send_stall_ms} ms");
-    wait_until(&expected, || String::from_utf8_lossy(&LOGGED.lock().unwrap()).contains(&expected));
+    LOG.wait_for(&expected);
     wait_until("the end of the connection", || server.connections() == 0);
 }
 

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use fixture::Raw;
@@ -19,7 +19,9 @@ use headwater_nbd::{
 };
 use headwater_testkit::conformance;
 use headwater_testkit::pki::{Authority, Oddity};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, alone, resident_bytes, run, wait_until};
+use headwater_testkit::{
+    Log, ReferenceDisk, ReferenceOptions, Waits, alone, resident_bytes, run, wait_until,
+};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -167,44 +169,14 @@ fn refusals(uri: &str) -> (String, String) {
 }
 
 /// What all servers of this program log.
-#[derive(Clone)]
-struct Log;
+static LOG: LazyLock<Log> = LazyLock::new(Log::of_warnings);
 
-static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        LOGGED.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn start() {
-        static STARTED: Once = Once::new();
-        let subscriber = tracing_subscriber::fmt().with_writer(|| Log).with_ansi(false);
-        STARTED.call_once(|| subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init());
-    }
-
-    /// How many lines have all of these words.
-    fn lines(words: &[&str]) -> usize {
-        let text = String::from_utf8_lossy(&LOGGED.lock().unwrap()).into_owned();
-        text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
-    }
-
-    /// How many clients were refused for one of these reasons. Alerts are of clients that refuse their server, in another test.
-    fn refused(reasons: &[&str]) -> usize {
-        let text = String::from_utf8_lossy(&LOGGED.lock().unwrap()).into_owned();
-        let is_one = |line: &&str| {
-            line.contains("TLS did not start: ")
-                && !line.contains("alert")
-                && reasons.iter().any(|reason| line.contains(reason))
-        };
-        text.lines().filter(is_one).count()
-    }
+/// How many clients were refused for one of these reasons. Alerts are of clients that refuse their server, in another test.
+fn refused(reasons: &[&str]) -> usize {
+    let lines = LOG.lines_with(&["TLS did not start: "]);
+    let is_one =
+        |line: &&String| !line.contains("alert") && reasons.iter().any(|reason| line.contains(reason));
+    lines.iter().filter(is_one).count()
 }
 
 /// QEMU as a client with these files, which it is not to look at itself.
@@ -221,7 +193,7 @@ fn qemu_info(secured: &Secured, files: &Path) -> std::process::Output {
 
 #[test]
 fn clients_without_a_valid_certificate_are_refused() {
-    Log::start();
+    LazyLock::force(&LOG);
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let files = authority.directory(
@@ -243,13 +215,13 @@ fn clients_without_a_valid_certificate_are_refused() {
         ("an expired one", secured.client(&secured.authority, Some("late"), expired), &["xpired"]),
         ("a withdrawn one", secured.client(&secured.authority, Some("gone"), withdrawn), &["Revoked"]),
     ] {
-        let before = Log::refused(reasons);
+        let before = refused(reasons);
         let (ours, _) = refusals(&secured.uri(&files));
         assert!(ours.contains("nbds://"), "{what}: {ours}");
         let qemu = qemu_info(&secured, &files);
         assert!(!qemu.status.success() && qemu.stdout.is_empty(), "{what}: {qemu:?}");
         // Ours, libnbd and QEMU.
-        wait_until(format!("refusals of {what}"), || Log::refused(reasons) == before + 3);
+        wait_until(format!("refusals of {what}"), || refused(reasons) == before + 3);
         secured.is_alive();
     }
 }
@@ -284,7 +256,7 @@ fn servers_that_are_not_who_they_should_be_are_refused() {
 
 #[test]
 fn an_export_is_for_those_whose_certificate_names_them() {
-    Log::start();
+    LazyLock::force(&LOG);
     let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, Some("desk-7"));
     let other = secured.client(&secured.authority, Some("desk-8"), USUAL);
     let (ours, libnbd) = refusals(&secured.uri(&other));
@@ -294,20 +266,22 @@ fn an_export_is_for_those_whose_certificate_names_them() {
     assert!(!String::from_utf8_lossy(&output.stdout).contains("secret"), "it is listed");
     // Ours and libnbd.
     let words = ["client ", "the export ''", "do not allow this export", "names 'desk-8'"];
-    wait_until("the log says who wanted what, and why not", || Log::lines(&words) >= 2);
+    wait_until("the log says who wanted what, and why not", || LOG.lines_with(&words).len() >= 2);
     secured.is_alive();
 }
 
 #[test]
 fn where_tls_is_required_nothing_goes_without() {
-    Log::start();
+    LazyLock::force(&LOG);
     let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
     assert!(secured.server.uri().starts_with("nbds://"), "{}", secured.server.uri());
     let plain = secured.server.uri().replacen("nbds:", "nbd:", 1);
     let (ours, libnbd) = refusals(&plain);
     assert!(ours.contains("demands TLS; write nbds://"), "{ours}");
     assert!(libnbd.contains("opt_go"), "{libnbd}");
-    wait_until("the log says why", || Log::lines(&["client ", "does not use TLS, which is required"]) >= 2);
+    wait_until("the log says why", || {
+        LOG.lines_with(&["client ", "does not use TLS, which is required"]).len() >= 2
+    });
     secured.is_alive();
 }
 
@@ -375,7 +349,7 @@ fn files_that_change_count_for_those_who_come_then() {
 
 #[test]
 fn files_that_could_not_be_used_are_tried_again_though_they_look_the_same() {
-    Log::start();
+    LazyLock::force(&LOG);
     let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, None);
     let pki = secured.pki();
     let withdrawn =
@@ -390,7 +364,7 @@ fn files_that_could_not_be_used_are_tried_again_though_they_look_the_same() {
         std::fs::File::open(&list).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
     };
     put(&vec![b'x'; good.len()]);
-    let told = || Log::lines(&[list.to_str().unwrap(), "TLS files have changed"]);
+    let told = || LOG.lines_with(&[list.to_str().unwrap(), "TLS files have changed"]).len();
     wait_until("the log names the file", || is_let_in(&pki) && told() > 0);
     std::thread::sleep(Duration::from_millis(1500));
     assert!(is_let_in(&pki) && told() == 1, "it is said once");

@@ -4,33 +4,12 @@ mod guest;
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use guest::{FREE, Guest, NEXT};
-use headwater_testkit::ReferenceDisk;
+use headwater_testkit::{Log, ReferenceDisk};
 use headwater_vhost_user::{Limits, Options, Server};
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// The lines that name this machine.
-    fn lines_of(&self, name: &str) -> Vec<String> {
-        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        text.lines().filter(|line| line.contains(name)).map(str::to_owned).collect()
-    }
-}
 
 /// Waits for the server to end a connection. What was sent and not read makes it a reset.
 fn ends(mut connection: UnixStream) {
@@ -48,13 +27,7 @@ fn windows(since: Instant) -> usize {
 
 #[test]
 fn faults_are_told_with_name_and_reason_and_only_so_often() {
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .init();
+    let log = Log::of_warnings();
     let dir = tempfile::tempdir().unwrap();
     let limits = Limits { warnings_per_10_s: 5, ..Limits::default() };
     let options = Options { name: "lab-7".into(), limits, ..Options::default() };
@@ -69,7 +42,7 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
     for _ in 0..500 {
         assert_eq!(guest.request(0, 1 << 40, &[], 512).0, 1);
     }
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let text = log.text();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains("lab-7 queue 0") && lines[0].contains("loop"), "{}", lines[0]);
     assert!(lines[1].contains("lab-7 queue 0") && lines[1].contains("ends past the device"), "{}", lines[1]);
@@ -86,7 +59,7 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
         guest.start_queue(0);
         assert_eq!(guest.request(0, 0, &[], 512).0, 0);
     }
-    let lines = log.lines_of("lab-8");
+    let lines = log.lines_with(&["lab-8"]);
     assert!(lines.len() == 1 && lines[0].contains("whoever can truncate it"), "{lines:?}");
 
     // Who finds the disk in use is told of, and does not fill the log by coming again and again.
@@ -99,7 +72,7 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
         ends(UnixStream::connect(server.path()).unwrap());
     }
     let most = 5 * windows(started);
-    let lines = log.lines_of("lab-9");
+    let lines = log.lines_with(&["lab-9"]);
     let process = std::process::id();
     assert!(lines[0].contains(&format!("process {process} was turned away: a machine uses")), "{lines:?}");
     assert!(lines.len() <= most, "{} lines", lines.len());
@@ -111,7 +84,7 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
     let mut slow = UnixStream::connect(server.path()).unwrap();
     slow.write_all(&[1, 0, 0]).unwrap();
     ends(slow);
-    let lines = log.lines_of("lab-10");
+    let lines = log.lines_with(&["lab-10"]);
     let why = format!(
         "front-end process {process} is disconnected: it began a message and did not end it within 100 ms"
     );
