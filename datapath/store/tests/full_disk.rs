@@ -3,34 +3,19 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use headwater_store::{
     Access, Channel, Image, ImageName, LocalDir, NewVersion, Pointer, Store, StoreError, StoreErrorKind,
 };
+use headwater_testkit::on_small_file_system;
 
-/// The file system's directory, for the child.
-const CHILD_DIR: &str = "HEADWATER_FULL_STORE";
 const SIZE_MIB: u64 = 8;
 
 #[test]
 fn a_store_without_any_room_gives_room_back() {
-    if let Some(dir) = std::env::var_os(CHILD_DIR) {
-        return on_a_small_file_system(Path::new(&dir));
-    }
     let dir = tempfile::tempdir().unwrap();
     let this = "a_store_without_any_room_gives_room_back";
-    // In a mount namespace of its own: nobody else sees the mount, and it goes with the process.
-    let script = format!(
-        "mount -t tmpfs -o size={SIZE_MIB}m tmpfs \"${CHILD_DIR}\" && exec \"$0\" --exact {this} --nocapture"
-    );
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
-    command.arg(std::env::current_exe().unwrap()).env(CHILD_DIR, dir.path());
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.matches("all was done").count() == 1, "{said}{complained}");
+    on_small_file_system(this, dir.path(), SIZE_MIB, in_it);
 }
 
 /// Takes all room that there is, as somebody else does.
@@ -74,7 +59,7 @@ fn to_version(version: u32) -> Pointer {
 }
 
 /// The child's part of the test above.
-fn on_a_small_file_system(dir: &Path) {
+fn in_it(dir: &Path) {
     let place = dir.join("store");
     let spare = || fs::metadata(place.join("spare")).map(|file| file.len()).ok();
     let store = LocalDir::open(&place, Access::WRITE).unwrap();
@@ -136,7 +121,6 @@ fn on_a_small_file_system(dir: &Path) {
     let removed = store.remove(&name(), None).unwrap();
     assert_eq!((removed.versions, spare()), (vec![2, 3, 4, 5], Some(kept)));
     assert!(left(&place.join("objects")).is_empty());
-    println!("all was done");
 }
 
 fn left(dir: &Path) -> Vec<PathBuf> {

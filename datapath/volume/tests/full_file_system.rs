@@ -6,18 +6,15 @@ mod setup;
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use filling::{MIB, assert_holds, empty, fill_on, fill_patiently, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_testkit::{Rng, wait_until};
+use headwater_testkit::{Rng, on_small_file_system, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
-/// The file system's directory, for the child.
-const CHILD_DIR: &str = "HEADWATER_FULL_FILE_SYSTEM";
 const SIZE_MIB: u64 = 160;
 /// Of which somebody else takes this much.
 const BALLAST_MIB: u64 = 96;
@@ -26,38 +23,20 @@ const LIMIT_MIB: u64 = 150;
 
 #[test]
 fn a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room() {
-    if let Some(dir) = std::env::var_os(CHILD_DIR) {
-        return on_a_small_file_system(Path::new(&dir));
-    }
     let dir = tempfile::tempdir().unwrap();
     let this = "a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room";
-    // In a mount namespace of its own: nobody else sees the mount, and it goes with the process.
-    let script = format!(
-        "mount -t tmpfs -o size={SIZE_MIB}m tmpfs \"${CHILD_DIR}\" && exec \"$0\" --exact {this} --nocapture"
-    );
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
-    command.arg(std::env::current_exe().unwrap()).env(CHILD_DIR, dir.path());
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.matches("kept all").count() == 7, "{said}{complained}");
+    on_small_file_system(this, dir.path(), SIZE_MIB, in_it);
 }
 
 /// The child's part of the test above.
-fn on_a_small_file_system(dir: &Path) {
+fn in_it(dir: &Path) {
     for persistent in [false, true] {
         fill_and_free(dir, persistent);
-        println!("kept all");
         overwrite_with_little_more_than_it_takes(dir, persistent);
-        println!("kept all");
     }
     flush_what_was_accepted(dir);
-    println!("kept all");
     clean_under_a_lowered_limit(dir);
-    println!("kept all");
     open_again_while_the_closed_volume_is_still_there(dir);
-    println!("kept all");
 }
 
 fn options(dir: &Path, persistent: Option<&str>, limit_mib: u64) -> VolumeOptions {

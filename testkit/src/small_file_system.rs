@@ -1,0 +1,32 @@
+//! A file system of a few MiB, to be filled.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The file system's directory, for the child.
+const CHILD_DIR: &str = "HEADWATER_SMALL_FILE_SYSTEM";
+/// What the child says at its end: one that ran another test, or none, does not.
+const DONE: &str = "all was done there";
+
+/// Carries out `work` in a file system of so many MiB that is mounted on `dir`, an empty directory: in a child process that runs `test`,
+/// the test that calls this, in a mount namespace of its own. Nobody else sees the mount, and it goes with the process.
+///
+/// # Panics
+/// If the child fails, or `test` is not the caller's name.
+pub fn on_small_file_system(test: &str, dir: &Path, size_mib: u64, work: impl FnOnce(&Path)) {
+    if let Some(mounted) = std::env::var_os(CHILD_DIR) {
+        work(Path::new(&mounted));
+        println!("{DONE}");
+        return;
+    }
+    let script = format!(
+        "mount -t tmpfs -o size={size_mib}m tmpfs \"${CHILD_DIR}\" && exec \"$0\" --exact {test} --nocapture"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+    command.arg(std::env::current_exe().unwrap()).env(CHILD_DIR, dir);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.matches(DONE).count() == 1, "{said}{complained}");
+}
