@@ -482,6 +482,10 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
         wait_until(format!("the damage is repaired from {source}"), || {
             std::fs::read(&object).is_ok_and(|bytes| bytes == good)
         });
+        wait_until("the history has it", || {
+            let history = daemon.cli(&["image", "history", "disk"]).ok();
+            history.contains("repaired") && history.contains("disk@1: damaged places that were repaired: 1")
+        });
         let (code, dir) = daemon.terminate();
         assert_eq!(code, Some(0));
         data_dir = dir;

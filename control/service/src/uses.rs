@@ -62,6 +62,11 @@ impl Service {
         self.note(self.event(&Actor::daemon(), format!("image {image}"), "damaged", detail)).await;
     }
 
+    /// Notes in the history that data of an image was damaged, and that the scrub has repaired it.
+    pub async fn note_repair(&self, image: &str, detail: String) {
+        self.note(self.event(&Actor::daemon(), format!("image {image}"), "repaired", detail)).await;
+    }
+
     async fn uses_of(&self, version: &str) -> Result<Vec<String>, Problem> {
         let reference = ImageRef::parse(version)?;
         let told = |failure: Failure| failure.0;

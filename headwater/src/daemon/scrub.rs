@@ -16,7 +16,7 @@ const BETWEEN_ROUNDS: Duration = Duration::from_secs(3600);
 /// How often it looks whether it is to end while it pauses.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The history has so many damaged versions at most of one run of the daemon; the log has all.
+/// The history has so many damaged versions at most of one run of the daemon, and so many repairs; the log has all.
 const NOTED_MAX: usize = 100;
 /// How much of a report the history has, in characters.
 const NOTED_CHARS_MAX: usize = 300;
@@ -32,7 +32,7 @@ impl Scrubbing {
     pub fn start(store: Arc<dyn Store>, scrub: Scrub, service: Service) -> anyhow::Result<Self> {
         let cancel = Cancel::new();
         let runtime = tokio::runtime::Handle::current();
-        let mut history = History { service, runtime, noted: HashSet::new() };
+        let mut history = History { service, runtime, noted: HashSet::new(), repairs: 0 };
         let told = cancel.clone();
         let thread = std::thread::Builder::new().name("scrub".into()).spawn(move || {
             while !told.is_cancelled() {
@@ -69,6 +69,8 @@ struct History {
     runtime: tokio::runtime::Handle,
     /// What was found damaged, and noted: it is found again in each round.
     noted: HashSet<Hash>,
+    /// How many repairs were noted.
+    repairs: usize,
 }
 
 impl History {
@@ -76,8 +78,16 @@ impl History {
         self.runtime.block_on(self.service.users_of(version))
     }
 
-    /// Notes damage when it is found, and again where it comes back after it was gone.
+    /// Notes what was repaired, and damage when it is found, and again where it comes back after it was gone.
     fn note(&mut self, hash: Hash, names: &[String], checked: &Checked) {
+        let image = names.first().map_or("", |name| name.split_once('@').map_or(name, |(image, _)| image));
+        let shown = names.join(", ");
+        if checked.repaired > 0 && self.repairs < NOTED_MAX {
+            self.repairs = self.repairs.saturating_add(1);
+            let detail = format!("{shown}: damaged places that were repaired: {}", checked.repaired);
+            let detail = detail.chars().take(NOTED_CHARS_MAX).collect();
+            self.runtime.block_on(self.service.note_repair(image, detail));
+        }
         let Some(first) = checked.damage.first() else {
             self.noted.remove(&hash);
             return;
@@ -85,8 +95,6 @@ impl History {
         if self.noted.len() >= NOTED_MAX || !self.noted.insert(hash) {
             return;
         }
-        let image = names.first().map_or("", |name| name.split_once('@').map_or(name, |(image, _)| image));
-        let shown = names.join(", ");
         let more = match checked.damage.len() {
             1 => String::new(),
             count => format!("; {} places more, see the log", count - 1),
