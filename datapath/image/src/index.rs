@@ -181,16 +181,15 @@ impl ChunkIndex {
     }
 
     /// From now on finds nothing in data objects of which versions need less than a third: what a new version needs of them is
-    /// stored again, so that they go with the older versions. Whether there are any; where not all versions can be
-    /// read, nobody knows.
-    pub(crate) fn avoid_sparse(&mut self) -> bool {
+    /// stored again, so that they go with the older versions. Where not all versions can be read nobody knows what is needed, and
+    /// nothing is avoided.
+    pub(crate) fn avoid_sparse(&mut self) {
         let is_sparse =
             |(object, needed): (&ObjectRef, &u64)| needed.saturating_mul(SPARSE) < object.len_bytes;
         self.avoided = self.objects.iter().zip(&self.needed_bytes).map(is_sparse).collect();
         if !self.is_whole {
             self.avoided.clear();
         }
-        self.avoided.contains(&true)
     }
 
     fn is_avoided(&self, object: u32) -> bool {
@@ -236,7 +235,9 @@ impl ChunkIndex {
 
     /// The place of a chunk that a manifest of the store names, or another one where its object is not usable.
     pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
-        self.place_in(manifest, chunk).or_else(|| self.find(&chunk.hash))
+        self.place_in(manifest, chunk)
+            .or_else(|| self.find(&chunk.hash))
+            .or_else(|| self.all_copies(&chunk.hash).next())
     }
 
     /// An object by its number.

@@ -4,6 +4,8 @@
 mod fixture;
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,8 +14,8 @@ use headwater_block::{ByteRange, IoErrorKind};
 use headwater_image::{
     Basis, Cancel, ChunkCache, ImportOptions, Imported, Manifest, VersionReader, import, verify,
 };
-use headwater_store::{Hash, LocalDir, Store, Version};
-use headwater_testkit::Rng;
+use headwater_store::{Access, Hash, LocalDir, Store, Version};
+use headwater_testkit::{Rng, on_small_file_system};
 
 const CHUNK: usize = 65_536;
 const CHUNKS: usize = 48;
@@ -117,7 +119,13 @@ fn a_store_of_seals_grows_with_what_is_in_it() {
 
 /// A store whose first object is needed for a quarter of it, by a version that was made of another one.
 fn with_a_sparse_object() -> (tempfile::TempDir, LocalDir, Version, Vec<u8>) {
-    let (dir, store) = store();
+    let dir = tempfile::tempdir().unwrap();
+    let (store, version, disk) = with_a_sparse_object_in(dir.path());
+    (dir, store, version, disk)
+}
+
+fn with_a_sparse_object_in(dir: &Path) -> (LocalDir, Version, Vec<u8>) {
+    let store = LocalDir::open(dir, Access::WRITE).unwrap();
     // Its last chunk is cut.
     let mut disk = vec![0; CHUNKS * CHUNK + 1536];
     noise(&mut disk, 1);
@@ -125,7 +133,7 @@ fn with_a_sparse_object() -> (tempfile::TempDir, LocalDir, Version, Vec<u8>) {
     noise(&mut disk[..CHUNKS * CHUNK * 3 / 4], 2);
     let second = import_bytes(&store, "disk", &disk).version;
     remove(&store, &first);
-    (dir, store, second, disk)
+    (store, second, disk)
 }
 
 fn import_unless_newest(store: &LocalDir, disk: &[u8]) -> Imported {
@@ -228,4 +236,34 @@ fn nothing_is_carried_out_where_not_all_versions_can_be_read() {
     noise(&mut after[..4096], 9);
     let next = import_bytes(&store, "disk", &after).version;
     assert_eq!(manifest_of(&store, &next).objects().len(), manifest_of(&store, &newest).objects().len() + 1);
+}
+
+#[test]
+fn a_store_without_room_to_carry_has_room_for_what_was_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let this = "a_store_without_room_to_carry_has_room_for_what_was_changed";
+    on_small_file_system(this, dir.path(), 8, |dir| {
+        let (store, newest, disk) = with_a_sparse_object_in(&dir.join("store"));
+        let mut ballast = File::create(dir.join("ballast")).unwrap();
+        // A quarter of what would be carried is left.
+        while free_bytes(dir) > 3 * CHUNK as u64 {
+            ballast.write_all(&[7; 4096]).unwrap();
+        }
+        let mut after = disk.clone();
+        noise(&mut after[..4096], 9);
+        let sealed = seal(&store, newest.manifest, &disk, &after).version;
+        assert!(is_sound(&store, &sealed) && manifest_of(&store, &sealed).objects().len() == 3);
+        // With room it is carried.
+        drop(ballast);
+        std::fs::remove_file(dir.join("ballast")).unwrap();
+        let mut last = after.clone();
+        noise(&mut last[..4096], 10);
+        let sealed = seal(&store, sealed.manifest, &after, &last).version;
+        assert!(is_sound(&store, &sealed) && manifest_of(&store, &sealed).objects().len() == 2);
+    });
+}
+
+fn free_bytes(dir: &Path) -> u64 {
+    let stats = rustix::fs::statvfs(dir).unwrap();
+    stats.f_bavail * stats.f_frsize
 }

@@ -31,11 +31,10 @@ pub(super) struct Carry {
 }
 
 impl Carry {
-    /// Of a version, what lies in objects that the index avoids. Where the store has it elsewhere, too, the worker that reads it
-    /// looks whether it is sound there.
+    /// Of a version, what lies in objects that the index avoids, and nowhere else.
     pub(super) fn of(below: &Manifest, index: &ChunkIndex) -> Self {
         let (chunk_bytes, size_bytes) = (u64::from(below.chunk_bytes()), below.size_bytes());
-        let to_carry = below.data().filter(|(_, chunk)| index.avoids(below, chunk));
+        let to_carry = below.data().filter(|(_, chunk)| index.is_only_avoided(&chunk.hash));
         let most = usize_of(CARRIED_BYTES_MAX / chunk_bytes.max(1));
         let chunks = to_carry.map(|(number, _)| number).take(most).collect();
         Self { chunk_bytes, size_bytes, chunks, carried_bytes: AtomicU64::new(0) }

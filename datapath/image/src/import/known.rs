@@ -91,9 +91,14 @@ impl<'a> KnownChunks<'a> {
     }
 
     /// Whether the bytes at a place are those of its chunk. Across a network this is not looked at.
-    pub(super) fn is_good(&self, chunk: &ChunkRef) -> Result<bool, ImageError> {
-        Ok(self.store.is_remote()
-            || self.is_sound(chunk, &mut vec![0; usize_of_u32(self.store.chunk_bytes())])?)
+    pub(super) fn is_good(&self, chunk: &ChunkRef) -> bool {
+        let mut buffer = vec![0; usize_of_u32(self.store.chunk_bytes())];
+        self.store.is_remote() || self.is_sound(chunk, &mut buffer).unwrap_or(false)
+    }
+
+    /// Notes that a chunk is damaged where the newest version has it, unless some are known to be.
+    pub(super) fn found_damage(&self) {
+        self.damaged.fetch_max(1, Ordering::Relaxed);
     }
 
     fn is_sound(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> Result<bool, ImageError> {

@@ -25,6 +25,7 @@ mod plan;
 mod worker;
 mod writer;
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
@@ -131,9 +132,9 @@ pub struct Imported {
     pub production: Option<u32>,
     /// Bytes of the image that are not zero, in whole chunks.
     pub data_bytes: u64,
-    /// Of these, bytes that the store had already or that the image has more than once.
+    /// Of these, bytes that the store had already and are not stored again, or that the image has more than once.
     pub shared_bytes: u64,
-    /// Bytes that were read from the source.
+    /// Bytes that were read from the source; with a basis, of what differs from it.
     pub read_bytes: u64,
     /// Chunks that the store had but that were damaged there: this version does not refer to them, older ones do.
     pub damaged_chunks: u64,
@@ -153,42 +154,56 @@ pub fn import(
     check_text("note", &options.note, headwater_store::NOTE_MAX_BYTES)?;
     check_text("source", &options.source, headwater_store::NOTE_MAX_BYTES)?;
     check_text("author", &options.author, headwater_store::AUTHOR_MAX_BYTES)?;
-    let mut carries = true;
-    match import_once(&source, store, options, progress, &mut carries) {
+    let mut attempt = Attempt::default();
+    match import_once(&source, store, options, progress, (true, &mut attempt)) {
         // A full store, or damage that the new version would only inherit, must not keep it from being made.
-        Err(e) if carries && may_come_of_carrying(&e, options) => {
+        Err(e) if attempt.may_fail_of_carrying(&e, options) => {
             tracing::warn!(image = %options.name, error = %e,
                 "nothing is carried out of data objects that are mostly out of use, for that failed");
-            import_once(&source, store, options, progress, &mut false)
+            import_once(&source, store, options, progress, (false, &mut attempt))
         }
         done => done,
     }
 }
 
-fn may_come_of_carrying(error: &ImageError, options: &ImportOptions) -> bool {
-    match error.kind() {
-        ImageErrorKind::NoSpace => true,
-        // Without a basis all of the source is read anyway.
-        ImageErrorKind::Damaged | ImageErrorKind::Io => options.basis.is_some(),
-        _ => false,
+/// How far an import came.
+#[derive(Default)]
+struct Attempt {
+    /// Whether anything was stored again that lies in data objects that are mostly out of use.
+    has_carried: bool,
+    /// Whether the version may be there, although there was an error: once more could be twice.
+    is_committing: bool,
+}
+
+impl Attempt {
+    fn may_fail_of_carrying(&self, error: &ImageError, options: &ImportOptions) -> bool {
+        let may = match error.kind() {
+            // Nothing was committed then.
+            ImageErrorKind::NoSpace => true,
+            // Without a basis all of the source is read anyway.
+            ImageErrorKind::Damaged | ImageErrorKind::Io => options.basis.is_some() && !self.is_committing,
+            _ => false,
+        };
+        self.has_carried && may
     }
 }
 
-/// `carries`: whether to store again what lies in data objects that are mostly out of use; then, whether that was done, and nothing
-/// is committed that may be there all the same.
+/// With `carries`, stores again what lies in data objects that are mostly out of use.
 fn import_once(
     source: &Arc<dyn Device>,
     store: &dyn Store,
     options: &ImportOptions,
     progress: &mut dyn FnMut(Progress),
-    carries: &mut bool,
+    (carries, attempt): (bool, &mut Attempt),
 ) -> Result<Imported, ImageError> {
     let size_bytes = source.geometry().size_bytes;
     let chunk_bytes = store.chunk_bytes();
     // Before the index is built, because from now on nothing that it finds is reclaimed.
     let mut publication = store.publish()?;
     let mut index = ChunkIndex::build(store)?;
-    *carries = *carries && index.avoid_sparse();
+    if carries {
+        index.avoid_sparse();
+    }
     let parent = options.basis.as_ref().map(|basis| parent_of(store, basis, size_bytes)).transpose()?;
 
     let carry = parent.as_ref().map(|manifest| Arc::new(Carry::of(manifest, &index)));
@@ -197,22 +212,22 @@ fn import_once(
 
     let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
     let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));
-    let below = parent.as_ref().map(|manifest| Parent::new(manifest, &index));
+    let known = KnownChunks::new(store, &index);
+    let below = parent.as_ref().map(|manifest| Parent::new(manifest, &index, &known));
     let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
-    let known = KnownChunks::new(store, &index);
     let worked = work((Arc::clone(source), changes), &known, options, &mut writer, &mut done);
     let carried_bytes = carry.map_or(0, |carry| carry.carried_bytes());
-    *carries = known.has_carried() || carried_bytes > 0;
+    attempt.has_carried = known.has_carried() || carried_bytes > 0;
     worked?;
-    let damaged_chunks = known.damaged();
     let Written { builder, chunks: written, read_bytes } = writer.finish()?;
     let read_bytes = read_bytes.saturating_sub(carried_bytes);
     let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
-    let newest = options.unless_newest.then(|| same_newest(store, &options.name, &builder, (&index, &known)));
+    let newest = options.unless_newest.then(|| same_newest(store, options, &builder, (&index, &known)));
     let (manifest, new_bytes) = match newest.transpose()?.flatten() {
         // That one is as good; what was stored again is not needed.
+        Some(newest) if written == 0 => (newest, 0),
         Some(newest) => {
             let begun = std::mem::replace(&mut publication, store.publish()?);
             // This one knows only of what was reclaimed since just now.
@@ -230,8 +245,7 @@ fn import_once(
     }
     let needed: Vec<_> = manifest.objects().iter().map(|object| object.id).collect();
     options.cancel.check("the import")?;
-    // Whether that failed is not always known: once more could be twice.
-    *carries = false;
+    attempt.is_committing = true;
     let Committed { version, is_new, production } = publication.commit(NewVersion {
         name: &options.name,
         manifest: &manifest.encode(),
@@ -246,6 +260,7 @@ fn import_once(
         is_sealed: options.is_sealed,
     })?;
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
+    let damaged_chunks = known.damaged();
     if damaged_chunks > 0 {
         tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
             "the store's copies of chunks are damaged, and others were used or made; older versions need them still: \
@@ -265,26 +280,34 @@ fn import_once(
 /// The manifest of the newest version of an image, if that has the same bytes, wherever they are stored, and they are sound there.
 fn same_newest(
     store: &dyn Store,
-    name: &ImageName,
+    options: &ImportOptions,
     builder: &ManifestBuilder,
     (index, known): (&ChunkIndex, &KnownChunks<'_>),
 ) -> Result<Option<Manifest>, ImageError> {
-    let image = store.image(name)?;
+    let image = store.image(&options.name)?;
     let Some(newest) = image.as_ref().and_then(|image| image.newest()) else { return Ok(None) };
-    // One that cannot be read is no reason against a new one.
-    let Some(manifest) = store.manifest(newest.manifest).ok().and_then(|bytes| Manifest::decode(&bytes).ok())
-    else {
-        return Ok(None);
+    let read = store.manifest(newest.manifest).map_err(ImageError::from);
+    let manifest = match read.and_then(|bytes| Manifest::decode(&bytes)) {
+        Ok(manifest) => manifest,
+        // One that cannot be read is no reason against a new one.
+        Err(e) if e.kind().is_damage() || e.kind() == ImageErrorKind::Unsupported => return Ok(None),
+        Err(e) => return Err(e),
     };
     if !builder.has_bytes_of(&manifest) {
         return Ok(None);
     }
+    let mut looked_at = HashSet::new();
     for (ours, theirs) in builder.chunks().iter().zip(manifest.data().map(|(_, chunk)| chunk)) {
-        match index.place_in(&manifest, theirs) {
-            // What the new version would refer to was looked at.
-            Some(place) if place == *ours => {}
-            Some(place) if known.is_good(&place)? => {}
-            _ => return Ok(None),
+        options.cancel.check("the import")?;
+        let place = index.place_in(&manifest, theirs);
+        // What the new version would refer to was looked at.
+        if place == Some(*ours) || place.is_some_and(|place| !looked_at.insert((place.object, place.offset)))
+        {
+            continue;
+        }
+        if !place.is_some_and(|place| known.is_good(&place)) {
+            known.found_damage();
+            return Ok(None);
         }
     }
     Ok(Some(manifest))

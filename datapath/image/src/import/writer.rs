@@ -9,11 +9,12 @@ use headwater_store::{Hash, Publication};
 use crate::chunk::object_header;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::import::chunks_of;
+use crate::import::known::KnownChunks;
 use crate::import::worker::{Done, Found, Work};
 use crate::index::{ChunkIndex, HashTable};
 use crate::manifest::{ChunkRef, Manifest, ManifestBuilder};
 use crate::progress::Cancel;
-use crate::units::u64_of;
+use crate::units::{u64_of, usize_of_u32};
 
 /// Packed chunks are handed to the store in pieces of about this size.
 const WRITE_BYTES: usize = 1 << 20;
@@ -53,18 +54,32 @@ pub(super) struct Parent<'a> {
     chunks: std::iter::Peekable<Box<dyn Iterator<Item = (u64, &'a ChunkRef)> + 'a>>,
     manifest: &'a Manifest,
     index: &'a ChunkIndex,
+    known: &'a KnownChunks<'a>,
+    /// Of the size of a chunk.
+    buffer: Vec<u8>,
 }
 
 impl<'a> Parent<'a> {
-    pub(super) fn new(manifest: &'a Manifest, index: &'a ChunkIndex) -> Self {
+    pub(super) fn new(manifest: &'a Manifest, index: &'a ChunkIndex, known: &'a KnownChunks<'a>) -> Self {
         let chunks: Box<dyn Iterator<Item = (u64, &ChunkRef)>> = Box::new(manifest.data());
-        Self { chunks: chunks.peekable(), manifest, index }
+        let buffer = vec![0; usize_of_u32(manifest.chunk_bytes())];
+        Self { chunks: chunks.peekable(), manifest, index, known, buffer }
     }
 
-    /// The next one before chunk `end`, and where the store has it.
-    fn next_before(&mut self, end: u64) -> Option<(u64, Option<ChunkRef>)> {
-        let (number, chunk) = self.chunks.next_if(|(number, _)| *number < end)?;
-        Some((number, self.index.find_as_in(self.manifest, chunk)))
+    /// The next one before chunk `end`.
+    fn next_before(&mut self, end: u64) -> Option<(u64, &'a ChunkRef)> {
+        self.chunks.next_if(|(number, _)| *number < end)
+    }
+
+    /// Where the store has one.
+    fn place_of(&mut self, chunk: &ChunkRef) -> Option<ChunkRef> {
+        // Carried out by another version. What cannot be read elsewhere stays where it is.
+        if self.index.avoids(self.manifest, chunk)
+            && let Ok(Some(elsewhere)) = self.known.find(&chunk.hash, &mut self.buffer)
+        {
+            return Some(elsewhere);
+        }
+        self.index.find_as_in(self.manifest, chunk)
     }
 }
 
@@ -197,7 +212,7 @@ impl<'a> Writer<'a> {
     fn keep_before(&mut self, end: u64) -> Result<(), ImageError> {
         let Some(parent) = &mut self.parent else { return Ok(()) };
         while let Some((number, chunk)) = parent.next_before(end) {
-            let chunk = chunk.ok_or_else(|| {
+            let chunk = parent.place_of(chunk).ok_or_else(|| {
                 ImageError::new(
                     ImageErrorKind::Damaged,
                     format!("chunk {number} of the version below is not in the store any more; 'headwater image verify' says more"),
