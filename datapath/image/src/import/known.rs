@@ -47,9 +47,9 @@ impl<'a> KnownChunks<'a> {
         self.damaged.load(Ordering::Relaxed)
     }
 
-    /// Whether any chunk is stored again only so that an object is not needed for it.
-    pub(super) fn has_carried(&self) -> bool {
-        self.carried.load(Ordering::Relaxed) > 0
+    /// How many chunks were stored again only so that an object is not needed for them; equal ones may count several times.
+    pub(super) fn carried(&self) -> u64 {
+        self.carried.load(Ordering::Relaxed)
     }
 
     /// Where the store has a chunk that is sound. `buffer` has the size of a chunk.

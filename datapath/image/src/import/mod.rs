@@ -218,7 +218,7 @@ fn import_once(
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
     let worked = work((Arc::clone(source), changes), &known, options, &mut writer, &mut done);
     let carried_bytes = carry.map_or(0, |carry| carry.carried_bytes());
-    attempt.has_carried = known.has_carried() || carried_bytes > 0;
+    attempt.has_carried = known.carried() > 0 || carried_bytes > 0;
     worked?;
     let Written { builder, chunks: written, read_bytes } = writer.finish()?;
     let read_bytes = read_bytes.saturating_sub(carried_bytes);
@@ -260,6 +260,10 @@ fn import_once(
         is_sealed: options.is_sealed,
     })?;
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
+    if is_new && attempt.has_carried {
+        tracing::info!(image = %options.name, version = version.number, chunks = known.carried(),
+            "chunks of data objects that are mostly out of use were stored again, so that these go with older versions");
+    }
     let damaged_chunks = known.damaged();
     if damaged_chunks > 0 {
         tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
