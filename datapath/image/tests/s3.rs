@@ -12,7 +12,7 @@ use std::time::Duration;
 use fixture::{disk_of, noise, read_all, store};
 use headwater_block::{ByteRange, Completion, Device, Request};
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import, repair, verify,
+    Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import, repair, verify,
 };
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
@@ -79,6 +79,43 @@ fn a_server_that_is_gone_is_no_damage() {
     fs::remove_file(served.keys.join("objects").join(version.objects[0].to_string())).unwrap();
     let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 64));
+}
+
+#[test]
+fn chunks_are_carried_out_of_sparse_objects_of_a_bucket_too() {
+    let served = served();
+    let (store, name) = (&served.store, "disk".parse().unwrap());
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk, 1);
+    let first = import_to(store, &disk);
+    let sparse = first.objects[0];
+    noise(&mut disk[..3 << 20], 2);
+    let second = import_to(store, &disk);
+    store.remove(&name, Some(first.number)).unwrap();
+    assert!(second.objects.contains(&sparse));
+    // The same disk again is no new version, and leaves nothing.
+    let objects = || fs::read_dir(served.keys.join("objects")).unwrap().count();
+    assert_eq!(objects(), 2);
+    let mut options = ImportOptions::new(name.clone(), 1_700_000_000);
+    options.unless_newest = true;
+    assert!(!import(disk_of(disk.clone()), store, &options, &mut |_| {}).unwrap().is_new);
+    assert_eq!(objects(), 2);
+
+    let mut after = disk;
+    noise(&mut after[..4096], 3);
+    options.unless_newest = false;
+    let changes = Arc::new(|range: ByteRange, _: usize| match range.offset() {
+        0 => vec![(4096, true), (range.len() - 4096, false)],
+        _ => vec![(range.len(), false)],
+    });
+    options.basis = Some(Basis { parent: second.manifest, changes });
+    let sealed = import(disk_of(after.clone()), store, &options, &mut |_| {}).unwrap();
+    assert_eq!(sealed.read_bytes, 65_536);
+    assert!(!sealed.version.objects.contains(&sparse));
+    store.remove(&name, Some(second.number)).unwrap();
+    assert!(!served.keys.join("objects").join(sparse.to_string()).exists());
+    let reader = VersionReader::open(store, sealed.version.manifest, ChunkCache::new(8 << 20)).unwrap();
+    assert!(read_all(&*reader) == after);
 }
 
 #[test]
