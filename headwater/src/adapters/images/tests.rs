@@ -7,7 +7,7 @@ use headwater_store::{Access, LocalDir, Object, Pin, Publication};
 
 use super::*;
 
-/// A store that cannot look one image up, as where it fails once a version is made.
+/// A store that cannot look one image up, once it is there: it fails when a version was made.
 pub(in crate::adapters) struct Unlisted(pub(in crate::adapters) LocalDir);
 
 impl Store for Unlisted {
@@ -17,8 +17,11 @@ impl Store for Unlisted {
     fn images(&self) -> Result<Vec<headwater_store::Image>, StoreError> {
         self.0.images()
     }
-    fn image(&self, _: &ImageName) -> Result<Option<headwater_store::Image>, StoreError> {
-        Err(StoreError::new(StoreErrorKind::Io, "the disk is away"))
+    fn image(&self, name: &ImageName) -> Result<Option<headwater_store::Image>, StoreError> {
+        match self.0.image(name)? {
+            Some(_) => Err(StoreError::new(StoreErrorKind::Io, "the disk is away")),
+            None => Ok(None),
+        }
     }
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
         self.0.manifest(id)
