@@ -26,22 +26,14 @@ const fn known(row: [&'static str; 3], bound: Goal, decision: u32) -> Known {
 
 use Goal::{AtLeast, AtMost};
 
-const KNOWN: [Known; 17] = [
+const KNOWN: [Known; 11] = [
     known(["seal-pause", "guest stands still, longest, ms", "50 ms"], AtMost(2.0), 11),
     known(["fits-qd1", "IOPS", "nbdkit null"], AtLeast(0.85), 13),
     known(["fits-qd1", "IOPS", "nbdkit memory"], AtLeast(0.85), 13),
     // A server that looks all the time uses all of a processor, and nbdkit null 0.6 of one: 1.6 by the ratio of the IOPS.
     known(["fits-qd1", "us CPU/op", "nbdkit null"], AtMost(1.9), 13),
-    // Where calls into the kernel are slow.
-    known(["fits-qd16", "IOPS", "nbdkit null"], AtLeast(0.85), 13),
-    known(["fits-qd16", "us CPU/op", "nbdkit null"], AtMost(0.9), 13),
-    known(["fits-qd64", "us CPU/op", "nbdkit null"], AtMost(0.75), 13),
-    known(["overflow-4g", "IOPS", "headwater, set fits"], AtLeast(0.65), 15),
     known(["overflow-64m", "IOPS", "raw disk"], AtLeast(1.0), 15),
     known(["disk", "IOPS", "raw disk"], AtLeast(0.9), 15),
-    // That one copies nothing, and how long a copy takes differs from day to day.
-    known(["vhost-fits-qd16", "IOPS", "storage-daemon null-co"], AtLeast(0.5), 23),
-    known(["vhost-fits-qd64", "IOPS", "storage-daemon null-co"], AtLeast(0.5), 23),
     known(["vhost-overflow-64m", "IOPS", "raw disk"], AtLeast(1.8), 15),
     known(["overflow-64m-tight", "bytes to disk/byte", "written once"], AtMost(2.69), 16),
     // With the 64 requests of 1 MiB that are in flight, which are not in the budget.

@@ -425,11 +425,11 @@ mod tests {
     #[test]
     fn overflow_is_compared_with_the_disk_and_with_what_fits() {
         let (ours, raw) = (system("headwater", &[70.0]), system("raw disk", &[50.0]));
-        let overflow = case("overflow-4g", vec![ours, raw, system(HEADWATER_FITS, &[140.0])]);
+        let overflow = case("overflow-4g", vec![ours, raw, system(HEADWATER_FITS, &[100.0])]);
         let results = Results { cases: vec![overflow], ..Results::default() };
         assert_eq!(
             verdict(&results, "overflow-4g", IOPS),
-            [(Some(1.4), Verdict::Reached), (Some(0.5), Verdict::Missed)]
+            [(Some(1.4), Verdict::Reached), (Some(0.7), Verdict::Missed)]
         );
     }
 

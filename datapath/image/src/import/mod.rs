@@ -10,7 +10,8 @@
 //! version of one content is one hash.
 //!
 //! With a [`Basis`], a version that is known and what differs from it, only the chunks with a difference are read, and all
-//! others are taken over from its manifest: sealing costs what was changed, not what there is.
+//! others are taken over from its manifest: sealing costs what was changed, and at most 1 GiB that is carried ([`carry`]), not what
+//! there is.
 //!
 //! A chunk that the store has is read back before a version refers to it, and stored again where it is damaged ([`known`]). What
 //! is taken over from a [`Basis`] is not: it is as good as the version below it. What lies in data objects that are mostly out of

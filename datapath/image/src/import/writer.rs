@@ -73,8 +73,9 @@ impl<'a> Parent<'a> {
 
     /// Where the store has one.
     fn place_of(&mut self, chunk: &ChunkRef) -> Option<ChunkRef> {
-        // Carried out by another version. What cannot be read elsewhere stays where it is.
+        // Carried out by another version. What is nowhere else, or cannot be read there, stays where it is.
         if self.index.avoids(self.manifest, chunk)
+            && !self.index.is_only_avoided(&chunk.hash)
             && let Ok(Some(elsewhere)) = self.known.find(&chunk.hash, &mut self.buffer)
         {
             return Some(elsewhere);
