@@ -194,8 +194,13 @@ mod tests {
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        let packed = || (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Packed);
-        let at = packed().unwrap();
+        // A segment is counted before it is swapped for its packed form.
+        let mut at = None;
+        wait_until("a block is packed", || {
+            at = (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Packed);
+            at.is_some()
+        });
+        let at = at.unwrap();
         let mut read = [0; BLOCK_BYTES as usize];
         assert!(matches!(cache.read(at, 0, &mut read), Found::Done(Residence::Packed)));
         cache.packed.damage();
