@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::Plan;
-use crate::systems::{Process, own_dir};
+use crate::fio::{self, Job, Target};
+use crate::systems::{Process, make_file, own_dir};
 
 /// Name for `--only`.
 pub const NAME: &str = "import";
@@ -31,6 +32,8 @@ pub struct ImportResult {
     pub qcow2_seconds: Vec<f64>,
     /// Bytes of the raw file that are not in holes.
     pub data_bytes: u64,
+    /// Of writing as many bytes to the disk itself, past the page cache; one for each round, beside ours.
+    pub disk_seconds: Vec<f64>,
 }
 
 /// What one round of one system gave.
@@ -58,6 +61,7 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
             export_seconds: Vec::new(),
             qcow2_seconds: Vec::new(),
             data_bytes: 0,
+            disk_seconds: Vec::new(),
         })
         .collect();
     // Everybody reads from the page cache, so that the first one does not pay for the disk.
@@ -75,6 +79,9 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
             result.export_seconds.push(measured.export.as_secs_f64());
             result.qcow2_seconds.push(measured.qcow2.as_secs_f64());
             result.data_bytes = measured.data_bytes;
+            if index == 0 {
+                result.disk_seconds.push(bare_disk(plan, measured.data_bytes, round)?);
+            }
             println!(
                 "  round {}/{}  {:<26}{:>8.2} s  {}  and back in {:.2} s, to qcow2 in {:.2} s",
                 round + 1,
@@ -113,6 +120,16 @@ fn ours(plan: &Plan) -> Result<Round> {
     let size_bytes = tree_bytes(&data_dir.join("store"))?;
     std::fs::remove_dir_all(&data_dir)?;
     Ok(Round { import, size_bytes, export, qcow2, data_bytes })
+}
+
+/// How long the disk itself takes for a new file of so many bytes.
+fn bare_disk(plan: &Plan, bytes: u64, round: usize) -> Result<f64> {
+    let path = plan.work_dir.join("disk.limit");
+    make_file(&path, bytes, false)?;
+    let written = fio::run(&Target::File(path.clone()), bytes, Job::Fill, round)?;
+    std::fs::remove_file(&path)?;
+    println!("  the disk itself: {:.2} s for {}", written.seconds, headwater_block::size::format(bytes));
+    Ok(written.seconds)
 }
 
 /// Runs a command to its end.

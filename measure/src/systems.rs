@@ -200,7 +200,7 @@ fn storage_daemon(command: &mut Command, socket: &Path, disk: &str) {
     command.args(["--blockdev", &format!("{disk},node-name=disk")]).args(["--export", &export]);
 }
 
-fn make_file(path: &Path, bytes: u64, is_allocated: bool) -> Result<()> {
+pub fn make_file(path: &Path, bytes: u64, is_allocated: bool) -> Result<()> {
     let open = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let made = open.and_then(|file| {
         if is_allocated {

@@ -8,6 +8,7 @@ use std::path::Path;
 use headwater_store::{Hash, Store};
 
 use crate::chunk_map::read_manifest;
+use crate::early_sync::EarlySync;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::Manifest;
 use crate::partial::Partial;
@@ -89,25 +90,27 @@ fn export(
         cancel,
         what: "export",
     };
-    walk.run::<()>(
-        |index, _, bytes| {
-            let bytes = bytes?;
-            let offset = index * chunk_bytes;
-            // The last chunk is filled up with zeroes that are not part of the image.
-            let len = chunk_bytes.min(total_bytes - offset);
-            let part = bytes.get(..usize_of(len)).unwrap_or(bytes);
-            let place = match &layout {
-                Some(layout) => layout.offset_of(index).ok_or_else(no_place)?,
-                None => offset,
-            };
-            file.write_all_at(part, place).map_err(failed)?;
-            Ok(None)
-        },
-        |chunks, _| {
-            done_bytes = done_bytes.saturating_add(chunks * chunk_bytes).min(total_bytes);
-            progress(Progress { done_bytes, total_bytes });
-        },
-    )?;
+    EarlySync::beside(&file, failed, |early| {
+        walk.run::<()>(
+            |index, _, bytes| {
+                let bytes = bytes?;
+                let offset = index * chunk_bytes;
+                // The last chunk is filled up with zeroes that are not part of the image.
+                let len = chunk_bytes.min(total_bytes - offset);
+                let part = bytes.get(..usize_of(len)).unwrap_or(bytes);
+                let place = match &layout {
+                    Some(layout) => layout.offset_of(index).ok_or_else(no_place)?,
+                    None => offset,
+                };
+                file.write_all_at(part, place).and_then(|()| early.wrote(len)).map_err(failed)?;
+                Ok(None)
+            },
+            |chunks, _| {
+                done_bytes = done_bytes.saturating_add(chunks * chunk_bytes).min(total_bytes);
+                progress(Progress { done_bytes, total_bytes });
+            },
+        )
+    })?;
     cancel.check("the export")?;
     file.sync_all().map_err(failed)?;
     let placed = if is_new { partial.put_in_place(to) } else { partial.replace(to) };

@@ -85,6 +85,7 @@ pub mod verify;
 
 mod chunk;
 mod chunk_map;
+mod early_sync;
 mod fetch;
 mod fetch_pool;
 mod file_disk;
