@@ -61,6 +61,8 @@ pub mod size;
 pub mod small_file;
 pub mod tcp;
 
+mod apart;
+
 pub use budget::{Budget, Share};
 pub use completion::{Completion, Outcome};
 pub use completion_queue::CompletionQueue;

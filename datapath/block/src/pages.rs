@@ -14,11 +14,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::apart::lead_bytes;
+
 const PAGE_BYTES: usize = 4096;
 
 /// A piece of memory in pages of its own, zeroed at first. Its only owner may write to it.
 pub struct Pages {
-    start: NonNull<u8>,
+    mapping: NonNull<u8>,
+    /// How far into it the memory begins: less than a page.
+    lead: usize,
     len: usize,
     /// Whether the kernel may still read what it was handed.
     was_handed_out: AtomicBool,
@@ -32,9 +36,13 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// `len` bytes of zeroes. Fails where the process may map no more.
     pub fn new(len: usize) -> std::io::Result<Self> {
-        let bytes = mapped_bytes(len);
+        Self::with_lead(len, lead_bytes())
+    }
+
+    fn with_lead(len: usize, lead: usize) -> std::io::Result<Self> {
+        let bytes = mapped_bytes(lead, len);
         // SAFETY: a new private mapping at an address of the kernel's choice touches no memory that is in use.
-        let start = unsafe {
+        let mapping = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
                 bytes,
@@ -42,19 +50,24 @@ impl Pages {
                 MapFlags::PRIVATE,
             )
         }?;
-        let start =
-            NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))?;
-        let pages = Self { start, len, was_handed_out: AtomicBool::new(false) };
+        let mapping =
+            NonNull::new(mapping.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))?;
+        let pages = Self { mapping, lead, len, was_handed_out: AtomicBool::new(false) };
         // Pieces side by side would else share a huge page, which is split when one of them goes, and is sent more slowly.
         // SAFETY: the mapping above; the advice changes no contents.
-        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
+        let _ = unsafe { rustix::mm::madvise(mapping.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
         pages.populate();
         Ok(pages)
     }
 
+    /// What it takes: whole pages.
+    pub fn memory_bytes(&self) -> usize {
+        mapped_bytes(self.lead, self.len)
+    }
+
     /// All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
     fn populate(&self) {
-        let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
+        let (start, bytes) = (self.mapping.as_ptr().cast(), self.memory_bytes());
         // SAFETY: the mapping of this value; its contents stay.
         let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxPopulateWrite) };
     }
@@ -62,7 +75,7 @@ impl Pages {
     /// Leaves its pages to the kernel, which may still read them, or else frees them; there are new ones in the same place once it is
     /// touched. `false`: they are the old ones.
     fn leave(&mut self) -> bool {
-        let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
+        let (start, bytes) = (self.mapping.as_ptr().cast(), self.memory_bytes());
         // SAFETY: the mapping of this value, which nobody borrows; it reads as zeroes afterwards.
         unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }.is_ok()
     }
@@ -84,9 +97,9 @@ impl std::ops::Deref for Pages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has at least `len` bytes, all of them initialised (zeroes), and nobody writes to them while
+        // SAFETY: the mapping has at least `lead + len` bytes, all of them initialised (zeroes), and nobody writes to them while
         // they are borrowed from here.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(self.lead), self.len) }
     }
 }
 
@@ -94,13 +107,13 @@ impl std::ops::DerefMut for Pages {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed mutably. The kernel does not read these pages either: they are handed
         // out only while they are shared, and what is taken back has new ones then ([`SharedPages::take_back`]).
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().add(self.lead), self.len) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
+        let (start, bytes) = (self.mapping.as_ptr().cast(), self.memory_bytes());
         // SAFETY: mapped with this length by `new`, and nothing borrows from it any more. What the kernel still sends
         // stays the kernel's.
         if unsafe { rustix::mm::munmap(start, bytes) }.is_err() {
@@ -110,8 +123,8 @@ impl Drop for Pages {
     }
 }
 
-fn mapped_bytes(len: usize) -> usize {
-    len.max(1).next_multiple_of(PAGE_BYTES)
+fn mapped_bytes(lead: usize, len: usize) -> usize {
+    lead.saturating_add(len).max(1).next_multiple_of(PAGE_BYTES)
 }
 
 impl std::fmt::Debug for Pages {
@@ -125,6 +138,11 @@ impl std::fmt::Debug for Pages {
 pub struct SharedPages(Arc<Pages>);
 
 impl SharedPages {
+    /// As [`Pages::memory_bytes`].
+    pub fn memory_bytes(&self) -> usize {
+        self.0.memory_bytes()
+    }
+
     /// The memory, to be written anew: in new pages, if the kernel may still read the old ones. `None`, and dropped, where
     /// somebody else has it.
     pub fn take_back(self) -> Option<Pages> {
@@ -197,6 +215,19 @@ mod tests {
         let renewed = shared.take_back().unwrap();
         assert_eq!(renewed.as_ptr(), place);
         assert_eq!(*renewed, [0; 5000], "the kernel may have the old pages");
+    }
+
+    #[test]
+    fn it_is_whole_wherever_in_a_page_it_begins() {
+        for (lead, memory_bytes) in [(0, 8192), (64, 12_288)] {
+            let mut pages = Pages::with_lead(8192, lead).unwrap();
+            assert_eq!((pages.len(), pages.memory_bytes()), (8192, memory_bytes));
+            assert_eq!(pages.as_ptr().addr() % PAGE_BYTES, lead);
+            pages.fill(9);
+            let shared = pages.share();
+            assert_eq!(*Lent::new(shared.clone(), 0, 8192).unwrap().hand_out(), [9; 8192]);
+            assert_eq!(*shared.take_back().unwrap(), [0; 8192]);
+        }
     }
 
     #[test]

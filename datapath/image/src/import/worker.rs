@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::chunk::{Packer, is_zero};
 use crate::error::{ImageError, ImageErrorKind};
+use crate::import::input::Input;
 use crate::import::known::KnownChunks;
 use crate::import::plan::{Batch, Planner};
 use crate::index::HashTable;
@@ -36,7 +37,7 @@ pub(super) enum Found {
 /// A range of the image on its way from the source to the store. Used again and again.
 pub(super) struct Work {
     pub(super) batch: Batch,
-    input: Vec<u8>,
+    input: Input,
     pub(super) found: Vec<Found>,
     pub(super) output: Vec<u8>,
 }
@@ -44,7 +45,7 @@ pub(super) struct Work {
 impl Work {
     pub(super) fn new(work_bytes: usize) -> Self {
         let batch = Batch { sequence: 0, offset: 0, len: 0 };
-        Self { batch, input: Vec::with_capacity(work_bytes), found: Vec::new(), output: vec![0; work_bytes] }
+        Self { batch, input: Input::default(), found: Vec::new(), output: vec![0; work_bytes] }
     }
 }
 
@@ -118,13 +119,12 @@ impl Shared<'_> {
         let Batch { offset, len, .. } = work.batch;
         let range = ByteRange::new(offset, len)
             .ok_or_else(|| ImageError::new(ImageErrorKind::Invalid, "the source is too large"))?;
-        work.input.resize(usize_of(len), 0);
-        let attempt = self.source.try_now(Op::Read { range, into: &mut work.input });
-        if attempt? == Attempt::MustWait {
-            let buffer = std::mem::take(&mut work.input);
-            work.input = self.wait(Request::Read { range, buffer })?;
+        let into = work.input.page_of(usize_of(len));
+        if self.source.try_now(Op::Read { range, into })? == Attempt::MustWait {
+            let buffer = work.input.take(usize_of(len));
+            work.input = Input::from(self.wait(Request::Read { range, buffer })?);
         }
-        work.input.resize(work.input.len().next_multiple_of(self.chunk_bytes), 0);
+        work.input.fill_up(self.chunk_bytes);
         Ok(())
     }
 
@@ -149,7 +149,7 @@ impl Shared<'_> {
     fn process(&self, work: &mut Work, packer: &mut Packer, known: &mut Vec<u8>) -> Result<(), ImageError> {
         work.found.clear();
         let mut used = 0;
-        for chunk in work.input.chunks_exact(self.chunk_bytes) {
+        for chunk in work.input.bytes().chunks_exact(self.chunk_bytes) {
             if is_zero(chunk) {
                 work.found.push(Found::Zero);
                 continue;

@@ -1,0 +1,77 @@
+//! The memory that a source is read into, from the start of a page on.
+//!
+//! A file in the page cache is copied from whole pages, and allocators put a large buffer 16 bytes into one: on some processors
+//! the slowest of all distances (see `headwater_block::Pages`).
+
+const PAGE_BYTES: usize = 4096;
+
+/// Bytes of one batch. Used again and again.
+#[derive(Default)]
+pub(super) struct Input {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Input {
+    /// Room for `len` bytes, with any content.
+    pub(super) fn page_of(&mut self, len: usize) -> &mut [u8] {
+        self.memory.resize(len.saturating_add(PAGE_BYTES), 0);
+        self.start = self.memory.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
+        self.len = len;
+        self.memory.get_mut(self.start..self.start.saturating_add(len)).unwrap_or_default()
+    }
+
+    /// A buffer of `len` bytes of the same memory, for a source that is waited for.
+    pub(super) fn take(&mut self, len: usize) -> Vec<u8> {
+        let mut memory = std::mem::take(self).memory;
+        memory.resize(len, 0);
+        memory
+    }
+
+    /// Adds zeroes up to a multiple of `chunk_bytes`.
+    pub(super) fn fill_up(&mut self, chunk_bytes: usize) {
+        let end = self.start.saturating_add(self.len);
+        self.len = self.len.next_multiple_of(chunk_bytes);
+        self.memory.truncate(end);
+        self.memory.resize(self.start.saturating_add(self.len), 0);
+    }
+
+    /// What was read.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.memory.get(self.start..self.start.saturating_add(self.len)).unwrap_or_default()
+    }
+}
+
+impl From<Vec<u8>> for Input {
+    fn from(memory: Vec<u8>) -> Self {
+        let len = memory.len();
+        Self { memory, start: 0, len }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_followed_by_zeroes_however_it_was_used_before() {
+        let mut input = Input::default();
+        for (len, chunk_bytes) in [(1 << 20, 65_536), (512, 65_536), (300_032, 4096), (65_536, 65_536)] {
+            let into = input.page_of(len);
+            assert_eq!((into.len(), into.as_ptr().addr() % PAGE_BYTES), (len, 0));
+            into.fill(5);
+            input.fill_up(chunk_bytes);
+            let expected = [vec![5; len], vec![0; len.next_multiple_of(chunk_bytes) - len]].concat();
+            assert_eq!(input.bytes(), expected);
+            // The same from a source that was waited for.
+            let mut buffer = input.take(len);
+            assert_eq!(buffer.len(), len);
+            buffer.fill(6);
+            input = Input::from(buffer);
+            input.fill_up(chunk_bytes);
+            assert_eq!(&input.bytes()[..len], vec![6; len]);
+            assert_eq!(&input.bytes()[len..], vec![0; len.next_multiple_of(chunk_bytes) - len]);
+        }
+    }
+}
