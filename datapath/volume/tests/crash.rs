@@ -147,6 +147,7 @@ impl Life {
         if self.lies {
             engine.lie();
         }
+        setup::end_with_a_panic_of_ours();
         let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
         match Volume::open(&self.options(at), &host) {
             Err(error) => assert!(engine.is_gone(), "seed {}: cannot open: {error}", self.seed),
@@ -446,6 +447,7 @@ fn writers_side_by_side_are_cut_at_one_moment() {
     for round in 0..60 {
         let dir = tempfile::tempdir().unwrap();
         let engine = CrashEngine::new();
+        setup::end_with_a_panic_of_ours();
         let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
         let volume = Volume::open(&life.options(dir.path()), &host).unwrap();
         engine.crash_after(rng.between(1, 60));
@@ -467,6 +469,7 @@ fn writers_side_by_side_are_cut_at_one_moment() {
         });
         drop(volume);
         engine.crash(&mut rng);
+        setup::end_with_a_panic_of_ours();
         let host = Host::with_engine(u64::MAX, CrashEngine::new()).unwrap();
         let volume = Volume::open(&life.options(dir.path()), &host).unwrap();
         let mut found = vec![0; BLOCKS * BLOCK];

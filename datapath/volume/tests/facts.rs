@@ -12,7 +12,7 @@ use std::time::Duration;
 use filling::{MIB, assert_holds, empty, fill, fill_patiently, pattern};
 use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
-use headwater_volume::CacheMode;
+use headwater_volume::{CacheMode, PersistentOptions};
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
@@ -42,6 +42,10 @@ struct IoCounts {
     writes: AtomicU64,
     /// Writes that are not a whole segment.
     odd_writes: AtomicU64,
+    /// Writes that do not begin where the one before them ended.
+    jumps: AtomicU64,
+    /// Where the last write ended.
+    end: AtomicU64,
 }
 
 impl IoEngine for CountingEngine {
@@ -50,6 +54,11 @@ impl IoEngine for CountingEngine {
         which.fetch_add(1, Ordering::SeqCst);
         if op.direction != Direction::Read && op.len != SEALED_SEGMENT_BYTES {
             self.counts.odd_writes.fetch_add(1, Ordering::SeqCst);
+        }
+        if op.direction != Direction::Read
+            && self.counts.end.swap(op.offset + op.len as u64, Ordering::SeqCst) != op.offset
+        {
+            self.counts.jumps.fetch_add(1, Ordering::SeqCst);
         }
         self.real.submit(op);
     }
@@ -75,10 +84,39 @@ fn full_disk_under_a_sparse_cache_file_killed_the_daemon_with_sigbus() {
     // Reads go on, of what is in RAM and of what is on the full disk.
     assert_holds(&*device, taken.max(90));
     assert!(volume.counters().cache.read_disk_blocks > 0);
-    // Nothing of the file is mapped, so no signal can come from it.
+    assert_nothing_is_mapped(dir.path());
+}
+
+/// Nothing of a cache's files is mapped, so no signal can come from them.
+fn assert_nothing_is_mapped(dir: &Path) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let dir = dir.path().canonicalize().unwrap();
-    assert!(!maps.contains(dir.to_str().unwrap()), "the overflow file is mapped");
+    let dir = dir.canonicalize().unwrap();
+    assert!(!open_files(&dir).is_empty(), "there is nothing that could be");
+    assert!(!maps.contains(dir.to_str().unwrap()), "a file of the cache is mapped");
+}
+
+#[test]
+fn no_file_of_a_cache_is_mapped_whatever_its_mode() {
+    let persistent = || PersistentOptions { name: "disk1".into(), key: [3; 16], base_id: [5; 32] };
+    for (mode, persistent) in [(CacheMode::Disk, None), (CacheMode::RamDisk, Some(persistent()))] {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, _) = setup::host(u64::MAX);
+        let mut options = setup::options(&empty(256), mode, 32, 512, dir.path());
+        options.persistent = persistent;
+        let (volume, device) = setup::open(&options, &host);
+        fill_patiently(&*device, 0..64);
+        blocking::flush(&*device).unwrap();
+        assert_holds(&*device, 64);
+        assert!(volume.counters().cache.read_disk_blocks > 0);
+        assert_nothing_is_mapped(dir.path());
+        volume.close();
+        drop((volume, device));
+        if options.persistent.is_some() {
+            let (_volume, device) = setup::open(&options, &host);
+            assert_holds(&*device, 64);
+            assert_nothing_is_mapped(dir.path());
+        }
+    }
 }
 
 #[test]
@@ -181,6 +219,7 @@ fn the_first_write_of_a_block_cost_three_disk_operations() {
     assert!(writes <= blocks.len() as u64 / 512, "{writes} disk writes for {} first writes", blocks.len());
     assert_eq!(counts.reads.load(Ordering::SeqCst), 0);
     assert_eq!(counts.odd_writes.load(Ordering::SeqCst), 0, "every write is a whole segment");
+    assert_eq!(counts.jumps.load(Ordering::SeqCst), 0, "they are written one behind the other");
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn options(base: &Arc<dyn Device>, at: &Path) -> VolumeOptions {
 
 fn open(options: &VolumeOptions) -> (Arc<CrashEngine>, Host, Arc<Volume>) {
     let engine = CrashEngine::new();
+    setup::end_with_a_panic_of_ours();
     let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
     let volume = Volume::open(options, &host).unwrap();
     (engine, host, volume)

@@ -7,7 +7,7 @@ mod setup;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use filling::{MIB, assert_holds, empty, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, fill_on, pattern};
 use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
@@ -53,6 +53,23 @@ fn cold_segments_are_written_out_early_and_their_copies_stay_in_ram() {
     let cache = volume.counters().cache;
     assert_eq!((cache.evicted_segments, cache.paused_writes, cache.packed_segments), (0, 0, 0), "{cache:?}");
     assert_eq!((cache.read_ram_blocks, cache.read_disk_blocks), (50 * BLOCKS_PER_MIB, 0), "{cache:?}");
+}
+
+#[test]
+fn nothing_is_written_out_below_the_mark_and_above_it_no_more_than_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 64, 256, dir.path()), &host);
+    // 18 segments may be dirty: of 10 none has to go, and of 25 seven.
+    assert_eq!(fill(&*device, 20), (20, None));
+    settle(&volume, &faults);
+    assert_eq!(volume.counters().cache.spilled_segments, 0);
+    assert_eq!(fill_on(&*device, 20..50), (50, None));
+    wait_until("some are on disk", || volume.counters().cache.spilled_segments >= 4);
+    settle(&volume, &faults);
+    let spilled = volume.counters().cache.spilled_segments;
+    assert!(spilled <= 9, "{spilled} segments are on disk");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod filling;
 mod setup;
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -294,4 +294,45 @@ fn nothing_that_was_written_can_be_read_in_the_file() {
             assert!(block == marked(number), "block {number} was lost");
         }
     }
+}
+
+#[test]
+fn a_bit_that_flips_in_the_file_costs_one_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(false, 64, dir.path()), &host);
+    let data = Rng::new(8).bytes(48 * MIB as usize);
+    for (number, piece) in data.chunks(MIB as usize).enumerate() {
+        blocking::write(&*device, number as u64 * MIB, piece).unwrap();
+    }
+    // What was written out first is the coldest, so it is on disk alone once most of the RAM is somebody else's.
+    wait_until("the first blocks are not in RAM", || {
+        let before = volume.counters().cache.read_disk_blocks;
+        blocking::read(&*device, 0, &mut [0; 4096]).unwrap();
+        volume.counters().cache.read_disk_blocks > before
+    });
+    let file =
+        std::fs::OpenOptions::new().read(true).write(true).open(overflow_file(false, dir.path())).unwrap();
+    // In the 21st slot of the first segment.
+    let (at, mut byte) = (20 * 4112 + 100, [0]);
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    file.sync_all().unwrap();
+    let damaged: Vec<u64> = (0..48 * MIB / 4096)
+        .filter(|block| {
+            let (from, mut read) = (*block as usize * 4096, vec![0; 4096]);
+            match blocking::read(&*device, block * 4096, &mut read) {
+                Ok(()) => {
+                    assert!(read == data[from..from + 4096], "block {block}");
+                    false
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), IoErrorKind::Corrupt);
+                    assert!(error.to_string().contains(&format!("at byte {from} of volume")), "{error}");
+                    true
+                }
+            }
+        })
+        .collect();
+    assert_eq!((damaged.len(), volume.counters().cache.corrupt_blocks), (1, 1), "{damaged:?}");
 }

@@ -39,6 +39,7 @@ fn options(at: &Path) -> VolumeOptions {
 type Opened = (Arc<Volume>, Host);
 
 fn try_open(at: &Path, engine: &Arc<CrashEngine>) -> Result<Opened, headwater_block::IoError> {
+    setup::end_with_a_panic_of_ours();
     let host = Host::with_engine(u64::MAX, Arc::clone(engine) as _).unwrap();
     Volume::open(&options(at), &host).map(|volume| (volume, host))
 }

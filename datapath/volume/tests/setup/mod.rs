@@ -91,10 +91,7 @@ fn write_half(op: IoOp) {
 
 impl IoEngine for FaultyEngine {
     fn submit(&self, op: IoOp) {
-        assert!(
-            op.direction == Direction::Read || !self.faults.panics.load(Ordering::SeqCst),
-            "as asked for"
-        );
+        assert!(op.direction == Direction::Read || !self.faults.panics.load(Ordering::SeqCst), "{ASKED_FOR}");
         let mut op = counted(op, &self.faults);
         let count = self.faults.count.fetch_add(1, Ordering::Relaxed) + 1;
         let due = |every: &AtomicU64| {
@@ -152,13 +149,32 @@ impl IoEngine for FaultyEngine {
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {
-        assert!(!self.faults.panics.load(Ordering::SeqCst), "as asked for");
+        assert!(!self.faults.panics.load(Ordering::SeqCst), "{ASKED_FOR}");
         self.real.sync(file)
     }
 }
 
+/// What a panic that a test asks for says.
+const ASKED_FOR: &str = "as asked for";
+
+/// Ends the process when a thread that serves all caches panics. There it is caught, and others go on: it would pass for nothing.
+pub fn end_with_a_panic_of_ours() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            report(panic);
+            let is_ours = std::thread::current().name().is_some_and(|name| name.starts_with("hw-"));
+            if is_ours && !panic.to_string().contains(ASKED_FOR) {
+                std::process::abort();
+            }
+        }));
+    });
+}
+
 /// A host with faults to switch on.
 pub fn host(limit_bytes: u64) -> (Host, Arc<Faults>) {
+    end_with_a_panic_of_ours();
     let faults = Arc::new(Faults::default());
     let engine = FaultyEngine { real: open_engine().unwrap(), faults: Arc::clone(&faults) };
     (Host::with_engine(limit_bytes, Arc::new(engine)).unwrap(), faults)
