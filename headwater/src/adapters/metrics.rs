@@ -190,7 +190,9 @@ mod tests {
     fn number_all(name: &str, value: &mut Value, found: &mut Vec<(String, u64)>) {
         match value {
             Value::Object(fields) => {
-                fields.iter_mut().for_each(|(name, field)| number_all(name, field, found))
+                for (field, value) in fields {
+                    number_all(&format!("{name}.{field}"), value, found);
+                }
             }
             Value::Number(_) => {
                 // A number that stays itself as nanoseconds, in seconds.
@@ -199,6 +201,40 @@ mod tests {
                 found.push((name.to_owned(), own));
             }
             _ => {}
+        }
+    }
+
+    /// The words of a metric and of its labels.
+    fn words(sample: &Sample) -> Vec<&str> {
+        let labels = sample.labels.values().map(String::as_str);
+        let names = std::iter::once(sample.metric.as_str()).chain(labels);
+        names.flat_map(|name| name.split('_')).map(plain).collect()
+    }
+
+    fn plain(word: &str) -> &str {
+        WORDS.iter().find(|(form, _)| *form == word).map_or(word, |(_, plain)| *plain)
+    }
+
+    /// Forms of words, and what is called otherwise in metrics.
+    const WORDS: [(&str, &str); 8] = [
+        ("0.5", "p50"),
+        ("0.99", "p99"),
+        ("0.999", "p999"),
+        ("reads", "read"),
+        ("writes", "write"),
+        ("written", "write"),
+        ("discards", "discard"),
+        ("seconds", "ns"),
+    ];
+
+    /// Each counter stands in a metric that is called as it is. `path`: its place, `read_ram.p50_ns` for instance.
+    fn assert_told(path: &str, number: u64, samples: &[Sample]) {
+        let wanted = if path.ends_with("_ns") { seconds(number) } else { number as f64 };
+        let told = samples.iter().find(|sample| sample.value == wanted);
+        let told = told.unwrap_or_else(|| panic!("no metric tells {path}"));
+        let words = words(told);
+        for word in path.split(['.', '_']).filter(|word| !["ops", "cache", "latency"].contains(word)) {
+            assert!(words.contains(&plain(word)), "{path} stands in {told:?}");
         }
     }
 
@@ -211,12 +247,51 @@ mod tests {
         // What is the host's is no machine's.
         let samples: Vec<_> = volume(&counters).into_iter().chain(limit(&counters)).collect();
         assert!(numbers.len() > 60, "{numbers:?}");
-        for (name, number) in &numbers {
-            let wanted = if name.ends_with("_ns") { seconds(*number) } else { *number as f64 };
-            assert!(samples.iter().any(|sample| sample.value == wanted), "no metric tells {name}");
+        for (path, number) in &numbers {
+            assert_told(path.trim_start_matches('.'), *number, &samples);
         }
         for sample in &samples {
             assert!(headwater_api::metrics::family(&sample.metric).is_some(), "{}", sample.metric);
+        }
+    }
+    #[test]
+    fn what_the_host_has_is_told_by_its_name() {
+        let memory = HostSnapshot {
+            configured_limit_bytes: 1,
+            limit_bytes: 2,
+            used_bytes: 3,
+            pressure_shrinks: 4,
+            ..HostSnapshot::default()
+        };
+        let chunks = ChunkCacheCounters {
+            capacity_bytes: 5,
+            held_bytes: 6,
+            hits: 7,
+            fetches: 28,
+            ahead: 20,
+            joined: 9,
+            failures: 10,
+            evictions: 11,
+            ..ChunkCacheCounters::default()
+        };
+        let expected = [
+            "host_ram_configured_bytes",
+            "host_ram_limit_bytes",
+            "host_ram_used_bytes",
+            "host_pressure_shrinks_total",
+            "chunk_cache_limit_bytes",
+            "chunk_cache_used_bytes",
+            "chunk_cache_hits_total",
+            "chunk_cache_misses_total",
+            "chunk_cache_joined_total",
+            "chunk_cache_failures_total",
+            "chunk_cache_evictions_total",
+        ];
+        let samples = host(&memory, &chunks);
+        assert_eq!(samples.len(), expected.len());
+        for (name, number) in expected.into_iter().zip(1..) {
+            let value = samples.iter().find(|sample| sample.metric == format!("headwater_{name}"));
+            assert_eq!(value.map(|sample| sample.value), Some(f64::from(number)), "{name}");
         }
     }
 }
