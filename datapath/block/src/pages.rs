@@ -39,8 +39,21 @@ impl Pages {
         Self::with_lead(len, lead_bytes())
     }
 
+    /// `count` such pieces, for the system calls of one.
+    pub fn many(count: usize, len: usize) -> std::io::Result<Vec<Self>> {
+        Self::many_with_lead(count, len, lead_bytes())
+    }
+
     fn with_lead(len: usize, lead: usize) -> std::io::Result<Self> {
-        let bytes = mapped_bytes(lead, len);
+        Self::many_with_lead(1, len, lead)?.pop().ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn many_with_lead(count: usize, len: usize, lead: usize) -> std::io::Result<Vec<Self>> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let each_bytes = mapped_bytes(lead, len);
+        let bytes = each_bytes.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
         // SAFETY: a new private mapping at an address of the kernel's choice touches no memory that is in use.
         let mapping = unsafe {
             rustix::mm::mmap_anonymous(
@@ -50,26 +63,23 @@ impl Pages {
                 MapFlags::PRIVATE,
             )
         }?;
-        let mapping =
+        let mapping: NonNull<u8> =
             NonNull::new(mapping.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))?;
-        let pages = Self { mapping, lead, len, was_handed_out: AtomicBool::new(false) };
         // Pieces side by side would else share a huge page, which is split when one of them goes, and is sent more slowly.
         // SAFETY: the mapping above; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(mapping.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
-        pages.populate();
-        Ok(pages)
+        populate(mapping, bytes);
+        let piece = |number: usize| {
+            // SAFETY: within the mapping, which has `count` pieces. Each is unmapped by itself.
+            let mapping = unsafe { mapping.add(each_bytes.saturating_mul(number)) };
+            Self { mapping, lead, len, was_handed_out: AtomicBool::new(false) }
+        };
+        Ok((0..count).map(piece).collect())
     }
 
     /// What it takes: whole pages.
     pub fn memory_bytes(&self) -> usize {
         mapped_bytes(self.lead, self.len)
-    }
-
-    /// All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
-    fn populate(&self) {
-        let (start, bytes) = (self.mapping.as_ptr().cast(), self.memory_bytes());
-        // SAFETY: the mapping of this value; its contents stay.
-        let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxPopulateWrite) };
     }
 
     /// Leaves its pages to the kernel, which may still read them, or else frees them; there are new ones in the same place once it is
@@ -123,6 +133,12 @@ impl Drop for Pages {
     }
 }
 
+/// All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
+fn populate(mapping: NonNull<u8>, bytes: usize) {
+    // SAFETY: a mapping of the caller's; its contents stay.
+    let _ = unsafe { rustix::mm::madvise(mapping.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+}
+
 fn mapped_bytes(lead: usize, len: usize) -> usize {
     lead.saturating_add(len).max(1).next_multiple_of(PAGE_BYTES)
 }
@@ -152,7 +168,7 @@ impl SharedPages {
                 return None;
             }
             *pages.was_handed_out.get_mut() = false;
-            pages.populate();
+            populate(pages.mapping, pages.memory_bytes());
         }
         Some(pages)
     }
@@ -228,6 +244,25 @@ mod tests {
             assert_eq!(*Lent::new(shared.clone(), 0, 8192).unwrap().hand_out(), [9; 8192]);
             assert_eq!(*shared.take_back().unwrap(), [0; 8192]);
         }
+    }
+
+    #[test]
+    fn pieces_of_one_mapping_go_one_by_one() {
+        let pieces = Pages::many(5, 70_000).unwrap();
+        let mut shared: Vec<SharedPages> = Vec::new();
+        for (mut piece, number) in pieces.into_iter().zip(1..) {
+            assert_eq!(*piece, [0; 70_000]);
+            piece.fill(number);
+            shared.push(piece.share());
+        }
+        for gone in [2, 0, 2] {
+            drop(shared.remove(gone));
+        }
+        assert_eq!(*shared[0], [2; 70_000]);
+        assert_eq!(*shared[1], [4; 70_000]);
+        Lent::new(shared[0].clone(), 0, 1).unwrap().hand_out();
+        assert_eq!(*shared.remove(0).take_back().unwrap(), [0; 70_000]);
+        assert_eq!(*shared[0], [4; 70_000]);
     }
 
     #[test]

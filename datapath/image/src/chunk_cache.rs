@@ -277,12 +277,22 @@ impl ChunkCache {
         }
     }
 
-    /// Memory for a chunk of `len` bytes, with any content, from a dropped chunk if there is one.
-    pub(crate) fn pages(&self, len: usize) -> Result<Pages, ImageError> {
-        let spare = self.spare.lock().pop().filter(|pages| pages.len() == len);
-        spare
-            .map_or_else(|| Pages::new(len), Ok)
-            .map_err(|e| ImageError::from_os(format!("cannot get {len} bytes of memory for a chunk"), &e))
+    /// Memory for `count` chunks of `len` bytes, with any content: of dropped chunks if there are some.
+    pub(crate) fn pages(&self, count: usize, len: usize) -> Result<Vec<Pages>, ImageError> {
+        let mut pages = Vec::with_capacity(count);
+        {
+            let mut spare = self.spare.lock();
+            let first = spare.len().saturating_sub(count);
+            pages.extend(spare.drain(first..).filter(|pages| pages.len() == len));
+        }
+        let missing = count.saturating_sub(pages.len());
+        if missing > 0 {
+            let new = Pages::many(missing, len).map_err(|e| {
+                ImageError::from_os(format!("cannot get memory for {missing} chunks of {len} bytes"), &e)
+            })?;
+            pages.extend(new);
+        }
+        Ok(pages)
     }
 
     fn keep_spare(&self, evicted: Vec<Chunk>) {
@@ -407,7 +417,7 @@ mod tests {
         // A read of 16 chunks has all of its memory before it drops others.
         (64..80).for_each(|n| fill(&cache, n, LEN));
         assert_eq!(cache.spare.lock().len(), 16);
-        let taken: Vec<Pages> = (0..16).map(|_| cache.pages(LEN).unwrap()).collect();
+        let taken = cache.pages(16, LEN).unwrap();
         assert_eq!((taken.len(), cache.spare.lock().len()), (16, 0));
         (80..200).for_each(|n| fill(&cache, n, LEN));
         let spare_bytes: usize = cache.spare.lock().iter().map(Pages::memory_bytes).sum();

@@ -176,7 +176,7 @@ impl Source {
         if !disk.get(&chunk.hash, packed) {
             return None;
         }
-        let mut bytes = self.cache.pages(self.chunk_bytes).ok()?;
+        let mut bytes = self.cache.pages(1, self.chunk_bytes).ok()?.pop()?;
         match chunk::unpack(packed, &mut bytes, &chunk.hash) {
             Ok(()) => Some(bytes),
             Err(e) => {
@@ -195,7 +195,7 @@ impl Source {
         waiting: &mut Waiting,
     ) -> Result<Option<Vec<Pages>>, ImageError> {
         // Gotten once bytes have come: a read that waits looks again and again.
-        let mut unpacked: Vec<Pages> = Vec::with_capacity(chunks.len());
+        let mut unpacked: Vec<Pages> = Vec::new();
         let mut no_memory = None;
         let mut next = 0;
         let is_read =
@@ -204,13 +204,12 @@ impl Source {
                     // Bytes of another server were refused before.
                     next = 0;
                 }
-                if next == unpacked.len() && next < chunks.len() {
-                    let pages = self.cache.pages(self.chunk_bytes);
-                    unpacked.push(pages.map_err(|e| {
+                if unpacked.is_empty() {
+                    unpacked = self.cache.pages(chunks.len(), self.chunk_bytes).map_err(|e| {
                         let told = StoreError::new(StoreErrorKind::Io, e.to_string());
                         no_memory = Some(e);
                         told
-                    })?);
+                    })?;
                 }
                 let bytes = unpacked.get_mut(next);
                 next += 1;
