@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::ScopedJoinHandle;
 
 /// So much is left to the last sync, or to the next one: enough for a disk to be busy with, and little beside what
 /// the system lets wait in memory.
 const STEP_BYTES: u64 = 16 << 20;
+/// Steps that may wait while others are synced. Who writes faster than the disk waits for it: else one sync would come to have
+/// a part of all memory before it, and whoever cancels would wait for that.
+const STEPS_AHEAD: usize = 4;
 
 /// What is told of what was written.
 pub(crate) struct EarlySync {
@@ -28,8 +31,7 @@ impl EarlySync {
         write: impl FnOnce(&Self) -> Result<(), E>,
     ) -> Result<(), E> {
         std::thread::scope(|scope| {
-            // One that is told while it syncs goes on at once.
-            let (wake, woken) = sync_channel(1);
+            let (wake, woken) = sync_channel(STEPS_AHEAD);
             let thread = std::thread::Builder::new()
                 .name("sync".into())
                 .spawn_scoped(scope, move || sync_each_time(file, &woken))
@@ -42,21 +44,20 @@ impl EarlySync {
         })
     }
 
-    /// More was written. Fails where a sync has failed, so that nobody writes on in vain.
+    /// More was written. Waits for the disk where that is far behind, and fails where a sync has failed, so that nobody writes on in vain.
     pub(crate) fn wrote(&self, bytes: u64) -> io::Result<()> {
         let before = self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before / STEP_BYTES == before.saturating_add(bytes) / STEP_BYTES {
             return Ok(());
         }
-        match self.wake.try_send(()) {
-            Ok(()) | Err(TrySendError::Full(())) => Ok(()),
-            Err(TrySendError::Disconnected(())) => Err(io::Error::other("the disk took no more")),
-        }
+        self.wake.send(()).map_err(|_| io::Error::other("the disk took no more"))
     }
 }
 
 fn sync_each_time(file: &File, woken: &Receiver<()>) -> io::Result<()> {
     for () in woken {
+        // One sync is for all steps that were written before it.
+        woken.try_iter().for_each(drop);
         file.sync_data()?;
     }
     Ok(())
