@@ -16,7 +16,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::apart::lead_bytes;
 
-const PAGE_BYTES: usize = 4096;
+/// Below this a page more for each would be a large part of it.
+const LED_MIN_BYTES: usize = 32 << 10;
 
 /// A piece of memory in pages of its own, zeroed at first. Its only owner may write to it.
 pub struct Pages {
@@ -36,12 +37,12 @@ unsafe impl Sync for Pages {}
 impl Pages {
     /// `len` bytes of zeroes. Fails where the process may map no more.
     pub fn new(len: usize) -> std::io::Result<Self> {
-        Self::with_lead(len, lead_bytes())
+        Self::with_lead(len, lead_of(len))
     }
 
     /// `count` such pieces, for the system calls of one.
     pub fn many(count: usize, len: usize) -> std::io::Result<Vec<Self>> {
-        Self::many_with_lead(count, len, lead_bytes())
+        Self::many_with_lead(count, len, lead_of(len))
     }
 
     fn with_lead(len: usize, lead: usize) -> std::io::Result<Self> {
@@ -139,8 +140,14 @@ fn populate(mapping: NonNull<u8>, bytes: usize) {
     let _ = unsafe { rustix::mm::madvise(mapping.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
 }
 
+/// How far into a page so many bytes begin.
+fn lead_of(len: usize) -> usize {
+    if len < LED_MIN_BYTES { 0 } else { lead_bytes() }
+}
+
 fn mapped_bytes(lead: usize, len: usize) -> usize {
-    lead.saturating_add(len).max(1).next_multiple_of(PAGE_BYTES)
+    // The kernel's pages: what lies side by side goes one by one.
+    lead.saturating_add(len).max(1).next_multiple_of(rustix::param::page_size())
 }
 
 impl std::fmt::Debug for Pages {
@@ -235,15 +242,18 @@ mod tests {
 
     #[test]
     fn it_is_whole_wherever_in_a_page_it_begins() {
-        for (lead, memory_bytes) in [(0, 8192), (64, 12_288)] {
-            let mut pages = Pages::with_lead(8192, lead).unwrap();
-            assert_eq!((pages.len(), pages.memory_bytes()), (8192, memory_bytes));
-            assert_eq!(pages.as_ptr().addr() % PAGE_BYTES, lead);
+        const LEN: usize = 65_536;
+        let page_bytes = rustix::param::page_size();
+        for (lead, memory_bytes) in [(0, LEN), (64, LEN + page_bytes)] {
+            let mut pages = Pages::with_lead(LEN, lead).unwrap();
+            assert_eq!((pages.len(), pages.memory_bytes()), (LEN, memory_bytes));
+            assert_eq!(pages.as_ptr().addr() % page_bytes, lead);
             pages.fill(9);
             let shared = pages.share();
-            assert_eq!(*Lent::new(shared.clone(), 0, 8192).unwrap().hand_out(), [9; 8192]);
-            assert_eq!(*shared.take_back().unwrap(), [0; 8192]);
+            assert_eq!(*Lent::new(shared.clone(), 0, LEN).unwrap().hand_out(), [9; LEN]);
+            assert_eq!(*shared.take_back().unwrap(), [0; LEN]);
         }
+        assert_eq!(Pages::new(4096).unwrap().as_ptr().addr() % page_bytes, 0, "a small one is not led");
     }
 
     #[test]

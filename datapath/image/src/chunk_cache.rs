@@ -279,12 +279,13 @@ impl ChunkCache {
 
     /// Memory for `count` chunks of `len` bytes, with any content: of dropped chunks if there are some.
     pub(crate) fn pages(&self, count: usize, len: usize) -> Result<Vec<Pages>, ImageError> {
-        let mut pages = Vec::with_capacity(count);
-        {
+        let mut pages: Vec<Pages> = {
             let mut spare = self.spare.lock();
             let first = spare.len().saturating_sub(count);
-            pages.extend(spare.drain(first..).filter(|pages| pages.len() == len));
-        }
+            spare.drain(first..).collect()
+        };
+        // Those of another length go without the lock: each is a system call.
+        pages.retain(|pages| pages.len() == len);
         let missing = count.saturating_sub(pages.len());
         if missing > 0 {
             let new = Pages::many(missing, len).map_err(|e| {

@@ -65,6 +65,7 @@ impl IoEngine for CountingEngine {
 }
 
 fn counting_host() -> (Host, Arc<IoCounts>) {
+    setup::end_with_a_panic_of_ours();
     let counts = Arc::new(IoCounts::default());
     let engine = CountingEngine { real: open_engine().unwrap(), counts: Arc::clone(&counts) };
     (Host::with_engine(u64::MAX, Arc::new(engine)).unwrap(), counts)

@@ -101,6 +101,7 @@ impl IoEngine for LookingEngine {
 }
 
 fn looking_host() -> (Host, Arc<Seen>) {
+    setup::end_with_a_panic_of_ours();
     let seen = Arc::new(Seen::default());
     let engine = LookingEngine { real: open_engine().unwrap(), seen: Arc::clone(&seen) };
     (Host::with_engine(u64::MAX, Arc::new(engine)).unwrap(), seen)

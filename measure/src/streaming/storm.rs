@@ -73,8 +73,8 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
         image: "storm",
         from: &from,
         nbd: Some(format!("tcp:127.0.0.1:{}", free_port()?)),
-        // A quarter more than the image: parts of the cache are not filled evenly.
-        more: &["--chunk-memory", if plan.quick { "320M" } else { "2560M" }, "--boot-trace", "off"],
+        // A quarter more than the image, or half of a small one: parts of the cache are not filled evenly.
+        more: &["--chunk-memory", if plan.quick { "384M" } else { "2560M" }, "--boot-trace", "off"],
     };
     let ours = Export::start(plan, Command::new(&plan.headwater), &what)?;
     let peers = PEERS.iter().map(|peer| Served::start(peer, &raw, bytes)).collect::<Result<Vec<_>>>()?;

@@ -5,7 +5,7 @@
 
 const PAGE_BYTES: usize = 4096;
 
-/// Bytes of one batch. Used again and again.
+/// Bytes of one batch. Used again and again. What a source is waited for brings has a buffer of its own.
 #[derive(Default)]
 pub(super) struct Input {
     memory: Vec<u8>,
@@ -14,9 +14,16 @@ pub(super) struct Input {
 }
 
 impl Input {
+    /// For batches of at most `bytes`, filled up included.
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        Self { memory: Vec::with_capacity(bytes.saturating_add(PAGE_BYTES)), start: 0, len: 0 }
+    }
+
     /// Room for `len` bytes, with any content.
     pub(super) fn page_of(&mut self, len: usize) -> &mut [u8] {
-        self.memory.resize(len.saturating_add(PAGE_BYTES), 0);
+        let room = len.saturating_add(PAGE_BYTES);
+        self.memory.reserve_exact(room.saturating_sub(self.memory.len()));
+        self.memory.resize(room, 0);
         self.start = self.memory.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
         self.len = len;
         self.memory.get_mut(self.start..self.start.saturating_add(len)).unwrap_or_default()

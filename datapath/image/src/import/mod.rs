@@ -53,7 +53,7 @@ pub const IMPORT_THREADS_MAX: usize = 64;
 /// How much of the image a worker takes at a time, unless a chunk is larger.
 const WORK_BYTES: u32 = 1 << 20;
 /// `Work`s for each worker: one in its hands, the others on their way to the writer or waiting for their
-/// turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread.
+/// turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread, and a page for each.
 const WORKS_PER_THREAD: usize = 4;
 
 /// What of a range differs: from its start, the lengths of runs and whether each differs. It may end early.

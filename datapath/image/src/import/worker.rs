@@ -45,7 +45,12 @@ pub(super) struct Work {
 impl Work {
     pub(super) fn new(work_bytes: usize) -> Self {
         let batch = Batch { sequence: 0, offset: 0, len: 0 };
-        Self { batch, input: Input::default(), found: Vec::new(), output: vec![0; work_bytes] }
+        Self {
+            batch,
+            input: Input::with_capacity(work_bytes),
+            found: Vec::new(),
+            output: vec![0; work_bytes],
+        }
     }
 }
 

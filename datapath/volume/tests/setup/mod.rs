@@ -1,7 +1,7 @@
 //! Volumes for tests, on a host whose disk engine can be told to fail.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -166,6 +166,8 @@ pub fn end_with_a_panic_of_ours() {
             report(panic);
             let is_ours = std::thread::current().name().is_some_and(|name| name.starts_with("hw-"));
             if is_ours && !panic.to_string().contains(ASKED_FOR) {
+                // The test runner keeps what was reported so far, and it would go with the process.
+                let _ = writeln!(io::stderr(), "{panic}\n{}", std::backtrace::Backtrace::force_capture());
                 std::process::abort();
             }
         }));
