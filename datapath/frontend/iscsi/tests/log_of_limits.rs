@@ -1,4 +1,4 @@
-//! Initiators that come in masses, or go, or take nothing: the log says who and why, and is not filled.
+//! Initiators that come in masses, or go, or take nothing, or do not know the secret: the log says who and why, and is not filled.
 
 mod fixture;
 
@@ -7,10 +7,11 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Instant;
 
 use fixture::raw::{read10, write10};
-use fixture::{Fixture, INITIATOR, Raw};
+use fixture::{Fixture, INITIATOR, Raw, accounts};
 use headwater_iscsi::Limits;
+use headwater_iscsi::login::status;
 use headwater_iscsi::wire::request::ScsiCommand;
-use headwater_testkit::{Log, ReferenceDisk};
+use headwater_testkit::{Log, ReferenceDisk, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -106,4 +107,57 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
     }
     fixture.wait_for_connections(0);
     log.take_bounded("iSCSI", started);
+
+    wrong_secrets_are_told_or_counted(&log);
+}
+
+/// Somebody tries secrets, one after the other: what is not told is counted, and who knows the secret gets in meanwhile.
+fn wrong_secrets_are_told_or_counted(log: &Log) {
+    let started = Instant::now();
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), Limits::default(), Some(accounts()));
+    let guess = || {
+        let mut raw = fixture.raw();
+        assert_eq!(raw.prove("alice", "not-her-secret").status, status::AUTHENTICATION_FAILURE);
+        raw.ends();
+        let who = address(&raw.stream);
+        drop(raw);
+        // When it is gone it was told or counted.
+        fixture.wait_for_connections(0);
+        who
+    };
+    for number in 0..TIMES {
+        let who = guess();
+        if number == 0 {
+            let why = "the CHAP response of 'alice' is wrong: the secrets differ";
+            log.wait_for(&format!(
+                "iSCSI: initiator at {who}: the connection was closed: its login was refused: initiator {INITIATOR}: {why}"
+            ));
+        }
+    }
+    let mut alice = fixture.raw();
+    assert_eq!(alice.log_in_as("alice", "alice-secret-1"), status::SUCCESS);
+    alice.clear_attention();
+    assert_eq!(alice.read(0, 1), [0; 512]);
+    alice.log_out();
+    fixture.wait_for_connections(0);
+    // The first one after ten seconds says how many were kept back in these. On a busy host some were told of before.
+    let kept_back = || log.lines_with(&["iSCSI: further warnings were kept back"]);
+    let (mut tried, before) = (TIMES, kept_back().len());
+    wait_until("those that were kept back are told of", || {
+        guess();
+        tried += 1;
+        kept_back().len() > before
+    });
+    let counted: usize = kept_back().iter().map(|line| kept_back_in(line)).sum();
+    let told = log.lines_with(&["the secrets differ"]).len();
+    let text = log.text();
+    assert_eq!(told + counted, tried, "{told} told of and {counted} counted: {text}");
+    assert!(!text.contains("not-her-secret") && !text.contains("alice-secret-1"), "{text}");
+    log.take_bounded("iSCSI", started);
+}
+
+/// How many such a line says were kept back.
+fn kept_back_in(line: &str) -> usize {
+    let (_, count) = line.split_once("kept_back=").unwrap();
+    count.trim().parse().unwrap()
 }
