@@ -4,12 +4,14 @@ mod fixture;
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fixture::{PATIENCE, Raw};
 use headwater_nbd::wire::transmission::command;
-use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_nbd::{Address, Client, Limits, Options, Server, ServerTls, ServerTlsOptions, SingleExport};
+use headwater_testkit::pki::{Authority, Oddity};
 use headwater_testkit::{Log, ReferenceDisk, wait_until};
 
 /// How often each of them comes.
@@ -100,5 +102,33 @@ fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
         }
     }
     port.wait_for_connections(0);
+    log.take_bounded("NBD", started);
+
+    // Certificates that nobody here has signed.
+    let started = Instant::now();
+    let directory = tempfile::tempdir().unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| {
+        let roles = [("server", "localhost", Oddity::default()), ("client", "desk-7", Oddity::default())];
+        Authority::new(name).directory(&directory.path().join(name), &roles)
+    });
+    // Theirs trusts this server, so that it is the server that refuses.
+    std::fs::copy(ours.join("ca-cert.pem"), theirs.join("ca-cert.pem")).unwrap();
+    let tls = ServerTls::load(&ours, ServerTlsOptions { is_required: true, verifies_clients: true }).unwrap();
+    let export = SingleExport::new(Arc::new(ReferenceDisk::new(1 << 20)), "a secret disk");
+    let address = Address::Tcp { host: "localhost".into(), port: 0 };
+    let options = Options { limits: Limits::default(), tls: Some(tls) };
+    let server = Server::bind(address, export, options).unwrap();
+    let uri = server.uri().replacen("nbd:", "nbds:", 1);
+    let uri = |files: &Path| format!("{uri}?tls-certificates={}", files.display());
+    for number in 0..TIMES {
+        assert!(Client::open(&uri(&theirs)).is_err());
+        if number == 0 {
+            log.wait_for("TLS did not start: ");
+            let lines = log.lines_with(&["NBD: client ", "TLS did not start: "]);
+            assert!(lines[0].contains("UnknownIssuer"), "{lines:?}");
+        }
+    }
+    wait_until("they are gone", || server.connections() == 0);
+    Client::open(&uri(&ours)).unwrap();
     log.take_bounded("NBD", started);
 }

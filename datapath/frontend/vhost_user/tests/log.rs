@@ -39,6 +39,7 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
     guest.wait_broken();
     guest.stop_queue();
     guest.start_queue(0);
+    let started = Instant::now();
     for _ in 0..500 {
         assert_eq!(guest.request(0, 1 << 40, &[], 512).0, 1);
     }
@@ -46,8 +47,8 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains("lab-7 queue 0") && lines[0].contains("loop"), "{}", lines[0]);
     assert!(lines[1].contains("lab-7 queue 0") && lines[1].contains("ends past the device"), "{}", lines[1]);
-    // A busy host may take longer than one window of ten seconds.
-    assert!(lines.len() <= 50, "{} lines", lines.len());
+    // A line more for those that were kept back.
+    assert!(lines.len() <= 1 + 6 * windows(started), "{} lines", lines.len());
 
     // Memory that cannot be sealed is used, and that is said once, however often the front-end comes.
     let file = tempfile::tempfile().unwrap();
