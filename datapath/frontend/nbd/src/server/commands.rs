@@ -43,12 +43,13 @@ impl Connection<'_> {
         let Some(head) = head else { return Ok(Progress::NeedBytes) };
         let mut head = head.map_err(|error| End::Fault(error.to_string()))?;
         self.requests_in_round = self.requests_in_round.saturating_add(1);
-        // With extended headers a payload is announced by a flag, and only writes may have one.
+        // With extended headers a payload is announced by a flag, and only writes may have one. Theirs follows also where the flag is not
+        // set, which it has to be: QEMU does not set it (seen with 10.0).
         let announced = self.form == Form::Extended && has(&head, command_flag::PAYLOAD_LEN);
         if announced {
             head.flags &= !command_flag::PAYLOAD_LEN;
         }
-        if head.command == command::WRITE && (announced || self.form != Form::Extended) {
+        if head.command == command::WRITE {
             return self.take_write(&head);
         }
         if self.is_full() && self.needs_room(&head) {
@@ -59,8 +60,8 @@ impl Connection<'_> {
             return Ok(Progress::Throttled);
         }
         self.inbound.consume(self.head_bytes());
-        if announced || head.command == command::WRITE {
-            return self.refuse_payload(&head, announced);
+        if announced {
+            return self.refuse_payload(&head);
         }
         let Some(range) = ByteRange::new(head.offset, head.length) else {
             let error = Refusal::invalid("the request ends past 64 bits");
@@ -94,12 +95,8 @@ impl Connection<'_> {
         if is_read { length(head) } else { 0 }
     }
 
-    /// A payload where none belongs, or none where one belongs.
-    fn refuse_payload(&mut self, head: &RequestHead, announced: bool) -> Result<Progress, End> {
-        if !announced {
-            self.refuse(head, &Refusal::invalid("a write must say PAYLOAD_LEN beside extended headers"))?;
-            return Ok(Progress::Again);
-        }
+    /// A payload where none belongs.
+    fn refuse_payload(&mut self, head: &RequestHead) -> Result<Progress, End> {
         if head.length > self.limits.request_bytes.into() {
             return Err(self.too_long(head));
         }
