@@ -68,7 +68,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	cargo test --locked --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
 	guest/vhost-test target/release/headwater
-	guest/nbd-clients target/release/headwater
+	guest/newer-clients target/release/headwater
 	cargo build --release --locked --package headwater-testkit --example cut_relay
 	guest/iscsi-boot bios target/release/headwater target/release/examples/cut_relay
 	guest/iscsi-boot uefi
