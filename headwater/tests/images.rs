@@ -520,7 +520,8 @@ fn a_verification_at_a_rate_leaves_the_disk_to_others_and_ends_when_told() {
         ended.is_some() || lines().contains("verify v: ")
     });
     assert!(ended.is_none(), "it is over: {}", lines());
-    support::signal(verifying.id(), "INT");
+    // Not SIGINT, which programs ignore that were started in the background.
+    support::signal(verifying.id(), "TERM");
     assert!(!verifying.wait().unwrap().success(), "{}", lines());
     assert!(daemon.cli(&["image", "verify", "v", "--rate", "1G"]).ok().contains("v@1 is sound"));
     let refused = daemon.cli(&["image", "verify", "v", "--rate", "0"]);
