@@ -33,9 +33,9 @@ impl Value {
         // One in four does not get smaller by packing.
         let packs = !number.is_multiple_of(4) || number == 0;
         let mut word = first;
-        let mut bytes = Vec::with_capacity(HALF);
-        while bytes.len() < HALF {
-            bytes.extend_from_slice(&word.to_le_bytes());
+        let mut bytes = vec![0; HALF];
+        for place in bytes.as_chunks_mut().0 {
+            *place = word.to_le_bytes();
             if !packs {
                 word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 word ^= word >> 29;
