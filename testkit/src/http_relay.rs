@@ -1,5 +1,6 @@
 //! A relay for HTTP/1.1 that does to requests and answers what networks and servers do on bad days.
 
+use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -42,23 +43,30 @@ pub struct Rule {
     pub times: u32,
 }
 
-#[derive(Debug, Default)]
+/// Called before a change with the number of changes so far.
+type BeforeChange = Box<dyn FnMut(u64) + Send>;
+
+#[derive(Default)]
 struct Shared {
     rules: Mutex<Vec<Rule>>,
     seen: Mutex<Vec<String>>,
     is_over: AtomicBool,
-    changes: AtomicU64,
     /// How often all faults were ended.
     heals: AtomicU64,
-    /// After so many requests that change something, nothing reaches the server any more.
-    end_after: Mutex<Option<u64>>,
+    /// Who looks at the server before each change, and how many there were. Held while a change is at the server.
+    before_changes: Mutex<Option<(BeforeChange, u64)>>,
 }
 
 /// A relay between a client and a server. It ends when it is dropped.
-#[derive(Debug)]
 pub struct HttpRelay {
     address: SocketAddr,
     shared: Arc<Shared>,
+}
+
+impl fmt::Debug for HttpRelay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpRelay").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl HttpRelay {
@@ -96,15 +104,10 @@ impl HttpRelay {
         self.shared.heals.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many requests so far were to change something at the server.
-    pub fn changes(&self) -> u64 {
-        self.shared.changes.load(Ordering::SeqCst)
-    }
-
-    /// Lets so many requests that change something pass from now on, and then nothing at all: for the server, the
-    /// client's machine has lost its power.
-    pub fn end_after(&self, changes: u64) {
-        *self.shared.end_after.lock() = Some(self.changes() + changes);
+    /// From now on only one request that changes something is at the server at a time, and `before` is called ahead of each, with
+    /// the number of those that are over: what the server has then is what it keeps if the client's machine loses its power.
+    pub fn before_changes(&self, before: impl FnMut(u64) + Send + 'static) {
+        *self.shared.before_changes.lock() = Some((Box::new(before), 0));
     }
 
     /// The requests since the last call: method and target.
@@ -181,10 +184,6 @@ impl Shared {
         let mut words = request.head.split(' ');
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         self.seen.lock().push(format!("{method} {target}"));
-        if self.has_ended(!matches!(method, "GET" | "HEAD")) {
-            let _ = client.shutdown(Shutdown::Both);
-            return;
-        }
         let heals = self.heals.load(Ordering::SeqCst);
         let fault = self.fault_for(method, target);
         match fault {
@@ -213,7 +212,7 @@ impl Shared {
             }
             _ => {}
         }
-        let Some(answer) = forward(&request, upstream) else { return };
+        let Some(answer) = self.pass_on(&request, upstream, matches!(method, "GET" | "HEAD")) else { return };
         match fault {
             Some(Fault::LoseAnswer) => {
                 let _ = client.shutdown(Shutdown::Both);
@@ -248,15 +247,18 @@ impl Shared {
         let _ = client.write_all(&body);
     }
 
-    /// Counts a request, and says whether it comes after the end.
-    fn has_ended(&self, is_change: bool) -> bool {
-        let end = self.end_after.lock();
-        let before = self.changes.load(Ordering::SeqCst);
-        let ended = end.is_some_and(|end| before >= end);
-        if is_change && !ended {
-            self.changes.fetch_add(1, Ordering::SeqCst);
+    fn pass_on(&self, request: &Message, upstream: SocketAddr, only_reads: bool) -> Option<Message> {
+        if only_reads {
+            return forward(request, upstream);
         }
-        ended
+        let mut before_changes = self.before_changes.lock();
+        let Some((before, changes)) = &mut *before_changes else {
+            drop(before_changes);
+            return forward(request, upstream);
+        };
+        before(*changes);
+        *changes += 1;
+        forward(request, upstream)
     }
 
     fn fault_for(&self, method: &str, target: &str) -> Option<Fault> {

@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use headwater_store::copy::selected;
@@ -190,69 +193,74 @@ fn let_marks_lapse(dir: &Path) {
     }
 }
 
-struct Place<'a> {
-    server: &'a S3Server,
-    number: u64,
+const BUCKET: &str = "crash";
+
+fn open(address: SocketAddr, owner: &str) -> Result<S3Store, StoreError> {
+    let url = format!("s3://{BUCKET}/store?endpoint=http://{address}");
+    let mut options = S3Options::new(owner);
+    options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
+    options.attempts = 1;
+    S3Store::open(&url.parse::<S3Url>().unwrap(), Access::WRITE, &options)
 }
 
-impl Place<'_> {
-    fn dir(&self) -> PathBuf {
-        self.server.bucket(&format!("crash-{}", self.number)).join("store")
-    }
-
-    fn open(&self, address: std::net::SocketAddr, owner: &str) -> Result<S3Store, StoreError> {
-        let url = format!("s3://crash-{}/store?endpoint=http://{address}", self.number);
-        let mut options = S3Options::new(owner);
-        options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
-        options.attempts = 1;
-        S3Store::open(&url.parse::<S3Url>().unwrap(), Access::WRITE, &options)
-    }
-}
-
-/// Lets a machine live until its `changes`-th change. Returns how many steps were answered, and how many changes there
-/// were. `after` sees the store before the first step and after each.
-fn live(place: &Place<'_>, changes: u64, after: &mut dyn FnMut(&dyn Store)) -> (usize, u64) {
-    place.dir();
-    let relay = HttpRelay::start(place.server.address());
-    relay.end_after(changes);
-    let machine = place.open(relay.address(), "machine");
-    let mut answered = 0;
-    if let Ok(machine) = &machine {
-        after(machine);
-        for step in LIFE {
-            if step(machine).is_err() {
-                break;
-            }
-            answered += 1;
-            after(machine);
+fn copy_dir(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_dir(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
         }
     }
-    // What a process does whose power is off no longer matters.
-    drop(machine);
-    (answered, relay.changes())
 }
 
 #[test]
 fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing() {
     serve_if_asked();
     let dir = tempfile::tempdir().unwrap();
-    let server = S3Server::start(dir.path(), SERVED_BY);
-    let mut states = Vec::new();
-    let whole = Place { server: &server, number: 0 };
-    let (answered, total) = live(&whole, 1_000_000, &mut |store| states.push(lists(store)));
-    assert_eq!(answered, LIFE.len(), "every step works while the power is on");
+    let served = dir.path().join("served");
+    fs::create_dir(&served).unwrap();
+    let server = S3Server::start(&served, SERVED_BY);
+    let bucket = server.bucket(BUCKET);
+
+    // One life, and what the server has before each of its changes: there the machine may end.
+    let answered = Arc::new(AtomicUsize::new(0));
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    let relay = HttpRelay::start(server.address());
+    let (kept, steps, found) = (dir.path().to_owned(), Arc::clone(&answered), Arc::clone(&ends));
+    let root = served.clone();
+    relay.before_changes(move |changes| {
+        let copy = kept.join(changes.to_string());
+        copy_dir(&root, &copy);
+        found.lock().unwrap().push((copy, steps.load(Ordering::SeqCst)));
+    });
+    let machine = open(relay.address(), "machine").unwrap();
+    let mut states = vec![lists(&machine)];
+    for step in LIFE {
+        step(&machine).unwrap();
+        answered.fetch_add(1, Ordering::SeqCst);
+        states.push(lists(&machine));
+    }
+    drop(machine);
+    drop(relay);
+
+    let ends = std::mem::take(&mut *ends.lock().unwrap());
+    let total = ends.len();
     assert!(total > 50, "{total}");
-    for changes in 0..total {
-        let place = Place { server: &server, number: 1 + changes };
-        let (answered, _) = live(&place, changes, &mut |_| {});
-        let_marks_lapse(&place.dir());
+    for (changes, (copy, answered)) in ends.into_iter().enumerate() {
+        fs::remove_dir_all(&served).unwrap();
+        copy_dir(&copy, &served);
+        let store = bucket.join("store");
+        let_marks_lapse(&store);
         let when = format!("after {changes} of {total} changes and {answered} steps");
-        let next = place.open(server.address(), "next").unwrap_or_else(|e| panic!("{e} {when}"));
+        let next = open(server.address(), "next").unwrap_or_else(|e| panic!("{e} {when}"));
         let found = lists(&next);
         let allowed = &states[answered..states.len().min(answered + 2)];
         assert!(allowed.contains(&found), "{found:?} {when}, and not one of {allowed:?}");
-        check(&next, &place.dir(), &when);
+        check(&next, &store, &when);
         publish(&next, "a", b"the store goes on", &[]).unwrap_or_else(|e| panic!("{e} {when}"));
-        check(&next, &place.dir(), &when);
+        check(&next, &store, &when);
     }
 }
