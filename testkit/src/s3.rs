@@ -134,6 +134,8 @@ async fn serve(root: &Path) {
     let _ = std::io::stdout().flush();
     loop {
         let Ok((socket, _)) = listener.accept().await else { continue };
+        // As real servers do: an answer's body is not held back until its head is acknowledged.
+        let _ = socket.set_nodelay(true);
         let (service, conditional) = (service.clone(), Arc::clone(&conditional));
         tokio::spawn(async move {
             let answer = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
