@@ -225,6 +225,8 @@ async fn serve_connection(
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
+    // What a guest echoes at a console is not held back until what came before is acknowledged. Failing costs only that.
+    let _ = stream.set_nodelay(true);
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(ConnectInfo(Peer::Tcp(address)));
