@@ -80,6 +80,7 @@ pub enum Command {
     /// Remove a block device that 'headwater attach' made
     Detach(DetachArgs),
     /// List the block devices that 'headwater attach' made
+    #[command(visible_alias = "list")]
     Attachments,
     /// Print the completions for a shell
     Completions {
