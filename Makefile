@@ -59,13 +59,10 @@ soak: rust ## half an hour of load on eight volumes, with limits changed at rand
 
 conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
-	cargo test --locked --package headwater-nbd --package headwater-testkit
-	cargo test --locked --package headwater-volume --test conformance
-	cargo test --locked --package headwater-iscsi
-	cargo test --locked --package headwater-fuse --test conformance
-	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-vhost-user
+	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-testkit --package headwater-nbd --package headwater-iscsi \
+	    --package headwater-fuse --package headwater-vhost-user
 	guest/build
-	cargo test --locked --package headwater --test vhost_user
+	cargo test --locked --package headwater-volume --test conformance --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
 	guest/vhost-test target/release/headwater
 	guest/newer-clients target/release/headwater
