@@ -278,7 +278,7 @@ impl Part {
     fn check_lent(&self, device: &dyn Device, range: ByteRange, name: &str) {
         let mut parts = Vec::new();
         if device.lend(range, &mut parts) {
-            self.compare(range, &parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>(), name);
+            self.compare(range, &parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>().concat(), name);
         } else {
             assert!(parts.is_empty(), "{name}: parts of {range} were left behind");
         }

@@ -79,6 +79,15 @@ impl Rng {
         bytes
     }
 
+    /// A buffer of random bytes, each `run` times: it packs to little more than the `run`th part.
+    pub fn runs(&mut self, len: usize, run: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        for (place, byte) in bytes.chunks_mut(run).zip(self.bytes(len.div_ceil(run))) {
+            place.fill(byte);
+        }
+        bytes
+    }
+
     /// Puts a slice in random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {

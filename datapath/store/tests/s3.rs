@@ -17,7 +17,7 @@ use headwater_store::{
     StoreErrorKind, Waiting,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::{Fault, HttpRelay, wait_until};
+use headwater_testkit::{Fault, HttpRelay, Rng, wait_until};
 use suite::{Place, files, kind, name, publish};
 
 /// The server is this program once more, in this test.
@@ -757,7 +757,7 @@ fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
     let place = InBucket::new(relay.address());
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes: Vec<u8> = (0..21u32 << 20).flat_map(|n| (n ^ (n >> 9)).to_le_bytes()).collect();
+    let bytes = Rng::new(1).bytes(84 << 20);
     let version = publish_whole(&source, &bytes);
     let object = source.open_object(version).unwrap();
 
@@ -795,7 +795,7 @@ fn parts_that_nobody_went_on_with_for_a_week_are_given_back() {
     let (place, relay, _) = behind_a_relay();
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes: Vec<u8> = (0..17u32 << 18).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let bytes = Rng::new(3).bytes(17 << 20);
     let id = publish_whole(&source, &bytes);
     let object = source.open_object(id).unwrap();
     let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
@@ -870,7 +870,7 @@ fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
     let place = InBucket::new(relay.address());
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes: Vec<u8> = (0..21u32 << 20).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let bytes = Rng::new(2).bytes(84 << 20);
     let version = publish_whole(&source, &bytes);
     let object = source.open_object(version).unwrap();
     let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
@@ -897,7 +897,7 @@ fn parts_that_nobody_can_go_on_with_are_given_back() {
     let place = InBucket::new(relay.address());
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes: Vec<u8> = (0..17u32 << 18).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let bytes = Rng::new(3).bytes(17 << 20);
     let id = publish_whole(&source, &bytes);
     let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
     fs::create_dir_all(place.dir().join("tmp")).unwrap();

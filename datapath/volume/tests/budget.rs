@@ -136,7 +136,7 @@ fn what_the_volumes_and_the_buffers_take_is_what_the_host_counts() {
         (0..40).for_each(|mib| blocking::write(&**device, mib * MIB, &rng.bytes(1 << 20)).unwrap());
     }
     for mib in 0..48 {
-        let data: Vec<u8> = rng.bytes(1 << 17).iter().flat_map(|byte| [*byte; 8]).collect();
+        let data = rng.runs(1 << 20, 8);
         blocking::write(&*volumes[2].1, mib * MIB, &data).unwrap();
     }
     wait_until("the buffers are counted", || {

@@ -53,11 +53,7 @@ impl Life {
         let at = offset as u64;
         match self.rng.below(24) {
             0..14 => {
-                let bytes = if self.packs {
-                    self.rng.bytes(len / 64).into_iter().flat_map(|b| [b; 64]).collect()
-                } else {
-                    self.rng.bytes(len)
-                };
+                let bytes = if self.packs { self.rng.runs(len, 64) } else { self.rng.bytes(len) };
                 blocking::write(&*self.device, at, &bytes).unwrap();
                 self.model[offset..offset + len].copy_from_slice(&bytes);
             }

@@ -13,7 +13,7 @@ use headwater_volume::{CacheMode, Volume};
 
 /// Like text: a quarter of its size when packed.
 fn compressible(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(MIB as usize / 8).iter().flat_map(|b| [*b; 8]).collect()
+    Rng::new(seed).runs(MIB as usize, 8)
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn overwritten_packed_blocks_are_space_again() {
 }
 
 fn block_of(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(64).iter().flat_map(|b| [*b; 64]).collect()
+    Rng::new(seed).runs(4096, 64)
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn zeroing_a_whole_disk_takes_no_index() {
 }
 
 fn eighth(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(512).iter().flat_map(|b| [*b; 8]).collect()
+    Rng::new(seed).runs(4096, 8)
 }
 
 /// The index of blocks that lie far apart takes as much as they do packed.

@@ -218,9 +218,7 @@ fn zero_writes_give_ram_and_disk_back_over_an_image_with_data(life: Life) {
     let options = VolumeOptions { base, ..life.options(COUNT + 1, 64, 512, dir.path()) };
     let (volume, device) = setup::open(&options, &host);
     // Every other segment is like text.
-    let text = |number: u64| -> Vec<u8> {
-        Rng::new(number).bytes(MIB as usize / 8).iter().flat_map(|byte| [*byte; 8]).collect()
-    };
+    let text = |number: u64| Rng::new(number).runs(MIB as usize, 8);
     for number in 0..COUNT {
         let data = if number / 2 % 2 == 0 { text(number) } else { pattern(number) };
         blocking::write(&*device, number * MIB, &data).unwrap();

@@ -49,7 +49,7 @@ fn packed_blocks_and_those_of_the_image_have_their_own_times() {
         let (volume, _) = setup::open(&options, &host);
         let mut rng = Rng::new(5);
         for mib in 0..48 {
-            let data: Vec<u8> = rng.bytes(1 << 17).iter().flat_map(|byte| [*byte; 8]).collect();
+            let data = rng.runs(1 << 20, 8);
             blocking::write(&*volume, mib * MIB, &data).unwrap();
         }
         // The first that were written are the first that are packed, and stay so.

@@ -33,7 +33,7 @@ fn settle(volume: &Volume, faults: &setup::Faults) {
 
 /// Like text: an eighth of it is random.
 fn compressible(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(MIB as usize / 8).iter().flat_map(|byte| [*byte; 8]).collect()
+    Rng::new(seed).runs(MIB as usize, 8)
 }
 
 #[test]

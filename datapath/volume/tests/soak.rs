@@ -3,7 +3,7 @@
 //! read beside it; two of the volumes are persistent, and opened again at the end. Memory is within the budget,
 //! by our own count and by that of the system.
 //!
-//! A minute by default; `make soak` sets `HEADWATER_SOAK_SECONDS` to half an hour. A line each minute.
+//! Half a minute by default; `make soak` sets `HEADWATER_SOAK_SECONDS` to half an hour. A line each minute.
 
 #![expect(unsafe_code, reason = "a signal is ignored, which has no other way")]
 
@@ -68,7 +68,7 @@ impl Worker {
         let mut rng = Rng::new(seed);
         // A quarter of the blocks can be packed.
         if block.is_multiple_of(4) {
-            return rng.bytes(BLOCK as usize / 8).iter().flat_map(|byte| [*byte; 8]).collect();
+            return rng.runs(BLOCK as usize, 8);
         }
         rng.bytes(BLOCK as usize)
     }
@@ -139,7 +139,8 @@ impl Worker {
     fn write(&mut self, first: usize, len: usize) {
         self.next += 1;
         let generation = self.next;
-        let data: Vec<u8> = (first..first + len).flat_map(|block| self.contents(block, generation)).collect();
+        let blocks = (first..first + len).map(|block| self.contents(block, generation));
+        let data = blocks.collect::<Vec<_>>().concat();
         match blocking::write(&*self.device, first as u64 * BLOCK, &data) {
             Ok(()) => self.written[first..first + len].fill(generation),
             Err(error) => {
@@ -370,7 +371,7 @@ fn check_reopened(worker: &mut Worker, options: &VolumeOptions, host: &Host) {
 #[test]
 fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let seconds =
-        std::env::var("HEADWATER_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
+        std::env::var("HEADWATER_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30);
     // SAFETY: no handler is set. A file that would outgrow its limit is an error then, and not the end.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let resident_before_mib = resident_bytes() >> 20;
