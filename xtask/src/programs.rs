@@ -8,16 +8,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// These take longest, and so begin first: what is left at the end should be short.
+/// These take longest, or mostly wait, and so begin first: what is left at the end should be short, and compute.
 const LONG: &[&str] = &[
     "guests",
     "schedules",
     "vhost_user",
     "crash",
     "debian",
-    "soak",
     "ladder_on_disk",
+    "soak",
+    "s3",
+    "s3_crash",
+    "headwater_service",
+    "stores",
+    "ladder",
+    "outage",
+    "full_file_system",
     "queues",
+    "xtask",
     "maintenance",
 ];
 
