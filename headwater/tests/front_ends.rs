@@ -412,3 +412,17 @@ fn insult(mut stream: impl Read + Write, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
     let _ = stream.read_to_end(&mut Vec::new());
 }
+
+#[test]
+fn a_front_end_is_needed_and_a_path_in_use_is_an_error() {
+    let none = run(headwater().args(["export", "null:1M", "--cache", "ram"]));
+    assert!(none.code == 2 && none.err.contains("--vhost-user"), "{none:?}");
+    let dir = short_dir();
+    let socket = dir.path().join("s");
+    let _other = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let export = |path: &Path| {
+        run(headwater().args(["export", "null:1M", "--cache", "ram", "--vhost-user"]).arg(path))
+    };
+    export(&socket).fails(4, &["another process listens"]);
+    export(&dir.path().join("no/s")).fails(3, &["directory does not exist"]);
+}

@@ -2,7 +2,7 @@
 //! frees the write cache, a restart of the server is a pause for the guest and no error, and after a crash of the server the
 //! guest is held until it is reset.
 //!
-//! One test, because booting is what costs.
+//! One test, because booting is what costs. It takes minutes, and so is run by `make conformance`.
 
 mod support;
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use headwater_qemu::{Acceleration, Disk, Exec, ExitReason, Guest, GuestSpec, Network, OnReboot};
 use headwater_testkit::wait_until;
-use support::{headwater, run, short_dir, signal};
+use support::{headwater, short_dir, signal};
 
 /// Emulation on a busy host is slow; a boot takes ten seconds on an idle one.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -186,18 +186,4 @@ async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_ser
     std::fs::write(&export.log, "").expect("the log can be cut off");
     export.stop();
     assert!(!dir.join("disk.sock").exists());
-}
-
-#[test]
-fn a_front_end_is_needed_and_a_path_in_use_is_an_error() {
-    let none = run(headwater().args(["export", "null:1M", "--cache", "ram"]));
-    assert!(none.code == 2 && none.err.contains("--vhost-user"), "{none:?}");
-    let dir = short_dir();
-    let socket = dir.path().join("s");
-    let _other = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
-    let export = |path: &Path| {
-        run(headwater().args(["export", "null:1M", "--cache", "ram", "--vhost-user"]).arg(path))
-    };
-    export(&socket).fails(4, &["another process listens"]);
-    export(&dir.path().join("no/s")).fails(3, &["directory does not exist"]);
 }
