@@ -43,8 +43,8 @@ pub struct Rule {
     pub times: u32,
 }
 
-/// Called before a change with the number of changes so far.
-type BeforeChange = Box<dyn FnMut(u64) + Send>;
+/// Called before a change with the number of changes so far; whether it reaches the server.
+type BeforeChange = Box<dyn FnMut(u64) -> bool + Send>;
 
 #[derive(Default)]
 struct Shared {
@@ -55,6 +55,8 @@ struct Shared {
     heals: AtomicU64,
     /// Who looks at the server before each change, and how many there were. Held while a change is at the server.
     before_changes: Mutex<Option<(BeforeChange, u64)>>,
+    /// Nothing reaches the server any more.
+    is_cut: AtomicBool,
 }
 
 /// A relay between a client and a server. It ends when it is dropped.
@@ -105,8 +107,9 @@ impl HttpRelay {
     }
 
     /// From now on only one request that changes something is at the server at a time, and `before` is called ahead of each, with
-    /// the number of those that are over: what the server has then is what it keeps if the client's machine loses its power.
-    pub fn before_changes(&self, before: impl FnMut(u64) + Send + 'static) {
+    /// the number of those that are over: what the server has then is what it keeps if the client's machine loses its power. Where
+    /// `before` says no, neither this request nor any other one reaches the server from then on.
+    pub fn before_changes(&self, before: impl FnMut(u64) -> bool + Send + 'static) {
         *self.shared.before_changes.lock() = Some((Box::new(before), 0));
     }
 
@@ -248,6 +251,9 @@ impl Shared {
     }
 
     fn pass_on(&self, request: &Message, upstream: SocketAddr, only_reads: bool) -> Option<Message> {
+        if self.is_cut.load(Ordering::SeqCst) {
+            return None;
+        }
         if only_reads {
             return forward(request, upstream);
         }
@@ -256,7 +262,11 @@ impl Shared {
             drop(before_changes);
             return forward(request, upstream);
         };
-        before(*changes);
+        // Another one may have been refused while this one waited for its turn.
+        if self.is_cut.load(Ordering::SeqCst) || !before(*changes) {
+            self.is_cut.store(true, Ordering::SeqCst);
+            return None;
+        }
         *changes += 1;
         forward(request, upstream)
     }

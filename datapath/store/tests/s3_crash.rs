@@ -235,6 +235,7 @@ fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_no
         let copy = kept.join(changes.to_string());
         copy_dir(&root, &copy);
         found.lock().unwrap().push((copy, steps.load(Ordering::SeqCst)));
+        true
     });
     let machine = open(relay.address(), "machine").unwrap();
     let mut states = vec![lists(&machine)];
@@ -249,9 +250,13 @@ fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_no
     let ends = std::mem::take(&mut *ends.lock().unwrap());
     let total = ends.len();
     assert!(total > 50, "{total}");
-    for (changes, (copy, answered)) in ends.into_iter().enumerate() {
+    let restore = |copy: &Path| {
         fs::remove_dir_all(&served).unwrap();
-        copy_dir(&copy, &served);
+        copy_dir(copy, &served);
+    };
+    for (changes, (copy, answered)) in ends.iter().enumerate() {
+        let answered = *answered;
+        restore(copy);
         let store = bucket.join("store");
         let_marks_lapse(&store);
         let when = format!("after {changes} of {total} changes and {answered} steps");
@@ -263,4 +268,26 @@ fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_no
         publish(&next, "a", b"the store goes on", &[]).unwrap_or_else(|e| panic!("{e} {when}"));
         check(&next, &store, &when);
     }
+
+    // The same with a machine that lives on and reaches the server no more: a step that it answers all the same has been done.
+    let mut refused = 0;
+    for (step, act) in LIFE.iter().enumerate() {
+        let mut of_step = ends.iter().filter(|(_, answered)| *answered == step);
+        let Some((before, _)) = of_step.next() else { continue };
+        // Opening changes something, too.
+        for passing in 0..of_step.count() as u64 + 3 {
+            restore(before);
+            let relay = HttpRelay::start(server.address());
+            relay.before_changes(move |changes| changes < passing);
+            let Ok(machine) = open(relay.address(), "machine") else { continue };
+            if act(&machine).is_err() {
+                refused += 1;
+                continue;
+            }
+            drop(machine);
+            let found = lists(&open(server.address(), "next").unwrap());
+            assert_eq!(found, states[step + 1], "step {step} was answered after {passing} changes");
+        }
+    }
+    assert!(refused > 50, "{refused} steps were refused");
 }
