@@ -11,6 +11,9 @@
 //! `keys/disk-UUID.incomplete` is there from a close that could not save the last writes to one that could: the file system of
 //! the keys is another one than that which failed, where there are two. Where there is one and it cannot be noted there either, this
 //! daemon remembers it, and tries again when the disk is next opened or asked about.
+//!
+//! The caches of several daemons may lie side by side, where a link or a mount leads to. Their keys do not: what has nothing in `keys/` is
+//! no disk of this daemon. So something is there until a cache that goes is gone, in place of its key such a note.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -176,15 +179,21 @@ impl KeptFiles {
     /// Removes a disk: its key first.
     pub fn discard(&self, id: Uuid) -> Result<(), BackendError> {
         let failed = |path: &Path, e| BackendError::from_io(format!("cannot remove {}", path.display()), e);
+        let cache = self.cache_dir.join(name(id));
+        if cache.exists()
+            && let Err(error) = self.set_incomplete(id, true)
+        {
+            // A full file system is no reason to keep it. Only what a crash leaves in this moment stays then.
+            tracing::warn!(disk = %id, %error, "cannot note that a kept disk goes");
+        }
         for key in [self.key(id), self.new_key(id)] {
             keys::destroy(&key).map_err(|e| failed(&key, e))?;
         }
-        self.set_incomplete(id, false).map_err(|e| failed(&self.incomplete(id), e))?;
-        let cache = self.cache_dir.join(name(id));
         match std::fs::remove_dir_all(&cache) {
-            Err(e) if e.kind() != ErrorKind::NotFound => Err(failed(&cache, e)),
-            _ => Ok(()),
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(failed(&cache, e)),
+            _ => {}
         }
+        self.set_incomplete(id, false).map_err(|e| failed(&self.incomplete(id), e))
     }
 
     /// The keys of all disks that something was written to.
@@ -203,26 +212,41 @@ impl KeptFiles {
         Ok(keys)
     }
 
-    /// Removes all disks but some. Returns what was removed.
+    /// Removes all disks of this daemon but some. Returns what was removed.
     pub fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         let mut removed = Vec::new();
-        for dir in [&self.cache_dir, &self.keys_dir] {
-            let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
-            let entries = match std::fs::read_dir(dir) {
-                Err(e) if e.kind() == ErrorKind::NotFound => continue,
-                entries => entries.map_err(failed)?,
-            };
-            for entry in entries {
-                let entry = entry.map_err(failed)?;
-                let id = id_of(&entry.file_name()).filter(|id| !keep.contains(id));
-                if let Some(id) = id {
-                    self.discard(id)?;
-                    removed.push(entry.path().display().to_string());
-                }
+        for (id, path) in entries(&self.keys_dir)? {
+            if !keep.contains(&id) {
+                self.discard(id)?;
+                removed.push(path.display().to_string());
+            }
+        }
+        for (id, path) in entries(&self.cache_dir)? {
+            if !keep.contains(&id) {
+                tracing::warn!(
+                    "{} is a kept disk without a key here: it is left alone, as it may be another daemon's; if it is nobody's, \
+                     nobody can read it any more, and it can be removed",
+                    path.display()
+                );
             }
         }
         Ok(removed)
     }
+}
+
+/// What there is of disks in a directory.
+fn entries(dir: &Path) -> Result<Vec<(Uuid, PathBuf)>, BackendError> {
+    let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
+    let entries = match std::fs::read_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        found.extend(id_of(&entry.file_name()).map(|id| (id, entry.path())));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -360,5 +384,39 @@ mod tests {
             assert_eq!(std::fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());
         }
         assert!(files.options(Kept { id: kept, is_begun: false }, Hash([1; 32])).is_ok());
+    }
+
+    #[test]
+    fn what_another_daemon_keeps_in_the_same_place_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let theirs = files(dir.path());
+        let (id, gone) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        make(&theirs, id);
+        let ours = KeptFiles::new(theirs.cache_dir.clone(), dir.path().join("ours"));
+        assert_eq!(ours.sweep(&[]).unwrap(), [""; 0]);
+        make(&ours, gone);
+        assert_eq!(ours.sweep(&[]).unwrap().len(), 1);
+        assert!(theirs.is_there(id) && !ours.is_there(gone));
+        assert!(theirs.open(Kept { id, is_begun: true }, Hash([1; 32]), |_| Ok(())).is_ok());
+    }
+
+    #[test]
+    fn a_disk_of_which_only_the_key_went_goes_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let id = Uuid::from_u128(1);
+        let options = make(&files, id);
+        // Its directory cannot be removed at first.
+        let cache = files.cache_dir.join(&options.name);
+        let aside = dir.path().join("aside");
+        std::fs::rename(&cache, &aside).unwrap();
+        std::fs::write(&cache, "").unwrap();
+        files.discard(id).unwrap_err();
+        assert_eq!(files.settled_keys().unwrap(), [""; 0].map(PathBuf::from));
+        std::fs::remove_file(&cache).unwrap();
+        std::fs::rename(&aside, &cache).unwrap();
+        assert_eq!(files.sweep(&[]).unwrap().len(), 1);
+        assert!(!cache.exists());
+        assert_eq!(std::fs::read_dir(&files.keys_dir).unwrap().count(), 0);
     }
 }
