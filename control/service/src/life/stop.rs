@@ -135,14 +135,15 @@ impl Service {
         // One whose guest restarted is off only until it is started again.
         let is_restarting = record.wanted == Wanted::Running && self.is_restarting(uuid);
         if active.is_none() && !is_restarting {
-            if let Some(kept) = kept {
-                self.forget_kept(&kept, None).await?;
-            }
             record.state =
                 if record.state == MachineState::Created { record.state } else { MachineState::Stopped };
             record.wanted = Wanted::Stopped;
             record.reason = None;
+            // First, as nothing of the disk comes back: the history says who wanted that.
             self.save(&record, actor, "reset", "its disk is pristine at its next start").await?;
+            if let Some(kept) = kept {
+                self.forget_kept(&kept, None).await?;
+            }
             return Ok(record);
         }
         // Where the store does not answer, it is better off as it is.
