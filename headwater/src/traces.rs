@@ -48,6 +48,20 @@ impl Traces {
             tracing::info!(version = %manifest.short(), error = %e, "no boot trace");
             None
         });
+        self.best_of(manifest, theirs)
+    }
+
+    /// The same for who takes more into it: where the store does not answer, what it has is not to be taken for nothing.
+    fn known(&self, manifest: Hash) -> Result<Option<Trace>, ImageError> {
+        let theirs = match self.store.trace(manifest) {
+            Err(e) if e.kind() == StoreErrorKind::Damaged => None,
+            theirs => theirs?,
+        };
+        Ok(self.best_of(manifest, theirs).map(|(trace, _)| trace))
+    }
+
+    /// Of that of the store and that of this host.
+    fn best_of(&self, manifest: Hash, theirs: Option<Vec<u8>>) -> Option<(Trace, Place)> {
         let ours = self.chunks.disk().and_then(|disk| disk.trace(manifest));
         // Of two that know as many, the last one counts: that of the store.
         let both = [(ours, Place::Host), (theirs, Place::Store)].into_iter();
@@ -65,8 +79,8 @@ impl Traces {
     /// Takes boots into what is kept, and keeps that. Returns it.
     pub fn merge(&self, boots: Trace) -> Result<(Trace, Place), ImageError> {
         let _alone = self.changing.lock();
-        let merged = match self.find(boots.manifest) {
-            Some((mut known, _)) => {
+        let merged = match self.known(boots.manifest)? {
+            Some(mut known) => {
                 known.merge(&boots);
                 known
             }
@@ -84,8 +98,8 @@ impl Traces {
         if self.parts.lock().get(&manifest).is_some_and(|count| *count >= PARTS_MAX) {
             return Ok(None);
         }
-        let merged = match self.find(manifest) {
-            Some((mut known, _)) => {
+        let merged = match self.known(manifest)? {
+            Some(mut known) => {
                 if !known.add(&part) {
                     return Ok(None);
                 }
