@@ -170,6 +170,20 @@ impl Marks {
         }
     }
 
+    /// Makes a stale mark one of ours, so that its holder finds that it was taken for dead. `false`: it lives.
+    pub(super) fn take_over(&self, key: &str) -> Result<bool, StoreError> {
+        let Some((_, tag)) = self.bucket.get(key, MARK_MAX_BYTES)? else { return Ok(true) };
+        let Some((_, at_s)) = self.bucket.head(key)? else { return Ok(true) };
+        if !self.is_stale(at_s)? {
+            return Ok(false);
+        }
+        match self.bucket.put(key, &self.content(), &Condition::Tag(tag)) {
+            Ok(_) => Ok(true),
+            Err(Refusal::Failed(e) | Refusal::Unknown(Some(e))) => Err(e),
+            Err(_) => Ok(false),
+        }
+    }
+
     /// The error where the right to remove is not to be had.
     pub(super) fn busy(&self) -> StoreError {
         let holder = self.bucket.get(EXCLUSIVE, MARK_MAX_BYTES).ok().flatten();

@@ -11,6 +11,7 @@ use crate::hold;
 use crate::name::{ImageName, Selector};
 use crate::refs::{self, Image, Version};
 use crate::s3::bucket::{Condition, Entry, Refusal};
+use crate::s3::failure::Unchanged;
 use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, PINS, SWEEP_WANTED, WRITER_PREFIX};
 use crate::s3::{Inner, image_key, upload};
 use crate::store::Removed;
@@ -63,6 +64,13 @@ impl Inner {
         let stale: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
         if !stale.is_empty() {
             alone.confirm()?;
+            for key in &stale {
+                if !self.marks.take_over(key)? {
+                    // It woke up just now.
+                    self.want_sweep()?;
+                    return Ok(0);
+                }
+            }
             self.bucket.remove_all(stale)?;
         }
         let mut going: Vec<String> = Vec::new();
@@ -138,7 +146,7 @@ impl Inner {
     pub(super) fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
         self.must_be_writable()?;
         let alone = self.marks.exclusive(EXCLUSIVE_WAIT)?.ok_or_else(|| self.marks.busy())?;
-        let going = self.change_image(name, |image, is_there| {
+        let changed = self.change_image(name, |image, is_there| {
             if !is_there {
                 return Err(refs::no_such_image(name));
             }
@@ -161,7 +169,16 @@ impl Inner {
             }
             alone.confirm()?;
             Ok((going, true))
-        })?;
+        });
+        let going = match changed {
+            Err(why @ Unchanged::Unknown(_)) => {
+                // The server may yet take the versions off the list: nobody may begin to use them until the lock has lapsed. Whoever
+                // finds that then gives back what nothing needs.
+                alone.leave();
+                return Err(why.into());
+            }
+            changed => changed?,
+        };
         // The list is empty by now, so that no change can come to it any more, and nobody publishes, unless somebody took
         // us for dead meanwhile: what they published is in the list then.
         if number.is_none() {
