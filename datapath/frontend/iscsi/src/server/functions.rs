@@ -76,7 +76,9 @@ impl Session<'_> {
         for tag in self.tasks.waiting_on(concerned) {
             self.forget(tag);
         }
-        self.manage(request.task_tag, function)
+        let gave_up = self.give_up_before(request.cmd_sn, concerned);
+        self.manage(request.task_tag, function)?;
+        if gave_up { self.take_held() } else { Ok(()) }
     }
 
     fn abort_task(&mut self, request: &TaskManagementRequest) -> Result<(), End> {
@@ -112,6 +114,28 @@ impl Session<'_> {
         }
         self.answer_function(request.task_tag, COMPLETE)?;
         self.take_held()
+    }
+
+    /// Commands that were sent before an immediate function and wait for one that was lost: it is about them too, and its answer says
+    /// that none of them will be carried out (RFC 7143, 4.2.3.3). What was lost counts as come. Whether there was any.
+    fn give_up_before(&mut self, cmd_sn: u32, concerned: Option<Lun>) -> bool {
+        let next = self.window.next();
+        // None if it is not immediate: then it is the last one that came.
+        let before = cmd_sn.wrapping_sub(next);
+        if before > u32::MAX / 2 {
+            return false;
+        }
+        let mut gave_up = false;
+        // The window bounds it.
+        let numbers = (0..before).map(|ahead| next.wrapping_add(ahead));
+        let numbers: Vec<u32> =
+            numbers.take_while(|number| self.window.judge(*number) != Verdict::Ignore).collect();
+        for number in numbers {
+            if let Some(tag) = self.held_task(number, concerned) {
+                gave_up |= self.give_up(number, tag);
+            }
+        }
+        gave_up
     }
 
     /// Drops a task that does not run yet.

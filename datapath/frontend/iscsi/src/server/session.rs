@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use headwater_block::{Inbox, Polling, Share};
 use headwater_connections::{Received, Socket};
-use headwater_scsi::{Initiator, Nexus};
+use headwater_scsi::{Initiator, Lun, Nexus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -380,6 +380,14 @@ impl<'a> Session<'a> {
         };
         self.held.insert(number, Pdu { header: nothing.encode(), ahs: Vec::new(), data: Vec::new() });
         true
+    }
+
+    /// The tag of what is held under a number, if it is a SCSI command on one of these logical units; that of no task, if nothing is.
+    pub(super) fn held_task(&self, number: u32, concerned: Option<Lun>) -> Option<u32> {
+        let Some(Pdu { header, .. }) = self.held.get(&number) else { return Some(RESERVED_TAG) };
+        let is_command = Opcode::of(header) == Some(Opcode::ScsiCommand);
+        let is_concerned = concerned.is_none_or(|lun| header.get(8..16) == Some(&lun.0[..]));
+        (is_command && is_concerned).then(|| task_tag(header))
     }
 
     /// Counts no more what was held.

@@ -5,6 +5,7 @@ use crate::fixture::{Fixture, Raw};
 use crate::{MIB, fixture, slow};
 use headwater_iscsi::Limits;
 use headwater_iscsi::wire::RESERVED_TAG;
+use headwater_iscsi::wire::header::Opcode;
 use headwater_iscsi::wire::request::{NopOut, ScsiCommand, SnackRequest};
 use headwater_iscsi::wire::response::RejectReason;
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
@@ -224,6 +225,48 @@ fn a_command_that_was_lost_and_aborted_holds_up_no_others() {
     assert_eq!(abort(&mut raw, lost.task_tag, lost.cmd_sn), 0);
     raw.good(next);
     assert_eq!(raw.read(0, 1), [0; 512]);
+}
+
+/// A command is lost to a wrong data digest, and all that was sent is aborted: what waited for it is not carried out later.
+#[test]
+fn what_waits_for_a_lost_command_is_aborted_with_all_others() {
+    for function in [2, 4, 5, 6] {
+        let fixture = fixture();
+        let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
+        let lost = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(0, 1)) };
+        let mut bytes = raw.encode(&lost.encode(), &[9; 512]);
+        bytes[100] ^= 1;
+        raw.send(&bytes);
+        assert_eq!(raw.take().reject().reason, RejectReason::DataDigestError as u8);
+        let waits = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(1, 1)) };
+        raw.pdu(&waits.encode(), &[8; 512]);
+        // What is no command of the disk is answered, also if it came before its turn.
+        let ping = NopOut {
+            immediate: false,
+            lun: [0; 8],
+            task_tag: raw.next_tag(),
+            transfer_tag: RESERVED_TAG,
+            cmd_sn: raw.next_cmd_sn(),
+            exp_stat_sn: 0,
+        };
+        raw.pdu(&ping.encode(), &[]);
+        let tag = raw.manage(function, RESERVED_TAG, 0);
+        let answers = [raw.take(), raw.take()];
+        let done = answers
+            .iter()
+            .find(|answer| answer.opcode() == Opcode::TaskManagementResponse)
+            .unwrap()
+            .function();
+        assert_eq!((done.task_tag, done.response), (tag, 0));
+        let pong = answers.iter().find(|answer| answer.opcode() == Opcode::NopIn).unwrap().nop();
+        assert_eq!(pong.task_tag, ping.task_tag);
+        // Too late: its number counts as come.
+        raw.pdu(&lost.encode(), &[9; 512]);
+        // A reset is told to whoever comes next.
+        let told = raw.command(&[0], 0, None);
+        assert_eq!(raw.take().scsi().task_tag, told);
+        assert_eq!(raw.read(0, 2), [0; 1024], "function {function}");
+    }
 }
 
 /// Memory is counted for what is kept.
