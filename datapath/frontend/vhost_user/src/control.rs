@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::fs::OFlags;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -38,6 +39,15 @@ struct QueueState {
 /// hypervisor) would have a machine's memory and queues.
 fn close_on_exec(file: &File) -> Result<()> {
     rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).map_err(|e| Error::ReqHandlerError(e.into()))
+}
+
+/// For a descriptor that a queue's thread signals or takes kicks from: one that blocks could hold the thread, and all that it serves,
+/// for as long as the front-end likes.
+fn never_blocks(file: &File) -> Result<()> {
+    close_on_exec(file)?;
+    rustix::fs::fcntl_getfl(file)
+        .and_then(|flags| rustix::fs::fcntl_setfl(file, flags | OFlags::NONBLOCK))
+        .map_err(|e| Error::ReqHandlerError(e.into()))
 }
 
 /// The state of a connection.
@@ -226,6 +236,10 @@ impl VhostUserBackendReqHandlerMut for Control {
             return Err(Error::IncorrectFds);
         }
         let none = GuestMemory::new(Arc::clone(&self.disk.addresses));
+        if self.queues.iter().all(|queue| queue.running.is_none()) {
+            // A front-end may send the whole table again each time that a driver begins: it is not mapped twice.
+            self.memory = Arc::new(none.clone());
+        }
         let memory = regions
             .iter()
             .zip(&files)
@@ -319,7 +333,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         let Some(fd) = fd else {
             return unsupported("queues without a kick descriptor, which are polled, are not supported");
         };
-        close_on_exec(&fd)?;
+        never_blocks(&fd)?;
         if queue.running.is_some() {
             return unsupported("the kick descriptor of a running queue cannot be replaced");
         }
@@ -328,7 +342,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        fd.iter().try_for_each(close_on_exec)?;
+        fd.iter().try_for_each(never_blocks)?;
         let queue = self.queue(usize::from(index))?;
         queue.call = fd.map(OwnedFd::from);
         if let Some(running) = &queue.running {
@@ -339,7 +353,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        fd.iter().try_for_each(close_on_exec)?;
+        fd.iter().try_for_each(never_blocks)?;
         let queue = self.queue(usize::from(index))?;
         queue.error = fd.map(OwnedFd::from);
         if let Some(running) = &queue.running {

@@ -14,6 +14,7 @@ use headwater_vhost_user::{Limits, Options, Server};
 use rustix::fs::{MemfdFlags, SealFlags};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -384,10 +385,41 @@ fn more_memory_than_a_machine_may_have_mapped_is_refused_and_takes_nothing_from_
         assert!(guest.frontend.add_mem_region(&region(size)).is_err(), "{size:#x}");
     }
     works(&mut good);
+    // The same again, before a queue runs: it takes the place of what was.
+    let again = Guest::connect(two.bad.path(), 0);
+    for _ in 0..2 {
+        again.frontend.set_mem_table(&[region(600 << 30)]).unwrap();
+    }
+    drop(again);
     let mut guest = Guest::start(two.bad.path());
     guest.frontend.add_mem_region(&region(1 << 39)).unwrap();
     works(&mut guest);
     works(&mut good);
+}
+
+#[test]
+fn a_front_end_that_takes_no_interrupts_and_no_errors_holds_up_nothing() {
+    let two = Two::start();
+    // Counters that block at their limit, and are at it.
+    let full = || {
+        let event = EventFd::new(EFD_CLOEXEC).unwrap();
+        event.write(u64::MAX - 1).unwrap();
+        event
+    };
+    let mut guest = Guest::connect(two.bad.path(), 0);
+    (guest.call, guest.error) = (full(), full());
+    guest.start_queue(0);
+    guest.write(FREE, &[0; 16]);
+    guest.chain(0, &[(FREE, 16, 0), DATA, STATUS]);
+    guest.offer(0);
+    guest.kick();
+    wait_until("it is answered", || guest.used_index() == 1);
+    // Broken, which is told by the other one.
+    guest.offer(SIZE);
+    guest.kick();
+    drop(guest);
+    wait_until("the connection is over", || !two.bad.is_connected());
+    works(&mut Guest::start(two.bad.path()));
 }
 
 /// Messages that need no body: `GET_FEATURES`, `SET_OWNER`, `RESET_OWNER` and `GET_PROTOCOL_FEATURES`.
