@@ -258,11 +258,21 @@ impl Streaming {
         Ok(copy)
     }
 
-    /// How much of a trace fits into memory, as it is stored; with a disk below all of it does.
+    /// How much of a trace, as it is stored, fits into memory or onto the disk below: what is fetched beyond that drives out what the
+    /// machine reads first.
     fn budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> Result<u64, ImageError> {
-        if self.chunks.disk().is_some() {
+        let in_memory = self.memory_budget_bytes(trace, reader)?;
+        let Some(disk) = self.chunks.disk() else { return Ok(in_memory) };
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        if copies.get(&reader.id()).is_some_and(|copy| copy.strong_count() > 0) {
+            // It is there or comes, and stays.
             return Ok(u64::MAX);
         }
+        drop(copies);
+        Ok(in_memory.max(disk.room_bytes()))
+    }
+
+    fn memory_budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> Result<u64, ImageError> {
         let (part, of) = PREFETCH_SHARE;
         let room = self.chunks.counters().capacity_bytes / of * part;
         let unpacked = u64::from(reader.outline().chunk_bytes()) * trace.chunks.len() as u64;
@@ -480,12 +490,21 @@ mod tests {
 
     /// Its reader with the smallest chunk cache, of which copies are made.
     fn copying(dir: &std::path::Path, server: &headwater_testkit::FileServer) -> Streaming {
+        cached(dir, server, Some(CopyRate(None)))
+    }
+
+    fn cached(
+        dir: &std::path::Path,
+        server: &headwater_testkit::FileServer,
+        hydrate: Option<CopyRate>,
+    ) -> Streaming {
         let store =
             crate::stores::open(&server.url(), headwater_store::Access::Read, &Default::default()).unwrap();
         let chunk_cache = DiskCachePlace { dir: dir.join("cache"), size_bytes: 64 << 20 };
         let args = StreamArgs {
             chunk_cache: Some(chunk_cache),
-            hydrate: Some(CopyRate(None)),
+            chunk_memory: Some(16 << 20),
+            hydrate,
             boot_trace: BootTrace::Off,
             ..StreamArgs::default()
         };
@@ -524,9 +543,35 @@ mod tests {
         };
         assert_eq!((budget(&in_memory, 10), budget(&in_memory, 192)), (u64::MAX, u64::MAX));
         assert_eq!((budget(&in_memory, 193), budget(&in_memory, 384)), (room, room));
-        // With a disk below, all of it: what memory has no room for is there.
-        let on_disk = copying(dir.path(), &server);
-        assert_eq!(budget(&on_disk, 384), u64::MAX);
+        // With a disk below, what fits there; and all of a version that is copied.
+        let on_disk = cached(dir.path(), &server, None);
+        assert_eq!(budget(&on_disk, 384), (64 << 20) / 16 * 13);
+        drop(on_disk);
+        let copied = copying(dir.path(), &server);
+        let _opened = copied.open(manifest).unwrap();
+        assert_eq!(budget(&copied, 384), u64::MAX);
+    }
+
+    #[test]
+    fn what_a_boot_reads_first_is_not_driven_out_by_the_rest_of_its_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        // More than the disk cache has.
+        let (server, manifest, disk) = served(dir.path(), 80);
+        let streaming = cached(dir.path(), &server, None);
+        let opened = streaming.open(manifest).unwrap();
+        let touched: Vec<_> = (0..80 << 4).map(|chunk| (chunk, 1)).collect();
+        let trace = Trace::of_boot(manifest, &touched);
+        let budget = streaming.budget_bytes(&trace, &opened.reader).unwrap();
+        let prefetch = opened.reader.prefetch(&trace, budget).unwrap();
+        let fetched = budget / (64 << 10);
+        headwater_testkit::wait_until("it is fetched, and kept", || {
+            prefetch.progress().is_over && streaming.counters().disk_writes >= fetched
+        });
+        let asked = server.object_requests();
+        let mut read = vec![0; 32 << 20];
+        headwater_block::blocking::read(opened.reader.as_ref(), 0, &mut read).unwrap();
+        assert!(read == disk[..32 << 20]);
+        assert_eq!(server.object_requests(), asked);
     }
 
     #[test]

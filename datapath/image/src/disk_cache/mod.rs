@@ -370,6 +370,16 @@ impl DiskCache {
         File::open(&self.dir)?.sync_all()
     }
 
+    /// How much of what may go can come, before what came first goes for it: what the versions leave that are kept.
+    pub fn room_bytes(&self) -> u64 {
+        let kept = self.state.lock().kept.clone();
+        self.keeps_at_most_bytes().saturating_sub(bytes_of(&kept))
+    }
+
+    fn keeps_at_most_bytes(&self) -> u64 {
+        self.capacity_bytes / SEGMENTS * KEPT_SHARE
+    }
+
     /// Keeps the chunks of a version from going, once they are here, while the answer lives.
     pub(crate) fn keep(
         self: &Arc<Self>,
@@ -397,13 +407,9 @@ impl DiskCache {
         // Versions that go meanwhile only leave more room.
         let _one_at_a_time = self.keeping.lock();
         let others = self.state.lock().kept.clone();
-        let others_bytes: u64 = others
-            .iter()
-            .enumerate()
-            .map(|(n, other)| other.bytes_beside(others.get(..n).unwrap_or_default()))
-            .sum();
+        let others_bytes = bytes_of(&others);
         let more_bytes = version.bytes_beside(&others);
-        let room = self.capacity_bytes / SEGMENTS * KEPT_SHARE;
+        let room = self.keeps_at_most_bytes();
         if others_bytes + more_bytes > room {
             return Err(ImageError::new(
                 ImageErrorKind::NoSpace,
@@ -421,6 +427,13 @@ impl DiskCache {
         self.state.lock().kept.push(Arc::clone(&version));
         Ok(Kept { cache: Arc::clone(self), version })
     }
+}
+
+/// What the records of all of them take.
+fn bytes_of(kept: &[Arc<KeptVersion>]) -> u64 {
+    let beside =
+        |(n, version): (usize, &Arc<KeptVersion>)| version.bytes_beside(kept.get(..n).unwrap_or_default());
+    kept.iter().enumerate().map(beside).sum()
 }
 
 impl KeptVersion {
