@@ -2,7 +2,8 @@
 //!
 //! Built from the manifests when an import starts, so it cannot disagree with them. It takes about 64 bytes
 //! of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and for each other place where
-//! the store has it too.
+//! the store has it too. A repair looks for the chunks of one version only, and takes memory for these alone
+//! ([`ChunkIndex::build_for`]).
 //!
 //! It also knows what of each data object is needed. Chunks are never taken out of an object, so one that is mostly out of use
 //! stays for the rest, unless new versions do without it ([`ChunkIndex::avoid_sparse`]).
@@ -15,7 +16,7 @@ use headwater_store::{Hash, Image, Store, Version};
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
-use crate::units::usize_of_u32;
+use crate::units::{u64_of, usize_of_u32};
 
 /// What is read of a store across a network at a time: manifests, which are in memory together, and lengths of data objects.
 const READ_AT_A_TIME: usize = 8;
@@ -46,6 +47,9 @@ impl Hasher for PrefixHasher {
     }
 }
 
+/// Is told how many bytes more of manifests were read; an error ends the reading.
+pub(crate) type OnRead<'a> = dyn FnMut(u64) -> Result<(), ImageError> + 'a;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     object: u32,
@@ -74,13 +78,32 @@ impl ChunkIndex {
     /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its
     /// chunks are stored once more.
     pub(crate) fn build(store: &dyn Store) -> Result<Self, ImageError> {
+        Self::build_of(store, None, &mut |_| Ok(()))
+    }
+
+    /// As [`ChunkIndex::build`], but of the chunks that a version has: it takes memory for these, however large the store is. A store
+    /// that does not answer is an error, and is not asked for each of its manifests.
+    pub(crate) fn build_for(
+        store: &dyn Store,
+        version: &Manifest,
+        on_read: &mut OnRead<'_>,
+    ) -> Result<Self, ImageError> {
+        let wanted: HashTable<()> = version.data().map(|(_, chunk)| (chunk.hash, ())).collect();
+        Self::build_of(store, Some(&wanted), on_read)
+    }
+
+    fn build_of(
+        store: &dyn Store,
+        wanted: Option<&HashTable<()>>,
+        on_read: &mut OnRead<'_>,
+    ) -> Result<Self, ImageError> {
         let mut index = Self {
             objects: Vec::new(),
             numbers: HashTable::default(),
             places: HashTable::default(),
             others: HashTable::default(),
             needed_bytes: Vec::new(),
-            is_whole: true,
+            is_whole: wanted.is_none(),
             avoided: Vec::new(),
         };
         let mut seen: HashTable<()> = HashTable::default();
@@ -98,11 +121,15 @@ impl ChunkIndex {
         while let Some((versions, rest)) = left.split_at_checked(together(left, at_a_time).max(1)) {
             left = rest;
             let read = side_by_side(versions, |(_, version)| read_manifest(store, version))?;
-            let mut manifests = Vec::with_capacity(versions.len());
+            let (mut manifests, mut read_bytes) = (Vec::with_capacity(versions.len()), 0_u64);
             for ((image, version), manifest) in versions.iter().zip(read) {
                 match manifest {
-                    Ok(manifest) if manifest.chunk_bytes() == store.chunk_bytes() => manifests.push(manifest),
+                    Ok((len_bytes, manifest)) if manifest.chunk_bytes() == store.chunk_bytes() => {
+                        read_bytes = read_bytes.saturating_add(len_bytes);
+                        manifests.push(manifest);
+                    }
                     Ok(_) => index.is_whole = false,
+                    Err(e) if wanted.is_some() && e.kind() == ImageErrorKind::Io => return Err(e),
                     Err(e) => {
                         index.is_whole = false;
                         tracing::warn!(image = %image.name, version = version.number, error = %e,
@@ -110,8 +137,9 @@ impl ChunkIndex {
                     }
                 }
             }
+            on_read(read_bytes)?;
             index.look_at_objects(store, &manifests, at_a_time)?;
-            manifests.iter().for_each(|manifest| index.add(manifest));
+            manifests.iter().for_each(|manifest| index.add(manifest, wanted));
         }
         Ok(index)
     }
@@ -149,12 +177,13 @@ impl ChunkIndex {
         Ok(())
     }
 
-    /// Adds a manifest whose objects were looked at.
-    fn add(&mut self, manifest: &Manifest) {
+    /// Adds a manifest whose objects were looked at, or of its chunks those that are wanted.
+    fn add(&mut self, manifest: &Manifest, wanted: Option<&HashTable<()>>) {
         // The number that each of the manifest's objects has here; `None` for one that is not usable.
         let number = |object: &ObjectRef| self.numbers.get(&object.id).copied();
         let translated: Vec<Option<u32>> = manifest.objects().iter().map(number).collect();
-        for (_, chunk) in manifest.data() {
+        let is_wanted = |chunk: &ChunkRef| wanted.is_none_or(|wanted| wanted.contains_key(&chunk.hash));
+        for (_, chunk) in manifest.data().filter(|(_, chunk)| is_wanted(chunk)) {
             if let Some(Some(object)) = translated.get(usize_of_u32(chunk.object)) {
                 let (stored_bytes, offset) = (chunk.stored_bytes, chunk.offset);
                 let place = Place { object: *object, stored_bytes, offset };
@@ -261,8 +290,10 @@ fn together(versions: &[(&Image, &Version)], at_a_time: usize) -> usize {
     versions.iter().take(at_a_time).take_while(fits).count()
 }
 
-fn read_manifest(store: &dyn Store, version: &Version) -> Result<Manifest, ImageError> {
-    Manifest::decode(&store.manifest(version.manifest)?)
+/// A manifest and its length.
+fn read_manifest(store: &dyn Store, version: &Version) -> Result<(u64, Manifest), ImageError> {
+    let bytes = store.manifest(version.manifest)?;
+    Ok((u64_of(bytes.len()), Manifest::decode(&bytes)?))
 }
 
 /// What `read` says of each, in order, on a thread for each.
@@ -402,5 +433,25 @@ mod tests {
             assert_eq!(copies(&one_by_one), copies(&together));
         }
         assert_eq!(one_by_one.places.len(), together.places.len());
+
+        // Of one version alone: its chunks, wherever they are, and no others.
+        let (wanted, mut read_bytes) = (decoded.last().unwrap(), 0_u64);
+        let part = ChunkIndex::build_for(&far.store, wanted, &mut |bytes| {
+            read_bytes += bytes;
+            Ok(())
+        });
+        let part = part.unwrap();
+        for (_, chunk) in decoded.iter().flat_map(Manifest::data) {
+            let is_wanted = wanted.data().any(|(_, of_it)| of_it.hash == chunk.hash);
+            let all = one_by_one.copies(&chunk.hash).filter(|_| is_wanted).collect::<Vec<_>>();
+            assert_eq!(part.copies(&chunk.hash).collect::<Vec<_>>(), all);
+        }
+        assert!(part.places.len() < one_by_one.places.len());
+        let readable = decoded.iter().enumerate().filter(|(number, _)| *number != 3);
+        assert_eq!(read_bytes, readable.map(|(_, manifest)| manifest.encode().len() as u64).sum::<u64>());
+        let stopped = ChunkIndex::build_for(&far.store, wanted, &mut |_| {
+            Err(ImageError::new(ImageErrorKind::Cancelled, "stopped"))
+        });
+        assert_eq!(stopped.err().unwrap().kind(), ImageErrorKind::Cancelled);
     }
 }

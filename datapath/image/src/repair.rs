@@ -5,24 +5,45 @@
 //! wrong length, it is copied as a whole, and also where the store writes an object only as a whole and it is damaged in
 //! other places too, which this version does not need. What cannot be repaired stays as it is.
 //!
+//! Stores in which versions came in another order have equal chunks in other objects. So a chunk of an object that no source has is looked
+//! for by its hash (`ByHash`), in the store itself and then in the sources. What is right when unpacked may still be other bytes than
+//! the object had: another level or release of zstd packs otherwise, mostly into another length, and the object would not have the hash
+//! any more that is its name, so that nobody could copy it.
+//!
+//! | the chunk is | taken from another object |
+//! |---|---|
+//! | stored as it is | like any right bytes: its hash leaves no others |
+//! | packed into another length | never |
+//! | packed into the same length | with all else that is damaged in the object, which is written anew as a whole: the store takes it only with its hash |
+//!
 //! A manifest is named by its hash and the same everywhere, too: [`repair_manifest`] comes first, for without it nothing
 //! is known of a version.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::iter;
 use std::sync::Arc;
 
-use headwater_store::{Hash, Patch, Store, StoreError, StoreErrorKind};
+use headwater_store::{Hash, Object, Patch, Store, StoreError, StoreErrorKind};
 
 use crate::chunk::unpack;
 use crate::error::ImageError;
+use crate::index::ChunkIndex;
 use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
 use crate::round::Round;
-use crate::units::{u64_of, usize_of_u32};
+use crate::units::{u64_of, usize_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, verify_in};
 
 /// Right bytes that wait in memory to be put in place, but for those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
+
+/// Why packed chunks of other objects are not tried.
+const MORE_IS_DAMAGED: &str =
+    "more is damaged in it, so that its hash could not say whether they are packed in the same way";
+/// Why packed chunks of other objects are refused.
+const NOT_THE_SAME: &str =
+    "with them its hash is not its name: another level or zstd packed them, or it is damaged elsewhere too";
 
 /// What a repair did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,8 +87,8 @@ pub fn repair_manifest(
     Err(ImageError::new(found.kind(), format!("{found}; it cannot be repaired: {why}")))
 }
 
-/// Repairs what [`verify_in`] found in the version with this manifest, from the first of `sources` that has it, and
-/// verifies the version again, in the same round, where something was done: what was right then is not read again.
+/// Repairs what [`verify_in`] found in the version with this manifest, from the first of `sources` that has it or from another data
+/// object, and verifies the version again, in the same round, where something was done: what was right then is not read again.
 /// Where more chunks are damaged than are listed, it goes on with the next ones for as long as they get fewer.
 pub fn repair(
     store: &dyn Store,
@@ -82,7 +103,7 @@ pub fn repair(
     }
     let _pin = store.pin(manifest)?;
     let parsed = Manifest::decode(&store.manifest(manifest)?)?;
-    let repair = Repair { store, manifest: &parsed, sources, cancel };
+    let repair = Repair::new(store, &parsed, sources, round, cancel);
     let mut outcome = Repaired { left: found.clone(), ..Repaired::default() };
     loop {
         let before = (outcome.chunks, outcome.objects);
@@ -107,10 +128,25 @@ struct Repair<'a> {
     store: &'a dyn Store,
     manifest: &'a Manifest,
     sources: &'a [Arc<dyn Store>],
+    /// The store itself, then the sources.
+    by_hash: Vec<ByHash<'a>>,
+    round: &'a Round,
     cancel: &'a Cancel,
 }
 
-impl Repair<'_> {
+impl<'a> Repair<'a> {
+    fn new(
+        store: &'a dyn Store,
+        manifest: &'a Manifest,
+        sources: &'a [Arc<dyn Store>],
+        round: &'a Round,
+        cancel: &'a Cancel,
+    ) -> Self {
+        let own = ByHash::new(store, Some(round));
+        let theirs = sources.iter().map(|source| ByHash::new(source.as_ref(), None));
+        Self { store, manifest, sources, by_hash: iter::once(own).chain(theirs).collect(), round, cancel }
+    }
+
     /// Repairs what is listed as damaged, and notes what came of it.
     fn listed(&self, outcome: &mut Repaired) -> Result<(), ImageError> {
         let found = outcome.left.clone();
@@ -129,15 +165,19 @@ impl Repair<'_> {
         for damaged in found.damaged.iter().filter(|damaged| !whole.contains(&damaged.object)) {
             by_object.entry(damaged.object).or_default().push(damaged);
         }
-        by_object.into_iter().try_for_each(|(object, damaged)| self.chunks(object, &damaged, outcome))
+        by_object.into_iter().try_for_each(|(object, damaged)| {
+            let is_lost = found.objects.iter().any(|lost| lost.object == object);
+            self.chunks(object, &damaged, is_lost, outcome)
+        })
     }
 
     /// Repairs chunks of one object, as many at a time as there is room for. A store across a network writes objects only as a
-    /// whole: there one with more damage than that is copied.
+    /// whole: there one with more damage than that is copied. With `is_lost` the object is no good as a whole.
     fn chunks(
         &self,
         object: Hash,
         damaged: &[&DamagedChunk],
+        is_lost: bool,
         outcome: &mut Repaired,
     ) -> Result<(), ImageError> {
         let all_bytes: u64 = damaged.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum();
@@ -147,50 +187,136 @@ impl Repair<'_> {
             return Ok(());
         }
         let (mut patches, mut bytes) = (Vec::new(), 0usize);
+        let (mut missing, mut stays_damaged) = (Vec::new(), false);
         let mut damaged = damaged.iter().peekable();
         while let Some(chunk) = damaged.next() {
             self.cancel.check("the repair")?;
-            match right_bytes(self.manifest, chunk, self.sources) {
+            match self.right_bytes(chunk, is_lost) {
                 Ok(patch) => {
                     bytes = bytes.saturating_add(patch.bytes.len());
                     patches.push(patch);
                 }
-                Err(why) => outcome.reasons.push(format!("{chunk}: {why}")),
+                Err(why) if self.is_packed(chunk) && !is_lost => missing.push((*chunk, why)),
+                Err(why) => {
+                    outcome.reasons.push(format!("{chunk}: {why}"));
+                    stays_damaged = true;
+                }
             }
+            // An object that is written only as a whole gets all at once, and what is missing is looked for at the end.
+            let must_wait = self.store.is_remote() && !missing.is_empty();
             let is_due = bytes >= PATCHES_MAX_BYTES || damaged.peek().is_none();
-            if !is_due || patches.is_empty() {
+            if must_wait || !is_due || patches.is_empty() {
                 continue;
             }
-            match self.store.mend(object, &patches) {
-                Ok(()) => outcome.chunks += u64_of(patches.len()),
-                Err(e) if e.kind() == StoreErrorKind::Damaged => {
-                    self.whole(object, &e, outcome);
-                    return Ok(());
+            let is_done = match self.store.mend(object, &patches) {
+                Ok(()) => {
+                    outcome.chunks += u64_of(patches.len());
+                    patches.clear();
+                    bytes = 0;
+                    continue;
                 }
+                Err(e) if e.kind() == StoreErrorKind::Damaged => self.whole(object, &e, outcome),
                 Err(e) => {
                     outcome.reasons.push(e.to_string());
-                    return Ok(());
+                    false
+                }
+            };
+            if !is_done {
+                outcome.reasons.extend(missing.iter().map(|(chunk, why)| format!("{chunk}: {why}")));
+            }
+            return Ok(());
+        }
+        self.with_other_objects(object, missing, patches, stays_damaged, outcome)
+    }
+
+    /// Repairs packed chunks of an object, which no source has in it, with equal ones of other objects, together with `patches`: where
+    /// nothing that is known stays damaged in it, as only the hash of all of it says whether they are packed in the same way.
+    fn with_other_objects(
+        &self,
+        object: Hash,
+        missing: Vec<(&DamagedChunk, String)>,
+        mut patches: Vec<Patch>,
+        mut stays_damaged: bool,
+        outcome: &mut Repaired,
+    ) -> Result<(), ImageError> {
+        self.cancel.check("the repair")?;
+        let has_waited = !patches.is_empty();
+        let all_bytes: u64 = missing.iter().map(|(chunk, _)| u64::from(chunk.stored_bytes)).sum();
+        if all_bytes > u64_of(PATCHES_MAX_BYTES) {
+            outcome.reasons.push(format!(
+                "data object {object}: no source has it, {all_bytes} bytes of packed chunks are damaged, \
+                 and at most {PATCHES_MAX_BYTES} are taken from other ones"
+            ));
+            return Ok(());
+        }
+        for (chunk, why) in missing {
+            self.cancel.check("the repair")?;
+            match self.of_other_object(chunk) {
+                Ok(patch) => patches.push(patch),
+                Err(other) => {
+                    outcome.reasons.push(format!("{chunk}: {why}; {other}"));
+                    stays_damaged = true;
                 }
             }
-            patches.clear();
-            bytes = 0;
+        }
+        if patches.is_empty() {
+            return Ok(());
+        }
+        let count = u64_of(patches.len());
+        let rewritten =
+            if stays_damaged { Err(MORE_IS_DAMAGED.to_owned()) } else { self.rewrite(object, patches)? };
+        match rewritten {
+            Ok(()) => outcome.chunks += count,
+            Err(why) => {
+                let why =
+                    format!("data object {object}: no packed chunks of other ones are written to it: {why}");
+                if has_waited {
+                    self.whole(object, &why, outcome);
+                } else {
+                    outcome.reasons.push(why);
+                }
+            }
         }
         Ok(())
     }
 
-    fn whole(&self, object: Hash, why: &dyn std::fmt::Display, outcome: &mut Repaired) {
-        match self.copy_object(object) {
+    /// Writes an object anew, with these patches, or says why not. The store takes it only with the hash that is its name.
+    fn rewrite(&self, object: Hash, patches: Vec<Patch>) -> Result<Result<(), String>, ImageError> {
+        let Err(e) = self.write_patched(object, patches) else { return Ok(Ok(())) };
+        self.cancel.check("the repair")?;
+        if e.kind() == StoreErrorKind::Damaged {
+            tracing::debug!(%object, error = %e, "it is not right with packed chunks of other data objects");
+            return Ok(Err(NOT_THE_SAME.to_owned()));
+        }
+        Ok(Err(e.to_string()))
+    }
+
+    fn write_patched(&self, object: Hash, mut patches: Vec<Patch>) -> Result<(), StoreError> {
+        patches.sort_by_key(|patch| patch.offset);
+        let patched = Patched { damaged: self.store.open_object(object)?, patches };
+        let mut read_bytes = 0_u64;
+        let mut go_on = |bytes: u64| {
+            self.round.take(bytes.saturating_sub(read_bytes), self.cancel);
+            read_bytes = bytes;
+            self.go_on()
+        };
+        let mut publication = self.store.publish()?;
+        headwater_store::copy_object(publication.as_mut(), &patched, &mut go_on)
+    }
+
+    /// Copies an object as a whole, which `why` asks for. Returns whether it is right now.
+    fn whole(&self, object: Hash, why: &dyn std::fmt::Display, outcome: &mut Repaired) -> bool {
+        let copied = self.copy_object(object);
+        match &copied {
             Ok(()) => outcome.objects += 1,
             Err(e) => outcome.reasons.push(format!("{why}; nor can it be copied as a whole: {e}")),
         }
+        copied.is_ok()
     }
 
     fn copy_object(&self, id: Hash) -> Result<(), String> {
         let mut why = "no other store was named".to_owned();
-        let mut go_on = |_: u64| {
-            let stopped = || StoreError::new(StoreErrorKind::Io, "the repair was cancelled");
-            if self.cancel.is_cancelled() { Err(stopped()) } else { Ok(()) }
-        };
+        let mut go_on = |_: u64| self.go_on();
         for source in self.sources {
             let to = headwater_store::copy_object;
             let copied = source
@@ -203,24 +329,160 @@ impl Repair<'_> {
         }
         Err(why)
     }
+
+    fn go_on(&self) -> Result<(), StoreError> {
+        if self.cancel.is_cancelled() {
+            return Err(StoreError::new(StoreErrorKind::Io, "the repair was cancelled"));
+        }
+        Ok(())
+    }
+
+    /// The right bytes of a chunk, as they are stored: those of the same object in a source, or else of any object, where no other bytes
+    /// can be right.
+    fn right_bytes(&self, damaged: &DamagedChunk, is_lost: bool) -> Result<Patch, String> {
+        let chunk = self.chunk(damaged)?;
+        let mut why = "no other store was named".to_owned();
+        for source in self.sources {
+            match read_checked(source.as_ref(), damaged.object, chunk, self.manifest.chunk_bytes()) {
+                Ok(bytes) => return Ok(Patch { offset: chunk.offset, bytes }),
+                Err(e) => why = format!("{}: {e}", source.shown()),
+            }
+        }
+        if is_lost || self.is_packed(damaged) {
+            return Err(why);
+        }
+        self.of_other_object(damaged).map_err(|other| format!("{why}; {other}"))
+    }
+
+    /// Bytes of the same length as another object has them, from which the right chunk is unpacked.
+    fn of_other_object(&self, damaged: &DamagedChunk) -> Result<Patch, String> {
+        let chunk = self.chunk(damaged)?;
+        let mut reasons = Vec::new();
+        for place in &self.by_hash {
+            match place.read(chunk, damaged.object, self.manifest, self.cancel) {
+                Ok(bytes) => return Ok(Patch { offset: chunk.offset, bytes }),
+                Err(why) => reasons.push(format!("{}: {why}", place.store.shown())),
+            }
+        }
+        Err(reasons.join("; "))
+    }
+
+    fn chunk(&self, damaged: &DamagedChunk) -> Result<&ChunkRef, String> {
+        let index = damaged.image_offset / u64::from(self.manifest.chunk_bytes());
+        self.manifest.chunk(index).ok_or_else(|| "it is not in the manifest".to_owned())
+    }
+
+    fn is_packed(&self, damaged: &DamagedChunk) -> bool {
+        damaged.stored_bytes != self.manifest.chunk_bytes()
+    }
 }
 
-/// The right bytes of a chunk, as they are stored.
-fn right_bytes(
-    manifest: &Manifest,
-    damaged: &DamagedChunk,
-    sources: &[Arc<dyn Store>],
-) -> Result<Patch, String> {
-    let index = damaged.image_offset / u64::from(manifest.chunk_bytes());
-    let chunk = manifest.chunk(index).ok_or("it is not in the manifest")?;
-    let mut why = "no other store was named".to_owned();
-    for source in sources {
-        match read_checked(source.as_ref(), damaged.object, chunk, manifest.chunk_bytes()) {
-            Ok(bytes) => return Ok(Patch { offset: chunk.offset, bytes }),
-            Err(e) => why = format!("{}: {e}", source.shown()),
+/// A store in which chunks are looked for by their hash, whatever data objects it has them in.
+struct ByHash<'a> {
+    store: &'a dyn Store,
+    /// Of the store that is repaired: at whose rate it is read.
+    round: Option<&'a Round>,
+    /// Where it has the chunks of the version, as all its manifests say: these are read when the first chunk is looked for, and once.
+    index: OnceCell<Result<ChunkIndex, String>>,
+}
+
+impl<'a> ByHash<'a> {
+    fn new(store: &'a dyn Store, round: Option<&'a Round>) -> Self {
+        Self { store, round, index: OnceCell::new() }
+    }
+
+    /// The bytes of a chunk in another data object than `object`, as long as they are there.
+    fn read(
+        &self,
+        chunk: &ChunkRef,
+        object: Hash,
+        version: &Manifest,
+        cancel: &Cancel,
+    ) -> Result<Vec<u8>, String> {
+        let index = self.index(version, cancel)?;
+        let mut why = "no other data object has it".to_owned();
+        for copy in index.copies(&chunk.hash) {
+            let Some(there) = index.object(copy.object).filter(|there| there.id != object) else { continue };
+            let (id, stored_bytes) = (there.id, chunk.stored_bytes);
+            if copy.stored_bytes != stored_bytes {
+                why = format!(
+                    "data object {id} has it packed otherwise, as {} bytes instead of {stored_bytes}",
+                    copy.stored_bytes
+                );
+                continue;
+            }
+            self.take(u64::from(stored_bytes), cancel);
+            match read_checked(self.store, id, &copy, version.chunk_bytes()) {
+                Ok(stored) => return Ok(stored),
+                Err(e) => why = format!("data object {id} has it too: {e}"),
+            }
+        }
+        Err(why)
+    }
+
+    fn index(&self, version: &Manifest, cancel: &Cancel) -> Result<&ChunkIndex, String> {
+        let index = self.index.get_or_init(|| {
+            if self.store.chunk_bytes() != version.chunk_bytes() {
+                return Err("its chunks have another size".to_owned());
+            }
+            ChunkIndex::build_for(self.store, version, &mut |bytes| {
+                self.take(bytes, cancel);
+                cancel.check("the repair")
+            })
+            .map_err(|e| format!("what its data objects have cannot be read: {e}"))
+        });
+        index.as_ref().map_err(String::clone)
+    }
+
+    fn take(&self, bytes: u64, cancel: &Cancel) {
+        if let Some(round) = self.round {
+            round.take(bytes, cancel);
         }
     }
-    Err(why)
+}
+
+/// A damaged object with right bytes in place of wrong ones.
+struct Patched {
+    damaged: Arc<dyn Object>,
+    /// By their places. Two are the same or do not touch.
+    patches: Vec<Patch>,
+}
+
+impl Patched {
+    fn read_damaged(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        self.damaged.read_range(offset, into)
+    }
+}
+
+impl Object for Patched {
+    fn id(&self) -> Hash {
+        self.damaged.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.damaged.len_bytes()
+    }
+
+    /// What lies below patches is not read: the disk may not be able to.
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let (mut at, mut rest) = (offset, into);
+        for patch in &self.patches {
+            let passed = usize_of(at.saturating_sub(patch.offset));
+            let Some(bytes) = patch.bytes.get(passed..).filter(|bytes| !bytes.is_empty()) else { continue };
+            let gap = usize_of(patch.offset.saturating_sub(at)).min(rest.len());
+            let (before, after) = std::mem::take(&mut rest).split_at_mut(gap);
+            self.read_damaged(at, before)?;
+            let len = bytes.len().min(after.len());
+            let (below, after) = after.split_at_mut(len);
+            below.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+            at = at.saturating_add(u64_of(gap)).saturating_add(u64_of(len));
+            rest = after;
+        }
+        self.read_damaged(at, rest)
+    }
 }
 
 fn read_checked(
@@ -233,9 +495,8 @@ fn read_checked(
     let mut stored = vec![0; usize_of_u32(chunk.stored_bytes)];
     let mut content = vec![0; usize_of_u32(chunk_bytes)];
     object.read_checked(chunk.offset, &mut stored, &mut |stored| {
-        unpack(stored, &mut content, &chunk.hash).map_err(|e| {
-            headwater_store::StoreError::new(headwater_store::StoreErrorKind::Damaged, e.to_string())
-        })
+        unpack(stored, &mut content, &chunk.hash)
+            .map_err(|e| StoreError::new(StoreErrorKind::Damaged, e.to_string()))
     })?;
     Ok(stored)
 }

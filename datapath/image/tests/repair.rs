@@ -9,17 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fixture::{flip, import_bytes, noise, read_all, store};
+use fixture::{disk_of, files, flip, import_bytes, noise, read_all, store};
+use headwater_image::import::LEVEL_DEFAULT;
+use headwater_image::manifest::ChunkRef;
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, Round, Verified, VersionReader, files_touched, repair,
-    repair_manifest, verify, verify_in, versions_touched,
+    Cancel, ChunkCache, ImageErrorKind, ImportOptions, Manifest, Round, Verified, VersionReader,
+    files_touched, repair, repair_manifest, verify, verify_in, versions_touched,
 };
 use headwater_store::{
     Access, Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store, StoreError,
     Version,
 };
-use headwater_testkit::run;
+use headwater_testkit::{Rng, run};
 
 fn object_path(dir: &Path, version: &Version) -> PathBuf {
     dir.join("objects").join(version.objects[0].to_string())
@@ -219,9 +221,9 @@ fn a_manifest_is_repaired_from_another_store_and_stays_in_use() {
 
     // The same bytes from their source do it as well.
     flip(&path, 60);
-    let mut options = headwater_image::ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
     options.unless_newest = true;
-    let source = fixture::disk_of(disk);
+    let source = disk_of(disk);
     let again = headwater_image::import(source, &here, &options, &mut |_| {}).unwrap();
     assert_eq!(again.version.number, 1);
     assert!(fs::read(&path).unwrap() == good);
@@ -337,4 +339,173 @@ fn a_round_reads_what_versions_share_once_and_tells_damage_of_each() {
     assert!((1..FEW_BYTES).contains(&here.take_read()));
     assert!(check(&second, &round).is_sound());
     assert!((1..FEW_BYTES).contains(&here.take_read()));
+}
+
+const CHUNK_BYTES: usize = 65_536;
+/// A chunk of [`Sites`] that is packed, and one that is stored as it is.
+const PACKED: u64 = 3;
+const AS_IT_IS: u64 = 11;
+
+/// Bytes that pack, each level of zstd in its own way; the same ones for one seed.
+fn words(into: &mut [u8], seed: u64) {
+    let mut rng = Rng::new(seed);
+    let mut words = vec![0; 64 * 16];
+    rng.fill(&mut words);
+    for place in into.chunks_mut(16) {
+        let word = rng.index(64) * 16;
+        place.copy_from_slice(&words[word..word + place.len()]);
+    }
+}
+
+/// In which data object a version has a chunk, and where there.
+fn place(store: &LocalDir, version: &Version, index: u64) -> (Hash, ChunkRef) {
+    let manifest = Manifest::decode(&store.manifest(version.manifest).unwrap()).unwrap();
+    let chunk = *manifest.chunk(index).unwrap();
+    (manifest.objects()[chunk.object as usize].id, chunk)
+}
+
+/// Makes bytes in the middle of a chunk wrong.
+fn spoil(dir: &Path, (object, chunk): (Hash, ChunkRef)) {
+    let middle = chunk.offset + u64::from(chunk.stored_bytes / 2);
+    (middle..middle + 32).for_each(|at| flip(&dir.join("objects").join(object.to_string()), at));
+}
+
+/// Two stores that have the same disk. There it is all they ever had; here most of it is in the data object of an older version.
+struct Sites {
+    dir: tempfile::TempDir,
+    here: LocalDir,
+    older: Version,
+    newest: Version,
+    there_dir: tempfile::TempDir,
+    there: LocalDir,
+    theirs: Version,
+    disk: Vec<u8>,
+}
+
+impl Sites {
+    /// There it is packed at this level, here as usual.
+    fn new(level_there: i32) -> Self {
+        let ((dir, here), (there_dir, there)) = (store(), store());
+        let mut disk = vec![0; 16 * CHUNK_BYTES];
+        words(&mut disk[..8 * CHUNK_BYTES], 1);
+        noise(&mut disk[8 * CHUNK_BYTES..], 2);
+        let older = import_bytes(&here, "disk", &disk).version;
+        words(&mut disk[..CHUNK_BYTES], 3);
+        let newest = import_bytes(&here, "disk", &disk).version;
+        let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+        options.level = level_there;
+        let source = disk_of(disk.clone());
+        let theirs = headwater_image::import(source, &there, &options, &mut |_| {}).unwrap().version;
+        let [packed, as_it_is] = [PACKED, AS_IT_IS].map(|index| place(&here, &newest, index));
+        assert_eq!([packed.0, as_it_is.0], [older.objects[0]; 2]);
+        assert!((packed.1.stored_bytes as usize) < CHUNK_BYTES);
+        assert_eq!(as_it_is.1.stored_bytes as usize, CHUNK_BYTES);
+        assert!(there.open_object(older.objects[0]).is_err());
+        Self { dir, here, older, newest, there_dir, there, theirs, disk }
+    }
+
+    /// The data object of the older version.
+    fn shared(&self) -> PathBuf {
+        object_path(self.dir.path(), &self.older)
+    }
+
+    fn spoil(&self, indices: &[u64]) {
+        for index in indices {
+            spoil(self.dir.path(), place(&self.here, &self.newest, *index));
+        }
+    }
+
+    /// Repairs the newest version from the other store.
+    fn mend(&self) -> headwater_image::Repaired {
+        mend(&self.here, &self.newest, &[Arc::new(self.there.clone())])
+    }
+
+    /// Repairs a packed chunk, which must fail, for this one reason, and change nothing.
+    fn must_refuse(&self, says: &str) {
+        self.spoil(&[PACKED]);
+        let (bytes, listed) = (fs::read(self.shared()).unwrap(), files(self.dir.path()));
+        let done = self.mend();
+        assert_eq!((done.chunks, done.objects, done.left.damaged_chunks), (0, 0, 1));
+        assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
+        assert!(done.reasons[0].contains(says), "{:?}", done.reasons);
+        assert!(fs::read(self.shared()).unwrap() == bytes);
+        assert_eq!(files(self.dir.path()), listed);
+    }
+}
+
+#[test]
+fn a_chunk_is_repaired_from_another_data_object_of_a_store_with_another_history() {
+    let sites = Sites::new(LEVEL_DEFAULT);
+    let good = fs::read(sites.shared()).unwrap();
+    let reader = VersionReader::open(&sites.here, sites.newest.manifest, ChunkCache::new(0)).unwrap();
+    let there = Arc::new(Noting::new(sites.there.clone()));
+    let sources: [Arc<dyn Store>; 1] = [there.clone()];
+    for spoilt in [&[PACKED][..], &[AS_IT_IS], &[PACKED, PACKED + 1, AS_IT_IS, AS_IT_IS + 1]] {
+        sites.spoil(spoilt);
+        assert!(fs::read(sites.shared()).unwrap() != good);
+        there.take_read();
+        let done = mend(&sites.here, &sites.newest, &sources);
+        assert_eq!((done.chunks, done.objects), (spoilt.len() as u64, 0), "{:?}", done.reasons);
+        assert!(done.left.is_sound() && done.reasons.is_empty(), "{:?}", done.reasons);
+        assert!(fs::read(sites.shared()).unwrap() == good);
+        // Who has it open reads the right bytes, too.
+        assert!(read_all(reader.as_ref()) == sites.disk);
+        let read_bytes = there.take_read();
+        let most_bytes = (spoilt.len() * CHUNK_BYTES) as u64;
+        assert!((1..=most_bytes).contains(&read_bytes), "{read_bytes} bytes of data objects were read there");
+    }
+    assert!(check(&sites.here, &sites.older).is_sound());
+    assert!(files(sites.dir.path()).iter().all(|(name, _)| !name.starts_with("tmp/")));
+}
+
+#[test]
+fn a_chunk_that_is_packed_otherwise_elsewhere_is_refused_and_nothing_is_changed() {
+    // Into another length.
+    let sites = Sites::new(19);
+    let here = place(&sites.here, &sites.newest, PACKED).1;
+    let there = place(&sites.there, &sites.theirs, PACKED).1;
+    assert_ne!(here.stored_bytes, there.stored_bytes);
+    sites.must_refuse("packed otherwise");
+
+    // Into as many bytes, of which one is another one: no reader looks at this bit of the header of a frame.
+    let sites = Sites::new(LEVEL_DEFAULT);
+    let (object, chunk) = place(&sites.there, &sites.theirs, PACKED);
+    let theirs = sites.there_dir.path().join("objects").join(object.to_string());
+    let unused_bit_at = chunk.offset + 4;
+    flip(&theirs, unused_bit_at);
+    assert!(check(&sites.there, &sites.theirs).is_sound());
+    sites.must_refuse("its hash is not its name");
+    flip(&theirs, unused_bit_at);
+    let done = sites.mend();
+    assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+}
+
+#[test]
+fn of_an_object_with_more_damage_only_what_is_stored_as_it_is_is_repaired_from_another_one() {
+    let sites = Sites::new(LEVEL_DEFAULT);
+    // The older version alone needs this one, and no other store has it.
+    spoil(sites.dir.path(), place(&sites.here, &sites.older, 0));
+    sites.spoil(&[PACKED, AS_IT_IS]);
+    let done = sites.mend();
+    assert_eq!((done.chunks, done.left.damaged_chunks), (1, 1), "{:?}", done.reasons);
+    assert_eq!(done.left.damaged[0].image_offset, PACKED * CHUNK_BYTES as u64);
+    assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
+    assert!(done.reasons[0].contains("it is damaged elsewhere too"), "{:?}", done.reasons);
+    assert_eq!(check(&sites.here, &sites.older).damaged_chunks, 2);
+}
+
+#[test]
+fn a_chunk_is_repaired_from_another_data_object_of_the_store_itself() {
+    let (dir, here) = store();
+    let mut disk = vec![0; 4 * CHUNK_BYTES];
+    words(&mut disk, 1);
+    let version = import_bytes(&here, "disk", &disk).version;
+    let path = object_path(dir.path(), &version);
+    let good = fs::read(&path).unwrap();
+    spoil(dir.path(), place(&here, &version, 2));
+    // An import of the same disk finds it damaged, and stores it again.
+    assert_eq!(import_bytes(&here, "again", &disk).damaged_chunks, 1);
+    let done = mend(&here, &version, &[]);
+    assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+    assert!(fs::read(&path).unwrap() == good);
 }
