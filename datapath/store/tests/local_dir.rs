@@ -5,10 +5,11 @@ mod suite;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
+use headwater_store::{Access, Hash, LocalDir, Object, Store, StoreError, StoreErrorKind};
 use headwater_testkit::wait_until;
 use suite::{Place, files, kind, name, publish};
 
@@ -295,6 +296,118 @@ fn what_a_copy_that_failed_leaves_is_for_the_next_copy_and_for_nobody_else() {
     mirror();
     let left: Vec<_> = fs::read_dir(&tmp).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, [new.as_str()]);
+}
+
+const MIB: u64 = 1 << 20;
+
+/// An object of 3 MiB in another store, which notes where it is read and can be cut off.
+struct Noting {
+    id: Hash,
+    bytes: Vec<u8>,
+    reads: Mutex<Vec<u64>>,
+    /// Nothing can be read from here on.
+    cut_at: AtomicU64,
+}
+
+impl Noting {
+    fn new() -> Self {
+        let bytes: Vec<u8> = (0..3u32 << 18).flat_map(u32::to_le_bytes).collect();
+        let (id, reads) = (Hash::of(&bytes), Mutex::default());
+        Self { id, bytes, reads, cut_at: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Where it was read since the last time.
+    fn take_reads(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.reads.lock().unwrap())
+    }
+
+    /// Opens a store to copy to it, and copies it there. Returns how many bytes the copy said are there.
+    fn copy_to(&self, dir: &Path) -> Result<u64, StoreError> {
+        let store = LocalDir::open(dir, Access::Copy { new_chunk_bytes: 65_536 })?;
+        let mut publication = store.publish()?;
+        let mut there = 0;
+        publication.copy_object(self, &mut |more| {
+            there += more;
+            Ok(())
+        })?;
+        Ok(there)
+    }
+}
+
+impl Object for Noting {
+    fn id(&self) -> Hash {
+        self.id
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.reads.lock().unwrap().push(offset);
+        if offset >= self.cut_at.load(Ordering::Relaxed) {
+            return Err(StoreError::new(StoreErrorKind::Unreachable, "the source is gone"));
+        }
+        into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
+        Ok(())
+    }
+}
+
+/// A store to which the first MiB of an object was copied before its source was gone for a while, the object, and what is there of it.
+fn interrupted() -> (tempfile::TempDir, Noting, PathBuf) {
+    let (dir, source) = (tempfile::tempdir().unwrap(), Noting::new());
+    source.cut_at.store(MIB, Ordering::Relaxed);
+    assert_eq!(kind(source.copy_to(dir.path())), StoreErrorKind::Unreachable);
+    assert_eq!(source.take_reads(), [0, MIB]);
+    source.cut_at.store(u64::MAX, Ordering::Relaxed);
+    let part = dir.path().join("tmp").join(format!("{}.part", source.id));
+    assert_eq!(fs::read(&part).unwrap().len() as u64, MIB);
+    (dir, source, part)
+}
+
+/// The object is whole in the store, and nothing else is.
+fn must_have(dir: &Path, source: &Noting) {
+    assert_eq!(files(dir), [(format!("objects/{}", source.id), 3 * MIB)]);
+    let path = dir.join("objects").join(source.id.to_string());
+    assert!(fs::read(path).unwrap() == source.bytes);
+}
+
+#[test]
+fn a_copy_that_was_stopped_goes_on_in_the_middle_of_an_object() {
+    let (dir, source, _) = interrupted();
+    assert_eq!(source.copy_to(dir.path()).unwrap(), 3 * MIB);
+    assert_eq!(source.take_reads(), [MIB, 2 * MIB]);
+    must_have(dir.path(), &source);
+}
+
+#[test]
+fn a_copy_begins_once_more_where_what_was_left_of_it_is_wrong() {
+    let (dir, source, part) = interrupted();
+    let mut left = fs::read(&part).unwrap();
+    left[1_000_000] ^= 1;
+    fs::write(&part, left).unwrap();
+    assert_eq!(source.copy_to(dir.path()).unwrap(), 3 * MIB);
+    assert_eq!(source.take_reads(), [MIB, 2 * MIB, 0, MIB, 2 * MIB]);
+    must_have(dir.path(), &source);
+    // More than the object has is not gone on with at all.
+    let (dir, source, part) = interrupted();
+    fs::write(&part, vec![7_u8; source.bytes.len() + 1]).unwrap();
+    assert_eq!(source.copy_to(dir.path()).unwrap(), 3 * MIB);
+    assert_eq!(source.take_reads(), [0, MIB, 2 * MIB]);
+    must_have(dir.path(), &source);
+}
+
+#[test]
+fn a_source_that_is_damaged_is_blamed_whether_a_copy_went_on_or_not() {
+    let (dir, mut source, _) = interrupted();
+    source.bytes[2_500_000] ^= 1;
+    for reads in [&[MIB, 2 * MIB, 0, MIB, 2 * MIB][..], &[0, MIB, 2 * MIB]] {
+        let error = source.copy_to(dir.path()).unwrap_err();
+        assert_eq!((error.kind(), source.take_reads().as_slice()), (StoreErrorKind::Damaged, reads));
+        let says = format!("the data object {} is damaged where it was to be copied from", source.id);
+        assert!(error.to_string().contains(&says), "{error}");
+        assert_eq!(files(dir.path()), []);
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Objects of other stores, and bytes in place of damaged ones, also of manifests.
 //!
 //! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. Where the store was opened to copy versions to it, one
-//! that was interrupted goes on where it was: until another writer opens the store, which empties `tmp`, or for a week. What fills
+//! that was interrupted goes on where it was: until another writer opens the store, which empties `tmp`, or for a week. A power cut may
+//! leave other bytes than were written: where the hash at the end is wrong, it begins once more, before the source is blamed. What fills
 //! the disk is not kept. Where an object is being copied already, as two repairs at once do, the second copy grows in a file of
 //! its own, which is not kept either.
 
@@ -50,18 +51,15 @@ impl Inner {
         let failed = |e| StoreError::from_os(format!("cannot write {}", part.path.display()), e);
         let mut file = step().and_then(|()| part.open()).map_err(failed)?;
         let mut hasher = blake3::Hasher::new();
-        let mut at = take_up(&file, len_bytes, &mut hasher).map_err(failed)?;
-        copied(at)?;
-        let mut buffer = vec![0; PIECE_BYTES];
-        while at < len_bytes {
-            let len = usize::try_from(len_bytes - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
-            let piece = buffer.get_mut(..len).unwrap_or_default();
-            source.read_range(at, piece)?;
-            hasher.update(piece);
-            write(&mut file, piece).map_err(failed)?;
-            let len = u64::try_from(len).unwrap_or(u64::MAX);
-            at = at.saturating_add(len);
-            copied(len)?;
+        let taken_up = take_up(&file, len_bytes, &mut hasher).map_err(failed)?;
+        copied(taken_up)?;
+        part.append(&mut file, source, (taken_up, &mut hasher), copied)?;
+        if taken_up > 0 && Hash::from(hasher.finalize()) != id {
+            tracing::warn!(%id, "what an interrupted copy left of it may be wrong: it is copied anew");
+            step().and_then(|()| file.set_len(0)).map_err(failed)?;
+            hasher = blake3::Hasher::new();
+            // All its bytes were told once.
+            part.append(&mut file, source, (0, &mut hasher), &mut |_| copied(0))?;
         }
         if Hash::from(hasher.finalize()) != id {
             remove_quietly(&part.path);
@@ -176,6 +174,30 @@ impl<'a> Part<'a> {
             false => options.write(true).truncate(true),
         };
         options.read(true).create(true).open(&self.path)
+    }
+
+    /// Appends what an object has from an offset on, and hashes it.
+    fn append(
+        &self,
+        file: &mut File,
+        source: &dyn Object,
+        (mut at, hasher): (u64, &mut blake3::Hasher),
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let failed = |e| StoreError::from_os(format!("cannot write {}", self.path.display()), e);
+        let len_bytes = source.len_bytes();
+        let mut buffer = vec![0; PIECE_BYTES];
+        while at < len_bytes {
+            let len = usize::try_from(len_bytes - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            let piece = buffer.get_mut(..len).unwrap_or_default();
+            source.read_range(at, piece)?;
+            hasher.update(piece);
+            write(file, piece).map_err(failed)?;
+            let len = u64::try_from(len).unwrap_or(u64::MAX);
+            at = at.saturating_add(len);
+            copied(len)?;
+        }
+        Ok(())
     }
 }
 
