@@ -507,6 +507,41 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
     assert!(std::fs::read(&object).unwrap() == good);
 }
 
+/// What a daemon got from the servers of its store.
+fn received_bytes(daemon: &Daemon) -> f64 {
+    let stats: serde_json::Value = serde_json::from_str(&daemon.cli(&["--json", "stats"]).ok()).unwrap();
+    let mut samples = stats["samples"].as_array().unwrap().iter();
+    let received = samples.find(|it| it["metric"] == "headwater_image_received_bytes_total");
+    received.unwrap()["value"].as_f64().unwrap()
+}
+
+#[test]
+fn a_scrub_reads_no_faster_than_it_is_told() {
+    let maker = Daemon::start();
+    let raw = maker.path().join("v.raw");
+    std::fs::write(&raw, pseudo_random(4 << 20, 9)).unwrap();
+    maker.cli(&["image", "import", text(&raw), "--name", "v"]).ok();
+    let (_, data_dir) = maker.terminate();
+    let (_served, url) = serve(&[text(&data_dir.path().join("store")), "--listen", "127.0.0.1:0"]);
+    let scrubs_at = |rate: &str| {
+        Daemon::start_in(support::short_dir(), |command| {
+            command.args(["--from", &url, "--scrub", rate]);
+        })
+    };
+    // That takes more than an hour. The first chunks come when the manifest is paid for.
+    let slow = scrubs_at("1K");
+    wait_until("the slow one reads chunks", || received_bytes(&slow) > f64::from(64 << 10));
+    // This one begins later, and ends its round.
+    let fast = scrubs_at("1G");
+    let ended = "the scrub read all versions once";
+    if !fast.log.contains(ended) {
+        fast.wait_for_log(&[ended]);
+    }
+    let (all, some) = (received_bytes(&fast), received_bytes(&slow));
+    assert!(all >= f64::from(4 << 20), "{all} bytes were all");
+    assert!(some < f64::from(4 << 20), "{some} bytes were read at 1 KiB a second");
+}
+
 /// All files of a part of a store, by name.
 fn files(store: &Path, part: &str) -> BTreeMap<std::ffi::OsString, Vec<u8>> {
     let entries = std::fs::read_dir(store.join(part)).unwrap().map(Result::unwrap);
