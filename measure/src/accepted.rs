@@ -26,7 +26,7 @@ const fn known(row: [&'static str; 3], bound: Goal, decision: u32) -> Known {
 
 use Goal::{AtLeast, AtMost};
 
-const KNOWN: [Known; 11] = [
+const KNOWN: [Known; 13] = [
     known(["seal-pause", "guest stands still, longest, ms", "50 ms"], AtMost(2.0), 11),
     known(["fits-qd1", "IOPS", "nbdkit null"], AtLeast(0.85), 13),
     known(["fits-qd1", "IOPS", "nbdkit memory"], AtLeast(0.85), 13),
@@ -39,6 +39,8 @@ const KNOWN: [Known; 11] = [
     // With the 64 requests of 1 MiB that are in flight, which are not in the budget.
     known(["memory-64m-large", "MiB resident", "RAM x 1.03 + 32 MiB"], AtMost(1.66), 27),
     known(["memory-1g-large", "MiB resident", "RAM x 1.03 + 32 MiB"], AtMost(1.06), 27),
+    known(["import", "export to raw, GB/s of data", "1 GB/s, or the disk"], AtLeast(0.75), 33),
+    known(["remote-tls", "MB/s of the image", "600 MB/s"], AtLeast(0.6), 10),
     // Seconds of ours by seconds of theirs: 1.9 times as fast.
     known(["slow-link", "seconds", "on demand"], AtMost(1.0 / 1.9), 19),
 ];
