@@ -8,6 +8,7 @@
 
 mod programs;
 mod rules;
+mod runs;
 mod source;
 mod suite;
 mod tidy;

@@ -3,7 +3,8 @@
 //! All steps run even if one fails, so that one run shows everything. A failed check (formatting, tidy,
 //! clippy, or a build that does not compile) counts as one failure in the sum.
 //!
-//! The test programs run side by side, one more than there are processors: many of them wait for guests, disks or time.
+//! The test programs run side by side: one while others are being built, then one more than there are processors, as many of them wait
+//! for guests, disks or time.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::programs;
+use crate::runs::{self, Queue};
 
 /// All tests but those below, and for clippy's sake all that is no test.
 const TESTS: &[&str] = &["--workspace", "--all-targets"];
@@ -52,57 +54,51 @@ impl Tally {
     }
 }
 
-/// Runs everything; `Ok(false)` where something failed. `filter` goes to the tests.
-pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
-    let mut failed_checks = Vec::new();
-    let mut check = |name: &'static str, step: &mut dyn FnMut() -> Result<bool, String>| {
+/// The steps, and which of them failed.
+#[derive(Default)]
+struct Checks {
+    failed: Vec<&'static str>,
+}
+
+impl Checks {
+    fn run(
+        &mut self,
+        name: &'static str,
+        step: impl FnOnce() -> Result<bool, String>,
+    ) -> Result<bool, String> {
         println!("== {name}");
         let start = Instant::now();
         let good = step()?;
         println!("== {name}: {} in {} s", if good { "ok" } else { "FAILED" }, start.elapsed().as_secs());
         if !good {
-            failed_checks.push(name.to_owned());
+            self.failed.push(name);
         }
-        Ok::<(), String>(())
-    };
-    // From a clean checkout it takes two minutes, most of them of waiting: so beside the compiler. Who names tests has it made by
-    // those that need it.
-    let mut guest = filter.is_empty().then(|| Guest::start(root)).transpose()?;
-    check("formatting", &mut || cargo(root, &["fmt", "--all", "--check"]))?;
-    check("tidy", &mut || crate::tidy::run(root))?;
-    let mut programs = Vec::new();
-    for (name, without_clippy, what) in BUILDS {
-        let mut built = None;
-        check(name, &mut || {
-            built = programs::build(linting(root), what)?;
-            Ok(built.is_some())
-        })?;
-        if built.is_none() {
-            check(without_clippy, &mut || {
-                built = programs::build(command(root), what)?;
-                Ok(built.is_some())
-            })?;
-        }
-        programs.extend(built.unwrap_or_default());
+        Ok(good)
     }
-    if let Some(guest) = &mut guest {
-        check("the Debian guest", &mut || guest.wait())?;
-    }
+}
+
+/// Runs everything; `Ok(false)` where something failed. `filter` goes to the tests.
+pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
+    let mut checks = Checks::default();
     let mut tally = Tally::default();
-    check("tests", &mut || {
-        let ends =
-            programs::run(&programs, filter, |output| output.lines().for_each(|line| tally.add_line(line)));
-        // A test that failed is in the tally; a program that was killed, or had to be, is not.
-        for program in &ends.killed {
-            let (name, last) = (&program.name, &program.last_lines);
-            println!(
-                "{name} ended without a result: killed, or it could not be started. Its last lines:\n{last}"
-            );
-        }
-        tally.failed += ends.killed.len() as u64;
-        Ok(ends.all_good)
-    })?;
-    check("examples in the documentation", &mut || {
+    let output = |text: &str| text.lines().for_each(|line| tally.add_line(line));
+    let (built, ends) = runs::beside(filter, output, |queue| build(root, filter, &mut checks, queue));
+    let built_at = built?;
+    // A test that failed is in the tally; a program that was killed, or had to be, is not.
+    for program in &ends.killed {
+        let (name, last) = (&program.name, &program.last_lines);
+        println!(
+            "{name} ended without a result: killed, or it could not be started. Its last lines:\n{last}"
+        );
+    }
+    tally.failed += ends.killed.len() as u64;
+    if !ends.all_good && tally.failed == 0 {
+        println!("a program failed after all of its tests had passed");
+        tally.failed += 1;
+    }
+    let end = if ends.all_good { "ok" } else { "FAILED" };
+    println!("== tests: {end}, {} s after the last was built", built_at.elapsed().as_secs());
+    checks.run("examples in the documentation", || {
         let output =
             linting(root).args(["test", "--workspace", "--doc", "--locked", "--quiet"]).args(filter).output();
         let output = output.map_err(|error| format!("cannot run cargo test --doc: {error}"))?;
@@ -113,17 +109,50 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
         }
         Ok(output.status.success())
     })?;
-    // What failed there is in the tally already.
-    failed_checks.retain(|name| name != "tests");
-    if !failed_checks.is_empty() {
-        println!("failed: {}", failed_checks.join(", "));
+    if !checks.failed.is_empty() {
+        println!("failed: {}", checks.failed.join(", "));
     }
     if tally.ignored > 0 {
         println!("{} ignored", tally.ignored);
     }
-    let failed = tally.failed + failed_checks.len() as u64;
+    let failed = tally.failed + checks.failed.len() as u64;
     println!("{} passed, {failed} failed", tally.passed);
     Ok(failed == 0)
+}
+
+/// All checks that are no tests, and all tests into the queue. Returns when that was done.
+fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Result<Instant, String> {
+    // From a clean checkout it takes two minutes, most of them of waiting: so beside the compiler. Who names tests has it made by
+    // those that need it.
+    let mut guest = filter.is_empty().then(|| Guest::start(root)).transpose()?;
+    checks.run("formatting", || cargo(root, &["fmt", "--all", "--check"]))?;
+    checks.run("tidy", || crate::tidy::run(root))?;
+    for (name, without_clippy, what) in BUILDS {
+        let mut begun = Vec::new();
+        let is_built = checks.run(name, || {
+            programs::build(linting(root), what, |program| {
+                begun.push((program.name.clone(), program.package.clone()));
+                queue.add(program);
+            })
+        })?;
+        if !is_built {
+            checks.run(without_clippy, || {
+                programs::build(command(root), what, |program| {
+                    let is_same =
+                        |(name, package): &(_, _)| *name == program.name && *package == program.package;
+                    match begun.iter().position(is_same) {
+                        // With clippy it was built too.
+                        Some(at) => drop(begun.swap_remove(at)),
+                        None => queue.add(program),
+                    }
+                })
+            })?;
+        }
+    }
+    if let Some(guest) = &mut guest {
+        checks.run("the Debian guest", || guest.wait())?;
+    }
+    Ok(Instant::now())
 }
 
 /// `guest/build` at work, which says what it does itself.

@@ -1,0 +1,381 @@
+//! Runs test programs side by side, beginning while others are still being built.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::programs::Program;
+
+/// These take longest, or mostly wait, and so begin first: what is left at the end should be short, and compute.
+const LONG: &[&str] = &[
+    "guests",
+    "schedules",
+    "crash",
+    "debian",
+    "ladder_on_disk",
+    "soak",
+    "s3",
+    "s3_crash",
+    "headwater_service",
+    "stores",
+    "ladder",
+    "outage",
+    "full_file_system",
+    "queues",
+    "xtask",
+    "maintenance",
+];
+
+/// These boot the guest, which is made while all is built.
+const GUEST: &[&str] = &["guests", "debian"];
+
+/// Real clients for minutes: built for their lints, and run by `make conformance`.
+const CONFORMANCE: &[&str] = &["vhost_user"];
+
+/// Programs that run for longer say so this often.
+const STILL: Duration = Duration::from_secs(30);
+
+/// A program that takes longer hangs: it is ended, and has failed. The longest take some minutes on a busy host.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// In the environment of a program, and of all that it starts.
+const MARK: &str = "HEADWATER_TEST_PROGRAM";
+
+/// How many of the last lines are told again of a program that gave no result.
+const LAST_LINES: usize = 10;
+
+/// How the programs ended.
+#[derive(Debug, Default)]
+pub struct Ends {
+    /// Whether each of them said that it passed.
+    pub all_good: bool,
+    /// Those that gave no result, or did not end.
+    pub killed: Vec<Killed>,
+}
+
+/// A program that gave no result, or did not end.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Killed {
+    pub name: String,
+    pub last_lines: String,
+}
+
+/// What is to be run, and what runs.
+#[derive(Default)]
+pub struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whoever names tests gets them wherever they are.
+    takes_all: bool,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Program>,
+    running: Vec<(String, Instant)>,
+    /// Nothing more comes.
+    is_whole: bool,
+}
+
+impl Queue {
+    /// Runs this one too.
+    pub fn add(&self, program: Program) {
+        if self.takes_all || !CONFORMANCE.contains(&program.name.as_str()) {
+            lock(&self.state).waiting.push(program);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next one to run, for the first worker or another one. `None`: that was all.
+    fn next(&self, is_first: bool) -> Option<Program> {
+        let mut state = lock(&self.state);
+        loop {
+            // As long as the compiler is at work one runs beside it, so that the processors have something to do when either waits.
+            let is_whole = state.is_whole;
+            let fits = |name: &str| is_whole || (is_first && !GUEST.contains(&name));
+            let place = |name: &str| LONG.iter().position(|long| *long == name).unwrap_or(LONG.len());
+            let programs = state.waiting.iter().enumerate().filter(|(_, program)| fits(&program.name));
+            if let Some((at, _)) = programs.min_by_key(|(_, program)| place(&program.name)) {
+                let program = state.waiting.remove(at);
+                state.running.push((program.name.clone(), Instant::now()));
+                return Some(program);
+            }
+            if is_whole {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn ended(&self, program: &Program) {
+        let mut state = lock(&self.state);
+        if let Some(at) = state.running.iter().position(|(name, _)| *name == program.name) {
+            state.running.remove(at);
+        }
+    }
+}
+
+/// Ends the waiting for more, however the feeding ends.
+struct Whole<'a>(&'a Queue);
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).is_whole = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Runs all that `feed` adds, one program while it is at work and several when it has ended, and returns what it returned.
+/// `output` is called with what each program printed, when it is over.
+pub fn beside<T>(
+    filter: &[&str],
+    output: impl FnMut(&str) + Send,
+    feed: impl FnOnce(&Queue) -> T,
+) -> (T, Ends) {
+    run_within(LIMIT, filter, output, feed)
+}
+
+fn run_within<T>(
+    limit: Duration,
+    filter: &[&str],
+    output: impl FnMut(&str) + Send,
+    feed: impl FnOnce(&Queue) -> T,
+) -> (T, Ends) {
+    let queue = Queue { takes_all: !filter.is_empty(), ..Queue::default() };
+    let over = Mutex::new((Ends { all_good: true, killed: Vec::new() }, output));
+    // One more than there are processors: there is mostly one that waits for a disk, a guest or the clock.
+    let workers = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+    let fed = std::thread::scope(|scope| {
+        let (queue, over) = (&queue, &over);
+        let work = move |number: usize| {
+            while let Some(program) = queue.next(number == 0) {
+                let begin = Instant::now();
+                let (text, end) = run_one(&program, filter, limit);
+                queue.ended(&program);
+                let mut over = lock(over);
+                println!("== {} in {} s", program.name, begin.elapsed().as_secs());
+                println!("{text}");
+                over.0.all_good &= end == End::Good;
+                if end == End::Late || !text.lines().any(|line| line.starts_with("test result:")) {
+                    let last_lines = last_lines(&text);
+                    over.0.killed.push(Killed { name: program.name, last_lines });
+                }
+                (over.1)(&text);
+            }
+        };
+        let workers: Vec<_> = (0..workers).map(|number| scope.spawn(move || work(number))).collect();
+        scope.spawn(move || {
+            let mut said = Instant::now();
+            while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+                std::thread::sleep(Duration::from_millis(100));
+                if said.elapsed() >= STILL {
+                    said = Instant::now();
+                    say_what_runs(queue);
+                }
+            }
+        });
+        let _whole = Whole(queue);
+        feed(queue)
+    });
+    (fed, over.into_inner().unwrap_or_else(PoisonError::into_inner).0)
+}
+
+fn say_what_runs(queue: &Queue) {
+    let state = lock(&queue.state);
+    let names = state.running.iter().map(|(name, since)| format!("{name} ({} s)", since.elapsed().as_secs()));
+    let names: Vec<_> = names.collect();
+    if !names.is_empty() {
+        println!("== running: {}", names.join(", "));
+    }
+}
+
+/// Whoever panicked while holding it left it as good as it was.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Good,
+    Failed,
+    Late,
+}
+
+/// Runs a program to its end, or to the limit: what it printed on both streams, and whether it passed.
+fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End) {
+    // One pipe for both streams keeps their order.
+    let both = std::io::pipe().and_then(|(reader, writer)| Ok((reader, writer.try_clone()?, writer)));
+    let (mut reader, stdout, stderr) = match both {
+        Ok(both) => both,
+        Err(error) => {
+            return (format!("cannot make a pipe for {}: {error}", program.path.display()), End::Failed);
+        }
+    };
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let begin = Instant::now();
+    let mut command = Command::new(&program.path);
+    command.args(filter).current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
+    let child = command.env(MARK, &mark).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
+    // It holds the writing ends: with them open here the output would have no end.
+    drop(command);
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return (format!("cannot run {}: {error}", program.path.display()), End::Failed),
+    };
+    let printed = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&printed);
+    let reading = std::thread::spawn(move || {
+        let mut part = [0; 1 << 16];
+        while let Ok(count @ 1..) = reader.read(&mut part) {
+            let Ok(mut printed) = into.lock() else { return };
+            printed.extend_from_slice(part.get(..count).unwrap_or_default());
+        }
+    });
+    // What it has started may hold the pipe when it is gone itself: both have to end.
+    let is_over = |child: &mut Child, limit: Duration| {
+        while begin.elapsed() < limit {
+            if reading.is_finished() && !matches!(child.try_wait(), Ok(None)) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    };
+    let end = if !is_over(&mut child, limit) {
+        end_all(&mark);
+        // What is printed last is worth a moment, and no more: who wiped the mark off may hold the pipe still.
+        is_over(&mut child, begin.elapsed() + Duration::from_secs(10));
+        End::Late
+    } else if child.wait().is_ok_and(|status| status.success()) {
+        End::Good
+    } else {
+        End::Failed
+    };
+    let mut text =
+        printed.lock().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    if end == End::Late {
+        text += &format!("\n{} is not over after {} s, and was killed\n", program.name, limit.as_secs());
+    }
+    (text, end)
+}
+
+/// Ends a program and all that it started. By their mark, and not as a process group: one of its own would not hear of
+/// an interrupt from the keyboard.
+fn end_all(mark: &str) {
+    let mark = format!("{MARK}={mark}");
+    // Twice: one may have been starting another one.
+    for _ in 0..2 {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let is_marked = |dir: &Path| {
+            let environment = std::fs::read(dir.join("environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        let marked =
+            processes.filter(|process| is_marked(&process.path())).map(|process| process.file_name());
+        // One that has ended meanwhile is told of, and nothing is wrong.
+        let _ = Command::new("kill").arg("-KILL").args(marked).stderr(Stdio::null()).status();
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(name: &str) -> Program {
+        Program { name: name.into(), path: "/bin/sh".into(), package: "/".into() }
+    }
+
+    /// Runs it once with this script.
+    fn run(limit: Duration, script: &str) -> Ends {
+        run_within(limit, &["-c", script], |_| {}, |queue| queue.add(shell("a"))).1
+    }
+
+    #[test]
+    fn results_are_collected_and_a_program_without_one_is_told() {
+        let mut seen = String::new();
+        let script = ["-c", "echo out; echo err >&2; echo 'test result: ok. 1 passed'"];
+        let feed = |queue: &Queue| ["a", "b", "c"].iter().for_each(|name| queue.add(shell(name)));
+        let ((), ends) = beside(&script, |text| seen.push_str(text), feed);
+        assert!(ends.all_good && ends.killed.is_empty());
+        assert_eq!(seen, "out\nerr\ntest result: ok. 1 passed\n".repeat(3));
+        let ends = run(LIMIT, "kill -9 $$");
+        assert!(!ends.all_good);
+        assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines: String::new() }]);
+    }
+
+    #[test]
+    fn one_program_runs_while_others_are_built_and_none_that_needs_the_guest() {
+        let dir = std::env::temp_dir().join(format!("headwater-xtask-beside-{}", std::process::id()));
+        let add = |queue: &Queue, name: &str| {
+            let package = dir.join(name);
+            std::fs::create_dir_all(&package).unwrap();
+            queue.add(Program { package, ..shell(name) });
+        };
+        let has_begun = |name: &str| dir.join(name).join("begun").exists();
+        let wait_for = |name: &str| {
+            let begin = Instant::now();
+            while !has_begun(name) {
+                assert!(begin.elapsed() < Duration::from_secs(60), "{name} does not begin");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        // Each ends once it may, so that it is seen how many run at a time.
+        let script =
+            "touch begun; until [ -e ../end ]; do sleep 0.01; done; echo 'test result: ok. 1 passed'";
+        let (fed, ends) = beside(
+            &["-c", script],
+            |_| {},
+            |queue| {
+                add(queue, "debian");
+                add(queue, "first");
+                wait_for("first");
+                add(queue, "second");
+                std::thread::sleep(Duration::from_millis(300));
+                let others = ["debian", "second"].map(has_begun);
+                std::fs::write(dir.join("end"), "").unwrap();
+                wait_for("second");
+                (others, has_begun("debian"))
+            },
+        );
+        assert_eq!(fed, ([false, false], false));
+        assert!(ends.all_good && has_begun("debian"));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended_with_all_that_it_started() {
+        // The second one is not even in its process group, and holds the pipe.
+        let dir = std::env::temp_dir().join(format!("headwater-xtask-{}", std::process::id()));
+        let script = format!("echo begun; setsid sleep 1000 & echo $! >{}; sleep 1000", dir.display());
+        // Longer than a busy host takes to begin.
+        let ends = run(Duration::from_secs(20), &script);
+        assert!(!ends.all_good);
+        let last_lines = "begun\na is not over after 20 s, and was killed".into();
+        assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines }]);
+        let sleeper = std::fs::read_to_string(&dir).unwrap();
+        std::fs::remove_file(dir).unwrap();
+        // It lets go of the pipe a moment before it is gone.
+        let killed = Instant::now();
+        loop {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
+            if stat.is_empty() || stat.contains(") Z ") {
+                break;
+            }
+            assert!(killed.elapsed() < Duration::from_secs(60), "it lives: {stat}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // So where only what it left behind does not end.
+        let script = "echo 'test result: ok. 1 passed'; sleep 1000 & exit 0";
+        let ends = run(Duration::from_secs(1), script);
+        assert!(!ends.all_good && ends.killed.len() == 1);
+    }
+}
