@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -20,7 +19,7 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use crate::config_space::{self, MOST_BYTES, WRITE_BACK_OFFSET, feature};
 use crate::disk::Disk;
 use crate::memory::{GuestMemory, MapError, REGIONS, RegionSpec};
-use crate::queue::{QUEUE_SIZE, Queue, RingAddresses, Setup};
+use crate::queue::{QUEUE_SIZE, Queue, RingAddresses, Setup, Signal};
 
 /// What the front-end has said about one queue.
 #[derive(Default)]
@@ -29,8 +28,8 @@ struct QueueState {
     addresses: Option<RingAddresses>,
     base: u16,
     kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
-    error: Option<OwnedFd>,
+    call: Option<Signal>,
+    error: Option<Signal>,
     enabled: bool,
     running: Option<Queue>,
 }
@@ -39,15 +38,6 @@ struct QueueState {
 /// hypervisor) would have a machine's memory and queues.
 fn close_on_exec(file: &File) -> Result<()> {
     rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).map_err(|e| Error::ReqHandlerError(e.into()))
-}
-
-/// For a descriptor that a queue's thread signals or takes kicks from: one that blocks could hold the thread, and all that it serves,
-/// for as long as the front-end likes.
-fn never_blocks(file: &File) -> Result<()> {
-    close_on_exec(file)?;
-    rustix::fs::fcntl_getfl(file)
-        .and_then(|flags| rustix::fs::fcntl_setfl(file, flags | OFlags::NONBLOCK))
-        .map_err(|e| Error::ReqHandlerError(e.into()))
 }
 
 /// The state of a connection.
@@ -91,7 +81,7 @@ impl Control {
             return Ok(());
         }
         let (Some(kick), Some(addresses)) = (&queue.kick, queue.addresses) else { return Ok(()) };
-        let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let copy = |signal: &Option<Signal>| signal.as_ref().map(Signal::try_clone).transpose();
         let setup = || -> std::io::Result<Setup> {
             Ok(Setup {
                 number: index,
@@ -333,7 +323,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         let Some(fd) = fd else {
             return unsupported("queues without a kick descriptor, which are polled, are not supported");
         };
-        never_blocks(&fd)?;
+        close_on_exec(&fd)?;
         if queue.running.is_some() {
             return unsupported("the kick descriptor of a running queue cannot be replaced");
         }
@@ -342,22 +332,22 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        fd.iter().try_for_each(never_blocks)?;
+        fd.iter().try_for_each(close_on_exec)?;
         let queue = self.queue(usize::from(index))?;
-        queue.call = fd.map(OwnedFd::from);
+        queue.call = fd.map(Signal::new);
         if let Some(running) = &queue.running {
-            let copy = queue.call.as_ref().map(OwnedFd::try_clone).transpose();
+            let copy = queue.call.as_ref().map(Signal::try_clone).transpose();
             running.set_call(copy.map_err(Error::ReqHandlerError)?);
         }
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        fd.iter().try_for_each(never_blocks)?;
+        fd.iter().try_for_each(close_on_exec)?;
         let queue = self.queue(usize::from(index))?;
-        queue.error = fd.map(OwnedFd::from);
+        queue.error = fd.map(Signal::new);
         if let Some(running) = &queue.running {
-            let copy = queue.error.as_ref().map(OwnedFd::try_clone).transpose();
+            let copy = queue.error.as_ref().map(Signal::try_clone).transpose();
             running.set_error(copy.map_err(Error::ReqHandlerError)?);
         }
         Ok(())

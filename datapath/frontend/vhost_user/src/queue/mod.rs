@@ -2,7 +2,7 @@
 //!
 //! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: what they mean.
 //! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: data of reads and writes. `job`: what must wait.
-//! - `post`: what other threads tell this one.
+//! - `post`: what other threads tell this one. `signal`: what it tells the front-end.
 
 pub(crate) mod chain;
 mod job;
@@ -10,6 +10,7 @@ mod post;
 pub(crate) mod request;
 pub(crate) mod rings;
 mod serve;
+mod signal;
 mod thread;
 mod together;
 mod transfer;
@@ -26,6 +27,7 @@ use crate::positions::StrangerFault;
 use post::{Post, PostBox};
 use rings::Rings;
 pub(crate) use rings::{QUEUE_SIZE, RingAddresses};
+pub(crate) use signal::Signal;
 
 /// Everything that a queue is started with.
 pub(crate) struct Setup {
@@ -39,8 +41,8 @@ pub(crate) struct Setup {
     pub(crate) event_idx: bool,
     pub(crate) indirect: bool,
     pub(crate) kick: OwnedFd,
-    pub(crate) call: Option<OwnedFd>,
-    pub(crate) error: Option<OwnedFd>,
+    pub(crate) call: Option<Signal>,
+    pub(crate) error: Option<Signal>,
 }
 
 /// Why a queue does not start.
@@ -91,12 +93,12 @@ impl Queue {
     }
 
     /// Changes where interrupts go.
-    pub(crate) fn set_call(&self, call: Option<OwnedFd>) {
+    pub(crate) fn set_call(&self, call: Option<Signal>) {
         self.posts.post(Post::Call(call));
     }
 
     /// Changes where faults are told.
-    pub(crate) fn set_error(&self, error: Option<OwnedFd>) {
+    pub(crate) fn set_error(&self, error: Option<Signal>) {
         self.posts.post(Post::Error(error));
     }
 

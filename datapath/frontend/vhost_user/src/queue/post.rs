@@ -1,12 +1,12 @@
 //! What other threads tell a queue's thread: answers of the device, and orders of the control thread.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use headwater_block::{Inbox, Outcome};
 
 use super::job::Job;
+use super::signal::Signal;
 use crate::memory::GuestMemory;
 
 /// Where they wait for it.
@@ -19,9 +19,9 @@ pub(crate) enum Post {
     /// The machine's memory is another one now; acknowledged when the old one is not used for new requests.
     Memory(Arc<GuestMemory>, SyncSender<()>),
     /// Interrupt here from now on, or never.
-    Call(Option<OwnedFd>),
+    Call(Option<Signal>),
     /// Tell broken rings here.
-    Error(Option<OwnedFd>),
+    Error(Option<Signal>),
     /// Take no more requests, and end when those taken are answered.
     Stop,
 }

@@ -24,6 +24,7 @@ use super::job::Job;
 use super::post::{Post, PostBox};
 use super::request::Status;
 use super::rings::{RingAddresses, Rings};
+use super::signal::Signal;
 use super::together::{self, Gathered};
 use super::{Setup, serve};
 use crate::disk::Disk;
@@ -68,8 +69,8 @@ pub(super) struct QueueThread {
     event_idx: bool,
     indirect: bool,
     kick: OwnedFd,
-    call: Option<OwnedFd>,
-    error: Option<OwnedFd>,
+    call: Option<Signal>,
+    error: Option<Signal>,
     broken: bool,
     next_available: u16,
     next_used: u16,
@@ -460,9 +461,8 @@ impl QueueThread {
     }
 }
 
-fn signal(event: Option<&OwnedFd>) {
+fn signal(event: Option<&Signal>) {
     if let Some(event) = event {
-        // A counter at its limit is an interrupt that nobody took yet.
-        let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+        event.send();
     }
 }
