@@ -179,7 +179,7 @@ fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A FAT with so many bits, some files, and the way to change them.
+/// A FAT with so many bits and sectors in a cluster, some files, and the way to change them.
 fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
     let path = dir.join("fat.img");
     let image = path.to_str().unwrap();
@@ -252,6 +252,45 @@ fn changed_files_of_fat_are_named() {
         let (from, to) = (add(&store, on_disk(&before, true)), add(&store, on_disk(&after, true)));
         expect(&compare(&store, from, to), &expected);
     }
+}
+
+/// Linux reads it; mtools takes it for a FAT16, so that the file is written by hand.
+#[test]
+fn changed_files_of_a_fat32_with_few_clusters_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let path = dir.path().join("fat.img");
+    fs::File::create(&path).unwrap().set_len(40 << 20).unwrap();
+    run("dosfstools", "mkfs.vfat", &["-F", "32", "-s", "8", path.to_str().unwrap()]);
+    let before = fs::read(&path).unwrap();
+    let word = |at: usize| usize::from(u16::from_le_bytes([before[at], before[at + 1]]));
+    let table_bytes = 512 * (word(36) | word(38) << 16);
+    let table = 512 * word(14);
+    let root = table + 2 * table_bytes;
+    let mut after = before.clone();
+    // In cluster 3, which ends there.
+    for copy in [table, table + table_bytes] {
+        after[copy + 12..copy + 16].copy_from_slice(&0x0FFF_FFFF_u32.to_le_bytes());
+    }
+    after[root + 8 * 512..][..5].copy_from_slice(b"hello");
+    after[root..root + 32].copy_from_slice(b"HELLO   TXT\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x03\0\x05\0\0\0");
+    let found = compare(&store, add(&store, before), add(&store, after));
+    let files = found.partitions[0].files.clone().unwrap();
+    let named: Vec<_> =
+        files.iter().map(|file| (file.path.to_lowercase(), file.change, file.size_bytes)).collect();
+    assert_eq!(named, [("/hello.txt".to_owned(), FileChange::Added, 5)]);
+}
+
+#[test]
+fn a_fat_without_room_for_its_root_directory_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let before = fat(dir.path(), "16", 12).0;
+    let mut after = before.clone();
+    after[17..19].fill(0);
+    let found = compare(&store, add(&store, before), add(&store, after));
+    let remark = found.partitions[0].remark.clone().unwrap();
+    assert!(remark.contains("no room for a root directory"), "{remark}");
 }
 
 /// An NTFS in a file, mounted while `work` is done in it.
@@ -390,6 +429,37 @@ fn what_would_take_all_memory_is_a_remark() {
     };
     assert!(remark(with(0x150, 1 << 18)).contains("groups of blocks"));
     assert!(remark(with(0x18, 20)).contains("its blocks have 2^30 bytes"));
+}
+
+/// Reading as many zeroes as it claims would take hours.
+#[test]
+fn a_sparse_file_that_claims_more_than_its_partition_counts_as_changed_unread() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    file_system(dir.path());
+    let before = debugfs(dir.path(), "set_inode_field /large size 1099511627776\n");
+    let after = debugfs(dir.path(), "set_inode_field /large mtime 20200101000000\nrm /gone\n");
+    let partition = compare(&store, add(&store, before), add(&store, after)).partitions.remove(0);
+    let files: Vec<_> = partition.files.unwrap().into_iter().map(|f| (f.path, f.change)).collect();
+    let expected = [("/gone", FileChange::Removed), ("/large", FileChange::Changed)];
+    assert_eq!(files, expected.map(|(path, change)| (path.to_owned(), change)));
+    let remark = partition.remark.unwrap();
+    assert!(remark.contains("were not read: 1"), "{remark}");
+}
+
+/// Of a file whose inode makes no sense nobody knows whether it changed.
+#[test]
+fn an_entry_that_cannot_be_read_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let from = add(&store, file_system(dir.path()));
+    let to = add(&store, debugfs(dir.path(), "set_inode_field /gone mode 0\n"));
+    for (from, to) in [(from, to), (to, from)] {
+        let partition = compare(&store, from, to).partitions.remove(0);
+        assert!(partition.files.is_none());
+        let remark = partition.remark.unwrap();
+        assert!(remark.contains("no ext2, ext3, ext4, FAT or NTFS that can be read"), "{remark}");
+    }
 }
 
 #[test]

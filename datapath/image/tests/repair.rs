@@ -290,6 +290,74 @@ fn damage_is_reported_with_the_files_that_it_touches() {
     assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1));
 }
 
+/// An ext4 with `/many/large`, of 1 MiB, changed by commands in which `EMPTY` is an empty file outside.
+fn ext4_with(dir: &Path, commands: &str) -> (PathBuf, Vec<u8>) {
+    let (tree, image, script) = (dir.join("tree"), dir.join("fs.img"), dir.join("script"));
+    fs::create_dir_all(tree.join("many")).unwrap();
+    let mut large = vec![0; 1 << 20];
+    noise(&mut large, 2);
+    fs::write(tree.join("many/large"), &large).unwrap();
+    let (tree, text) = (tree.to_str().unwrap(), image.to_str().unwrap());
+    let options = ["-q", "-t", "ext4", "-b", "4096", "-I", "256", "-N", "2048", "-d", tree, text, "16M"];
+    run("e2fsprogs", "mke2fs", &options);
+    let empty = dir.join("empty");
+    fs::write(&empty, "").unwrap();
+    fs::write(&script, commands.replace("EMPTY", empty.to_str().unwrap())).unwrap();
+    run("e2fsprogs", "debugfs", &["-w", "-f", script.to_str().unwrap(), text]);
+    (image, large)
+}
+
+/// The files that damage touches of an image, in which the chunks with these places are damaged.
+fn touched_by(disk: &[u8], places: &[usize]) -> headwater_image::Touched {
+    let (kept, store) = store();
+    let version = import_bytes(&store, "disk", disk).version;
+    for at in places {
+        spoil(kept.path(), place(&store, &version, (at / CHUNK_BYTES) as u64));
+    }
+    let found = check(&store, &version);
+    assert_eq!(found.damaged_chunks, places.len() as u64);
+    files_touched(&store, version.manifest, &found.damaged, &Round::new(None), &Cancel::new()).unwrap()
+}
+
+/// Where debugfs says that the inode of a file lies.
+fn inode_place(image: &Path, file: &str) -> usize {
+    let said = run("e2fsprogs", "debugfs", &["-R", &format!("imap {file}"), image.to_str().unwrap()]);
+    let (_, said) = said.split_once("located at block ").expect("no place in what debugfs says");
+    let (block, offset) = said.trim().split_once(", offset 0x").unwrap();
+    block.parse::<usize>().unwrap() * 4096 + usize::from_str_radix(offset, 16).unwrap()
+}
+
+#[test]
+fn a_file_whose_inode_is_damaged_hides_no_other_one() {
+    let dir = tempfile::tempdir().unwrap();
+    // Inodes are given out one after another, and read up to 96 KiB ahead. Those of 300 files have 75 KiB.
+    let commands: String = (0..900).map(|n| format!("write \"EMPTY\" /many/file-{n}\n")).collect();
+    let (image, large) = ext4_with(dir.path(), &commands);
+    let disk = fs::read(&image).unwrap();
+    let content = disk.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
+    let touched = touched_by(&disk, &[inode_place(&image, "/many/file-890"), content]);
+    assert_eq!(touched.remarks, Vec::<String>::new());
+    let is_named = |path: &str| touched.files.contains(&format!("partition 0: {path}"));
+    assert!(is_named("/many/file-890") && is_named("/many/large"), "{:?}", touched.files);
+    for sound in ["/", "/many", "/many/file-0", "/many/file-300"] {
+        assert!(!is_named(sound), "{sound} in {:?}", touched.files);
+    }
+}
+
+/// Reading as many zeroes as it claims would take hours.
+#[test]
+fn a_sparse_file_is_searched_for_damage_no_further_than_its_partition_is_large() {
+    let dir = tempfile::tempdir().unwrap();
+    let commands = "write \"EMPTY\" /many/sparse\nset_inode_field /many/sparse size 1099511627776\n";
+    let (image, large) = ext4_with(dir.path(), commands);
+    let disk = fs::read(image).unwrap();
+    let content = disk.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
+    let touched = touched_by(&disk, &[content]);
+    assert_eq!(touched.files, ["partition 0: /many/large"]);
+    assert_eq!(touched.remarks.len(), 1);
+    assert!(touched.remarks[0].contains("end: 1, the first is /many/sparse"), "{:?}", touched.remarks);
+}
+
 #[test]
 fn a_verification_holds_its_rate() {
     let mut disk = vec![0; 2 << 20];

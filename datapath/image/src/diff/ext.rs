@@ -79,6 +79,7 @@ fn node(path: Vec<u8>, metadata: &Metadata) -> Node {
         modified: u128::from(modified.seconds().cast_unsigned()) << 32 | u128::from(modified.nanoseconds()),
         attributes: owner << 32 | u128::from(metadata.mode()),
         place: 0,
+        fault: None,
     }
 }
 
@@ -95,8 +96,12 @@ impl Tree for Ext {
             let name = entry.file_name().as_ref().to_vec();
             if name != b"." && name != b".." {
                 // By its inode: a look-up by path reads the directories above anew for each entry.
-                let metadata = entry.metadata().map_err(fault)?;
-                out.insert(name.clone(), node(directory.child(&name), &metadata));
+                let path = directory.child(&name);
+                let found = match entry.metadata() {
+                    Ok(metadata) => node(path, &metadata),
+                    Err(why) => Node::unreadable(path, fault(why)),
+                };
+                out.insert(name, found);
             }
         }
         Ok(out)

@@ -13,7 +13,7 @@ use crate::units::{u64_of, usize_of};
 /// The longest directory: 65,536 entries.
 const DIRECTORY_BYTES_MAX: u64 = 2 << 20;
 const ENTRY_BYTES: usize = 32;
-/// Fewer clusters than these make a FAT12, and a FAT16.
+/// Fewer clusters than these make a FAT12, and a FAT16, where the length of the table is a number of 16 bits.
 const FAT12_CLUSTERS: u64 = 4085;
 const FAT16_CLUSTERS: u64 = 65_525;
 
@@ -82,10 +82,15 @@ impl Fat {
         }
         let clusters = (sectors - data_sector) / cluster_sectors;
         let width = match clusters {
+            // As Linux sees it: `mkfs.vfat -F 32` makes one with few clusters, too, and only warns.
+            _ if word(22) == 0 => Width::ThirtyTwo,
             ..FAT12_CLUSTERS => Width::Twelve,
             FAT12_CLUSTERS..FAT16_CLUSTERS => Width::Sixteen,
-            _ => Width::ThirtyTwo,
+            _ => return Err(fault(format!("{clusters} clusters are too many for its kind of table"))),
         };
+        if width != Width::ThirtyTwo && root_sectors == 0 {
+            return Err(fault("it has no room for a root directory"));
+        }
         let bits = match width {
             Width::Twelve => 12,
             Width::Sixteen => 16,
@@ -147,7 +152,7 @@ impl Fat {
 
     /// All bytes of a directory.
     fn directory(&mut self, place: u64) -> Result<Vec<u8>, Fault> {
-        if place == FIXED_ROOT {
+        if place == FIXED_ROOT && self.width != Width::ThirtyTwo {
             let mut out = vec![0; usize_of(self.root_bytes.min(DIRECTORY_BYTES_MAX))];
             self.bytes.read(self.root_at, &mut out)?;
             return Ok(out);
@@ -266,6 +271,7 @@ impl Tree for Fat {
                 modified: u128::from(u16_at(entry, 24)) << 16 | u128::from(u16_at(entry, 22)),
                 attributes: (flags & READ_ONLY_HIDDEN_SYSTEM).into(),
                 place: high << 16 | u64::from(u16_at(entry, 26)),
+                fault: None,
             };
             out.insert(name, node);
         }

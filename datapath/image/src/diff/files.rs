@@ -1,13 +1,15 @@
 //! Changed files of a file system: ext2, ext3, ext4, FAT and NTFS.
 //!
 //! Two entries of one path are the same if type, size, attributes and time of change agree (and the target of a link).
-//! Where only the time differs, the contents are read and compared.
+//! Where only the time differs, the contents are read and compared, as far as [`Allowance`] goes: a file of which they are
+//! not counts as changed, and a remark says so.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use headwater_block::Device;
 
+use crate::diff::allowance::Allowance;
 use crate::diff::partitions::Partition;
 use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
@@ -28,7 +30,7 @@ pub enum FileChange {
     Added,
     /// It is gone.
     Removed,
-    /// Its content, type or link target is another.
+    /// Its content, type or link target is another; or its time is, and its content is too long to be read.
     Changed,
     /// Owner, mode or time is another; the content is the same.
     Attributes,
@@ -54,7 +56,14 @@ pub(super) fn compare(
     partition: &Partition,
     cancel: &Cancel,
 ) -> Result<Found, ImageError> {
-    let mut walk = Walk { cancel, changed: Vec::new(), cut: false, visits: Visits::new(cancel) };
+    let mut walk = Walk {
+        cancel,
+        changed: Vec::new(),
+        cut: false,
+        visits: Visits::new(cancel),
+        allowance: Allowance::of(partition),
+        unread: 0,
+    };
     // Hostile bytes must not end the caller, whatever a crate makes of them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
         let mut trees = Trees { old: tree::open(from, partition)?, new: tree::open(to, partition)? };
@@ -70,10 +79,19 @@ pub(super) fn compare(
     if let Some(why) = failed {
         return Ok((None, Some(format!("{READABLE} that can be read in both versions: {why}"))));
     }
-    let remark =
-        walk.cut.then(|| format!("more than {CHANGED_FILES_MAX} files changed; the others are not listed"));
+    let mut remarks = Vec::new();
+    if walk.cut {
+        remarks.push(format!("more than {CHANGED_FILES_MAX} files changed; the others are not listed"));
+    }
+    if walk.unread > 0 {
+        remarks.push(format!(
+            "files that claim more than the partition holds, alone or together, \
+             count as changed and were not read: {}",
+            walk.unread
+        ));
+    }
     walk.changed.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((Some(walk.changed), remark))
+    Ok((Some(walk.changed), (!remarks.is_empty()).then(|| remarks.join("; "))))
 }
 
 /// The same file system, before and after.
@@ -87,6 +105,9 @@ struct Walk<'a> {
     changed: Vec<ChangedFile>,
     cut: bool,
     visits: Visits,
+    allowance: Allowance,
+    /// Files that count as changed because they are longer than what may be read.
+    unread: u64,
 }
 
 impl Walk<'_> {
@@ -99,8 +120,13 @@ impl Walk<'_> {
         self.changed.push(ChangedFile { path, change, size_bytes: node.size_bytes });
     }
 
+    /// What is in a directory. A list that cannot be read as a whole is a fault here: nobody knows what changed.
     fn list(&mut self, tree: &mut dyn Tree, directory: &Node) -> Result<tree::Entries, Fault> {
-        tree.list(directory, &mut self.visits)
+        let entries = tree.list(directory, &mut self.visits)?;
+        match entries.values().find_map(|entry| entry.fault.clone()) {
+            Some(fault) => Err(fault),
+            None => Ok(entries),
+        }
     }
 
     fn directory(&mut self, trees: &mut Trees, old: &Node, new: &Node, depth: usize) -> Result<(), Fault> {
@@ -148,7 +174,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn file(&self, trees: &mut Trees, was: &Node, now: &Node) -> Result<Option<FileChange>, Fault> {
+    fn file(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> Result<Option<FileChange>, Fault> {
         let same_time = was.modified == now.modified;
         let is_directory = now.kind == Kind::Directory;
         let attributes = (was.attributes != now.attributes || (!same_time && !is_directory))
@@ -162,7 +188,12 @@ impl Walk<'_> {
         Ok(if differs { Some(FileChange::Changed) } else { attributes })
     }
 
-    fn contents_differ(&self, trees: &mut Trees, was: &Node, now: &Node) -> Result<bool, Fault> {
+    fn contents_differ(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> Result<bool, Fault> {
+        if self.allowance.of_file(now.size_bytes) < now.size_bytes {
+            self.unread += 1;
+            return Ok(true);
+        }
+        self.allowance.spend(now.size_bytes);
         let (mut before, mut after) = (vec![0; COMPARE_BYTES], vec![0; COMPARE_BYTES]);
         let mut at = 0;
         while !self.cancel.is_cancelled() {

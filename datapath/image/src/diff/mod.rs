@@ -8,8 +8,10 @@
 //! changed and is ext2, ext3, ext4, FAT or NTFS in both versions; others are named and not looked into.
 //!
 //! - [`tree`]: what is asked of a file system. [`ext`], [`fat`], [`ntfs`]: those that there are.
-//! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged.
+//! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged. [`allowance`]: how much of
+//!   files both read.
 
+mod allowance;
 mod ext;
 pub(crate) mod fat;
 mod files;
@@ -67,7 +69,7 @@ pub struct PartitionDifference {
     pub changed_bytes: u64,
     /// Changed files, by path; `None` where nothing changed or no file system could be read.
     pub files: Option<Vec<ChangedFile>>,
-    /// Why files are missing, or not all are listed.
+    /// Why files are missing, not all are listed, or some were not read.
     pub remark: Option<String>,
 }
 

@@ -19,6 +19,8 @@ const ROOT_RECORD: u64 = 5;
 const REPARSE_POINT: u32 = 0x400;
 /// What reading a directory, or the structures around a piece of a file, may take: damaged ones can lead in circles.
 const STRUCTURE_BYTES_MAX: u64 = 128 << 20;
+/// What entries of one directory that cannot be read may take together: about 16,000 records, more than are listed as damaged.
+const UNREADABLE_BYTES_MAX: u64 = 32 << 20;
 
 /// Whether a boot sector is one of NTFS.
 pub(super) fn is_one(boot: &[u8; 512]) -> bool {
@@ -91,7 +93,15 @@ fn node(file: &NtfsFile<'_>, cursor: &mut Cursor, path: Vec<u8>) -> Result<Node,
         modified: info.modification_time().nt_timestamp().into(),
         attributes: owner << 32 | u128::from(attributes),
         place: file.file_record_number(),
+        fault: None,
     })
+}
+
+/// The entry that a record is.
+fn entry_of(volume: &Volume, cursor: &mut Cursor, number: u64, path: Vec<u8>) -> Result<Node, Fault> {
+    cursor.left = STRUCTURE_BYTES_MAX;
+    let file = volume.file(cursor, number).map_err(fault)?;
+    node(&file, cursor, path)
 }
 
 impl Tree for Ntfs {
@@ -120,12 +130,20 @@ impl Tree for Ntfs {
             }
         }
         let mut out = Entries::new();
+        let mut unreadable_bytes = 0;
         for (number, name) in found {
             visits.check()?;
-            cursor.left = STRUCTURE_BYTES_MAX;
-            let file = volume.file(cursor, number).map_err(fault)?;
-            let node = node(&file, cursor, directory.child(&name))?;
-            out.insert(name, node);
+            let entry = match entry_of(volume, cursor, number, directory.child(&name)) {
+                Ok(entry) => entry,
+                Err(why) => {
+                    unreadable_bytes += STRUCTURE_BYTES_MAX.saturating_sub(cursor.left);
+                    if unreadable_bytes > UNREADABLE_BYTES_MAX {
+                        return Err(why);
+                    }
+                    Node::unreadable(directory.child(&name), why)
+                }
+            };
+            out.insert(name, entry);
         }
         Ok(out)
     }

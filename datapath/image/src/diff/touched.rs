@@ -1,7 +1,8 @@
 //! The files that damage touches: those that cannot be read.
 //!
 //! Every file of a file system that can be read in a damaged partition (ext2, ext3, ext4, FAT, NTFS) is read; reading fails
-//! where a chunk that it needs is damaged. So what is listed is exactly what users miss, whatever the layout.
+//! where a chunk that it needs is damaged. So what is listed is exactly what users miss, whatever the layout. Of files
+//! that claim more than [`Allowance`] lets be read, a remark says that they were not read to the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use headwater_block::Device;
 use headwater_store::{Hash, Store};
 
 use crate::chunk_cache::ChunkCache;
+use crate::diff::allowance::Allowance;
 use crate::diff::files::{COMPARE_BYTES, DEPTH_MAX};
 use crate::diff::partitions::{self, Partition};
 use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
@@ -74,7 +76,15 @@ pub fn files_touched(
 
 fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
     let prefix = format!("partition {}: ", partition.number);
-    let mut walk = Walk { cancel, prefix, files: Vec::new(), visits: Visits::new(cancel) };
+    let mut walk = Walk {
+        cancel,
+        prefix,
+        files: Vec::new(),
+        visits: Visits::new(cancel),
+        allowance: Allowance::of(partition),
+        unread: 0,
+        first_unread: None,
+    };
     // Hostile bytes must not end the caller, whatever a crate makes of them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
         let mut tree = tree::open(disk, partition)?;
@@ -88,6 +98,13 @@ fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, tou
         Ok(Err(e)) => touched.remarks.push(format!("partition {number} is {READABLE} that can be read: {e}")),
         Err(_) => touched.remarks.push(format!("partition {number} is too damaged to be looked into")),
     }
+    if let Some(first) = walk.first_unread {
+        touched.remarks.push(format!(
+            "partition {number} has files that claim more than it holds, alone or together, \
+             and were not read to the end: {}, the first is {first}",
+            walk.unread
+        ));
+    }
 }
 
 struct Walk<'a> {
@@ -95,6 +112,10 @@ struct Walk<'a> {
     prefix: String,
     files: Vec<String>,
     visits: Visits,
+    allowance: Allowance,
+    /// Files that were not read to the end, and the path of the first one.
+    unread: u64,
+    first_unread: Option<String>,
 }
 
 impl Walk<'_> {
@@ -116,28 +137,47 @@ impl Walk<'_> {
             }
             if node.kind == Kind::Directory {
                 self.directory(tree, &node, depth + 1)?;
-            } else if !self.is_readable(tree, &node) {
+            } else if node.fault.is_some() || !self.is_readable(tree, &node) {
                 self.note(&node);
             }
         }
         Ok(())
     }
 
-    fn is_readable(&self, tree: &mut dyn Tree, node: &Node) -> bool {
+    /// Whether an entry can be read, as far as the allowance goes.
+    fn is_readable(&mut self, tree: &mut dyn Tree, node: &Node) -> bool {
         match node.kind {
             Kind::Link => return tree.link(node).is_ok(),
             Kind::File => {}
             Kind::Directory | Kind::Other => return true,
         }
+        let most_bytes = self.allowance.of_file(node.size_bytes);
         let mut buffer = vec![0; COMPARE_BYTES];
-        let mut at = 0;
+        let mut at = 0u64;
+        let mut is_readable = true;
         while !self.cancel.is_cancelled() {
+            // Its end is read for, too: so an empty file is opened.
+            if (most_bytes..node.size_bytes).contains(&at) {
+                self.note_unread(node);
+                break;
+            }
             match tree.read(node, at, &mut buffer) {
-                Ok(0) => return true,
-                Ok(len) => at += u64_of(len),
-                Err(_) => return false,
+                Ok(0) => break,
+                Ok(len) => at = at.saturating_add(u64_of(len)),
+                Err(_) => {
+                    is_readable = false;
+                    break;
+                }
             }
         }
-        true
+        self.allowance.spend(at);
+        is_readable
+    }
+
+    fn note_unread(&mut self, node: &Node) {
+        self.unread += 1;
+        if self.first_unread.is_none() {
+            self.first_unread = Some(String::from_utf8_lossy(&node.path).into_owned());
+        }
     }
 }

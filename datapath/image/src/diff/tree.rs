@@ -59,12 +59,27 @@ pub(crate) struct Node {
     pub(crate) attributes: u128,
     /// Where the file system finds it again: a cluster, a record. Not compared.
     pub(crate) place: u64,
+    /// Why nothing but its name is known: what the name stands for cannot be read.
+    pub(crate) fault: Option<Fault>,
 }
 
 impl Node {
     /// The directory that everything is in, at this place.
     pub(crate) fn root(place: u64) -> Self {
-        Self { path: b"/".to_vec(), kind: Kind::Directory, size_bytes: 0, modified: 0, attributes: 0, place }
+        Self {
+            path: b"/".to_vec(),
+            kind: Kind::Directory,
+            size_bytes: 0,
+            modified: 0,
+            attributes: 0,
+            place,
+            fault: None,
+        }
+    }
+
+    /// An entry of which only the name can be read.
+    pub(crate) fn unreadable(path: Vec<u8>, why: Fault) -> Self {
+        Self { path, kind: Kind::Other, fault: Some(why), ..Self::root(0) }
     }
 
     /// The path of an entry in this directory.
@@ -82,7 +97,8 @@ pub(crate) trait Tree {
     /// The directory that everything is in.
     fn root(&self) -> Node;
 
-    /// What is in a directory, without `.` and `..`. Each entry is counted before it is kept.
+    /// What is in a directory, without `.` and `..`. Each entry is counted before it is kept. One that cannot be read is
+    /// among them, with its fault: the others can be all the same.
     fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault>;
 
     /// Fills `into` with what a file has from `at` on; less only at its end. Returns how much.
