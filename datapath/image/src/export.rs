@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -21,11 +22,11 @@ use crate::walk::Walk;
 /// How much of a qcow2 image's tables is written at a time.
 const TABLES_PIECE_BYTES: usize = 1 << 20;
 
-/// Writes the version with this manifest to the raw file `to`. A file of that name is replaced, but only when
-/// everything is written and durable; after an error it is as it was, and nothing is left behind.
+/// Writes the version with this manifest to the raw file `to`, which nothing may be called yet: it has its name when everything is
+/// written and durable. After an error nothing is left behind.
 ///
 /// A process that is killed leaves `.NAME.ID.partial` beside it, which can be removed. Of two exports to a name
-/// that nothing has, the first that is ready makes the file, and the other one is told so.
+/// the first that is ready makes the file, and the other one is told so.
 pub fn export_raw(
     store: &dyn Store,
     manifest: Hash,
@@ -56,8 +57,6 @@ fn export(
     progress: &mut dyn FnMut(Progress),
     layout: impl FnOnce(&Manifest) -> Option<Layout>,
 ) -> Result<u64, ImageError> {
-    // Whoever saw nothing there does not take another export's file away.
-    let is_new = fs::symlink_metadata(to).is_err();
     let _pin = store.pin(manifest)?;
     let opening = |e: ImageError| e.context(format!("cannot export version {}", manifest.short()));
     let parsed = read_manifest(store, manifest, None).map_err(opening)?;
@@ -113,10 +112,9 @@ fn export(
     })?;
     cancel.check("the export")?;
     file.sync_all().map_err(failed)?;
-    let placed = if is_new { partial.put_in_place(to) } else { partial.replace(to) };
-    placed.map_err(|e| match e.kind() {
+    partial.put_in_place(to).map_err(|e| match e.kind() {
         ErrorKind::AlreadyExists => {
-            let why = format!("{} was made by another export meanwhile", to.display());
+            let why = format!("{} was made by another export, or by somebody else, meanwhile", to.display());
             ImageError::new(ImageErrorKind::Busy, why)
         }
         _ => failed(e),
@@ -149,8 +147,14 @@ fn create_partial(to: &Path) -> Result<(Partial, File), ImageError> {
         }
         _ => {}
     }
-    if to.file_name().is_none() {
+    if to.file_name().is_none() || to.as_os_str().as_bytes().ends_with(b"/") {
         return Err(invalid("it has no file name"));
+    }
+    // It may have come since whoever asked for this looked.
+    if fs::symlink_metadata(to).is_ok() {
+        let why =
+            format!("cannot export to {shown}: it exists already; name another file, or remove it first");
+        return Err(ImageError::new(ImageErrorKind::Busy, why));
     }
     Partial::create(to).map_err(|e| ImageError::from_os(format!("cannot export to {shown}"), &e))
 }

@@ -5,7 +5,7 @@
 //! so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
 //!
 //! Not read: a VHDX with a log ([`crate::vhdx`]), disks that only hold the difference to a parent, and VMDK descriptions with their extents in other
-//! files. QEMU can serve those (`qemu-nbd`).
+//! files. Of the VMDK among them QEMU can serve those (`qemu-nbd`); a VHD it would read without its parent, and a VHDX not at all.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -75,8 +75,16 @@ impl Foreign {
             ImageError::new(kind, format!("cannot open the {name} image {}: {why}. {hint}", path.display()))
         };
         let damaged = |why: String| refuse(ImageErrorKind::Damaged, &why);
+        let refused = |refusal| match refusal {
+            Refusal::NotClosed => not_closed(path),
+            Refusal::Unsupported(why) => {
+                let why = format!("cannot open the {} image {}: {why}", self.name(), path.display());
+                ImageError::new(ImageErrorKind::Unsupported, why)
+            }
+            Refusal::Damaged(why) => damaged(why),
+        };
         if self == Self::Vhd {
-            return Vhd::open(path).map_err(damaged);
+            return Vhd::open(path).map_err(refused);
         }
         let opened = catch_unwind(|| {
             if self == Self::Vhdx {
@@ -85,13 +93,7 @@ impl Foreign {
             self.open_reader(path)
         });
         let (reader, size_bytes) = match opened {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(Refusal::NotClosed)) => return Err(not_closed(path)),
-            Ok(Err(Refusal::Unsupported(why))) => {
-                let why = format!("cannot open the {} image {}: {why}", self.name(), path.display());
-                return Err(ImageError::new(ImageErrorKind::Unsupported, why));
-            }
-            Ok(Err(Refusal::Damaged(why))) => return Err(damaged(why)),
+            Ok(opened) => opened.map_err(refused)?,
             Err(_) => return Err(damaged("it is damaged".into())),
         };
         if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
@@ -105,7 +107,12 @@ impl Foreign {
         match self {
             Self::Vhd => Err(Refusal::Damaged("it is read without a crate".to_owned())),
             Self::Vhdx => {
-                let reader = vhdx::VhdxReader::open(path).map_err(damaged)?;
+                let reader = vhdx::VhdxReader::open(path).map_err(|e| match e {
+                    vhdx::VhdxError::DifferencingNotSupported => {
+                        Refusal::Unsupported(vhd::DIFFERENCE.to_owned())
+                    }
+                    e => damaged(e),
+                })?;
                 let sector_bytes = reader.logical_sector_size();
                 if sector_bytes != 512 {
                     return Err(Refusal::Unsupported(format!(

@@ -43,7 +43,7 @@ impl Partial {
     }
 
     /// Gives it its name, in place of a file that has it.
-    pub fn replace(mut self, to: &Path) -> io::Result<()> {
+    fn replace(mut self, to: &Path) -> io::Result<()> {
         fs::rename(&self.path, to)?;
         self.in_place = true;
         Ok(())

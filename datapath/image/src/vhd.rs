@@ -20,6 +20,7 @@ use headwater_block::{ByteRange, Extent, ExtentKind, IoError};
 use crate::file_disk::{FileDisk, push_extent};
 use crate::foreign::TABLE_BYTES_MAX;
 use crate::units::{u64_of, usize_of};
+use crate::vhdx::Refusal;
 
 /// What the footer and its copy begin with.
 pub(crate) const COOKIE: &[u8] = b"conectix";
@@ -60,6 +61,10 @@ struct Blocks {
 /// Reads bytes of the file.
 type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), String>;
 
+/// QEMU opens such a file as if there were no parent, and would read zeroes where that has data.
+pub(crate) const DIFFERENCE: &str = "it holds only the difference to a parent: merge it into that first (Hyper-V: Merge-VHD; VirtualBox: \
+     VBoxManage clonemedium), and import what comes of it";
+
 /// An open VHD.
 #[derive(Debug)]
 pub(crate) struct Vhd {
@@ -72,31 +77,31 @@ pub(crate) struct Vhd {
 
 impl Vhd {
     /// Opens the image; the error says in a few words what is wrong with it.
-    pub(crate) fn open(path: &Path) -> Result<Arc<dyn FileDisk>, String> {
+    pub(crate) fn open(path: &Path) -> Result<Arc<dyn FileDisk>, Refusal> {
         Self::read_tables(path).map(|vhd| Arc::new(vhd) as Arc<dyn FileDisk>)
     }
 
-    fn read_tables(path: &Path) -> Result<Self, String> {
+    fn read_tables(path: &Path) -> Result<Self, Refusal> {
         let file = File::open(path).map_err(|e| e.to_string())?;
         let file_bytes = file.metadata().map_err(|e| e.to_string())?.len();
         let read = |at: u64, into: &mut [u8]| file.read_exact_at(into, at).map_err(|e| e.to_string());
         let mut footer = [0; 512];
-        read(file_bytes.checked_sub(SECTOR_BYTES).ok_or("it is too short")?, &mut footer)?;
+        read(file_bytes.checked_sub(SECTOR_BYTES).ok_or_else(|| "it is too short".to_owned())?, &mut footer)?;
         let is_footer = |bytes: &[u8]| bytes.starts_with(COOKIE) && is_sound(bytes, 64);
         if !is_footer(&footer) {
             // The last write to a dynamic disk may have been cut off; then its copy at the start counts.
             read(0, &mut footer)?;
             if !is_footer(&footer) || u32_at(&footer, 60) != 3 {
-                return Err("its footer is damaged".to_owned());
+                return Err("its footer is damaged".to_owned().into());
             }
         }
         let size_bytes = u64_at(&footer, 48);
         if !(1..=DISK_BYTES_MAX).contains(&size_bytes) || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-            return Err(format!("it says that its disk has {size_bytes} bytes"));
+            return Err(format!("it says that its disk has {size_bytes} bytes").into());
         }
         let blocks = match u32_at(&footer, 60) {
             2 if size_bytes > file_bytes - SECTOR_BYTES => {
-                return Err(format!("its disk of {size_bytes} bytes is cut off"));
+                return Err(format!("its disk of {size_bytes} bytes is cut off").into());
             }
             2 => None,
             3 => {
@@ -104,8 +109,8 @@ impl Vhd {
                 read(u64_at(&footer, 16), &mut header)?;
                 Some(blocks(&header, size_bytes, file_bytes, &read)?)
             }
-            4 => return Err("it holds only the difference to a parent".to_owned()),
-            other => return Err(format!("it is of type {other}, which is not known here")),
+            4 => return Err(Refusal::Unsupported(DIFFERENCE.to_owned())),
+            other => return Err(format!("it is of type {other}, which is not known here").into()),
         };
         Ok(Self { path: path.to_owned(), file, size_bytes, blocks })
     }

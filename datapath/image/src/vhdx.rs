@@ -24,6 +24,12 @@ pub(crate) enum Refusal {
     Damaged(String),
 }
 
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::Damaged(why)
+    }
+}
+
 /// Looks at the header and the region table that the crate will use. It finds them with the crate's own functions, so that what is
 /// checked is what counts.
 pub(crate) fn check(path: &Path) -> Result<(), Refusal> {

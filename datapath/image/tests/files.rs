@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -451,13 +452,25 @@ fn a_failed_export_leaves_what_was_there() {
     fs::write(dir.path("out"), b"old").unwrap();
     let cancel = Cancel::new();
     let stop = cancel.clone();
-    let error = export_raw(&store, version.manifest, &dir.path("out"), &cancel, &mut |_| stop.cancel());
+    let error = export_raw(&store, version.manifest, &dir.path("new"), &cancel, &mut |_| stop.cancel());
     assert_eq!(error.unwrap_err().kind(), ImageErrorKind::Cancelled);
-    assert_eq!(fs::read(dir.path("out")).unwrap(), b"old");
+    assert!(!dir.path("new").exists());
+    // Neither what was there before is replaced, nor what comes while it is written.
+    let comes = dir.path("comes");
+    let mut come = |_| fs::write(&comes, b"old").unwrap();
+    for (name, error) in [
+        ("out", export_raw(&store, version.manifest, &dir.path("out"), &Cancel::new(), &mut |_| {})),
+        ("comes", export_raw(&store, version.manifest, &comes, &Cancel::new(), &mut come)),
+    ] {
+        assert_eq!(error.unwrap_err().kind(), ImageErrorKind::Busy, "{name}");
+        assert_eq!(fs::read(dir.path(name)).unwrap(), b"old", "{name}");
+    }
     assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
-    export_raw(&store, version.manifest, &dir.path("out"), &Cancel::new(), &mut |_| {}).unwrap();
-    assert!(fs::read(dir.path("out")).unwrap() == disk);
+    export_raw(&store, version.manifest, &dir.path("new"), &Cancel::new(), &mut |_| {}).unwrap();
+    assert!(fs::read(dir.path("new")).unwrap() == disk);
     assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
+    let bad = export_raw(&store, version.manifest, &dir.path("slash/"), &Cancel::new(), &mut |_| {});
+    assert_eq!(bad.unwrap_err().kind(), ImageErrorKind::Invalid);
     let bad = export_raw(&store, version.manifest, &dir.path(""), &Cancel::new(), &mut |_| {});
     assert!(bad.unwrap_err().to_string().contains("directory"));
     let bad = export_raw(&store, version.manifest, &dir.path("no/such"), &Cancel::new(), &mut |_| {});
@@ -496,20 +509,23 @@ fn exports_to_one_name_at_a_time_leave_a_whole_one() {
     noise(&mut disk, 1);
     let (_store_dir, store) = store();
     let version = import_bytes(&store, "disk", &disk).version;
-    let out = dir.path("out");
+    let (out, ready) = (dir.path("out"), AtomicU32::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..25 {
-                    match export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {}) {
-                        // Whole from now on, whatever the others do.
-                        Ok(()) => assert!(fs::read(&out).unwrap() == disk),
-                        Err(e) => assert!(e.to_string().contains("another export"), "{e}"),
+                    let exported = export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {});
+                    if let Err(e) = &exported {
+                        assert_eq!(e.kind(), ImageErrorKind::Busy, "{e}");
                     }
+                    ready.fetch_add(u32::from(exported.is_ok()), Ordering::Relaxed);
+                    // Whole from now on, whatever the others do.
+                    assert!(fs::read(&out).unwrap() == disk);
                 }
             });
         }
     });
+    assert_eq!(ready.into_inner(), 1);
     assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
 }
 

@@ -57,6 +57,7 @@ fn each_form_reads_and_imports_as_qemu_reads_it() {
         let out = dir.path().join("out.raw");
         export_raw(&store, imported.version.manifest, &out, &Cancel::new(), &mut |_| {}).unwrap();
         qemu_img(dir.path(), &["compare", "-f", format, "-F", "raw", "DIR/image", "DIR/out.raw"]);
+        fs::remove_file(out).unwrap();
     }
 }
 
@@ -231,6 +232,29 @@ fn tables_that_would_fill_the_memory_are_refused() {
     open(&bytes).unwrap();
     bytes[12..20].copy_from_slice(&(sectors + 1).to_le_bytes());
     refused_above("268435456", &bytes, "grain tables");
+}
+
+/// QEMU would read zeroes where the parent has data, so that its command is no help.
+#[test]
+fn a_vhd_with_a_parent_is_refused_without_the_advice_to_let_qemu_read_it() {
+    let dir = tempfile::tempdir().unwrap();
+    raw(&dir.path().join("disk.raw"));
+    qemu_img(dir.path(), &["convert", "-O", "vpc", "DIR/disk.raw", "DIR/child.vhd"]);
+    let path = dir.path().join("child.vhd");
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 512;
+    for at in [0, last] {
+        let footer = &mut bytes[at..at + 512];
+        footer[60..64].copy_from_slice(&4_u32.to_be_bytes());
+        footer[64..68].fill(0);
+        let sum = footer.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
+        footer[64..68].copy_from_slice(&(!sum).to_be_bytes());
+    }
+    fs::write(&path, &bytes).unwrap();
+    let error = open_file(&path).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Unsupported);
+    let error = error.to_string();
+    assert!(error.contains("merge it into that first") && !error.contains("qemu-nbd"), "{error}");
 }
 
 #[test]

@@ -564,7 +564,7 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
     assert_eq!((damaged, found.damaged_chunks, found.chunks), (vec![10, 13], 2, 64));
     let names = |damaged: &DamagedChunk| damaged.reason.contains(&format!("at {}+", damaged.object_offset));
     assert!(found.damaged.iter().all(names), "{found:?}");
-    let failed = export_raw(&setup.far, setup.manifest, &to, &cancel, &mut |_| {});
+    let failed = export_raw(&setup.far, setup.manifest, &to.with_extension("new"), &cancel, &mut |_| {});
     assert_eq!(failed.unwrap_err().kind(), ImageErrorKind::Damaged);
     cancel.cancel();
     assert_eq!(verify(&round, &cancel).0.unwrap_err().kind(), ImageErrorKind::Cancelled);

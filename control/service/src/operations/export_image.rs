@@ -16,6 +16,8 @@ use crate::job;
 enum Error {
     #[error("cannot export to '{0}': it is not an absolute path")]
     Relative(String),
+    #[error("cannot export to '{0}': that is a directory's name")]
+    Directory(String),
     #[error("cannot export to '{0}': it exists already")]
     Exists(String),
 }
@@ -23,7 +25,7 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Relative(_) => ProblemKind::Invalid,
+            Self::Relative(_) | Self::Directory(_) => ProblemKind::Invalid,
             Self::Exists(_) => ProblemKind::Conflict,
         }
     }
@@ -58,6 +60,9 @@ pub(super) async fn export_image(
     let target = PathBuf::from(&request.target);
     if !target.is_absolute() {
         return Err(Error::Relative(request.target).into());
+    }
+    if request.target.ends_with('/') {
+        return Err(Error::Directory(request.target).into());
     }
     if std::fs::symlink_metadata(&target).is_ok() {
         return Err(Error::Exists(request.target).into());
