@@ -159,20 +159,27 @@ fn a_name_whose_sockets_would_be_too_long_is_refused_when_it_is_created() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_reader_that_goes_away_is_no_failure_and_hides_none() {
     let daemon = Daemon::start();
-    let mut child = headwater()
-        .arg("--data-dir")
-        .arg(daemon.path())
-        .args(["image", "list"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
+    let list = || {
+        let mut child = headwater()
+            .arg("--data-dir")
+            .arg(daemon.path())
+            .args(["image", "list"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        child.wait_with_output().unwrap()
+    };
+    let output = list();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
+    std::fs::write(daemon.path().join("store/images/broken"), "no list of versions").unwrap();
+    let output = list();
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("broken"), "{output:?}");
 }
 
 #[test]

@@ -33,11 +33,8 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         }
         ImageCommand::List => {
             let list = client.images().await?;
-            if json {
-                show::json(&list)?;
-            } else {
-                show_list(&list.images)?;
-            }
+            // Also where nobody reads the list it is to be known that it is not whole.
+            show::if_read(if json { show::json(&list) } else { show_list(&list.images) })?;
             if let Some(first) = list.unreadable.first() {
                 let all: Vec<String> = list.unreadable.iter().map(ToString::to_string).collect();
                 return Err(Problem::new(first.kind, all.join("; ")).into());
@@ -139,7 +136,8 @@ pub async fn import(
     let request = ImportRequest { name, source, format, backing, source_name, source_id, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
-    let result = result?;
+    let result =
+        result.map_err(|e| if spooled.is_some() { of_standard_input(e, &request.source) } else { e })?;
     if let JobResult::Imported { version, created, damaged_chunks, edited_by } = &result
         && !quiet
     {
@@ -153,6 +151,26 @@ pub async fn import(
         show::line(&format!("{what} {place}, {whole}, {stored} stored, {}", version.hash))?;
     }
     Ok(result)
+}
+
+/// The same without the name of a file that is gone by the time anybody reads it.
+fn of_standard_input(error: anyhow::Error, spooled: &str) -> anyhow::Error {
+    let mut problem = match error.downcast::<Problem>() {
+        Ok(problem) => problem,
+        Err(other) => return other,
+    };
+    let texts = problem.causes.iter_mut().chain([&mut problem.message]).chain(problem.advice.as_mut());
+    let mut is_named = false;
+    for text in texts {
+        is_named |= text.contains(spooled);
+        *text = text.replace(spooled, "FILE");
+    }
+    if is_named {
+        let save = "FILE is what standard input gave: save it to a file for that, or put the program in front, in the pipe";
+        problem.advice =
+            Some(problem.advice.map_or_else(|| save.to_owned(), |advice| format!("{advice}; {save}")));
+    }
+    problem.into()
 }
 
 /// How machines come to boot a version that was imported, where they do not by themselves.
@@ -242,12 +260,13 @@ pub fn is_standard_input(source: &str) -> bool {
 }
 
 fn name_of(source: &str) -> Result<String, Problem> {
-    let path = source.split('?').next().unwrap_or(source);
-    let last = path.rsplit('/').next().unwrap_or(path);
+    // What is no URI is refused later, as it came.
+    let export = source.parse::<NbdUri>().ok().map(|uri| uri.export);
+    let last = export.as_deref().unwrap_or_else(|| source.rsplit('/').next().unwrap_or(source));
     match image_name_of(last) {
         Some(name) => Ok(name),
-        // An NBD URI needs no name.
-        None if NbdUri::is_uri(source) && last.is_empty() => Ok("image".to_owned()),
+        // An export needs no name.
+        None if export.as_deref() == Some("") => Ok("image".to_owned()),
         None => Err(Problem::new(ProblemKind::Invalid, format!("'{source}' gives the image no name"))
             .advise("say it with --name: of a file's name a-z and 0-9 are taken")),
     }
@@ -397,6 +416,9 @@ mod tests {
             ("/disks/Debian 12.qcow2", "debian-12"),
             ("nbd+unix:///lab?socket=/tmp/x.sock", "lab"),
             ("nbd://127.0.0.1:10809/", "image"),
+            ("nbd://10.0.0.5", "image"),
+            ("nbd://127.0.0.1/My%20Disk", "my-disk"),
+            ("/disks/vm?1.raw", "vm-1"),
         ] {
             assert_eq!(name_of(source).unwrap(), name);
         }

@@ -89,15 +89,17 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
         outcome => outcome,
     };
     let Copied { versions, present, objects, bytes } = outcome.with_context(failed)?;
-    if json {
-        show::json(&CopyReport { versions, present, objects, bytes })?;
+    let printed = if json {
+        show::json(&CopyReport { versions, present, objects, bytes })
     } else {
         let sent = size::format(bytes);
         show::line(&format!(
             "{versions} versions copied to {}, {present} were there; {sent} in {objects} objects",
             target.shown()
-        ))?;
-    }
+        ))
+    };
+    // Also where nobody reads that, it is to be known what was not copied.
+    show::if_read(printed)?;
     let not_copied = unreadable.iter().enumerate().map(|(at, (name, _))| {
         let store = if at < of_source { source.shown() } else { target.shown() };
         format!("{name} (its list of versions in {store})")
@@ -159,7 +161,8 @@ fn serve(store: &str, options: &Options, json: bool) -> anyhow::Result<u8> {
         if let Some(warning) = offered_to_all(options) {
             show::aside(&format!("headwater: {warning}\n"));
         }
-        show::uri(&server.url(), json)?;
+        // It serves whoever knows where, also if nobody reads that.
+        show::if_read(show::uri(&server.url(), json))?;
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(server.run(stopped));
         signals.next().await;
