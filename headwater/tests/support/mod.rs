@@ -197,7 +197,8 @@ impl Daemon {
 
     /// Creates a machine whose write cache asks for less room than the usual one, which not every host has.
     pub fn create(&self, name: &str, image: &str, more: &[&str]) {
-        let small = ["machine", "create", name, image, "--memory", "64M", "--disk", "1G"];
+        // Not in whole pages, as anybody may say it.
+        let small = ["machine", "create", name, image, "--memory", "67109864", "--disk", "1G"];
         self.cli(&[&small[..], more].concat()).ok();
     }
 

@@ -4,11 +4,13 @@
 //! holds the path of its monitor socket in the run directory. A process for which either does not fit is
 //! never touched. The daemon may also die in the moment between starting QEMU and writing the pid file,
 //! so processes without one are looked for by the command line alone, which names a directory that only
-//! the one daemon that holds the data directory's lock starts machines in.
+//! the one daemon that holds the data directory's lock starts machines in: if it is the same one, and not another
+//! daemon's that has the same path in a container.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::DirEntry;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -52,7 +54,7 @@ pub async fn sweep_orphans(run_root: &Path) -> Result<Vec<Orphan>> {
 fn sweep(run_root: &Path) -> std::io::Result<Vec<Orphan>> {
     let mut orphans = Vec::new();
     let entries = match std::fs::read_dir(run_root) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(orphans),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(orphans),
         other => other?,
     };
     let mut machines = Vec::new();
@@ -74,7 +76,8 @@ fn sweep(run_root: &Path) -> std::io::Result<Vec<Orphan>> {
         let marker = socket_chardev("qmp", &files.monitor_socket());
         let is_ours = |seen: &&Process| {
             let known = seen.is_emulator || named == Some(seen.id);
-            known && seen.command_line.iter().any(|argument| argument == OsStr::new(&marker))
+            let is_marked = || seen.command_line.iter().any(|argument| argument == OsStr::new(&marker));
+            known && is_marked() && is_in(&files.dir, seen.id.pid)
         };
         for Process { id, .. } in processes.iter().filter(is_ours) {
             let ended = id.end(GRACE)?;
@@ -166,11 +169,22 @@ fn is_emulator(pid: u32) -> bool {
     })
 }
 
+/// Whether a directory is this one for a process too. In a container, or with mounts of its own, the same path may be that of
+/// another daemon's machine.
+fn is_in(dir: &Path, pid: u32) -> bool {
+    let Ok(ours) = std::fs::metadata(dir) else { return false };
+    let below = dir.strip_prefix("/").unwrap_or(dir);
+    match std::fs::metadata(Path::new(&format!("/proc/{pid}/root")).join(below)) {
+        Ok(theirs) => (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()),
+        Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+    }
+}
+
 /// Removes what only makes sense while QEMU runs. Logs stay, for whoever asks what happened.
 pub(crate) fn remove_leftovers(files: &RunFiles) -> std::io::Result<()> {
     for path in [files.monitor_socket(), files.agent_socket(), files.console_socket(), files.pid_file()] {
         match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }

@@ -222,6 +222,11 @@ pub fn check_size(memory_bytes: u64, cpus: u32, host_memory_bytes: u64) -> std::
 }
 
 impl GuestSpec {
+    /// The guest's memory as QEMU takes it: it rounds a size up to 8 KiB, and then refuses a file of memory that is shorter.
+    fn memory_kib(&self) -> u64 {
+        self.memory_bytes >> 13 << 3
+    }
+
     /// The files of this machine.
     pub fn files(&self) -> RunFiles {
         RunFiles::new(&self.run_dir)
@@ -288,7 +293,7 @@ impl GuestSpec {
             "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off,dump-guest-core=off,mem-merge=off";
         match self.disk.transport {
             DiskTransport::VhostUser => {
-                let bytes = self.memory_bytes >> 10 << 10;
+                let bytes = self.memory_kib() << 10;
                 line.option(
                     "-object",
                     format!("memory-backend-memfd,id=ram0,size={bytes},share=on,dump=off,merge=off"),
@@ -309,7 +314,7 @@ impl GuestSpec {
             }
         }
         line.option("-smp", self.cpus.to_string());
-        line.option("-m", format!("size={}k", self.memory_bytes >> 10));
+        line.option("-m", format!("size={}k", self.memory_kib()));
         line.option("-rtc", "base=utc");
         line.option("-msg", "timestamp=on");
         line.option("-object", "rng-builtin,id=rng0");
@@ -493,6 +498,21 @@ mod tests {
             assert!(has(&format!("chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}")));
             assert!(!has("nbd"));
         }
+    }
+
+    /// It rounds up what it is told of the memory, and wants the file of it to be as large.
+    #[test]
+    fn memory_has_a_size_that_qemu_does_not_round() {
+        let spec = GuestSpec {
+            memory_bytes: (256 << 20) + 9000,
+            disk: Disk::vhost_user("/run/disk.sock"),
+            ..spec()
+        };
+        let arguments: Vec<String> =
+            spec.arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap()).collect();
+        let bytes = (256_u64 << 20) + 8192;
+        assert!(arguments.iter().any(|a| a.contains(&format!("id=ram0,size={bytes},"))));
+        assert!(arguments.contains(&format!("size={}k", bytes >> 10)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Machines under the real QEMU. Their "system" is a boot sector, so a boot takes a moment.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -271,4 +272,35 @@ async fn orphans_are_ended_and_nobody_else() {
     assert!(sweep_orphans(&setup.dir.path().join("missing")).await.unwrap().is_empty());
     bystander.kill().unwrap();
     bystander.wait().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_qemu_to_which_the_same_path_is_another_directory_is_another_daemons() {
+    let setup = Setup::new(LOGIN);
+    let spec = setup.spec("same");
+    let elsewhere = setup.dir.path().join("elsewhere");
+    std::fs::create_dir_all(&spec.run_dir).unwrap();
+    std::fs::create_dir(&elsewhere).unwrap();
+    // As in a container: with mounts of its own, also where this is not run by root.
+    let user: &[&str] =
+        if std::fs::metadata("/proc/self").unwrap().uid() == 0 { &[] } else { &["--map-root-user"] };
+    let child = Command::new("unshare")
+        .args(user)
+        .args([
+            "--mount",
+            "sh",
+            "-c",
+            "mount --bind \"$1\" \"$2\" && shift 2 && exec qemu-system-x86_64 \"$@\"",
+            "sh",
+        ])
+        .args([&elsewhere, &spec.run_dir])
+        .args(spec.arguments(false, Version(7, 2)))
+        .spawn()
+        .unwrap();
+    let monitor = spec.files().monitor_socket();
+    let mut theirs = when_listening(child, &elsewhere.join(monitor.file_name().unwrap()));
+    assert!(sweep_orphans(&setup.run_root()).await.unwrap().is_empty());
+    assert!(theirs.try_wait().unwrap().is_none(), "another daemon's machine was ended");
+    theirs.kill().unwrap();
+    theirs.wait().unwrap();
 }
