@@ -290,7 +290,9 @@ fn refusal(problem: Problem) -> Response {
 
 fn is_foreign(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').map_or(host, |(name, _port)| name);
+    // Without a port, colons are those of an address.
+    let port = host.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+    let name = port.map_or(host, |(name, _)| name);
     headers.contains_key(header::ORIGIN) || !matches!(name, "localhost" | "127.0.0.1" | "[::1]")
 }
 
@@ -455,6 +457,7 @@ mod tests {
         assert!(!is_foreign(&headers(&[(header::HOST, "127.0.0.1:8080")])));
         assert!(!is_foreign(&headers(&[(header::HOST, "localhost")])));
         assert!(!is_foreign(&headers(&[(header::HOST, "[::1]:80")])));
+        assert!(!is_foreign(&headers(&[(header::HOST, "[::1]")])));
         assert!(is_foreign(&headers(&[(header::HOST, "evil.example:8080")])));
         assert!(is_foreign(&headers(&[(header::HOST, "localhost"), (header::ORIGIN, "http://a.b")])));
         assert!(is_foreign(&headers(&[])));

@@ -83,8 +83,12 @@ fn find(traces: &Traces, version: &ImageVersion) -> Result<(Trace, Place), Backe
 /// Never more than a trace may have.
 fn read(source: &Path) -> Result<Vec<u8>, BackendError> {
     let mut bytes = Vec::new();
+    // To open anything else may wait for ever: a pipe waits for who writes to it.
+    let is_file = std::fs::metadata(source).and_then(|found| {
+        if found.is_file() { Ok(()) } else { Err(std::io::Error::other("it is no regular file")) }
+    });
     // One byte more, so that what is too long is refused, not cut.
-    let read = File::open(source).and_then(|file| file.take(TRACE_MAX_BYTES + 1).read_to_end(&mut bytes));
+    let read = is_file.and_then(|()| File::open(source)?.take(TRACE_MAX_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|e| BackendError::from_io(format!("cannot read {}", source.display()), e))?;
     Ok(bytes)
 }

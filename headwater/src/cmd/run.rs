@@ -125,8 +125,9 @@ async fn free_names(client: &Client, image: &str, count: u32) -> anyhow::Result<
     let image = image.split(['@', ':']).next().unwrap_or(image);
     let stem: String = image.replace(['.', '_'], "-").chars().take(MAX_STEM_BYTES).collect();
     let stem = stem.trim_matches('-');
-    let taken: BTreeSet<String> =
-        client.machines().await?.machines.into_iter().map(|machine| machine.name).collect();
+    let machines = client.machines().await?.machines.into_iter().map(|machine| machine.name);
+    let catalogs = client.catalogs().await?.catalogs.into_iter().map(|catalog| catalog.name);
+    let taken: BTreeSet<String> = machines.chain(catalogs).collect();
     let names = (1u32..).map(|number| format!("{stem}-{number}")).filter(|name| !taken.contains(name));
     Ok(names.take(usize::try_from(count)?).collect())
 }

@@ -149,8 +149,10 @@ async fn known_boots(client: &Client, image: &str) -> anyhow::Result<Option<Boot
 }
 
 async fn free_name(client: &Client) -> anyhow::Result<String> {
-    let taken = client.machines().await?.machines;
-    let is_free = |name: &String| taken.iter().all(|machine| machine.name != *name);
+    let machines = client.machines().await?.machines.into_iter().map(|machine| machine.name);
+    let catalogs = client.catalogs().await?.catalogs.into_iter().map(|catalog| catalog.name);
+    let taken: Vec<String> = machines.chain(catalogs).collect();
+    let is_free = |name: &String| !taken.contains(name);
     (1u32..).map(|number| format!("trace-{number}")).find(is_free).context("there is no name left")
 }
 

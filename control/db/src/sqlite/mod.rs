@@ -90,8 +90,13 @@ fn cause(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
 /// Where the disk is full or fails, SQLite ends a transaction by itself. sqlx then fails to roll it back, and counts it as
 /// open for good: such a connection begins no other one, and is replaced. Looked at when it is taken, as the rollback of a
 /// dropped transaction is only queued when it is given back.
+///
+/// None is closed for its age: with the last one SQLite removes the files that the next one needs room for, and a disk may be full
+/// for as long as that is to be read which says what makes room.
 fn pool(max_connections: u32) -> SqlitePoolOptions {
-    SqlitePoolOptions::new().max_connections(max_connections).before_acquire(|connection, _| {
+    let pool =
+        SqlitePoolOptions::new().max_connections(max_connections).idle_timeout(None).max_lifetime(None);
+    pool.before_acquire(|connection, _| {
         let is_free = !connection.is_in_transaction();
         Box::pin(async move { Ok(is_free) })
     })
