@@ -37,6 +37,8 @@ fn in_bucket(bucket: &str) -> String {
 fn with_keys(command: &mut Command) -> &mut Command {
     command
         .env("AWS_ACCESS_KEY_ID", KEY_ID)
+        // The URL names the server.
+        .env("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
         .env("AWS_SECRET_ACCESS_KEY", KEY_SECRET)
         .env("NO_PROXY", "127.0.0.1")
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::Either;
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
@@ -137,7 +137,8 @@ impl Bucket {
                     .with_allow_http(url.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"))),
             );
         if let Some(endpoint) = &url.endpoint {
-            builder = builder.with_endpoint(endpoint);
+            // Twice, as the environment may name a server of its own (`AWS_ENDPOINT_URL_S3`) that would go before the URL's.
+            builder = builder.with_endpoint(endpoint).with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
         }
         if let Some(region) = &url.region {
             builder = builder.with_region(region);
