@@ -185,8 +185,9 @@ fn a_database_that_was_lost_leaves_the_kept_disks_alone() {
         assert!(map.exists() && key.exists());
     }
     std::fs::remove_file(key).unwrap();
+    // Without a key here it may be another daemon's, with which this one shares the directory.
     let _daemon = Daemon::start_in(dir, |_| {});
-    assert!(!map.exists());
+    assert!(map.exists());
 }
 
 #[test]

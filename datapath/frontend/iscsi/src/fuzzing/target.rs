@@ -442,7 +442,32 @@ impl Model {
         };
         let of_all = matches!(function, Function::TargetWarmReset | Function::TargetColdReset);
         self.tasks.retain(|task| matches!(task.state, State::Runs) || !of_all && task.lun != lun);
+        let is_more = self.abort_all_early(word(header, 24), (!of_all).then_some(lun));
         self.manage(tag, function);
+        if is_more {
+            self.take_early();
+        }
+    }
+
+    /// What was sent before an immediate function counts as come, and commands that wait for their turn are none any more. Whether there
+    /// was any.
+    fn abort_all_early(&mut self, own: u32, concerned: Option<Lun>) -> bool {
+        let before = own.wrapping_sub(self.next);
+        if before > u32::MAX / 2 {
+            return false;
+        }
+        let next = self.next;
+        let mut is_any = false;
+        for number in (0..before.min(self.window())).map(|ahead| next.wrapping_add(ahead)) {
+            let stays = self.early.get(&number).is_some_and(|(early, ..)| {
+                early[0] & 0x3f != 0x01 || concerned.is_some_and(|lun| early[8..16] != lun.0)
+            });
+            if !stays {
+                self.early.insert(number, nothing());
+                is_any = true;
+            }
+        }
+        is_any
     }
 
     fn abort(&mut self, header: &Bhs, lun: Lun) {
@@ -475,10 +500,7 @@ impl Model {
             return self.answer_function(tag, 1);
         }
         self.answer_function(tag, 0);
-        // A NOP-Out that wants no answer.
-        let mut nothing = [0; 48];
-        put(&mut nothing, 16, NONE);
-        self.early.insert(number, (nothing, Vec::new(), Vec::new()));
+        self.early.insert(number, nothing());
         self.take_early();
     }
 
@@ -514,4 +536,11 @@ impl Model {
     fn answer_function(&mut self, tag: u32, response: u8) {
         self.say(0x22, 0x80, tag, &[], Numbered::Status)[2] = response;
     }
+}
+
+/// A NOP-Out that wants no answer.
+fn nothing() -> (Bhs, Vec<u8>, Vec<u8>) {
+    let mut nothing = [0; 48];
+    put(&mut nothing, 16, NONE);
+    (nothing, Vec::new(), Vec::new())
 }
