@@ -30,7 +30,10 @@ const LONG: &[&str] = &[
 ];
 
 /// These boot the guest, which is made while all is built.
-const GUEST: &[&str] = &["guests", "debian"];
+const GUEST: &[&str] = &["debian"];
+
+/// The package whose tests run its program: that is there when all is built, and may be linked after them.
+const WITH_PROGRAM: &str = "headwater";
 
 /// Real clients for minutes: built for their lints, and run by `make conformance`.
 const CONFORMANCE: &[&str] = &["vhost_user"];
@@ -95,9 +98,12 @@ impl Queue {
         loop {
             // As long as the compiler is at work one runs beside it, so that the processors have something to do when either waits.
             let is_whole = state.is_whole;
-            let fits = |name: &str| is_whole || (is_first && !GUEST.contains(&name));
+            let is_ready = |program: &Program| {
+                !GUEST.contains(&program.name.as_str()) && !program.package.ends_with(WITH_PROGRAM)
+            };
+            let fits = |program: &Program| is_whole || (is_first && is_ready(program));
             let place = |name: &str| LONG.iter().position(|long| *long == name).unwrap_or(LONG.len());
-            let programs = state.waiting.iter().enumerate().filter(|(_, program)| fits(&program.name));
+            let programs = state.waiting.iter().enumerate().filter(|(_, program)| fits(program));
             if let Some((at, _)) = programs.min_by_key(|(_, program)| place(&program.name)) {
                 let program = state.waiting.remove(at);
                 state.running.push((program.name.clone(), Instant::now()));
@@ -313,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn one_program_runs_while_others_are_built_and_none_that_needs_the_guest() {
+    fn one_program_runs_while_others_are_built_and_none_that_needs_what_is_not_there() {
         let dir = std::env::temp_dir().join(format!("headwater-xtask-beside-{}", std::process::id()));
         let add = |queue: &Queue, name: &str| {
             let package = dir.join(name);
@@ -336,18 +342,19 @@ mod tests {
             |_| {},
             |queue| {
                 add(queue, "debian");
+                add(queue, "headwater");
                 add(queue, "first");
                 wait_for("first");
                 add(queue, "second");
                 std::thread::sleep(Duration::from_millis(300));
-                let others = ["debian", "second"].map(has_begun);
+                let others = ["debian", "headwater", "second"].map(has_begun);
                 std::fs::write(dir.join("end"), "").unwrap();
                 wait_for("second");
-                (others, has_begun("debian"))
+                (others, ["debian", "headwater"].map(has_begun))
             },
         );
-        assert_eq!(fed, ([false, false], false));
-        assert!(ends.all_good && has_begun("debian"));
+        assert_eq!(fed, ([false; 3], [false; 2]));
+        assert!(ends.all_good && has_begun("debian") && has_begun("headwater"));
         std::fs::remove_dir_all(dir).unwrap();
     }
 
