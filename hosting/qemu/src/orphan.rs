@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
 use crate::spec::{RunFiles, socket_chardev};
@@ -173,10 +176,15 @@ fn is_emulator(pid: u32) -> bool {
 /// another daemon's machine.
 fn is_in(dir: &Path, pid: u32) -> bool {
     let Ok(ours) = std::fs::metadata(dir) else { return false };
+    let (flags, mode) = (OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let below = dir.strip_prefix("/").unwrap_or(dir);
-    match std::fs::metadata(Path::new(&format!("/proc/{pid}/root")).join(below)) {
-        Ok(theirs) => (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()),
-        Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+    // Links on the way are its own, also those that begin at the root.
+    let theirs = rustix::fs::open(format!("/proc/{pid}/root"), flags, mode)
+        .and_then(|root| rustix::fs::openat2(root, below, flags, mode, ResolveFlags::IN_ROOT))
+        .and_then(rustix::fs::fstat);
+    match theirs {
+        Ok(theirs) => (ours.dev(), ours.ino()) == (theirs.st_dev, theirs.st_ino),
+        Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
     }
 }
 

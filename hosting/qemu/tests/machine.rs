@@ -277,10 +277,13 @@ async fn orphans_are_ended_and_nobody_else() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qemu_to_which_the_same_path_is_another_directory_is_another_daemons() {
     let setup = Setup::new(LOGIN);
-    let spec = setup.spec("same");
-    let elsewhere = setup.dir.path().join("elsewhere");
+    let mut spec = setup.spec("same");
+    let (elsewhere, link) = (setup.dir.path().join("elsewhere"), setup.dir.path().join("link"));
     std::fs::create_dir_all(&spec.run_dir).unwrap();
     std::fs::create_dir(&elsewhere).unwrap();
+    // A link of the whole path, which is to be followed as it leads there.
+    std::os::unix::fs::symlink(setup.run_root(), &link).unwrap();
+    let real = std::mem::replace(&mut spec.run_dir, link.join("same"));
     // As in a container: with mounts of its own, also where this is not run by root.
     let user: &[&str] =
         if std::fs::metadata("/proc/self").unwrap().uid() == 0 { &[] } else { &["--map-root-user"] };
@@ -293,13 +296,13 @@ async fn a_qemu_to_which_the_same_path_is_another_directory_is_another_daemons()
             "mount --bind \"$1\" \"$2\" && shift 2 && exec qemu-system-x86_64 \"$@\"",
             "sh",
         ])
-        .args([&elsewhere, &spec.run_dir])
+        .args([&elsewhere, &real])
         .args(spec.arguments(false, Version(7, 2)))
         .spawn()
         .unwrap();
     let monitor = spec.files().monitor_socket();
     let mut theirs = when_listening(child, &elsewhere.join(monitor.file_name().unwrap()));
-    assert!(sweep_orphans(&setup.run_root()).await.unwrap().is_empty());
+    assert!(sweep_orphans(&link).await.unwrap().is_empty());
     assert!(theirs.try_wait().unwrap().is_none(), "another daemon's machine was ended");
     theirs.kill().unwrap();
     theirs.wait().unwrap();
