@@ -139,11 +139,7 @@ impl Service {
                 if record.state == MachineState::Created { record.state } else { MachineState::Stopped };
             record.wanted = Wanted::Stopped;
             record.reason = None;
-            // First, as nothing of the disk comes back: the history says who wanted that.
-            self.save(&record, actor, "reset", "its disk is pristine at its next start").await?;
-            if let Some(kept) = kept {
-                self.forget_kept(&kept, None).await?;
-            }
+            self.forget_for_reset(&record, kept.as_ref(), actor).await?;
             return Ok(record);
         }
         // Where the store does not answer, it is better off as it is.
@@ -160,6 +156,32 @@ impl Service {
             self.forget_kept(&kept, None).await?;
         }
         self.start_locked(record, actor, Occasion::Reset).await
+    }
+
+    /// Forgets the disk of a machine that is off, together with the event that says who wanted that: nothing of it comes back.
+    async fn forget_for_reset(
+        &self,
+        record: &MachineRecord,
+        kept: Option<&KeptDisk>,
+        actor: &Actor,
+    ) -> Result<(), LifeError> {
+        let detail = "its disk is pristine at its next start";
+        let event = self.event(actor, format!("machine {}", record.name), "reset", detail.to_owned());
+        let mut repo = self.db().write().await?;
+        if !repo.machines().update_state(record).await? {
+            return Err(LifeError::Unknown(record.name.clone()));
+        }
+        if let Some(kept) = kept {
+            repo.kept_disks().remove(kept.id).await?;
+        }
+        repo.events().append(event).await?;
+        repo.save().await?;
+        tracing::info!(machine = %record.name, actor = %actor.0, "reset: {detail}");
+        if let Some(kept) = kept {
+            self.discard_files(kept).await;
+            self.release_disk(kept).await;
+        }
+        Ok(())
     }
 
     /// Removes a machine that is off; with `force` also one that is on.
