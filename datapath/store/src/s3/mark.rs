@@ -187,7 +187,9 @@ impl Marks {
     /// The error where the right to remove is not to be had.
     pub(super) fn busy(&self) -> StoreError {
         let holder = self.bucket.get(EXCLUSIVE, MARK_MAX_BYTES).ok().flatten();
-        let holder = holder.map(|(bytes, _)| String::from_utf8_lossy(&bytes).trim().to_owned());
+        let first_line =
+            |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned();
+        let holder = holder.map(|(bytes, _)| first_line(&bytes));
         let holder =
             holder.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "another process".to_owned());
         StoreError::new(
@@ -260,8 +262,10 @@ pub(super) struct Mark {
 /// What the holder and the renewing task share.
 struct Held {
     key: String,
-    /// Nobody else writes this.
+    /// Nobody else writes this. Behind it is the number of the write, so that each has a tag of its own: that of many servers is a hash of
+    /// what was written.
     content: Bytes,
+    writes: AtomicU64,
     /// The tag of the last write. Whoever writes the mark holds this meanwhile, so that nobody takes a write of our own
     /// for that of another. It is never waited for by a thread, but by tasks: the threads that wait for S3 are few,
     /// and the writer that holds it needs one of them.
@@ -276,6 +280,7 @@ impl Mark {
         let held = Held {
             key: key.to_owned(),
             content,
+            writes: AtomicU64::new(0),
             tag: tokio::sync::Mutex::new(tag.unwrap_or_default()),
             lost: AtomicBool::new(false),
         };
@@ -322,9 +327,11 @@ impl Held {
             Renewal::OnlyMine => Condition::Tag(tag.clone()),
             Renewal::Always | Renewal::IfAllowed => Condition::Any,
         };
+        let number = self.writes.fetch_add(1, Ordering::Relaxed);
+        let content = Bytes::from([&self.content[..], format!("{number}\n").as_bytes()].concat());
         let mut is_first = true;
         loop {
-            let written = bucket.clone().put_later(self.key.clone(), self.content.clone(), condition).await;
+            let written = bucket.clone().put_later(self.key.clone(), content.clone(), condition).await;
             let refusal = match written {
                 Ok(new) => {
                     *tag = new;
@@ -337,7 +344,7 @@ impl Held {
             if is_first
                 && let Some((there, found)) =
                     bucket.clone().get_later(self.key.clone(), MARK_MAX_BYTES).await?
-                && there == self.content
+                && there.starts_with(&self.content)
             {
                 is_first = false;
                 condition = Condition::Tag(found);

@@ -173,7 +173,10 @@ impl Inner {
         let going = match changed {
             Err(why @ Unchanged::Unknown(_)) => {
                 // The server may yet take the versions off the list: nobody may begin to use them until the lock has lapsed. Whoever
-                // finds that then gives back what nothing needs.
+                // opens the store for writing then gives back what nothing needs.
+                if let Err(e) = self.want_sweep() {
+                    tracing::warn!(error = %e, "a later removal gives back what this one may have left");
+                }
                 alone.leave();
                 return Err(why.into());
             }
