@@ -357,6 +357,9 @@ impl<'a> Repair<'a> {
     /// Bytes of the same length as another object has them, from which the right chunk is unpacked.
     fn of_other_object(&self, damaged: &DamagedChunk) -> Result<Patch, String> {
         let chunk = self.chunk(damaged)?;
+        if self.round.is_unfound(&chunk.hash) {
+            return Err("no other data object has it, as was found out for another version".to_owned());
+        }
         let mut reasons = Vec::new();
         for place in &self.by_hash {
             match place.read(chunk, damaged.object, self.manifest, self.cancel) {
@@ -364,6 +367,7 @@ impl<'a> Repair<'a> {
                 Err(why) => reasons.push(format!("{}: {why}", place.store.shown())),
             }
         }
+        self.round.not_found(chunk.hash);
         Err(reasons.join("; "))
     }
 

@@ -16,17 +16,22 @@ use crate::reader::VersionReader;
 /// each version that has it.
 pub const SOUND_MAX: usize = 7 << 20;
 
+/// Chunks of which it is remembered that no store has them. Others are looked for again for each version that has them.
+const UNFOUND_MAX: usize = 100_000;
+
 /// What the checks of a round have in common. Only what was right is remembered: what is damaged is told of each version.
 #[derive(Debug)]
 pub struct Round {
     pace: Arc<Pace>,
     sound: Mutex<HashSet<u64>>,
+    /// Damaged chunks that are in no other data object of any store.
+    unfound: Mutex<HashSet<Hash>>,
 }
 
 impl Round {
     /// At no more than so many stored bytes a second; `None` for as fast as possible.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
-        Self { pace: Arc::new(Pace::new(bytes_per_s)), sound: Mutex::default() }
+        Self { pace: Arc::new(Pace::new(bytes_per_s)), sound: Mutex::default(), unfound: Mutex::default() }
     }
 
     /// Waits until `bytes` more may be read.
@@ -43,6 +48,18 @@ impl Round {
         let mut sound = self.sound.lock();
         if sound.len() < SOUND_MAX {
             sound.insert(place.0);
+        }
+    }
+
+    /// Whether a chunk was looked for in vain: all manifests of all stores are read for that.
+    pub(crate) fn is_unfound(&self, chunk: &Hash) -> bool {
+        self.unfound.lock().contains(chunk)
+    }
+
+    pub(crate) fn not_found(&self, chunk: Hash) {
+        let mut unfound = self.unfound.lock();
+        if unfound.len() < UNFOUND_MAX {
+            unfound.insert(chunk);
         }
     }
 

@@ -179,7 +179,7 @@ fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A FAT with so many bits and sectors in a cluster, some files, and the way to change them.
+/// A FAT with so many bits, some files, and the way to change them.
 fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
     let path = dir.join("fat.img");
     let image = path.to_str().unwrap();

@@ -5,8 +5,8 @@
 
 use crate::diff::partitions::Partition;
 
-/// What is read of all files, in sizes of the partition: holes and second names of files make it more than one.
-const PARTITION_TIMES: u64 = 4;
+/// What is read of all files, in sizes of the partition: holes and second names of files, as backups have many, make it more than one.
+const PARTITION_TIMES: u64 = 32;
 
 /// What may be read of a file, and still of all files.
 pub(super) struct Allowance {
@@ -39,10 +39,11 @@ mod tests {
     fn neither_one_file_nor_all_of_them_are_read_without_an_end() {
         let mut allowance = Allowance::of(&Partition { number: 0, offset_bytes: 0, len_bytes: 1000 });
         assert_eq!([0, 1000, 1001, u64::MAX].map(|size| allowance.of_file(size)), [0, 1000, 1000, 1000]);
-        for bytes in [1000, 1000, 1000, 900] {
+        for _ in 0..PARTITION_TIMES - 1 {
             assert_eq!(allowance.of_file(2000), 1000);
-            allowance.spend(bytes);
+            allowance.spend(1000);
         }
+        allowance.spend(900);
         assert_eq!((allowance.of_file(60), allowance.of_file(2000)), (60, 100));
         allowance.spend(u64::MAX);
         assert_eq!(allowance.of_file(1), 0);
