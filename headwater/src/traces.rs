@@ -54,7 +54,8 @@ impl Traces {
     /// The same for who takes more into it: where the store does not answer, what it has is not to be taken for nothing.
     fn known(&self, manifest: Hash) -> Result<Option<Trace>, ImageError> {
         let theirs = match self.store.trace(manifest) {
-            Err(e) if e.kind() == StoreErrorKind::Damaged => None,
+            // One that cannot be read here is no good to anybody; across a network it may only be that for now.
+            Err(e) if e.kind() == StoreErrorKind::Damaged || !self.store.is_remote() => None,
             theirs => theirs?,
         };
         Ok(self.best_of(manifest, theirs).map(|(trace, _)| trace))

@@ -15,7 +15,7 @@
 //! The caches of several daemons may lie side by side, where a link or a mount leads to. Their keys do not: what has nothing in `keys/` is
 //! no disk of this daemon. So something is there until a cache that goes is gone, in place of its key such a note.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -82,6 +82,10 @@ impl KeptFiles {
         }
         if opened.is_ok() || self.is_there(id) {
             self.settle(id)?;
+            // Of one that went before it, if this daemon's last one died then.
+            self.set_incomplete(id, false).map_err(|e| {
+                BackendError::from_io(format!("cannot remove {}", self.incomplete(id).display()), e)
+            })?;
         } else if let Err(e) = std::fs::remove_file(&new_key) {
             tracing::warn!("cannot remove {}, which is the key of nothing: {e}", new_key.display());
         }
@@ -215,7 +219,8 @@ impl KeptFiles {
     /// Removes all disks of this daemon but some. Returns what was removed.
     pub fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         let mut removed = Vec::new();
-        for (id, path) in entries(&self.keys_dir)? {
+        // A disk may have a key and a note.
+        for (id, path) in entries(&self.keys_dir)?.into_iter().collect::<BTreeMap<_, _>>() {
             if !keep.contains(&id) {
                 self.discard(id)?;
                 removed.push(path.display().to_string());

@@ -262,7 +262,8 @@ pub fn is_standard_input(source: &str) -> bool {
 fn name_of(source: &str) -> Result<String, Problem> {
     // What is no URI is refused later, as it came.
     let export = source.parse::<NbdUri>().ok().map(|uri| uri.export);
-    let last = export.as_deref().unwrap_or_else(|| source.rsplit('/').next().unwrap_or(source));
+    let whole = export.as_deref().unwrap_or(source);
+    let last = whole.rsplit('/').next().unwrap_or(whole);
     match image_name_of(last) {
         Some(name) => Ok(name),
         // An export needs no name.
@@ -418,6 +419,7 @@ mod tests {
             ("nbd://127.0.0.1:10809/", "image"),
             ("nbd://10.0.0.5", "image"),
             ("nbd://127.0.0.1/My%20Disk", "my-disk"),
+            ("nbd://127.0.0.1/pool/vm1", "vm1"),
             ("/disks/vm?1.raw", "vm-1"),
         ] {
             assert_eq!(name_of(source).unwrap(), name);
