@@ -7,7 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 
 /// The call or the error descriptor of a queue. That a write to it would wait is the front-end's choice, whose description it is: one that
-/// waits on it itself would no longer do so if that were changed here.
+/// waits on it itself would no longer do so if that were changed here. One that changes it later holds up its own disk, until
+/// it takes its interrupts or this process ends.
 #[derive(Debug)]
 pub(crate) struct Signal {
     counter: OwnedFd,
@@ -24,8 +25,7 @@ impl Signal {
         Ok(Self { counter: self.counter.try_clone()?, may_wait: self.may_wait })
     }
 
-    /// Counts one more, or nothing where that would wait: a counter at its limit is one that nobody looked at yet, and the queue's
-    /// thread is not to be held by that.
+    /// Counts one more, or nothing where that would wait: a counter at its limit is one that nobody looked at yet.
     pub(crate) fn send(&self) {
         if !self.may_wait || self.is_writable() {
             let _ = rustix::io::write(&self.counter, &1_u64.to_ne_bytes());
