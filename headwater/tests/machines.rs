@@ -191,7 +191,7 @@ fn memory_and_processors_are_changed_while_a_machine_is_off_and_its_disk_stays()
     let kept = daemon.machine("lab");
     assert_eq!((&kept["memory_bytes"], &kept["cpus"]), (&(96 << 20).into(), &2.into()));
     let history = daemon.history("lab");
-    assert!(history.contains("memory of the guest 64 MiB -> 96 MiB, processors 1 -> 2"), "{history}");
+    assert!(history.contains("memory of the guest 67109864 B -> 96 MiB, processors 1 -> 2"), "{history}");
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
 }
 

@@ -337,7 +337,8 @@ mod tests {
         // Each ends once it may, so that it is seen how many run at a time.
         let script =
             "touch begun; until [ -e ../end ]; do sleep 0.01; done; echo 'test result: ok. 1 passed'";
-        let (fed, ends) = beside(
+        let (fed, ends) = run_within(
+            Duration::from_secs(120),
             &["-c", script],
             |_| {},
             |queue| {

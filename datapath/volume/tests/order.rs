@@ -108,9 +108,10 @@ fn what_fits_when_it_is_packed_is_not_spilled() {
             settle(&volume, &faults);
         }
         let cache = volume.counters().cache;
-        assert!(cache.packed_holds_bytes > 24 * MIB, "{cache:?}");
-        // Where a writer had to wait on a busy machine, the disk served it.
+        assert!(cache.packed_holds_bytes > 0, "{cache:?}");
+        // Where a writer had to wait on a busy machine, the disk served it, and took what would have been packed.
         if cache.paused_writes == 0 || mode == CacheMode::Ram {
+            assert!(cache.packed_holds_bytes > 24 * MIB, "{cache:?}");
             let later = (cache.spilled_segments, cache.evicted_segments, cache.refused_writes);
             assert_eq!(later, (0, 0, 0), "{mode}: {cache:?}");
         }
