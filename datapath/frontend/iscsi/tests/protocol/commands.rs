@@ -197,16 +197,22 @@ fn ordered_commands_wait_for_those_whose_data_is_still_to_come() {
     assert_eq!(of(later.task_tag).data, [0; 512]);
 }
 
-/// A command is lost to a wrong data digest, and aborted: those after it go on.
-#[test]
-fn a_command_that_was_lost_and_aborted_holds_up_no_others() {
-    let fixture = fixture();
-    let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
+/// Of the first block, by a wrong data digest.
+fn lose_a_write(raw: &mut Raw) -> ScsiCommand {
     let lost = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(0, 1)) };
     let mut bytes = raw.encode(&lost.encode(), &[9; 512]);
     bytes[100] ^= 1;
     raw.send(&bytes);
     assert_eq!(raw.take().reject().reason, RejectReason::DataDigestError as u8);
+    lost
+}
+
+/// A command is lost to a wrong data digest, and aborted: those after it go on.
+#[test]
+fn a_command_that_was_lost_and_aborted_holds_up_no_others() {
+    let fixture = fixture();
+    let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
+    let lost = lose_a_write(&mut raw);
     // Two that were sent after it, of which one is aborted as well.
     let unwanted = raw.scsi(&[0]);
     raw.pdu(&unwanted.encode(), &[]);
@@ -233,11 +239,7 @@ fn what_waits_for_a_lost_command_is_aborted_with_all_others() {
     for function in [2, 4, 5, 6] {
         let fixture = fixture();
         let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
-        let lost = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(0, 1)) };
-        let mut bytes = raw.encode(&lost.encode(), &[9; 512]);
-        bytes[100] ^= 1;
-        raw.send(&bytes);
-        assert_eq!(raw.take().reject().reason, RejectReason::DataDigestError as u8);
+        let lost = lose_a_write(&mut raw);
         let waits = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(1, 1)) };
         raw.pdu(&waits.encode(), &[8; 512]);
         // What is no command of the disk is answered, also if it came before its turn.
