@@ -14,6 +14,10 @@ use parking_lot::Mutex;
 pub enum Fault {
     /// The relay answers with this status itself; the server never hears of the request.
     Status(u16),
+    /// The same, with this code of S3.
+    Refusal(u16, &'static str),
+    /// The relay answers with status 200 and this body itself; the server never hears of the request.
+    Instead(&'static str),
     /// Nobody answers, until the client gives up; [`HttpRelay::heal`] ends the connection.
     Silence,
     /// The connection ends before an answer; the server never hears of the request.
@@ -24,6 +28,10 @@ pub enum Fault {
     Delay(Duration),
     /// The second half of the answer's body does not come.
     Cut,
+    /// The same, and the answer's head does not say how long it was to be.
+    CutUnnoticed,
+    /// Of a listing of S3 so many keys come, and where it goes on, as from a server whose pages are that short.
+    Pages(usize),
     /// A byte in the middle of the answer's body is another one.
     Flip,
     /// The body of the answer comes a byte each 50 ms.
@@ -174,10 +182,22 @@ impl Message {
 
     /// The head with the connection's end announced, so that each connection carries one request.
     fn closing_head(&self) -> String {
+        self.head_without(&["connection"]) + "Connection: close\r\n\r\n"
+    }
+
+    /// The same for another body, of which the length may be told.
+    fn head_of(&self, len: Option<usize>) -> String {
+        let len = len.map(|len| format!("Content-Length: {len}\r\n")).unwrap_or_default();
+        self.head_without(&["connection", "content-length"]) + &len + "Connection: close\r\n\r\n"
+    }
+
+    /// The head but for these lines, and the empty one at its end.
+    fn head_without(&self, names: &[&str]) -> String {
         let kept = self.head.trim_end().lines().filter(|line| {
-            !line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case("connection"))
+            let is_one = |key: &str| names.iter().any(|name| key.eq_ignore_ascii_case(name));
+            !line.split_once(':').is_some_and(|(key, _)| is_one(key))
         });
-        kept.map(|line| format!("{line}\r\n")).collect::<String>() + "Connection: close\r\n\r\n"
+        kept.map(|line| format!("{line}\r\n")).collect()
     }
 }
 
@@ -190,15 +210,9 @@ impl Shared {
         let heals = self.heals.load(Ordering::SeqCst);
         let fault = self.fault_for(method, target);
         match fault {
-            Some(Fault::Status(status)) => {
-                let body = "<Error><Code>Injected</Code><Message>by the relay</Message></Error>";
-                let head = format!(
-                    "HTTP/1.1 {status} Injected\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                    body.len()
-                );
-                let _ = client.write_all((head + if method == "HEAD" { "" } else { body }).as_bytes());
-                return;
-            }
+            Some(Fault::Status(status)) => return answer(&mut client, method, status, &error("Injected")),
+            Some(Fault::Refusal(status, code)) => return answer(&mut client, method, status, &error(code)),
+            Some(Fault::Instead(body)) => return answer(&mut client, method, 200, body),
             Some(Fault::Silence) => {
                 let _ = client.set_read_timeout(Some(Duration::from_millis(20)));
                 while self.heals.load(Ordering::SeqCst) == heals && !self.is_over.load(Ordering::Relaxed) {
@@ -224,9 +238,17 @@ impl Shared {
             Some(Fault::Delay(time)) => std::thread::sleep(time),
             _ => {}
         }
-        let mut body = answer.body.clone();
+        let (mut head, mut body) = (answer.closing_head(), answer.body.clone());
         match fault {
             Some(Fault::Cut) => body.truncate(body.len() / 2),
+            Some(Fault::CutUnnoticed) => {
+                body.truncate(body.len() / 2);
+                head = answer.head_of(None);
+            }
+            Some(Fault::Pages(keys)) => {
+                body = first_page(&body, keys);
+                head = answer.head_of(Some(body.len()));
+            }
             Some(Fault::Flip) => {
                 let middle = body.len() / 2;
                 if let Some(byte) = body.get_mut(middle) {
@@ -235,7 +257,7 @@ impl Shared {
             }
             _ => {}
         }
-        if client.write_all(answer.closing_head().as_bytes()).is_err() {
+        if client.write_all(head.as_bytes()).is_err() {
             return;
         }
         if fault == Some(Fault::Trickle) {
@@ -284,9 +306,60 @@ impl Shared {
     }
 }
 
+fn error(code: &str) -> String {
+    format!("<Error><Code>{code}</Code><Message>by the relay</Message></Error>")
+}
+
+/// Answers in the server's place.
+fn answer(client: &mut TcpStream, method: &str, status: u16, body: &str) {
+    let len = body.len();
+    let head = format!("HTTP/1.1 {status} Injected\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+    let _ = client.write_all((head + if method == "HEAD" { "" } else { body }).as_bytes());
+}
+
+/// The first keys of a listing that is complete, and where it goes on: the servers of tests take a key for that.
+fn first_page(listing: &[u8], keys: usize) -> Vec<u8> {
+    const COMPLETE: &str = "<IsTruncated>false</IsTruncated>";
+    const END: &str = "</Contents>";
+    let text = String::from_utf8_lossy(listing);
+    let ends: Vec<usize> = text.match_indices(END).map(|(at, _)| at + END.len()).collect();
+    let is_longer = ends.len() > keys && text.contains(COMPLETE);
+    let Some((kept, end)) = keys.checked_sub(1).and_then(|at| ends.get(at)).zip(ends.last()) else {
+        return listing.to_vec();
+    };
+    let last = text[..*kept].rsplit_once("<Key>").and_then(|(_, key)| key.split_once("</Key>"));
+    let Some((last, _)) = last.filter(|_| is_longer) else { return listing.to_vec() };
+    let goes_on =
+        format!("<IsTruncated>true</IsTruncated><NextContinuationToken>{last}</NextContinuationToken>");
+    format!("{}{}", &text[..*kept], &text[*end..]).replace(COMPLETE, &goes_on).into_bytes()
+}
+
 fn forward(request: &Message, upstream: SocketAddr) -> Option<Message> {
     let mut server = TcpStream::connect(upstream).ok()?;
     server.write_all(request.closing_head().as_bytes()).ok()?;
     server.write_all(&request.body).ok()?;
     Message::read(&mut server, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_is_cut_to_a_page_that_says_where_the_next_one_is() {
+        let listing = |goes_on: &str, keys: &[&str]| {
+            let key = |key: &&str| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
+            let keys: String = keys.iter().map(key).collect();
+            format!("<ListBucketResult>{goes_on}{keys}<Name>b</Name></ListBucketResult>")
+        };
+        let complete = "<IsTruncated>false</IsTruncated>";
+        let page = |of: &str, keys| String::from_utf8(first_page(of.as_bytes(), keys)).unwrap();
+        let three = listing(complete, &["a", "b", "c"]);
+        let goes_on = "<IsTruncated>true</IsTruncated><NextContinuationToken>b</NextContinuationToken>";
+        assert_eq!(page(&three, 2), listing(goes_on, &["a", "b"]));
+        assert_eq!(page(&three, 3), three);
+        let none = listing(complete, &[]);
+        assert_eq!(page(&none, 2), none);
+        assert_eq!(page("<html></html>", 2), "<html></html>");
+    }
 }

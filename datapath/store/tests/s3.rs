@@ -4,6 +4,7 @@
 #[macro_use]
 mod suite;
 mod changes;
+mod faults;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,8 @@
 //!
 //! A request that fails in a way that may pass (no connection, no answer in time, a cut answer, a status of 500 and
 //! above, 429) is sent again, up to [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times, with pauses that double from
-//! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412) is not.
+//! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412), or has no room
+//! for (507, and what says so by its code), is not.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,17 +15,19 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::Either;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    RetryConfig, UpdateVersion,
+    ClientOptions, Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, RetryConfig, UpdateVersion,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::failure::Failure;
+use crate::s3::listing::Connector;
 use crate::s3::part::Parts;
 use crate::s3::{Keys, S3Options, S3Url};
 
@@ -34,6 +37,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 const IO_THREADS: usize = 2;
 /// Keys that are removed at the same time.
 const REMOVALS: usize = 8;
+/// The most pages of a listing: ten million keys, as a page has a thousand.
+const LISTED_PAGES_MAX: u32 = 10_000;
 
 /// What is done to a key, and which permission that takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +133,7 @@ impl Bucket {
         builder = builder
             .with_bucket_name(&url.bucket)
             .with_virtual_hosted_style_request(url.virtual_hosted)
+            .with_http_connector(Connector)
             // Attempts are counted here, for all requests alike, bodies of answers included.
             .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
             .with_client_options(
@@ -431,28 +437,40 @@ impl Bucket {
         first_failure.map_or(Ok(()), Err)
     }
 
-    /// All keys below `folder`, which is without slashes at its ends.
+    /// All keys below `folder`, which is without slashes at its ends. Each page is a request of its own. Where one fails there is no
+    /// listing: what is not in one is taken for gone.
     pub(super) fn list(&self, folder: &str) -> Result<Vec<Entry>, StoreError> {
         let below = if folder.is_empty() { self.url.prefix.clone() } else { self.path(folder).to_string() };
-        let strip = if below.is_empty() { String::new() } else { format!("{below}/") };
-        let work = self.clone().attempt(Operation::List, folder.to_owned(), move |s3, _| {
-            let below = (!below.is_empty()).then(|| Path::from(below.as_str()));
-            async move {
-                let mut found = Vec::new();
-                let mut listing = s3.list(below.as_ref());
-                while let Some(meta) = listing.next().await {
-                    found.push(meta?);
-                }
-                Ok(found)
-            }
-        });
-        let outcome = self.wait(work)?;
-        let found = outcome.map_err(|(refusal, _)| self.must(Operation::List, folder, refusal))?;
-        let entry = |meta: object_store::ObjectMeta| {
-            let name = meta.location.as_ref().strip_prefix(&strip)?.to_owned();
+        let below = if below.is_empty() { below } else { format!("{below}/") };
+        let entry = |meta: ObjectMeta| {
+            let name = meta.location.as_ref().strip_prefix(&below)?.to_owned();
             Some(Entry { name, len_bytes: meta.size, at_s: meta.last_modified.timestamp() })
         };
-        Ok(found.into_iter().filter_map(entry).collect())
+        let (mut found, mut next): (Vec<Entry>, Option<String>) = (Vec::new(), None);
+        for _ in 0..LISTED_PAGES_MAX {
+            let (prefix, page_token) = (below.clone(), next.clone());
+            let work = self.clone().attempt(Operation::List, folder.to_owned(), move |s3, _| {
+                let (prefix, page_token) = (prefix.clone(), page_token.clone());
+                async move {
+                    let options = PaginatedListOptions { page_token, ..PaginatedListOptions::default() };
+                    s3.list_paginated(Some(&prefix).filter(|it| !it.is_empty()).map(String::as_str), options)
+                        .await
+                }
+            });
+            let outcome = self.wait(work)?;
+            let page = outcome.map_err(|(refusal, _)| self.must(Operation::List, folder, refusal))?;
+            found.extend(page.result.objects.into_iter().filter_map(entry));
+            match page.page_token.filter(|token| !token.is_empty()) {
+                None => return Ok(found),
+                Some(token) if next.as_deref() == Some(token.as_str()) => break,
+                token => next = token,
+            }
+        }
+        let shown = self.shown(folder);
+        Err(StoreError::new(
+            StoreErrorKind::Io,
+            format!("cannot list {shown}: the server's pages come to no end after {} keys", found.len()),
+        ))
     }
 
     /// Starts a key that is sent in parts; it appears when it is complete.

@@ -8,6 +8,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::S3Url;
 use crate::s3::bucket::Operation;
+use crate::s3::listing::NoListing;
 
 /// The longest piece of a server's own words in a message, in bytes.
 const QUOTED_MAX_BYTES: usize = 200;
@@ -23,8 +24,12 @@ pub(super) enum Failure {
     NoBucket,
     /// No permission, or no sound key: what the server said.
     Denied(String),
+    /// Its disks are full, or a quota is used up: what the server said.
+    Full(String),
     /// An answer with another status: the status, and what the server said.
     Status(u16, String),
+    /// An answer that is not all of a listing: what it is instead.
+    NoListing(String),
     /// No connection, so that the server never heard of it: what happened.
     Unconnected(String),
     /// No answer, half an answer: what happened. The server may have done what it was asked.
@@ -38,8 +43,9 @@ impl std::fmt::Display for Failure {
             Self::Conflict => f.write_str("somebody else changed it at the same time"),
             Self::NoBucket => f.write_str("there is no such bucket"),
             Self::Denied(said) => write!(f, "the server refuses it ({said})"),
+            Self::Full(said) => write!(f, "the server has no room for it ({said})"),
             Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
-            Self::Unconnected(what) | Self::Broken(what) => f.write_str(what),
+            Self::NoListing(what) | Self::Unconnected(what) | Self::Broken(what) => f.write_str(what),
         }
     }
 }
@@ -51,6 +57,16 @@ impl Failure {
 
     pub(super) fn of(error: &Error) -> Self {
         let told = innermost(error);
+        if let Some(no_listing) = no_listing(error) {
+            return Self::NoListing(shorten(&no_listing.to_string()));
+        }
+        if let Some(failure) = in_body(&told) {
+            return failure;
+        }
+        // Before all else: Ceph says 403 then, as to a key without permission.
+        if status(&told).is_some_and(|status| is_full(status, &told)) {
+            return Self::Full(said(&told));
+        }
         match error {
             Error::NotFound { .. } if told.contains("NoSuchBucket") => Self::NoBucket,
             Error::NotFound { .. } => Self::Absent,
@@ -69,12 +85,12 @@ impl Failure {
         }
     }
 
-    /// Whether the same request may succeed a moment later.
+    /// Whether the same request may succeed a moment later. Of a store that is full somebody must take something away first.
     pub(super) fn may_pass(&self) -> bool {
         match self {
-            Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) => false,
+            Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) | Self::Full(_) => false,
             Self::Status(status, _) => *status >= 500 || *status == 429 || *status == 408,
-            Self::Unconnected(_) | Self::Broken(_) => true,
+            Self::NoListing(_) | Self::Unconnected(_) | Self::Broken(_) => true,
         }
     }
 
@@ -86,15 +102,39 @@ impl Failure {
         attempts: u32,
     ) -> StoreError {
         let server = url.endpoint.as_deref().unwrap_or("Amazon S3");
-        let (verb, permission) = match operation {
-            Operation::Read => ("read", "s3:GetObject"),
-            Operation::Write => ("write", "s3:PutObject"),
-            Operation::Remove => ("remove", "s3:DeleteObject"),
-            Operation::List => ("list", "s3:ListBucket"),
+        let verb = match operation {
+            Operation::Read => "read",
+            Operation::Write => "write",
+            Operation::Remove => "remove",
+            Operation::List => "list",
         };
         let times = if attempts > 1 { format!(", {attempts} times") } else { String::new() };
+        let advice = self.advice(operation, server, url);
+        let kind = match self {
+            Self::Absent | Self::NoBucket => StoreErrorKind::NotFound,
+            Self::Conflict => StoreErrorKind::Locked,
+            // A read takes no space: the quota is one of what is sent.
+            Self::Full(_) if !matches!(operation, Operation::Read | Operation::List) => {
+                StoreErrorKind::NoSpace
+            }
+            // The range is not there: the object is shorter than a manifest says.
+            Self::Status(416, _) => StoreErrorKind::Damaged,
+            _ if self.may_pass() => StoreErrorKind::Unreachable,
+            _ => StoreErrorKind::Io,
+        };
+        StoreError::new(kind, format!("cannot {verb} {shown} at {server}{times}: {self}{advice}"))
+    }
+
+    /// What to do about it, as one more sentence.
+    fn advice(&self, operation: Operation, server: &str, url: &S3Url) -> String {
+        let permission = match operation {
+            Operation::Read => "s3:GetObject",
+            Operation::Write => "s3:PutObject",
+            Operation::Remove => "s3:DeleteObject",
+            Operation::List => "s3:ListBucket",
+        };
         let bucket = &url.bucket;
-        let advice = match self {
+        match self {
             Self::Absent => String::new(),
             Self::Conflict => ". Try again".to_owned(),
             Self::NoBucket => {
@@ -104,28 +144,22 @@ impl Failure {
                 ". Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may {permission} in the \
                  bucket '{bucket}'"
             ),
+            Self::Full(_) => format!(
+                ". Give space back ('headwater image remove' removes a version), or raise the quota of the bucket \
+                 '{bucket}'"
+            ),
             Self::Status(status, _) if *status >= 500 || *status == 429 => {
                 ". The server has trouble: try again later".to_owned()
             }
             Self::Status(416, _) => ". It is shorter than it should be".to_owned(),
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
+            Self::NoListing(_) => {
+                format!(". Check that {server} knows ListObjectsV2, and that nothing answers in its place")
+            }
             Self::Unconnected(_) | Self::Broken(_) => {
                 format!(". Check that {server} is up and can be reached from here")
             }
-        };
-        let kind = match self {
-            Self::Absent | Self::NoBucket => StoreErrorKind::NotFound,
-            Self::Conflict => StoreErrorKind::Locked,
-            Self::Status(507, _) => StoreErrorKind::NoSpace,
-            Self::Status(_, said) if said.contains("Quota") || said.contains("StorageFull") => {
-                StoreErrorKind::NoSpace
-            }
-            // The range is not there: the object is shorter than a manifest says.
-            Self::Status(416, _) => StoreErrorKind::Damaged,
-            _ if self.may_pass() => StoreErrorKind::Unreachable,
-            _ => StoreErrorKind::Io,
-        };
-        StoreError::new(kind, format!("cannot {verb} {shown} at {server}{times}: {self}{advice}"))
+        }
     }
 }
 
@@ -180,20 +214,64 @@ fn is_unconnected(error: &Error) -> bool {
     false
 }
 
+fn no_listing(error: &Error) -> Option<&NoListing> {
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        if let Some(found) = cause.downcast_ref() {
+            return Some(found);
+        }
+        next = cause.source();
+    }
+    None
+}
+
+/// What an answer of 200 says all the same was not done: of a removal, and of parts that are put together, the server knows that
+/// only later.
+fn in_body(told: &str) -> Option<Failure> {
+    if told.starts_with("Server returned error response: ") {
+        return Some(Failure::Status(500, said(told)));
+    }
+    let (key_and_message, code) =
+        told.strip_prefix("DeleteObjects request failed for key ")?.rsplit_once(" (code: ")?;
+    let code = code.trim_end_matches(')');
+    let message = key_and_message.split_once(": ").map_or("", |(_, message)| message);
+    let said = shorten(&format!("{code}: {message}"));
+    Some(match code {
+        "AccessDenied" => Failure::Denied(said),
+        "NoSuchKey" => Failure::Absent,
+        _ if means_no_room(code) => Failure::Full(said),
+        _ => Failure::Status(500, said),
+    })
+}
+
+/// Whether it is room that is missing. Where a quota is used up, Ceph answers 403, MinIO 400; where disks are full, 507.
+fn is_full(status: u16, told: &str) -> bool {
+    // The quota of these is one of requests, and passes.
+    let may_pass = matches!(status, 408 | 429 | 503);
+    status == 507 || !may_pass && tag(told, "Code").is_some_and(means_no_room)
+}
+
+/// Whether a code is one for lack of room: `QuotaExceeded`, `XMinioAdminBucketQuotaExceeded`, `XMinioStorageFull`.
+fn means_no_room(code: &str) -> bool {
+    let code = code.to_ascii_lowercase();
+    code.contains("quota") || code.contains("storagefull")
+}
+
 fn status(told: &str) -> Option<u16> {
     let (_, after) = told.split_once("status code: ")?;
     after.get(..3)?.parse().ok()
 }
 
+fn tag<'a>(told: &'a str, name: &str) -> Option<&'a str> {
+    let (_, after) = told.split_once(&format!("<{name}>"))?;
+    after.split_once(&format!("</{name}>")).map(|(text, _)| text)
+}
+
 /// What the server said, from the XML of its answer: its code and its message.
 fn said(told: &str) -> String {
-    let tag = |name: &str| {
-        let (_, after) = told.split_once(&format!("<{name}>"))?;
-        after.split_once(&format!("</{name}>")).map(|(text, _)| text.to_owned())
-    };
-    match (tag("Code"), tag("Message")) {
+    match (tag(told, "Code"), tag(told, "Message")) {
         (Some(code), Some(message)) if !message.is_empty() => shorten(&format!("{code}: {message}")),
-        (Some(code), _) => shorten(&code),
+        (Some(code), _) => shorten(code),
         _ => shorten(told.split_once("status code: ").map_or(told, |(_, after)| after)),
     }
 }
@@ -262,7 +340,6 @@ mod tests {
              AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may s3:PutObject in the bucket 'images'"
         );
         assert_eq!(told(&Failure::NoBucket).kind(), StoreErrorKind::NotFound);
-        assert_eq!(told(&Failure::Status(507, String::new())).kind(), StoreErrorKind::NoSpace);
         assert!(
             !Failure::Status(400, String::new()).may_pass() && Failure::Status(503, String::new()).may_pass()
         );
@@ -272,9 +349,72 @@ mod tests {
             (Failure::Status(416, String::new()), StoreErrorKind::Damaged),
             (Failure::Status(429, String::new()), StoreErrorKind::Unreachable),
             (Failure::Status(503, String::new()), StoreErrorKind::Unreachable),
+            (Failure::NoListing("it is something else".into()), StoreErrorKind::Unreachable),
             (Failure::Broken("connection refused".into()), StoreErrorKind::Unreachable),
         ] {
             assert_eq!(told(&failure).kind(), kind, "{failure}");
         }
+    }
+
+    /// What the first failure of an answer is, as `object_store` tells of it.
+    fn answered(status: &str, code: &str) -> Failure {
+        let body = format!("<?xml?><Error><Code>{code}</Code><Message>so it is</Message></Error>");
+        let told = format!("Server returned non-2xx status code: {status}: {body}");
+        let (path, source) = ("key".to_owned(), told.into());
+        Failure::of(&match status.get(..3) {
+            Some("403") => Error::PermissionDenied { path, source },
+            Some("409") => Error::AlreadyExists { path, source },
+            _ => Error::Generic { store: "S3", source },
+        })
+    }
+
+    #[test]
+    fn a_server_that_is_full_is_not_asked_again_and_told_from_one_that_refuses() {
+        let url: S3Url = "s3://images/a?endpoint=http://h:1".parse().unwrap();
+        let room = "Give space back ('headwater image remove' removes a version), or raise the quota of the bucket \
+                    'images'";
+        let (keys, later) = ("Check AWS_ACCESS_KEY_ID", "The server has trouble: try again later");
+        let (full, refused, away) =
+            (StoreErrorKind::NoSpace, StoreErrorKind::Io, StoreErrorKind::Unreachable);
+        for (status, code, kind, advice) in [
+            ("403 Forbidden", "QuotaExceeded", full, room),
+            ("403 Forbidden", "UserSizeQuotaExceeded", full, room),
+            ("400 Bad Request", "XMinioAdminBucketQuotaExceeded", full, room),
+            ("507 Insufficient Storage", "XMinioStorageFull", full, room),
+            ("507 Insufficient Storage", "Odd", full, room),
+            ("500 Internal Server Error", "QUOTA_EXCEEDED", full, room),
+            ("403 Forbidden", "AccessDenied", refused, keys),
+            ("400 Bad Request", "InvalidArgument", refused, "Check the endpoint and the region"),
+            ("500 Internal Server Error", "InternalError", away, later),
+            // These are quotas of requests.
+            ("503 Service Unavailable", "BucketThrottleQuotaExceeded", away, later),
+            ("429 Too Many Requests", "QuotaExceeded", away, later),
+        ] {
+            let failure = answered(status, code);
+            assert_eq!(failure.may_pass(), kind == away, "{status} {code}");
+            let told = failure.describe(Operation::Write, "s3://images/a/store", &url, 1);
+            assert_eq!(told.kind(), kind, "{told}");
+            let message = told.to_string();
+            assert!(message.contains(advice) && message.contains(code), "{message}");
+            assert_eq!(message.contains("quota of the bucket"), kind == full, "{message}");
+        }
+        let read =
+            answered("403 Forbidden", "QuotaExceeded").describe(Operation::Read, "s3://images/a", &url, 1);
+        assert_eq!(read.kind(), StoreErrorKind::Io, "{read}");
+        assert_eq!(answered("409 Conflict", "OperationAborted"), Failure::Conflict);
+    }
+
+    #[test]
+    fn what_an_answer_says_in_its_body_counts() {
+        let of = |told: &str| Failure::of(&Error::Generic { store: "S3", source: told.into() });
+        let removed =
+            |code: &str| of(&format!("DeleteObjects request failed for key a/b: so it is (code: {code})"));
+        assert_eq!(removed("AccessDenied"), Failure::Denied("AccessDenied: so it is".into()));
+        assert_eq!(removed("NoSuchKey"), Failure::Absent);
+        assert_eq!(removed("XMinioStorageFull"), Failure::Full("XMinioStorageFull: so it is".into()));
+        let trouble = Failure::Status(500, "InternalError: so it is".into());
+        assert_eq!(removed("InternalError"), trouble);
+        let xml = "<Error><Code>InternalError</Code><Message>so it is</Message></Error>";
+        assert_eq!(of(&format!("Server returned error response: {xml}")), trouble);
     }
 }

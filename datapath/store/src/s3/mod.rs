@@ -26,6 +26,7 @@
 mod bucket;
 mod failure;
 mod holds;
+mod listing;
 mod mark;
 mod object;
 mod part;

@@ -74,13 +74,7 @@ impl Inner {
             self.bucket.remove_all(stale)?;
         }
         let mut going: Vec<String> = Vec::new();
-        let mut needed: HashSet<Hash> = HashSet::new();
-        for image in self.images()? {
-            for version in image.versions {
-                needed.insert(version.manifest);
-                needed.extend(version.objects);
-            }
-        }
+        let needed = self.needed()?;
         let (mut freed_bytes, mut is_postponed) = (0u64, false);
         let pinned = self.pinned()?;
         for folder in ["manifests", "objects", "traces"] {
@@ -114,6 +108,28 @@ impl Inner {
         Ok(freed_bytes)
     }
 
+    /// What the versions of all images need. Whoever removes an image takes the exclusive lock, which the caller holds: that one is
+    /// listed and then not there is a wrong answer, such as the 404 of a proxy whose server restarts. Nothing may go for that.
+    fn needed(&self) -> Result<HashSet<Hash>, StoreError> {
+        let mut needed = HashSet::new();
+        for name in self.image_names()? {
+            let Some((image, _)) = self.image(&name)? else {
+                let shown = self.bucket.shown(&image_key(&name));
+                return Err(StoreError::new(
+                    StoreErrorKind::Damaged,
+                    format!(
+                        "cannot tell what image '{name}' needs: {shown} is listed, and the server says that it is not there"
+                    ),
+                ));
+            };
+            for version in image.versions {
+                needed.insert(version.manifest);
+                needed.extend(version.objects);
+            }
+        }
+        Ok(needed)
+    }
+
     /// Gives back what copies sent that were interrupted long ago. None goes on now: nobody publishes.
     fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
         for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
@@ -140,6 +156,12 @@ impl Inner {
         match self.bucket.put(SWEEP_WANTED, &Bytes::from_static(b"sweep\n"), &Condition::Any) {
             Err(Refusal::Failed(e)) => Err(e),
             _ => Ok(()),
+        }
+    }
+
+    fn want_sweep_if_possible(&self) {
+        if let Err(e) = self.want_sweep() {
+            tracing::warn!(error = %e, "a later removal gives back what this one may have left");
         }
     }
 
@@ -174,9 +196,7 @@ impl Inner {
             Err(why @ Unchanged::Unknown(_)) => {
                 // The server may yet take the versions off the list: nobody may begin to use them until the lock has lapsed. Whoever
                 // opens the store for writing then gives back what nothing needs.
-                if let Err(e) = self.want_sweep() {
-                    tracing::warn!(error = %e, "a later removal gives back what this one may have left");
-                }
+                self.want_sweep_if_possible();
                 alone.leave();
                 return Err(why.into());
             }
@@ -184,9 +204,14 @@ impl Inner {
         };
         // The list is empty by now, so that no change can come to it any more, and nobody publishes, unless somebody took
         // us for dead meanwhile: what they published is in the list then.
-        if number.is_none() {
-            alone.confirm()?;
-            self.bucket.remove(&image_key(name))?;
+        if number.is_none()
+            && let Err(e) = alone.confirm().and_then(|()| self.bucket.remove(&image_key(name)))
+        {
+            // The versions are gone all the same. Where others have the lock by now, they give back what is left.
+            if e.kind() != StoreErrorKind::Locked {
+                self.want_sweep_if_possible();
+            }
+            return Err(e);
         }
         let freed_bytes = match self.reclaim(&alone) {
             Ok(freed_bytes) => freed_bytes,
@@ -195,9 +220,7 @@ impl Inner {
             Err(e) => {
                 // The versions are gone all the same.
                 tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
-                if let Err(e) = self.want_sweep() {
-                    tracing::warn!(error = %e, "space is reclaimed with the next removal");
-                }
+                self.want_sweep_if_possible();
                 0
             }
         };

@@ -140,10 +140,35 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
             assert_eq!(files(place.dir()), before, "{target} {fault:?}");
         }
     }
-    relay.fail("PUT", "/objects/", Fault::Status(507), u32::MAX);
-    let full = publish(store.as_ref(), "a", b"new object", &[], b"new");
-    assert_eq!(kind(full), StoreErrorKind::NoSpace);
-    relay.heal();
+    publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
+}
+
+#[test]
+fn a_server_that_is_full_is_asked_once_and_told_from_one_that_refuses() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    let before = files(place.dir());
+    let quota = "XMinioAdminBucketQuotaExceeded";
+    for (fault, says) in [
+        (Fault::Status(507), "Injected"),
+        (Fault::Refusal(403, "QuotaExceeded"), "QuotaExceeded"),
+        (Fault::Refusal(400, quota), quota),
+    ] {
+        relay.take_seen();
+        relay.fail("PUT", "/objects/", fault, u32::MAX);
+        let full = publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap_err();
+        relay.heal();
+        assert_eq!(full.kind(), StoreErrorKind::NoSpace, "{full}");
+        let told = full.to_string();
+        for word in ["cannot write s3://", says, "'headwater image remove'", "raise the quota"] {
+            assert!(told.contains(word), "{fault:?}: no '{word}' in: {told}");
+        }
+        assert!(!told.contains("AWS_ACCESS_KEY_ID") && !told.contains("times"), "{told}");
+        let seen = relay.take_seen();
+        let asked = seen.iter().filter(|it| it.starts_with("PUT") && it.contains("/objects/"));
+        assert_eq!(asked.count(), 1, "{fault:?}: {seen:?}");
+        assert_eq!(files(place.dir()), before, "{fault:?}");
+    }
     publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
     // A change of an image finds no room, and the channel stays where it is.
     let to = |version| Pointer { channel: Channel::Production, version, at_s: 7, author: "anna".into() };

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headwater_store::{
-    Access, Channel, Committed, Hash, ImageName, NewVersion, Object, Patch, Pointer, Store, StoreError,
-    StoreErrorKind, Version,
+    Access, Channel, Committed, Hash, Image, ImageName, NOTE_MAX_BYTES, NewVersion, Object, Patch, Pointer,
+    Store, StoreError, StoreErrorKind, Version,
 };
 
 /// Where a store can be made and opened again, each time as another process would.
@@ -425,6 +425,59 @@ pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Pl
     assert_eq!(boots(), 3);
 }
 
+/// Also of a version that is retired, and until the next change.
+pub fn a_note_is_changed_for_good(place: &dyn Place) {
+    let store = writable(place);
+    publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
+    publish(store.as_ref(), "a", b"two", &[], b"m2").unwrap();
+    let set = |number, note: &str| {
+        let mut before = String::new();
+        let changed = store.change(&name("a"), &mut |image| {
+            before = image.set_note(number, note)?;
+            Ok(())
+        });
+        changed.map(|()| before)
+    };
+    store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
+    assert_eq!(set(1, "the first").unwrap(), "a note");
+    assert_eq!(set(2, "").unwrap(), "a note");
+    let left = files(place.dir());
+    assert_eq!(kind(set(2, &"x".repeat(NOTE_MAX_BYTES + 1))), StoreErrorKind::Invalid);
+    assert_eq!(kind(set(3, "a note")), StoreErrorKind::NotFound);
+    let nowhere = store.change(&name("b"), &mut |image| image.set_note(1, "a note").map(drop));
+    assert_eq!(kind(nowhere), StoreErrorKind::NotFound);
+    assert_eq!(files(place.dir()), left);
+
+    // As another process finds it.
+    let image = place.open(Access::Read).unwrap().image(&name("a")).unwrap().unwrap();
+    let told: Vec<_> = image.versions.iter().map(|it| (it.number, it.note.as_str(), it.retired)).collect();
+    assert_eq!(told, [(1, "the first", true), (2, "", false)]);
+}
+
+/// The newest word of the source counts, also where the target had its own; a copy of single versions leaves it.
+pub fn a_note_that_changed_at_the_source_comes_with_a_sync(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    publish(&source, "a", b"one", &[], b"m-one").unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let copy = |channels| {
+        let what = headwater_store::copy::everything(&source).unwrap();
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, channels, &mut |_| Ok(()))
+            .unwrap();
+        target.image(&name("a")).unwrap().unwrap().versions[0].note.clone()
+    };
+    let set = |store: &dyn Store, note: &str| {
+        store.change(&name("a"), &mut |image| image.set_note(1, note).map(drop)).unwrap();
+    };
+    assert_eq!(copy(true), "a note");
+    set(target.as_ref(), "of the target");
+    set(&source, "of the source");
+    assert_eq!(copy(false), "of the target");
+    assert_eq!(copy(true), "of the source");
+    set(&source, "");
+    assert_eq!(copy(true), "");
+}
+
 /// Objects, versions and channels of one store come to another one, once.
 pub fn a_version_is_copied_with_its_number_and_only_once(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
@@ -712,6 +765,80 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
     assert!(refused.unwrap_err().to_string().contains("chunk sizes"));
 }
 
+/// What the source changed since the last sync comes with the next one, and what it removed stays.
+pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let sync = || {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        let copied =
+            headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(()));
+        let copied = copied.unwrap();
+        (copied.versions, copied.present)
+    };
+    let theirs = |image: &str| source.image(&name(image)).unwrap().unwrap();
+    let ours = |image: &str| place.open(Access::Read).unwrap().image(&name(image)).unwrap().unwrap();
+    let change = |change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>| {
+        source.change(&name("a"), change).unwrap();
+    };
+    let to = |channel, version, at_s| Pointer { channel, version, at_s, author: "ben".into() };
+    let numbers = |image: &Image| -> Vec<(u32, bool)> {
+        image.versions.iter().map(|version| (version.number, version.retired)).collect()
+    };
+    for (image, word) in [("a", "one"), ("a", "two"), ("a", "three"), ("a", "four"), ("b", "five")] {
+        publish(&source, image, word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    }
+    change(&mut |image| {
+        image.promote(to(Channel::Test, 1, 3))?;
+        image.promote(to(Channel::Production, 1, 4))?;
+        image.schedule(to(Channel::Production, 4, 50))?;
+        image.retire(2, true)
+    });
+    assert_eq!(sync(), (5, 0));
+    assert_eq!((ours("a"), ours("b")), (theirs("a"), theirs("b")));
+    assert_eq!((ours("a").scheduled().len(), numbers(&ours("a"))[1]), (1, (2, true)));
+
+    // A version comes back and is tested, another one is taken out of use, and of the promotions to come one is off and another one on.
+    change(&mut |image| {
+        image.retire(2, false)?;
+        image.promote(to(Channel::Test, 2, 5))?;
+        image.cancel(Channel::Production)?;
+        image.schedule(to(Channel::Test, 1, 60))?;
+        image.retire(3, true)
+    });
+    source.remove(&name("a"), Some(4)).unwrap();
+    source.remove(&name("b"), None).unwrap();
+    publish(&source, "a", b"six", &[], b"m-six").unwrap();
+    assert_eq!(sync(), (1, 3));
+    let image = ours("a");
+    assert_eq!(image.pointers(), theirs("a").pointers());
+    assert_eq!(image.channel(Channel::Test).unwrap().version, 2);
+    assert_eq!(image.scheduled(), [to(Channel::Test, 1, 60)]);
+    assert_eq!(numbers(&theirs("a")), [(1, false), (2, false), (3, true), (5, false)]);
+    assert_eq!(numbers(&image), [(1, false), (2, false), (3, true), (4, false), (5, false)]);
+    assert_eq!(numbers(&ours("b")), [(1, false)]);
+
+    // All of that is taken back.
+    change(&mut |image| {
+        image.cancel(Channel::Test)?;
+        image.revert(Channel::Test)?;
+        image.retire(3, false)
+    });
+    assert_eq!(sync(), (0, 4));
+    let image = ours("a");
+    assert_eq!((image.pointers(), image.scheduled()), (theirs("a").pointers(), &[][..]));
+    assert_eq!(image.channel(Channel::Test).unwrap().version, 1);
+    assert!(numbers(&image).iter().all(|(_, is_retired)| !is_retired));
+    // What was removed at the source can be read, too.
+    let store = place.open(Access::Read).unwrap();
+    for version in image.versions.iter().chain(&ours("b").versions) {
+        let needed = objects_of(&store.manifest(version.manifest).unwrap()).unwrap();
+        assert_eq!(needed, version.objects);
+        store.open_object(needed[0]).unwrap();
+    }
+}
+
 /// A copy whose last step fails keeps what it brought, for the next one to go on with.
 pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
@@ -796,9 +923,12 @@ macro_rules! store_suite {
             the_same_content_again_is_the_version_that_is_there_where_that_is_wanted,
             nothing_is_added_above_a_version_that_it_does_not_know,
             a_sealed_version_is_booted_by_nobody_before_it_is_promoted,
+            a_note_is_changed_for_good,
+            a_note_that_changed_at_the_source_comes_with_a_sync,
             a_version_is_copied_with_its_number_and_only_once,
             a_damaged_object_is_not_copied,
             a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
+            a_second_sync_brings_what_the_source_changed_since,
             a_copy_whose_version_cannot_be_written_is_gone_on_with,
             a_copy_that_stops_lets_nobody_boot_what_was_sealed,
             a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied,

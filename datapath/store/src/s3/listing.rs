@@ -1,0 +1,174 @@
+//! Answers to listings are looked at before what is not in them is taken for gone.
+//!
+//! `object_store` takes any document of XML for a listing: an error, or a page of a proxy, that comes with status 200 is one without
+//! keys for it, and one that goes on, but does not say where, is complete. But space is given back for what no listing names.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
+};
+
+/// The longest name of a document in a message, in bytes.
+const NAME_MAX_BYTES: usize = 40;
+
+/// Makes the connections of a bucket.
+#[derive(Debug)]
+pub(super) struct Connector;
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Looking { client }))
+    }
+}
+
+/// Sends requests, and looks at the answers to listings.
+#[derive(Debug)]
+struct Looking {
+    client: HttpClient,
+}
+
+impl Looking {
+    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_listing = is_listing(request.uri().query().unwrap_or_default());
+        let answer = self.client.execute(request).await?;
+        if !is_listing || !answer.status().is_success() {
+            return Ok(answer);
+        }
+        let (head, body) = answer.into_parts();
+        let body = body.bytes().await?;
+        look_at(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
+        Ok(HttpResponse::from_parts(head, body.into()))
+    }
+}
+
+// As the macro writes it that the trait is declared with.
+impl HttpService for Looking {
+    fn call<'life0, 'async_trait>(
+        &'life0 self,
+        request: HttpRequest,
+    ) -> BoxFuture<'async_trait, Result<HttpResponse, HttpError>>
+    where
+        'life0: 'async_trait,
+        Self: 'async_trait,
+    {
+        Box::pin(self.send(request))
+    }
+}
+
+fn is_listing(query: &str) -> bool {
+    query.split('&').any(|pair| pair == "list-type=2")
+}
+
+/// Why an answer is not all of a listing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NoListing {
+    /// It is another document, with this name.
+    Other(String),
+    /// There is more, and nothing says where.
+    Endless,
+}
+
+impl fmt::Display for NoListing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other(name) if name.is_empty() => f.write_str("the answer is not a listing"),
+            Self::Other(name) => write!(f, "the answer is not a listing, but '{name}'"),
+            Self::Endless => {
+                f.write_str("the answer says that there are more keys, and does not say where they go on")
+            }
+        }
+    }
+}
+
+impl std::error::Error for NoListing {}
+
+/// Whether a document is a listing, and says where it goes on if it does. That it is whole is seen by who reads it: the end of its
+/// outermost element would be missing.
+fn look_at(document: &str) -> Result<(), NoListing> {
+    let root = root(document).unwrap_or_default();
+    // `ListBucketResult`, also with a prefix.
+    if !root.rsplit(':').next().is_some_and(|name| name.starts_with("ListBucket")) {
+        let name = root.chars().filter(char::is_ascii_graphic).take(NAME_MAX_BYTES).collect();
+        return Err(NoListing::Other(name));
+    }
+    let goes_on = text_of(document, "IsTruncated").is_some_and(|text| text.eq_ignore_ascii_case("true"));
+    let says_where = text_of(document, "NextContinuationToken").is_some_and(|text| !text.is_empty());
+    if goes_on && !says_where { Err(NoListing::Endless) } else { Ok(()) }
+}
+
+/// The name of the outermost element.
+fn root(document: &str) -> Option<&str> {
+    let mut rest = document.trim_start_matches('\u{feff}').trim_start();
+    loop {
+        let end = if rest.starts_with("<?") {
+            "?>"
+        } else if rest.starts_with("<!--") {
+            "-->"
+        } else {
+            break;
+        };
+        rest = rest.split_once(end)?.1.trim_start();
+    }
+    rest.strip_prefix('<')?.split(|c: char| c.is_whitespace() || c == '>' || c == '/').next()
+}
+
+/// What is in the first element of this name. No key can look like one, as `<` is escaped in it.
+fn text_of<'a>(document: &'a str, element: &str) -> Option<&'a str> {
+    let (_, after) = document.split_once(&format!("{element}>"))?;
+    after.split_once('<').map(|(text, _)| text.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Amazon writes it.
+    fn listing(rest: &str) -> String {
+        format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+             <Name>b</Name><Prefix>p/</Prefix>{rest}<Contents><Key>p/a</Key></Contents></ListBucketResult>"
+        )
+    }
+
+    #[test]
+    fn only_a_listing_is_taken_for_one() {
+        let whole = "<KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>";
+        assert_eq!(look_at(&listing(whole)), Ok(()));
+        assert_eq!(look_at(&listing("")), Ok(()));
+        assert_eq!(look_at("<!-- one --> <s3:ListBucketResult/>"), Ok(()));
+        let other = |document: &str| match look_at(document) {
+            Err(NoListing::Other(name)) => name,
+            outcome => panic!("{document}: {outcome:?}"),
+        };
+        assert_eq!(other("<?xml version=\"1.0\"?><Error><Code>SlowDown</Code></Error>"), "Error");
+        assert_eq!(other("<!DOCTYPE html>\n<html><head/></html>"), "!DOCTYPE");
+        assert_eq!(other("<html lang=\"en\"><head/><body>Sign in</body></html>"), "html");
+        for odd in ["", "  ", "{}", "<", "<?xml", "ListBucketResult", "<!-- ListBucketResult"] {
+            assert_eq!(other(odd), "", "{odd}");
+        }
+        assert_eq!(other(&format!("<{}>", "x".repeat(500))).len(), NAME_MAX_BYTES);
+    }
+
+    #[test]
+    fn a_listing_that_goes_on_says_where() {
+        let goes_on = "<IsTruncated>true</IsTruncated>";
+        let token = |token: &str| format!("<NextContinuationToken>{token}</NextContinuationToken>");
+        assert_eq!(look_at(&listing(&(token("1ueGcxLPRx1Tr=") + goes_on))), Ok(()));
+        assert_eq!(look_at(&listing(&(goes_on.to_owned() + &token("p/a")))), Ok(()));
+        for without in ["", "<NextContinuationToken/>", "<NextMarker>p/a</NextMarker>", &token("")] {
+            let rest = format!("{without}{goes_on}");
+            assert_eq!(look_at(&listing(&rest)), Err(NoListing::Endless), "{without}");
+        }
+    }
+
+    #[test]
+    fn listings_are_told_from_other_requests() {
+        assert!(is_listing("list-type=2&prefix=a%2F") && is_listing("continuation-token=x&list-type=2"));
+        assert!(!is_listing("") && !is_listing("uploadId=list-type") && !is_listing("prefix=list-type%3D2"));
+    }
+}

@@ -1,0 +1,454 @@
+//! Listings, removals and writes that fail, for a while or for good: what versions need stays, and what they do not need goes
+//! once the server is well again.
+
+use headwater_store::{Image, Removed};
+
+use super::*;
+
+/// What is answered with status 200 in place of a listing: an error, the page of a proxy, a page of a listing that does not say where
+/// the next one is, and one that goes round in circles.
+const ERROR: Fault = Fault::Instead(
+    "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>by the relay</Message></Error>",
+);
+const SIGN_IN: Fault = Fault::Instead("<html><head><title>Sign in</title></head><body>Sign in</body></html>");
+const NO_NEXT: Fault = Fault::Instead("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>");
+const IN_CIRCLES: Fault = Fault::Instead(
+    "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>\
+     </ListBucketResult>",
+);
+
+/// Passes on.
+const NONE: Fault = Fault::Delay(Duration::ZERO);
+
+/// What the version that goes in these tests has of its own, and what that takes.
+const OBJECT: &[u8] = b"the object that goes";
+const MANIFEST: &[u8] = b"the manifest that goes";
+const TRACE: &[u8] = b"its trace";
+const GOING_BYTES: u64 = (OBJECT.len() + MANIFEST.len() + TRACE.len()) as u64;
+
+/// The target of listings of a folder, and of those of their pages after the first.
+fn listing(folder: &str) -> String {
+    format!("prefix=some%2Fprefix%2F{folder}%2F")
+}
+
+fn later_page(folder: &str) -> String {
+    format!("continuation-token=some%2Fprefix%2F{folder}%2F")
+}
+
+/// A store with two images that share an object, and who has it open.
+struct Shelf {
+    place: InBucket,
+    relay: HttpRelay,
+    /// Whose requests the relay lets fail.
+    store: S3Store,
+    /// Whose requests do not pass it.
+    other: Arc<dyn Store>,
+}
+
+impl Shelf {
+    /// Where requests are sent so often, and take so long.
+    fn new(attempts: u32, timeout: Duration) -> Self {
+        let relay = HttpRelay::start(server().address());
+        let place = InBucket::new(relay.address());
+        let other = suite::writable(&place.direct());
+        publish(other.as_ref(), "a", b"shared", &[], b"a1").unwrap();
+        publish(other.as_ref(), "b", b"own", &[Hash::of(b"shared")], b"b1").unwrap();
+        let mut options = place.options();
+        (options.attempts, options.timeout) = (attempts, Some(timeout));
+        options.pause = Duration::from_millis(1);
+        let store = S3Store::open(&place.url, Access::WRITE, &options).unwrap();
+        Self { place, relay, store, other }
+    }
+
+    /// Looks at all that the listed versions need.
+    fn all_is_there(&self, when: &str) {
+        let must_be = |folder: &str, id: Hash| {
+            let path = self.place.dir().join(folder).join(id.to_string());
+            let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e} {when}", path.display()));
+            assert_eq!(Hash::of(&bytes), id, "{when}");
+        };
+        let images = self.other.images().unwrap();
+        assert!(images.len() >= 2, "{when}");
+        for version in images.iter().flat_map(|image| &image.versions) {
+            must_be("manifests", version.manifest);
+            version.objects.iter().for_each(|id| must_be("objects", *id));
+        }
+    }
+
+    /// As if the time had passed that marks count which could not be taken away.
+    fn let_marks_lapse(&self) {
+        for mark in self.place.keys("locks") {
+            make_older(&self.place.dir().join("locks").join(mark), Duration::from_secs(700));
+        }
+    }
+
+    /// Removes a version while requests fail as `faults` says, and once more, or what was left of it, when they do not: what others
+    /// need is there all the time, and all else is gone in the end.
+    fn remove(&self, when: &str, faults: impl FnOnce(&HttpRelay)) -> Result<Removed, StoreError> {
+        let before = files(self.place.dir());
+        let version = publish(self.other.as_ref(), "a", OBJECT, &[Hash::of(b"shared")], MANIFEST).unwrap();
+        let traces = self.place.dir().join("traces");
+        fs::create_dir_all(&traces).unwrap();
+        fs::write(traces.join(version.manifest.to_string()), TRACE).unwrap();
+        faults(&self.relay);
+        let removed = self.store.remove(&name("a"), Some(version.number));
+        self.all_is_there(when);
+        self.relay.heal();
+        self.let_marks_lapse();
+        let listed = self.other.image(&name("a")).unwrap().unwrap().versions;
+        if listed.iter().any(|there| there.number == version.number) {
+            assert!(removed.is_err(), "{when}");
+            self.store.remove(&name("a"), Some(version.number)).unwrap_or_else(|e| panic!("{e} {when}"));
+        } else {
+            assert!(removed.is_ok(), "{when}");
+            self.store.reclaim_left().unwrap_or_else(|e| panic!("{e} {when}"));
+        }
+        self.all_is_there(when);
+        assert_eq!(files(self.place.dir()), before, "{when}");
+        for folder in ["traces", "locks"] {
+            assert_eq!(self.place.keys(folder), [] as [&str; 0], "{folder} {when}");
+        }
+        removed
+    }
+}
+
+#[test]
+fn a_listing_that_fails_for_a_while_is_made_again() {
+    const FOLDERS: [&str; 8] = ["holds", "images", "pins", "locks", "manifests", "objects", "traces", "tmp"];
+    let shelf = Shelf::new(5, Duration::from_secs(20));
+    for fault in [Fault::Status(500), Fault::Cut, Fault::CutUnnoticed, ERROR] {
+        let removed = shelf.remove(&format!("{fault:?}"), |relay| {
+            for folder in FOLDERS.map(listing) {
+                relay.fail("GET", &folder, fault, 2);
+                // What is listed twice fails the second time, too.
+                relay.fail("GET", &folder, NONE, 1);
+                relay.fail("GET", &folder, fault, 2);
+            }
+        });
+        assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_listing_that_fails_for_good_takes_nothing_for_gone() {
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    let (refused, away) = (StoreErrorKind::Io, StoreErrorKind::Unreachable);
+    // The first `passing` listings of the folder do not fail.
+    let remove = |folder: &str, passing: u32, fault: Fault| {
+        shelf.remove(&format!("{folder} {passing} {fault:?}"), |relay| {
+            relay.fail("GET", &listing(folder), NONE, passing);
+            relay.fail("GET", &listing(folder), fault, u32::MAX);
+        })
+    };
+    // Before anything is changed.
+    for (folder, fault, wanted, says) in [
+        ("images", Fault::Status(500), away, "The server has trouble"),
+        ("images", Fault::Status(403), refused, "s3:ListBucket"),
+        ("images", SIGN_IN, away, "not a listing, but 'html'. Check that http://127.0.0.1"),
+        ("images", NO_NEXT, away, "does not say where they go on"),
+        ("images", IN_CIRCLES, refused, "come to no end"),
+        ("holds", ERROR, away, "not a listing, but 'Error'"),
+        ("pins", Fault::CutUnnoticed, away, "Check that http://127.0.0.1"),
+    ] {
+        let error = remove(folder, 0, fault).unwrap_err();
+        let told = error.to_string();
+        assert_eq!(error.kind(), wanted, "{told}");
+        assert!(told.contains("cannot list s3://") && told.contains(says), "no '{says}' in: {told}");
+    }
+    // When the version is off the list, and it is looked at what can go.
+    let for_space = [
+        ("locks", 0),
+        ("images", 1),
+        ("pins", 1),
+        ("holds", 1),
+        ("manifests", 0),
+        ("objects", 0),
+        ("traces", 0),
+        ("tmp", 0),
+    ];
+    let in_images = [
+        Fault::Status(500),
+        Fault::Status(403),
+        Fault::Status(404),
+        Fault::Refuse,
+        Fault::Cut,
+        Fault::CutUnnoticed,
+        SIGN_IN,
+        NO_NEXT,
+        IN_CIRCLES,
+    ];
+    let in_images = in_images.map(|fault| (("images", 1), fault));
+    let cut = ["pins", "holds"].map(|folder| ((folder, 1), Fault::CutUnnoticed));
+    let cases = for_space.into_iter().map(|place| (place, ERROR)).chain(in_images).chain(cut);
+    for ((folder, passing), fault) in cases {
+        let removed = remove(folder, passing, fault).unwrap();
+        assert_eq!(removed.freed_bytes, 0, "{folder} {fault:?}");
+    }
+}
+
+#[test]
+fn a_later_page_that_fails_takes_nothing_for_gone() {
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    let in_pages = |relay: &HttpRelay| relay.fail("GET", "list-type=2", Fault::Pages(1), u32::MAX);
+    let removed = shelf.remove("in pages", in_pages);
+    assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES);
+    // Image `b` is on the second page, which is asked for twice.
+    for fault in [Fault::Refuse, Fault::CutUnnoticed, ERROR] {
+        let removed = shelf.remove(&format!("{fault:?} for a while"), |relay| {
+            for fault in [fault, NONE, fault] {
+                relay.fail("GET", &later_page("images"), fault, 1);
+            }
+            relay.fail("GET", &later_page("objects"), fault, 1);
+            in_pages(relay);
+        });
+        assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES, "{fault:?}");
+    }
+    for fault in [Fault::Status(500), Fault::Refuse, Fault::Cut, Fault::CutUnnoticed, ERROR, NO_NEXT] {
+        let removed = shelf.remove(&format!("{fault:?} for good"), |relay| {
+            relay.fail("GET", &later_page("images"), NONE, 1);
+            relay.fail("GET", &later_page("images"), fault, u32::MAX);
+            in_pages(relay);
+        });
+        assert_eq!(removed.unwrap().freed_bytes, 0, "{fault:?}");
+    }
+    // A page that fails is asked for again, and not those before it.
+    shelf.relay.take_seen();
+    shelf.relay.fail("GET", &later_page("images"), Fault::Refuse, 1);
+    in_pages(&shelf.relay);
+    assert_eq!(shelf.store.images().unwrap().len(), 2);
+    shelf.relay.heal();
+    let seen = shelf.relay.take_seen();
+    let asked: Vec<bool> =
+        seen.iter().filter(|it| it.contains("list-type=2")).map(|it| it.contains("token")).collect();
+    assert_eq!(asked, [false, true, true], "{seen:?}");
+}
+
+#[test]
+fn an_image_that_is_listed_and_not_found_keeps_what_it_needs() {
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    let removed = shelf.remove("404", |relay| relay.fail("GET", "/images/b", Fault::Status(404), u32::MAX));
+    assert_eq!(removed.unwrap().freed_bytes, 0);
+}
+
+#[test]
+fn keys_that_cannot_be_taken_away_go_later() {
+    let faults =
+        [Fault::Status(500), Fault::Refuse, Fault::LoseAnswer, Fault::Cut, Fault::CutUnnoticed, ERROR];
+    let shelf = Shelf::new(5, Duration::from_secs(20));
+    for fault in faults {
+        let removed = shelf.remove(&format!("{fault:?} for a while"), |relay| {
+            // The mark by which the server's time was found, and then what is given back.
+            for (fault, times) in [(fault, 1), (NONE, 1), (fault, 4)] {
+                relay.fail("POST", "delete", fault, times);
+            }
+        });
+        assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES, "{fault:?}");
+    }
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    // From the first on, or when the time is known.
+    let for_good = faults.into_iter().chain([Fault::Status(403)]).map(|fault| (1, fault));
+    for (passing, fault) in for_good.chain([(0, Fault::Status(500)), (0, Fault::LoseAnswer)]) {
+        let removed = shelf.remove(&format!("{fault:?} after {passing}"), |relay| {
+            relay.fail("POST", "delete", NONE, passing);
+            relay.fail("POST", "delete", fault, u32::MAX);
+        });
+        assert_eq!(removed.unwrap().freed_bytes, 0, "{fault:?} after {passing}");
+    }
+}
+
+#[test]
+fn an_image_whose_list_cannot_be_taken_away_gives_its_space_back() {
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    let before = files(shelf.place.dir());
+    publish(shelf.other.as_ref(), "c", OBJECT, &[Hash::of(b"shared")], MANIFEST).unwrap();
+    shelf.relay.fail("POST", "delete", Fault::Status(500), u32::MAX);
+    let error = shelf.store.remove(&name("c"), None).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("cannot remove s3://"), "{error}");
+    shelf.relay.heal();
+    shelf.let_marks_lapse();
+    assert_eq!(shelf.store.reclaim_left().unwrap(), GOING_BYTES - TRACE.len() as u64);
+    shelf.all_is_there("after the removal");
+    shelf.store.remove(&name("c"), None).unwrap();
+    assert_eq!(files(shelf.place.dir()), before);
+    assert_eq!(shelf.place.keys("locks"), [] as [&str; 0]);
+}
+
+/// What comes later than anybody waits who waits a second.
+const LATE: Fault = Fault::Delay(Duration::from_millis(1500));
+
+/// Publishes a version while answers to writes do not come, so often each.
+fn publish_while(fault: Fault, times: u32) {
+    let shelf = Shelf::new(5, Duration::from_secs(1));
+    for target in ["/locks/writer", "/objects/", "/manifests/", "/images/"] {
+        shelf.relay.fail("PUT", target, fault, times);
+    }
+    let version = publish(&shelf.store, "a", b"written", &[], b"written once").unwrap();
+    shelf.relay.heal();
+    shelf.all_is_there(&format!("{fault:?}"));
+    let listed = shelf.other.image(&name("a")).unwrap().unwrap().versions;
+    let manifests: Vec<Hash> = listed.iter().map(|version| version.manifest).collect();
+    assert_eq!(manifests, [Hash::of(b"a1"), version.manifest], "{fault:?}");
+}
+
+/// Removes a version while answers to writes do not come, so often each.
+fn remove_while(fault: Fault, times: u32) {
+    let shelf = Shelf::new(5, Duration::from_secs(1));
+    let removed = shelf.remove(&format!("{fault:?}"), |relay| {
+        for target in ["/locks/exclusive", "/images/"] {
+            relay.fail("PUT", target, fault, times);
+        }
+    });
+    assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES, "{fault:?}");
+}
+
+#[test]
+fn a_write_whose_answer_is_lost_is_made_once() {
+    publish_while(Fault::LoseAnswer, 2);
+    remove_while(Fault::LoseAnswer, 2);
+}
+
+/// Publishes a version whose object is never answered for in time.
+fn publish_in_vain(fault: Fault) {
+    let shelf = Shelf::new(3, Duration::from_secs(1));
+    let before = files(shelf.place.dir());
+    shelf.relay.fail("PUT", "/objects/", fault, u32::MAX);
+    let error = publish(&shelf.store, "a", OBJECT, &[], MANIFEST).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("did not answer in full within 1.0 s"), "{error}");
+    shelf.relay.heal();
+    shelf.all_is_there(&format!("{fault:?}"));
+    assert_eq!(files(shelf.place.dir()), before, "{fault:?}");
+}
+
+/// At the same time, as each waits most of its time.
+#[test]
+fn what_is_answered_late_or_never_takes_nothing_along() {
+    let slow_listings = || {
+        let removed = Shelf::new(5, Duration::from_secs(1)).remove("listings", |relay| {
+            relay.fail("GET", &listing("images"), NONE, 1);
+            relay.fail("GET", &listing("images"), Fault::Silence, 1);
+            relay.fail("GET", &listing("objects"), Fault::Trickle, 1);
+            relay.fail("GET", &listing("manifests"), LATE, 1);
+        });
+        assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES);
+    };
+    let slow_removals = || {
+        let removed = Shelf::new(3, Duration::from_secs(1)).remove("removals", |relay| {
+            relay.fail("POST", "delete", NONE, 1);
+            // Of the three keys that are given back; the lock is taken away after that.
+            relay.fail("POST", "delete", Fault::Silence, 9);
+        });
+        assert_eq!(removed.unwrap().freed_bytes, 0);
+    };
+    let unknown = || {
+        let removed = Shelf::new(3, Duration::from_secs(1)).remove("the list", |relay| {
+            relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
+        });
+        let told = removed.unwrap_err().to_string();
+        assert!(told.contains("it is not known whether image 'a'"), "{told}");
+    };
+    let made = || {
+        let removed = Shelf::new(3, Duration::from_secs(1))
+            .remove("the list", |relay| relay.fail("PUT", "/images/", LATE, u32::MAX));
+        assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(slow_listings);
+        scope.spawn(slow_removals);
+        scope.spawn(unknown);
+        scope.spawn(made);
+        scope.spawn(|| publish_while(LATE, 1));
+        scope.spawn(|| remove_while(LATE, 1));
+        scope.spawn(|| publish_in_vain(Fault::Silence));
+        scope.spawn(|| publish_in_vain(LATE));
+    });
+}
+
+#[test]
+fn parts_whose_answers_are_lost_cut_or_late_make_one_object() {
+    let shelf = Shelf::new(5, Duration::from_secs(3));
+    let before = files(shelf.place.dir());
+    let bytes = Rng::new(5).bytes((16 << 20) + 1000);
+    for (method, target, fault, times) in [
+        ("POST", "uploads", Fault::Cut, 1),
+        ("POST", "uploads", Fault::LoseAnswer, 1),
+        ("PUT", "partNumber=1", Fault::LoseAnswer, 1),
+        ("PUT", "partNumber=1", Fault::Status(503), 1),
+        ("PUT", "partNumber=2", Fault::Delay(Duration::from_secs(4)), 1),
+        ("POST", "uploadId=", Fault::Cut, 1),
+        // Of an upload that it has put together the server of these tests says 403, and others that there is none.
+        ("POST", "uploadId=", Fault::Status(404), u32::MAX),
+    ] {
+        shelf.relay.fail(method, target, fault, times);
+    }
+    publish_whole(&shelf.store, &bytes);
+    shelf.relay.heal();
+    shelf.all_is_there("in parts");
+    shelf.store.remove(&name("large"), None).unwrap();
+    assert_eq!(files(shelf.place.dir()), before);
+
+    // A server that gets full in the middle.
+    shelf.relay.take_seen();
+    shelf.relay.fail("PUT", "partNumber=2", Fault::Refusal(403, "QuotaExceeded"), u32::MAX);
+    let mut publication = shelf.store.publish().unwrap();
+    publication.append(&bytes).unwrap();
+    let full = publication.finish_object().unwrap_err();
+    assert_eq!(full.kind(), StoreErrorKind::NoSpace, "{full}");
+    drop(publication);
+    shelf.relay.heal();
+    let seen = shelf.relay.take_seen();
+    let count = |method: &str, target: &str| {
+        seen.iter().filter(|it| it.starts_with(method) && it.contains(target)).count()
+    };
+    assert_eq!((count("PUT", "partNumber=2"), count("DELETE", "uploadId=")), (1, 1), "{seen:?}");
+    assert_eq!(files(shelf.place.dir()), before);
+}
+
+#[test]
+fn what_is_behind_the_first_thousand_keys_counts() {
+    const MANY: u32 = 1100;
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let needed = publish(store.as_ref(), "a", b"needed", &[], b"m1").unwrap();
+    let going = publish(store.as_ref(), "a", b"going", &[], b"m2").unwrap();
+    // Of a manifest that comes before all others.
+    let first = format!("{:064x}", 1);
+    let fill = |folder: String| {
+        let folder = place.dir().join(folder);
+        fs::create_dir_all(&folder).unwrap();
+        (0..MANY).for_each(|number| fs::write(folder.join(format!("x.d.{number}")), b"x\n").unwrap());
+    };
+    // A hold.
+    fill(format!("holds/{first}/b"));
+    let held = hold(going.manifest, "d1", Purpose::Pin);
+    store.hold(&held).unwrap();
+    assert_eq!(kind(store.remove(&name("a"), Some(2))), StoreErrorKind::InUse);
+    assert_eq!(
+        store.holds_of("d1").unwrap(),
+        [held.clone()].map(|held| Hold { holder: String::new(), ..held })
+    );
+    store.release(&held).unwrap();
+    // A pin that came after the removal.
+    fill(format!("pins/{first}"));
+    let publication = store.publish().unwrap();
+    assert_eq!(store.remove(&name("a"), Some(2)).unwrap().freed_bytes, 0);
+    let reader = place.open(Access::Read).unwrap();
+    let pin = reader.pin(going.manifest).unwrap();
+    drop(publication);
+    assert_eq!(reader.manifest(going.manifest).unwrap(), b"m2");
+    reader.open_object(going.objects[0]).unwrap();
+    drop(pin);
+    // Images whose names come before that of the one that has versions, and objects that nobody needs.
+    for number in 0..MANY {
+        let image = Image::empty(name(&format!("0-{number}")));
+        let list = place.dir().join("images").join(image.name.to_string());
+        fs::write(list, image.encode().unwrap()).unwrap();
+        let orphan = Hash::of(&number.to_le_bytes()).to_string();
+        fs::write(place.dir().join("objects").join(orphan), b"orphan").unwrap();
+    }
+    assert_eq!(store.reclaim_left().unwrap(), u64::from(MANY) * 6 + 5 + 2);
+    assert_eq!(place.keys("objects"), [needed.objects[0].to_string()]);
+    assert_eq!(place.keys("manifests"), [needed.manifest.to_string()]);
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+}
