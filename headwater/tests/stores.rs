@@ -244,6 +244,20 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     goes("tiny@2");
     one.cli(&["image", "unpin", "class"]).ok();
     goes("tiny@3");
+
+    // What follows the channels of an image needs one version at least.
+    other.cli(&["image", "discard", "tiny"]).ok();
+    other.cli(&["machine", "remove", "hers"]).ok();
+    for name in ["lab", "fixed", "desk"] {
+        one.cli(&["machine", "remove", name]).ok();
+    }
+    goes("tiny@4");
+    for what in ["tiny", "tiny@6"] {
+        let says = ["all of image 'tiny'", text(one.path()), "boots what its channels say", "/follow."];
+        other.cli(&["image", "remove", what]).fails(4, &says);
+    }
+    one.cli(&["catalog", "remove", "class"]).ok();
+    goes("tiny");
 }
 
 #[test]

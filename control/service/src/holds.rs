@@ -1,5 +1,5 @@
 //! What the store is told of the versions that this daemon needs also while no disk is open: below kept disks and edits, and
-//! those that machines and catalogs name. Other daemons of the same store do not remove them.
+//! those that machines and catalogs name; and of the images whose channels they follow. Other daemons of the same store do not remove them.
 //!
 //! ```text
 //!   begin   hold in the store -> noted in the database
@@ -77,7 +77,8 @@ impl Service {
         }
     }
 
-    /// Holds the version that a machine or a catalog is about to boot, where its reference names one. As [`Service::hold_disk`].
+    /// Holds the version that a machine or a catalog is about to boot, where its reference names one, else the image. As
+    /// [`Service::hold_disk`].
     pub(crate) async fn hold_named(
         &self,
         namer: Namer<'_>,
@@ -85,11 +86,12 @@ impl Service {
         reference: &ImageRef,
         version: &ImageVersion,
     ) -> Result<(), BackendError> {
-        if reference.version.is_none() {
-            return Ok(());
-        }
         self.holds_changed();
-        self.images().hold(&of_name(namer, place, version)).await
+        let hold = match reference.version {
+            Some(_) => of_name(namer, place, version),
+            None => of_followers(&reference.image),
+        };
+        self.images().hold(&hold).await
     }
 
     /// The database says something else than before.
@@ -181,12 +183,15 @@ impl Service {
             named.extend(catalog.pin.as_deref().map(|pin| (namer, Place::Pin, pin)));
             named.push((namer, Place::Image, &*catalog.image));
         }
-        let (mut unknown, mut first) = (HashSet::new(), None);
+        let (mut unknown, mut first, mut followed) = (HashSet::new(), None, HashSet::new());
         // Many machines have one version: each is asked of the store once.
         let mut known: HashMap<&str, Option<Option<ImageVersion>>> = HashMap::new();
         for (namer, place, text) in named {
-            let reference = ImageRef::parse(text).ok().filter(|reference| reference.version.is_some());
-            let Some(reference) = reference else { continue };
+            let Ok(reference) = ImageRef::parse(text) else { continue };
+            if reference.version.is_none() {
+                followed.insert(reference.image);
+                continue;
+            }
             let version = match known.entry(text) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => place.insert(match self.images().resolve(&reference).await {
@@ -203,6 +208,7 @@ impl Service {
                 None => drop(unknown.insert(id_of(namer, place))),
             }
         }
+        wanted.extend(followed.iter().map(|image| of_followers(image)));
         Ok((wanted, unknown, first))
     }
 }
@@ -213,7 +219,7 @@ fn of_disk(disk: &KeptDisk, machine: &str) -> Vec<Hold> {
         purpose,
         id: disk.id.to_string(),
         image: disk.image.clone(),
-        hash: disk.hash.clone(),
+        hash: Some(disk.hash.clone()),
         holder: format!("machine '{machine}'"),
     };
     let mut holds = vec![hold(HoldPurpose::Disk)];
@@ -228,8 +234,19 @@ fn of_name(namer: Namer<'_>, place: Place, version: &ImageVersion) -> Hold {
         Namer::Machine(name) => format!("machine '{name}'"),
         Namer::Catalog(name) => format!("catalog '{name}'"),
     };
-    let (image, hash) = (version.image.clone(), version.hash.clone());
+    let (image, hash) = (version.image.clone(), Some(version.hash.clone()));
     Hold { purpose: HoldPurpose::Pin, id: id_of(namer, place), image, hash, holder }
+}
+
+/// One for all of them: there may be hundreds.
+fn of_followers(image: &str) -> Hold {
+    Hold {
+        purpose: HoldPurpose::Follow,
+        id: "image".to_owned(),
+        image: image.to_owned(),
+        hash: None,
+        holder: "a machine or catalog".to_owned(),
+    }
 }
 
 /// Machines and catalogs share their names.

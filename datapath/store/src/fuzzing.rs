@@ -57,7 +57,8 @@ pub fn hash_tree(bytes: &[u8]) {
 }
 
 fn holds() -> Vec<Vec<u8>> {
-    let rests = ["deb.12/edit.0f-1.machine.lab_1", "a/disk.d.5", "a/pin.d.image.x", "a/lend.d.5"];
+    let rests =
+        ["deb.12/edit.0f-1.machine.lab_1", "a/disk.d.5", "a/pin.d.image.x", "a/follow.d.image", "a/lend.d.5"];
     rests.map(|rest| format!("{}/{rest}", Hash::of(b"m")).into_bytes()).to_vec()
 }
 
@@ -71,8 +72,12 @@ pub fn hold_path(bytes: &[u8]) {
     let read = [hold.image.as_str(), &hold.daemon, &hold.id].map(str::as_bytes);
     assert_eq!(read, [image, daemon, id], "{path}");
     assert_eq!(hold.manifest.to_string().as_bytes(), manifest, "{path}");
-    let known: [(&[u8], Purpose); 3] =
-        [(b"disk", Purpose::Disk), (b"edit", Purpose::Edit), (b"pin", Purpose::Pin)];
+    let known: [(&[u8], Purpose); 4] = [
+        (b"disk", Purpose::Disk),
+        (b"edit", Purpose::Edit),
+        (b"pin", Purpose::Pin),
+        (b"follow", Purpose::Follow),
+    ];
     assert!(known.contains(&(purpose, hold.purpose)), "{path}");
     assert_eq!(hold.path().as_deref().ok(), Some(path), "it is noted elsewhere than it was read");
     assert_eq!(hold::manifest_of(path), Some(hold.manifest), "{path}");
@@ -96,7 +101,7 @@ fn plain_hold(path: &[u8]) -> Option<[&[u8]; 5]> {
     let lower = |word: &[u8]| word.to_ascii_lowercase();
     let is_named = within(daemon, 128) && within(id, 128);
     let is_told = all(&lower(daemon), b"-") && all(&lower(id), b"-_.");
-    let is_known = [b"disk".as_slice(), b"edit", b"pin"].contains(&purpose);
+    let is_known = [b"disk".as_slice(), b"edit", b"pin", b"follow"].contains(&purpose);
     (is_hash && is_image && is_named && is_told && is_known).then_some([manifest, image, purpose, daemon, id])
 }
 

@@ -7,6 +7,9 @@
 //! ```text
 //!   holds/MANIFEST/IMAGE/PURPOSE.DAEMON.ID    a line of text: the holder, for people
 //! ```
+//! Machines that boot what a channel says need some version of the image and none in particular: MANIFEST is zero then, and the image
+//! keeps one version at least.
+//!
 //! A hold does not lapse. Whoever sets it takes it away: it is there before what it is for is noted elsewhere, and goes after
 //! that, so that a crash leaves one too many and never one too few.
 
@@ -19,6 +22,9 @@ pub(crate) const HOLDER_MAX_BYTES: usize = 512;
 /// The longest [`Hold::id`], in bytes.
 const ID_MAX_BYTES: usize = 128;
 
+/// The manifest of a hold that is of an image, whichever versions it has.
+pub const ANY_VERSION: Hash = Hash([0; 32]);
+
 /// What a version is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -28,16 +34,19 @@ pub enum Purpose {
     Edit,
     /// Machines are to boot it, by its number.
     Pin,
+    /// Machines are to boot what the channels of the image say: it is of [`ANY_VERSION`].
+    Follow,
 }
 
 impl Purpose {
-    const ALL: [Self; 3] = [Self::Disk, Self::Edit, Self::Pin];
+    const ALL: [Self; 4] = [Self::Disk, Self::Edit, Self::Pin, Self::Follow];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Disk => "disk",
             Self::Edit => "edit",
             Self::Pin => "pin",
+            Self::Follow => "follow",
         }
     }
 
@@ -46,6 +55,7 @@ impl Purpose {
             Self::Disk => "has a kept disk over it",
             Self::Edit => "edits it",
             Self::Pin => "is to boot it",
+            Self::Follow => "boots what its channels say",
         }
     }
 }
@@ -55,7 +65,7 @@ impl Purpose {
 pub struct Hold {
     /// The image, which must have the version, too: data under another name is of no use.
     pub image: ImageName,
-    /// The version's manifest.
+    /// The version's manifest, or [`ANY_VERSION`].
     pub manifest: Hash,
     /// What for.
     pub purpose: Purpose,
@@ -126,16 +136,14 @@ pub(crate) fn is_of(path: &str, manifest: Hash, image: &ImageName) -> bool {
     path.starts_with(&format!("{manifest}/{image}/"))
 }
 
-/// Why a version stays: `text` is what is written at `path`, and `shown` where that is.
-pub(crate) fn in_use(name: &ImageName, number: u32, path: &str, text: &[u8], shown: &str) -> StoreError {
+/// Why `what`, a version or an image, stays: `text` is what is written at `path`, and `shown` where that is.
+pub(crate) fn in_use(what: &str, path: &str, text: &[u8], shown: &str) -> StoreError {
     let text: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect();
     let holder = if text.is_empty() { "somebody" } else { &text };
     let does = Hold::parse(path).map_or("needs it", |hold| hold.purpose.in_words());
     StoreError::new(
         StoreErrorKind::InUse,
-        format!(
-            "cannot remove {name}@{number}: {holder} {does} (if its daemon is gone for ever, remove {shown})"
-        ),
+        format!("cannot remove {what}: {holder} {does} (if its daemon is gone for ever, remove {shown})"),
     )
 }
 
@@ -152,10 +160,11 @@ pub(crate) fn edited(hold: &Hold, text: &[u8], shown: &str) -> StoreError {
 /// The version that was to be held is gone.
 pub(crate) fn gone(hold: &Hold) -> StoreError {
     let (image, manifest) = (&hold.image, hold.manifest.short());
-    StoreError::new(
-        StoreErrorKind::NotFound,
-        format!("version {manifest} of '{image}' was removed meanwhile"),
-    )
+    let what = match hold.manifest {
+        ANY_VERSION => format!("image '{image}'"),
+        _ => format!("version {manifest} of '{image}'"),
+    };
+    StoreError::new(StoreErrorKind::NotFound, format!("{what} was removed meanwhile"))
 }
 
 #[cfg(test)]

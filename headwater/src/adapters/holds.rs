@@ -1,7 +1,7 @@
 //! Which versions this daemon needs, as its store is told.
 
 use headwater_service::backend::{BackendError, Hold, HoldPurpose};
-use headwater_store::hold::Purpose;
+use headwater_store::hold::{ANY_VERSION, Purpose};
 
 use crate::adapters::images::store_failed;
 
@@ -26,11 +26,15 @@ impl DaemonName {
     pub fn told(&self, hold: &Hold) -> Result<headwater_store::Hold, BackendError> {
         Ok(headwater_store::Hold {
             image: hold.image.parse().map_err(store_failed)?,
-            manifest: hold.hash.parse().map_err(store_failed)?,
+            manifest: match &hold.hash {
+                Some(hash) => hash.parse().map_err(store_failed)?,
+                None => ANY_VERSION,
+            },
             purpose: match hold.purpose {
                 HoldPurpose::Disk => Purpose::Disk,
                 HoldPurpose::Edit => Purpose::Edit,
                 HoldPurpose::Pin => Purpose::Pin,
+                HoldPurpose::Follow => Purpose::Follow,
             },
             daemon: self.id.clone(),
             id: hold.id.clone(),
@@ -46,10 +50,11 @@ pub fn heard(hold: headwater_store::Hold) -> Hold {
             Purpose::Disk => HoldPurpose::Disk,
             Purpose::Edit => HoldPurpose::Edit,
             Purpose::Pin => HoldPurpose::Pin,
+            Purpose::Follow => HoldPurpose::Follow,
         },
         id: hold.id,
         image: hold.image.to_string(),
-        hash: hold.manifest.to_string(),
+        hash: (hold.manifest != ANY_VERSION).then(|| hold.manifest.to_string()),
         holder: hold.holder,
     }
 }

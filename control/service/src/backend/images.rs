@@ -86,9 +86,11 @@ pub enum HoldPurpose {
     Edit,
     /// A machine or a catalog names it.
     Pin,
+    /// Machines or catalogs boot what the channels of the image say.
+    Follow,
 }
 
-/// This daemon's need of a version, also while no disk is open.
+/// This daemon's need of a version or an image, also while no disk is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// What for.
@@ -97,8 +99,8 @@ pub struct Hold {
     pub id: String,
     /// The image.
     pub image: String,
-    /// The hash of the version's manifest.
-    pub hash: String,
+    /// The hash of the version's manifest. `None`: of the image, whichever versions it has.
+    pub hash: Option<String>,
     /// Who: `machine 'lab'`. Not told of those that are there.
     pub holder: String,
 }
@@ -149,6 +151,10 @@ pub trait Images: Send + Sync + 'static {
 
     /// Takes a version out of use, or brings it back.
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;
+
+    /// Changes the note of a version; an empty one takes it away. Returns the one that it had. One that is too long is an error of
+    /// kind `Invalid`.
+    async fn set_note(&self, version: &ImageVersion, note: &str) -> Result<String, BackendError>;
 
     /// Reads all of a version, at most at the rate asked for, and compares it with its hashes; repairs what is damaged from the
     /// first of the stores named that has it. The report does not yet say who uses what is left.

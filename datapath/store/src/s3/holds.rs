@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::hold::{self, Hold, Purpose};
+use crate::hold::{self, ANY_VERSION, Hold, Purpose};
 use crate::name::ImageName;
 use crate::refs::{Image, Version};
 use crate::s3::Inner;
@@ -31,8 +31,8 @@ impl Inner {
 
     fn may_hold(&self, hold: &Hold, path: &str) -> Result<(), StoreError> {
         let image = self.image(&hold.image)?;
-        let versions = image.map(|(image, _)| image.versions).unwrap_or_default();
-        if !versions.iter().any(|version| version.manifest == hold.manifest) {
+        let mut versions = image.iter().flat_map(|(image, _)| &image.versions);
+        if !versions.any(|version| hold.manifest == ANY_VERSION || version.manifest == hold.manifest) {
             return Err(hold::gone(hold));
         }
         if hold.purpose != Purpose::Edit {
@@ -71,7 +71,8 @@ impl Inner {
         Ok(holds.filter(|hold| hold.daemon == daemon).collect())
     }
 
-    /// Refuses to remove what is held of an image, unless the same version stays in it under another number.
+    /// Refuses to remove what is held of an image, unless the same version stays in it under another number; and the last version of
+    /// an image that is held as such.
     pub(super) fn must_not_be_held(
         &self,
         name: &ImageName,
@@ -79,6 +80,10 @@ impl Inner {
         going: &[Version],
     ) -> Result<(), StoreError> {
         let holds = self.holds()?;
+        let refuse = |what: &str, held: &Entry| {
+            let (text, shown) = self.hold_text(&held.name)?;
+            Err(hold::in_use(what, &held.name, &text, &shown))
+        };
         for version in going {
             if left.versions.iter().any(|other| other.manifest == version.manifest) {
                 continue;
@@ -88,10 +93,13 @@ impl Inner {
             let is_edit =
                 |entry: &&Entry| Hold::parse(&entry.name).is_some_and(|hold| hold.purpose == Purpose::Edit);
             if let Some(held) = of_it.max_by_key(is_edit) {
-                let (text, shown) = self.hold_text(&held.name)?;
-                return Err(hold::in_use(name, version.number, &held.name, &text, &shown));
+                return refuse(&format!("{name}@{}", version.number), held);
             }
         }
-        Ok(())
+        let mut of_image = holds.iter().filter(|entry| hold::is_of(&entry.name, ANY_VERSION, name));
+        match of_image.next().filter(|_| left.versions.is_empty()) {
+            Some(held) => refuse(&format!("all of image '{name}'"), held),
+            None => Ok(()),
+        }
     }
 }

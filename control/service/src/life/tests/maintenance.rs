@@ -6,6 +6,7 @@ use headwater_db::{KeptDisk, NewEvent, Purpose};
 use super::removals::Api;
 use super::*;
 use crate::answer::problem;
+use crate::backend::HoldPurpose;
 
 impl Fixture {
     /// Makes its machine's write cache persistent.
@@ -156,7 +157,12 @@ async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterward
     let fixture = Fixture::persistent().await;
     let host = &fixture.host;
     host.is_shared.store(true, Ordering::SeqCst);
-    let held = || host.holds.lock().unwrap().iter().map(|hold| hold.id.clone()).collect::<Vec<_>>();
+    let held_for = |follows: bool| {
+        let holds = host.holds.lock().unwrap();
+        let chosen = holds.iter().filter(|hold| (hold.purpose == HoldPurpose::Follow) == follows);
+        chosen.map(|hold| hold.id.clone()).collect::<Vec<_>>()
+    };
+    let held = || held_for(false);
     host.holds_fail.store(true, Ordering::SeqCst);
     fixture.start().await.unwrap_err();
     assert!(fixture.service.edit_image("image", "lab", &Actor::daemon()).await.is_err());
@@ -172,7 +178,7 @@ async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterward
     host.holds.lock().unwrap().push(left);
     let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
     again.recover().await.unwrap();
-    assert_eq!(held(), disk);
+    assert_eq!((held(), held_for(true)), (disk.to_vec(), vec!["image".to_owned()]), "it follows its image");
     // One that could not be taken away goes later.
     host.holds_fail.store(true, Ordering::SeqCst);
     fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
@@ -289,7 +295,10 @@ async fn a_discarded_edit_leaves_no_trace() {
     fixture.start().await.unwrap();
     assert_eq!(fixture.last_opened().0, Some(edit.id));
     fixture.stop().await;
+    let console = fixture.dir.path().join("run/lab/console.log");
+    assert!(console.exists(), "for who asks what happened");
     fixture.service.discard_edit("image", &Actor::daemon()).await.unwrap();
+    assert!(!console.exists());
     assert_eq!(*fixture.host.discarded.lock().unwrap(), [edit.id]);
     assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
     // Its own disk waited.

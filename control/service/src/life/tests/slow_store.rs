@@ -4,6 +4,7 @@ use tokio::io::AsyncReadExt;
 
 use super::removals::Api;
 use super::*;
+use crate::backend::HoldPurpose;
 
 #[tokio::test]
 async fn a_store_that_does_not_tell_of_edits_keeps_no_daemon_from_starting() {
@@ -48,9 +49,10 @@ async fn what_a_version_is_held_for_is_done_where_its_client_hangs_up() {
         assert!(is_noted, "{method} {path}: {events:?}");
     }
     let held = || host.holds.lock().unwrap().len();
-    assert_eq!(held(), 7, "{:?}", host.holds.lock().unwrap());
+    // The image, which machines and the first catalog follow, once.
+    assert_eq!(held(), 8, "{:?}", host.holds.lock().unwrap());
     fixture.service.holds_due().await;
-    assert_eq!(held(), 7);
+    assert_eq!(held(), 8);
     // What it is let go for, too.
     for (path, subject, action) in [
         ("machines/lab/pin", "machine lab", "unpinned"),
@@ -71,7 +73,7 @@ async fn what_a_version_is_held_for_is_done_where_its_client_hangs_up() {
         assert!(is_noted, "{path}: {events:?}");
     }
     fixture.service.holds_due().await;
-    assert_eq!(held(), 4, "{:?}", host.holds.lock().unwrap());
+    assert_eq!(held(), 5, "{:?}", host.holds.lock().unwrap());
 }
 
 #[tokio::test]
@@ -104,7 +106,7 @@ async fn a_store_that_somebody_removes_from_is_asked_for_one_hold_and_again_late
     host.removed_from.store(false, Ordering::SeqCst);
     set_clock(NOON_MS);
     fixture.service.holds_due().await;
-    assert_eq!((asked(), host.holds.lock().unwrap().len()), (7, 5));
+    assert_eq!((asked(), host.holds.lock().unwrap().len()), (8, 6));
 }
 
 /// A machine that is on, and a reset of it that waits for a store that hangs.
@@ -171,6 +173,7 @@ async fn a_catalog_that_is_set_to_another_image_meanwhile_is_not_pinned() {
     fixture.host.holds_wait.store(true, Ordering::SeqCst);
     let mut pinning = api.send("PUT", "catalogs/ward/pin", r#"{"version":"image@1"}"#).await;
     fixture.host.hold_waits.notified().await;
+    fixture.host.holds_wait.store(false, Ordering::SeqCst);
     // There is only one image here, so the other one is set where its operation would.
     let mut repo = fixture.db.write().await.unwrap();
     repo.catalogs().set_image("ward", "other").await.unwrap();
@@ -183,5 +186,6 @@ async fn a_catalog_that_is_set_to_another_image_meanwhile_is_not_pinned() {
     assert_eq!((catalog.image.as_str(), catalog.pin), ("other", None));
     // Nor is it held for that.
     fixture.service.holds_due().await;
-    assert!(fixture.host.holds.lock().unwrap().is_empty());
+    let held: Vec<_> = fixture.host.holds.lock().unwrap().iter().map(|hold| hold.purpose).collect();
+    assert_eq!(held, [HoldPurpose::Follow; 2], "the image of the machine, and that of the catalog");
 }
