@@ -132,6 +132,51 @@ fn a_channel_is_chosen_by_name_and_what_cannot_be_is_said() {
 }
 
 #[test]
+fn a_note_is_changed_after_its_version_was_made_and_the_history_says_so() {
+    let daemon = Daemon::start();
+    import(&daemon, 1, "the frist");
+    import(&daemon, 2, "");
+    let note = |arguments: &[&str]| daemon.cli(&[&["image", "note"], arguments].concat());
+    let said = note(&["tiny@1", "the first"]).ok();
+    assert!(said.contains("tiny@1 has the note 'the first'"), "{said}");
+    let version: serde_json::Value =
+        serde_json::from_str(&note(&["tiny@2", "the second", "--json"]).ok()).unwrap();
+    assert_eq!((&version["number"], &version["note"]), (&2.into(), &"the second".into()));
+    let versions = daemon.cli(&["image", "versions", "tiny"]).ok();
+    assert!(versions.contains("the first") && versions.contains("the second"), "{versions}");
+    assert!(!versions.contains("the frist"), "{versions}");
+
+    // Also of a version that is retired, and by the hash. No note is no field.
+    daemon.cli(&["image", "retire", "tiny@1"]).ok();
+    let first = || image(&daemon, "tiny")["versions"][0].clone();
+    let by_hash = format!("tiny@{}", first()["hash"].as_str().unwrap());
+    assert!(note(&[by_hash.as_str(), ""]).ok().contains("tiny@1 has no note"));
+    assert_eq!((&first()["note"], &first()["retired"]), (&serde_json::Value::Null, &true.into()));
+
+    // What it is already is no change.
+    note(&["tiny@2", "the second"]).ok();
+    note(&["tiny@2", &"x".repeat(1025)]).fails(2, &["the note has 1025 bytes, and at most 1024"]);
+    for no_version in ["tiny", "tiny:production"] {
+        note(&[no_version, "none"]).fails(2, &["does not say which version"]);
+    }
+    note(&["tiny@9", "none"]).fails(3, &["no version 9", "1, 2"]);
+    note(&["other@1", "none"]).fails(3, &["no image 'other'"]);
+    daemon.cli(&["image", "remove", "tiny@1"]).ok();
+    note(&["tiny@1", "none"]).fails(3, &["no version 1"]);
+    let history = daemon.cli(&["image", "history", "tiny"]).ok();
+    let changes: Vec<&str> = history.lines().filter(|line| line.contains("note changed")).collect();
+    assert!(changes.iter().all(|line| line.contains("uid ")), "{history}");
+    let told = ["from 'the frist' to 'the first'", "from none to 'the second'", "from 'the first' to none"];
+    assert_eq!(changes.len(), told.len(), "{history}");
+    for (line, told) in changes.iter().zip(told) {
+        assert!(line.contains(told), "{told}: {history}");
+    }
+    // It outlives the daemon.
+    let daemon = Daemon::start_in(daemon.kill(), |_| {});
+    assert_eq!(image(&daemon, "tiny")["versions"][0]["note"], "the second");
+}
+
+#[test]
 fn a_scheduled_promotion_survives_the_daemon_and_happens() {
     let daemon = Daemon::start();
     import(&daemon, 1, "");

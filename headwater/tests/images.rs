@@ -50,8 +50,12 @@ fn an_image_comes_out_as_it_went_in() {
         daemon.cli(&["image", "import", &text(source), "--name", "noted", "--note", note])
     };
     assert!(!noted(&raw, "one").err.contains("its note stays"));
-    assert!(noted(&raw, "two").err.contains("noted@1 already, and its note stays 'one'"));
+    let said = noted(&raw, "two").err;
+    assert!(said.contains("noted@1 already, and its note stays 'one'"), "{said}");
+    assert!(said.contains("'headwater image note noted@1 TEXT' changes that"), "{said}");
     assert!(!noted(&raw, "one").err.contains("its note stays"));
+    daemon.cli(&["image", "note", "noted@1", "two"]).ok();
+    assert!(!noted(&raw, "two").err.contains("its note stays"));
     assert!(daemon.cli(&["image", "verify", "disk"]).ok().contains("disk@1 is sound"));
     daemon.cli(&["image", "export", "disk@1", &text(&out)]).ok();
     assert!(std::fs::read(&out).unwrap() == disk, "the export differs");
@@ -257,6 +261,20 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     let mut scrubbing = scrubbing.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
     let logged = || std::fs::read_to_string(&log).unwrap();
     wait_until("a round is over", || logged().contains("the scrub read all versions once"));
+    let status = run(headwater().arg("--data-dir").arg(dir.path()).args(["--json", "status"])).ok();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let alarms = status["alarms"].as_array().unwrap();
+    assert_eq!(alarms.len(), 4, "{status}");
+    for (version, says) in [
+        ("chunk@1", "1 chunk of it is damaged; it touches chunk@1: machine 'm-chunk' boots it"),
+        ("manifest@1", "it is damaged: the manifest"),
+        ("twin@1", "it touches manifest@1: machine 'm-manifest' boots it"),
+        ("files@1", "cannot be read because of that: partition 0: /etc/large.conf"),
+    ] {
+        let of_it = |alarm: &&serde_json::Value| alarm["subject"] == format!("image {version}");
+        let message = alarms.iter().find(of_it).and_then(|alarm| alarm["message"].as_str());
+        assert!(message.is_some_and(|message| message.contains(says)), "{version}: {status}");
+    }
     support::signal(scrubbing.id(), "TERM");
     scrubbing.wait().unwrap();
     let logged = logged();
@@ -288,6 +306,10 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         of("chunk").starts_with("chunk@1: bytes ") && of("files").starts_with("files@1: bytes "),
         "{events}"
     );
+    for image in ["chunk", "manifest"] {
+        let touched = format!("; it touches {image}@1: machine 'm-{image}' boots it");
+        assert!(of(image).contains(&touched), "{events}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub struct Event {
     pub id: i64,
     /// When.
     pub at_ms: u64,
-    /// Who: `uid 1000` for a client of the socket, `tcp 127.0.0.1:5000`, or `daemon`.
+    /// Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` where `/etc/passwd` has no name, `tcp 127.0.0.1:5000`, or `daemon`.
     pub actor: String,
     /// On what: `machine web-1`, `image debian`.
     pub subject: String,

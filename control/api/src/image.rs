@@ -129,6 +129,14 @@ pub struct RetireRequest {
     pub retired: bool,
 }
 
+/// A note of the version that the path names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NoteRequest {
+    /// A line for people, at most 1024 bytes; an empty one takes the note away.
+    pub note: String,
+}
+
 /// A named golden disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Image {
@@ -312,6 +320,9 @@ pub struct VerifyReport {
     pub checked_bytes: u64,
     /// What is damaged still, one line each: where in the disk, and what is wrong. Empty: all is well.
     pub damage: Vec<String>,
+    /// Chunks that are damaged still, more of them than have a line where there are very many. None where the manifest is.
+    #[serde(default)]
+    pub damaged_chunks: u64,
     /// Chunks and data objects that were damaged and are right again.
     #[serde(default)]
     pub repaired: u64,

@@ -37,8 +37,9 @@ pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
-    ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,
-    PromoteRequest, Removed, RetireRequest, Reverted, SourceFormat, VerifyReport, VerifyRequest,
+    ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, NoteRequest,
+    PartitionDifference, PromoteRequest, Removed, RetireRequest, Reverted, SourceFormat, VerifyReport,
+    VerifyRequest,
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{

@@ -290,10 +290,10 @@ pub struct DiskCounters {
     pub copied_bytes: u64,
 }
 
-/// Something that stands in a machine's way and that a person can do something about.
+/// Something that stands in a machine's way, or will, and that a person can do something about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Alarm {
-    /// On what: `machine web-1`.
+    /// On what: `machine web-1`, `image debian@3`, `store`.
     pub subject: String,
     /// Since when.
     pub since_ms: u64,

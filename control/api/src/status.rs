@@ -43,7 +43,7 @@ pub struct Status {
     /// How many wait for these.
     #[serde(default)]
     pub jobs_waiting: u64,
-    /// What stands in machines' way, and a store that does not answer.
+    /// What stands in machines' way, a store that does not answer, and versions that were found damaged.
     pub alarms: Vec<Alarm>,
     /// Memory of the write caches in use, in all.
     pub ram_used_bytes: u64,

@@ -91,6 +91,23 @@ pub(crate) enum Peer {
     Tcp(SocketAddr),
 }
 
+/// Users of this host. One of a directory service is known by number alone, since asking for the name may take long.
+const USERS: &str = "/etc/passwd";
+
+/// The name of a user in the text of `passwd(5)`.
+fn name_of(uid: u32, users: &str) -> Option<&str> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?);
+        let is_plain =
+            !name.is_empty() && name.len() <= NAME_MAX_BYTES && name.chars().all(|c| c.is_ascii_graphic());
+        (number.parse() == Ok(uid) && is_plain).then_some(name)
+    })
+}
+
+/// The longest name of a user: `LOGIN_NAME_MAX` without its zero.
+const NAME_MAX_BYTES: usize = 255;
+
 /// Who asks, as the history names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Actor(pub(crate) String);
@@ -107,10 +124,31 @@ impl<S: Send + Sync> FromRequestParts<S> for Actor {
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
         let name = match parts.extensions.get::<ConnectInfo<Peer>>() {
-            Some(ConnectInfo(Peer::Unix { uid: Some(uid) })) => format!("uid {uid}"),
+            Some(ConnectInfo(Peer::Unix { uid: Some(uid) })) => {
+                let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();
+                match name_of(*uid, &users) {
+                    Some(name) => format!("uid {uid} ({name})"),
+                    None => format!("uid {uid}"),
+                }
+            }
             Some(ConnectInfo(Peer::Tcp(address))) => format!("tcp {address}"),
             Some(ConnectInfo(Peer::Unix { uid: None })) | None => "unknown".to_owned(),
         };
         Ok(Self(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_number() {
+        let users = "root:x:0:0:root:/root:/bin/bash\n# odd\n\nanna:x:1000:1000::/home/anna:/bin/sh\n+::::::\nb ob:x:7:7:::\n";
+        assert_eq!(name_of(0, users), Some("root"));
+        assert_eq!(name_of(1000, users), Some("anna"));
+        for nobody in [1, 7, 100] {
+            assert_eq!(name_of(nobody, users), None);
+        }
     }
 }

@@ -44,6 +44,7 @@ mod asked;
 pub mod backend;
 mod catalogs;
 mod console;
+mod damage;
 mod extract;
 mod holds;
 mod identity;
@@ -56,5 +57,6 @@ mod state;
 pub mod token;
 mod uses;
 
+pub use damage::{Findings, touches};
 pub use state::{Parts, Service};
 pub use token::Token;

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::asked::Answers;
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
+use crate::damage::Damage;
 use crate::extract::Actor;
 use crate::holds::Holds;
 use crate::job::MAX_JOBS;
@@ -68,6 +69,7 @@ struct Inner {
     /// Operations that are run to their end.
     under_way: watch::Sender<usize>,
     answers: Answers,
+    damage: Damage,
     unnoted: Unnoted,
     holds: Holds,
 }
@@ -101,6 +103,7 @@ impl Service {
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
             under_way: watch::Sender::new(0),
             answers: Answers::default(),
+            damage: Damage::default(),
             unnoted: Unnoted::default(),
             holds: Holds::default(),
         }))
@@ -188,6 +191,10 @@ impl Service {
 
     pub(crate) fn answers(&self) -> &Answers {
         &self.0.answers
+    }
+
+    pub(crate) fn damage(&self) -> &Damage {
+        &self.0.damage
     }
 
     pub(crate) fn unnoted(&self) -> &Unnoted {

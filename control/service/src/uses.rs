@@ -57,6 +57,12 @@ impl Service {
         uses.unwrap_or_else(|why| vec![format!("{version}: cannot tell who uses it: {why}")])
     }
 
+    /// The same of all versions of an image, whose list need not be readable for that: lines such as `debian: machine 'x' boots it`.
+    pub(crate) async fn users_of_image(&self, image: &str) -> Vec<String> {
+        let uses = self.uses_of_image(image).await;
+        uses.unwrap_or_else(|why| vec![format!("{image}: cannot tell who uses it: {why}")])
+    }
+
     /// Notes in the history that data of an image is damaged, which the scrub has found.
     pub async fn note_damage(&self, image: &str, detail: String) {
         self.note(self.event(&Actor::daemon(), format!("image {image}"), "damaged", detail)).await;
@@ -65,6 +71,11 @@ impl Service {
     /// Notes in the history that data of an image was damaged, and that the scrub has repaired it.
     pub async fn note_repair(&self, image: &str, detail: String) {
         self.note(self.event(&Actor::daemon(), format!("image {image}"), "repaired", detail)).await;
+    }
+
+    async fn uses_of_image(&self, image: &str) -> Result<Vec<String>, Problem> {
+        let uses = of(self, &ImageRef::parse(image)?, None).await.map_err(|failure| failure.0)?;
+        Ok(uses.into_iter().map(|how| format!("{image}: {how}")).collect())
     }
 
     async fn uses_of(&self, version: &str) -> Result<Vec<String>, Problem> {
@@ -155,7 +166,10 @@ impl Meanings<'_> {
 
 /// The version that a reference means, if it means one. A store that cannot say is an error: it would let a version go that is
 /// in use.
-async fn resolve(service: &Service, reference: &ImageRef) -> Result<Option<ImageVersion>, BackendError> {
+pub(crate) async fn resolve(
+    service: &Service,
+    reference: &ImageRef,
+) -> Result<Option<ImageVersion>, BackendError> {
     match service.images().resolve(reference).await {
         Ok(found) => Ok(Some(found)),
         Err(e) if e.kind() == ProblemKind::NotFound => Ok(None),

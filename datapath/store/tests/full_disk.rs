@@ -5,7 +5,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use headwater_store::{
-    Access, Channel, Image, ImageName, LocalDir, NewVersion, Pointer, Store, StoreError, StoreErrorKind,
+    Access, Channel, Image, ImageName, LocalDir, NOTE_MAX_BYTES, NewVersion, Pointer, Store, StoreError,
+    StoreErrorKind,
 };
 use headwater_testkit::on_small_file_system;
 
@@ -83,11 +84,12 @@ fn in_it(dir: &Path) {
 
     // So are changes of channels, each in turn once there was room in between.
     type Change = fn(&mut Image) -> Result<(), StoreError>;
-    let changes: [Change; 5] = [
+    let changes: [Change; 6] = [
         |image| image.promote(to_version(3)).map(drop),
         |image| image.promote(to_version(4)).map(drop),
         |image| image.revert(Channel::Production).map(drop),
         |image| image.retire(2, true),
+        |image| image.set_note(2, &"x".repeat(NOTE_MAX_BYTES)).map(drop),
         |image| image.schedule(to_version(5)),
     ];
     for (number, mut change) in changes.into_iter().enumerate() {

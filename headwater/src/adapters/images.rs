@@ -198,6 +198,11 @@ impl Images for StoredImages {
         self.change(&version.image, move |image| image.retire(number, retired)).await
     }
 
+    async fn set_note(&self, version: &ImageVersion, note: &str) -> Result<String, BackendError> {
+        let (number, note) = (number_of(version.number)?, note.to_owned());
+        self.change(&version.image, move |image| image.set_note(number, &note)).await
+    }
+
     async fn verify(
         &self,
         version: &ImageVersion,
@@ -319,7 +324,7 @@ impl Images for StoredImages {
 }
 
 impl StoredImages {
-    /// Changes an image's channels or flags.
+    /// Changes an image's channels, flags or notes.
     async fn change<T: Send + 'static>(
         &self,
         image: &str,
@@ -428,11 +433,11 @@ fn verify(
     let names = [format!("{}@{}", version.image, version.number)];
     let checked = verification::check(store, hash, &names, how, &cancel, &mut forward(job));
     let checked = checked.map_err(image_failed)?.ok_or_else(|| store_failed(gone()))?;
-    let Checked { chunks, repaired, damage, files, versions, .. } = checked;
+    let Checked { chunks, repaired, damaged_chunks, damage, files, versions } = checked;
     let checked_bytes = chunks.saturating_mul(u64::from(store.chunk_bytes()));
     // Who uses these versions is for the service to say.
     let uses = Vec::new();
-    Ok(VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses })
+    Ok(VerifyReport { version, checked_bytes, damage, damaged_chunks, repaired, files, versions, uses })
 }
 
 /// The job's cancellation, for an operation: also where that tells no progress.

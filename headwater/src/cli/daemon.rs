@@ -78,6 +78,9 @@ pub struct ServeArgs {
     /// Check all versions in the background, at so many bytes a second
     #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
     pub scrub: Option<u64>,
+    /// How long the check pauses after it has read all versions once; 3600 unless given
+    #[arg(long, value_name = "SECONDS", requires = "scrub", value_parser = clap::value_parser!(u64).range(1..))]
+    pub scrub_pause: Option<u64>,
     /// Repair what the check finds damaged from this store or server, if it has it; may be given several times
     #[arg(long, value_name = "STORE", requires = "scrub")]
     pub repair_from: Vec<String>,

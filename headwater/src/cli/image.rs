@@ -106,6 +106,13 @@ pub enum ImageCommand {
         #[arg(long)]
         undo: bool,
     },
+    /// Change the note of a version, also of a retired one
+    Note {
+        /// IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// A line about the version, for people; '' takes the note away
+        text: String,
+    },
     /// Show what changed between two versions: bytes, and files of ext, FAT and NTFS file systems
     Diff {
         /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH

@@ -9,8 +9,8 @@ use anyhow::Context;
 use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
     Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS,
-    Machine, MachineList, MergeTraceRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Removed,
-    RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
+    Machine, MachineList, MergeTraceRequest, NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest,
+    Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -85,6 +85,11 @@ impl Client {
     /// Takes a version out of use, or brings it back.
     pub async fn retire(&self, reference: &str, request: &RetireRequest) -> anyhow::Result<ImageVersion> {
         self.post(&format!("/api/v1/images/{}/retire", escape(reference)), request).await
+    }
+
+    /// Changes the note of a version.
+    pub async fn note(&self, reference: &str, request: &NoteRequest) -> anyhow::Result<ImageVersion> {
+        self.post(&format!("/api/v1/images/{}/note", escape(reference)), request).await
     }
 
     /// Has a machine boot one version.

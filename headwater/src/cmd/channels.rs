@@ -1,11 +1,11 @@
-//! `headwater image versions|promote|revert|pin|unpin|retire|history`: which version each role boots.
+//! `headwater image versions|promote|revert|pin|unpin|retire|note|history`: which version each role boots, and what is said of it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, PinRequest, Problem, ProblemKind,
-    PromoteRequest, RetireRequest,
+    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, NoteRequest, PinRequest, Problem,
+    ProblemKind, PromoteRequest, RetireRequest,
 };
 use headwater_block::size;
 
@@ -179,6 +179,19 @@ pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> any
     }
     let state = if version.retired { "retired" } else { "in use again" };
     show::line(&format!("{}@{} is {state}", version.image, version.number))
+}
+
+/// Changes the note of a version.
+pub async fn note(client: &Client, image: &str, note: String, json: bool) -> anyhow::Result<()> {
+    let version = client.note(image, &NoteRequest { note }).await?;
+    if json {
+        return show::json(&version);
+    }
+    let place = format!("{}@{}", version.image, version.number);
+    show::line(&match version.note.as_str() {
+        "" => format!("{place} has no note"),
+        note => format!("{place} has the note '{}'", show::printable(note)),
+    })
 }
 
 /// Shows who changed an image, and when.

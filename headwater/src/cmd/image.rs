@@ -60,6 +60,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         }
         ImageCommand::Discard { image } => seal::discard(&client, &image, json).await?,
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
+        ImageCommand::Note { image, text } => channels::note(&client, &image, text, json).await?,
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
         ImageCommand::Trace(command) => return trace::run(&client, command, json).await,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
@@ -220,7 +221,7 @@ fn kept_note(version: &ImageVersion) -> String {
     } else {
         format!("its note stays '{note}'")
     };
-    format!("these bytes are {place} already, and {has}: notes are given when a version is made")
+    format!("these bytes are {place} already, and {has}: 'headwater image note {place} TEXT' changes that")
 }
 
 /// Whether a text means a disk to import, rather than an image of the store. A directory that has an image's name is neither.
@@ -332,7 +333,7 @@ async fn verify(
 }
 
 fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
-    let VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses } = report;
+    let VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses, .. } = report;
     let place = format!("{}@{}", version.image, version.number);
     for line in damage {
         show::line(&format!("{place}: {}", show::printable(line)))?;

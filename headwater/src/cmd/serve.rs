@@ -42,6 +42,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
         nbd: args.nbd.offer()?,
         scrub,
+        scrub_pause: args.scrub_pause.map(Duration::from_secs),
         caches: args.caches,
         stream: args.stream,
         credentials: args.credentials,

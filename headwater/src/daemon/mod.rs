@@ -81,6 +81,8 @@ pub struct Options {
     pub nbd: Option<Offer>,
     /// How the store is checked all the time.
     pub scrub: Option<Scrub>,
+    /// How long that pauses between two rounds, where it is not as usual.
+    pub scrub_pause: Option<Duration>,
     /// What all write caches have in common.
     pub caches: CacheArgs,
     /// How images of other hosts are read.
@@ -131,10 +133,9 @@ impl Daemon {
             true => StoreKnown::default(),
             false => StoreKnown::of(&database, options.history_counts).await?,
         };
-        step.send_replace("opening the store");
-        let stream = options.stream;
-        let OpenStore { store, last_known, disk } =
-            open_store(&data_dir, options.store, options.credentials.clone(), stream.clone(), known).await?;
+        let (stream, credentials) = (options.stream, options.credentials.clone());
+        let opened = open_store(&data_dir, options.store, credentials, stream.clone(), known, &step);
+        let OpenStore { store, last_known, disk } = opened.await?;
         let offer = match &options.offer {
             Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
             None => None,
@@ -163,8 +164,8 @@ impl Daemon {
                 Ok(())
             }));
         }
-        let scrubbing =
-            options.scrub.map(|scrub| Scrubbing::start(store, scrub, service.clone())).transpose()?;
+        let scrub = |scrub| Scrubbing::start(store, scrub, options.scrub_pause, service.clone());
+        let scrubbing = options.scrub.map(scrub).transpose()?;
         // The first look at the hypervisor takes seconds: not when the first machine starts.
         let looking = service.clone();
         tokio::spawn(async move { looking.look_at_hypervisor().await });
@@ -326,11 +327,16 @@ async fn open_store(
     credentials: Credentials,
     stream: StreamArgs,
     known: StoreKnown,
+    step: &watch::Sender<&'static str>,
 ) -> anyhow::Result<OpenStore> {
-    let own = data_dir.store();
+    let (own, step) = (data_dir.store(), step.clone());
     let opened = tokio::task::spawn_blocking(move || {
         // First: what the store was when it cannot be reached is in there.
+        if stream.chunk_cache.is_some() {
+            step.send_replace("opening the chunk cache");
+        }
         let disk = stream.open_disk()?;
+        step.send_replace("opening the store");
         let directory = name.as_deref().map_or(Some(own.as_path()), stores::directory);
         if let Some(directory) = directory {
             known.is_there(directory)?;

@@ -2,23 +2,23 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_image::{Cancel, Round};
-use headwater_service::Service;
+use headwater_service::{Findings, Service, touches};
 use headwater_store::copy::everything_readable;
 use headwater_store::{Hash, Store};
 
 use crate::verification::{self, Checked, Scrub, distinct};
 
-/// The pause between two rounds, and after a round that failed.
+/// The pause between two rounds, and after a round that failed, unless another one is given.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(3600);
 /// How often it looks whether it is to end while it pauses.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The history has so many damaged versions at most of one run of the daemon, and so many repairs; the log has all.
 const NOTED_MAX: usize = 100;
-/// How much of a report the history has, in characters.
+/// How much of a report the history has, in characters. Who is touched follows, which has a limit of its own.
 const NOTED_CHARS_MAX: usize = 300;
 
 /// A scrub that goes on until this is dropped.
@@ -29,7 +29,13 @@ pub struct Scrubbing {
 
 impl Scrubbing {
     /// Begins.
-    pub fn start(store: Arc<dyn Store>, scrub: Scrub, service: Service) -> anyhow::Result<Self> {
+    pub fn start(
+        store: Arc<dyn Store>,
+        scrub: Scrub,
+        pause: Option<Duration>,
+        service: Service,
+    ) -> anyhow::Result<Self> {
+        let pause = pause.unwrap_or(BETWEEN_ROUNDS);
         let cancel = Cancel::new();
         let runtime = tokio::runtime::Handle::current();
         let mut history = History { service, runtime, noted: HashSet::new(), repairs: 0 };
@@ -39,11 +45,11 @@ impl Scrubbing {
                 if let Err(e) = round(&store, &scrub, &mut history, &told)
                     && !told.is_cancelled()
                 {
-                    tracing::error!("the scrub failed and begins again in an hour: {e:#}");
+                    tracing::error!("the scrub failed and begins again in {} s: {e:#}", pause.as_secs());
                 }
-                let mut left = BETWEEN_ROUNDS;
+                let mut left = pause;
                 while !told.is_cancelled() && !left.is_zero() {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(LOOK_EVERY.min(left));
                     left = left.saturating_sub(LOOK_EVERY);
                 }
             }
@@ -78,8 +84,39 @@ impl History {
         self.runtime.block_on(self.service.users_of(version))
     }
 
+    /// Says what came of a version: in the log, by an alarm, and in the history.
+    fn tell(&mut self, hash: Hash, names: &[String], checked: &Checked, began: Instant) {
+        let shown = names.join(", ");
+        if checked.repaired > 0 {
+            tracing::warn!(version = shown, places = checked.repaired, "the scrub repaired damage");
+        }
+        for line in &checked.damage {
+            tracing::error!(version = shown, "damaged: {line}");
+        }
+        for file in &checked.files {
+            tracing::error!(version = shown, "cannot be read because of that: {file}");
+        }
+        let uses: Vec<String> = checked.versions.iter().flat_map(|version| self.users_of(version)).collect();
+        for line in &uses {
+            tracing::error!(version = shown, "touched by the damage: {line}");
+        }
+        let manifest = hash.to_string();
+        let found = Findings {
+            hash: &manifest,
+            names,
+            began,
+            repaired: checked.repaired,
+            damaged_chunks: checked.damaged_chunks,
+            damage: &checked.damage,
+            files: &checked.files,
+            uses: &uses,
+        };
+        self.runtime.block_on(self.service.version_checked(found));
+        self.note(hash, names, checked, &uses);
+    }
+
     /// Notes what was repaired, and damage when it is found, and again where it comes back after it was gone.
-    fn note(&mut self, hash: Hash, names: &[String], checked: &Checked) {
+    fn note(&mut self, hash: Hash, names: &[String], checked: &Checked, uses: &[String]) {
         let image = names.first().map_or("", |name| name.split_once('@').map_or(name, |(image, _)| image));
         let shown = names.join(", ");
         if checked.repaired > 0 && self.repairs < NOTED_MAX {
@@ -99,9 +136,16 @@ impl History {
             1 => String::new(),
             count => format!("; {} places more, see the log", count - 1),
         };
-        let detail: String = format!("{shown}: {first}{more}").chars().take(NOTED_CHARS_MAX).collect();
+        let detail = damage_noted(&format!("{shown}: {first}{more}"), uses);
         self.runtime.block_on(self.service.note_damage(image, detail));
     }
+}
+
+/// What the history has of damage.
+fn damage_noted(damage: &str, uses: &[String]) -> String {
+    let mut detail: String = damage.chars().take(NOTED_CHARS_MAX).collect();
+    detail.push_str(&touches(uses));
+    detail
 }
 
 fn round(
@@ -118,21 +162,29 @@ fn round(
         }
     };
     let (mut chunks, mut versions) = (0u64, 0u32);
+    // What versions share is read with the first one of them, and so perhaps long before the last one is checked.
+    let (began, checks) = (Instant::now(), Round::new(scrub.rate));
     let there = everything_readable(&**store)?;
     for (_, e) in &there.unreadable {
         tracing::error!("the scrub: {e}");
     }
-    // What versions share is read with the first one of them.
-    let checks = Round::new(scrub.rate);
-    for (hash, names) in distinct(&there.what) {
+    let contents = distinct(&there.what);
+    let all: HashSet<&str> = contents.iter().flat_map(|(_, names)| names).map(String::as_str).collect();
+    let unreadable: Vec<(String, String)> =
+        there.unreadable.iter().map(|(name, e)| (name.to_string(), e.to_string())).collect();
+    history.runtime.block_on(history.service.versions_listed(&all, &unreadable, began));
+    for (hash, names) in &contents {
         let shown = names.join(", ");
-        let checked = verification::check(&**store, hash, &names, (&checks, &sources), cancel, &mut |_| {});
+        let checked = verification::check(&**store, *hash, names, (&checks, &sources), cancel, &mut |_| {});
         // The others are checked all the same where something fails.
         let checked = match checked {
             Ok(Some(checked)) => checked,
             _ if cancel.is_cancelled() => return Ok(()),
             // It was removed meanwhile.
-            Ok(None) => continue,
+            Ok(None) => {
+                history.service.versions_removed(names);
+                continue;
+            }
             Err(e) => {
                 tracing::error!(version = shown, "the scrub: cannot verify it: {e}");
                 continue;
@@ -140,20 +192,26 @@ fn round(
         };
         chunks = chunks.saturating_add(checked.chunks);
         versions = versions.saturating_add(1);
-        if checked.repaired > 0 {
-            tracing::warn!(version = shown, places = checked.repaired, "the scrub repaired damage");
-        }
-        history.note(hash, &names, &checked);
-        for line in &checked.damage {
-            tracing::error!(version = shown, "damaged: {line}");
-        }
-        for file in &checked.files {
-            tracing::error!(version = shown, "cannot be read because of that: {file}");
-        }
-        for line in checked.versions.iter().flat_map(|version| history.users_of(version)) {
-            tracing::error!(version = shown, "touched by the damage: {line}");
-        }
+        history.tell(*hash, names, &checked, began);
     }
     tracing::info!(versions, chunks, "the scrub read all versions once");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_names_machines_however_long_the_report_is() {
+        let uses = ["a@1: channel test points to it", "a@1: machine 'lab' runs it"].map(str::to_owned);
+        let touched = "; it touches a@1: machine 'lab' runs it, a@1: channel test points to it";
+        assert_eq!(damage_noted("a@1: bytes 0+65536", &uses), format!("a@1: bytes 0+65536{touched}"));
+        let long = damage_noted(&"x".repeat(5000), &uses);
+        assert_eq!(long, "x".repeat(NOTED_CHARS_MAX) + touched);
+        let many: Vec<String> = (0..1000).map(|n| format!("a@1: machine 'm{n}' boots it")).collect();
+        let noted = damage_noted("a@1: bytes 0+65536", &many);
+        assert!(noted.ends_with("a@1: machine 'm7' boots it and 992 more") && noted.len() < 400, "{noted}");
+        assert_eq!(damage_noted("a@1: bytes 0+65536", &[]), "a@1: bytes 0+65536");
+    }
 }

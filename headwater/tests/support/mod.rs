@@ -142,6 +142,11 @@ impl Daemon {
         });
     }
 
+    /// How many lines with `words` it has logged since it was ready.
+    pub fn count_in_log(&self, words: &str) -> usize {
+        self.later.lock().expect("no panic").lines().filter(|line| line.contains(words)).count()
+    }
+
     pub fn path(&self) -> &Path {
         self.dir.path()
     }

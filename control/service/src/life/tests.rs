@@ -1,8 +1,10 @@
 //! Lives that go wrong, with backends that the tests steer.
 
 mod creation;
+mod damage;
 mod endings;
 mod maintenance;
+mod notes;
 mod promotions;
 mod removals;
 mod slow_store;
@@ -167,6 +169,13 @@ impl Images for OneImage {
     async fn retire(&self, _: &ImageVersion, _: bool) -> Result<(), BackendError> {
         unused()
     }
+    async fn set_note(&self, version: &ImageVersion, note: &str) -> Result<String, BackendError> {
+        self.0.change_of_the_store().await;
+        let mut versions = self.0.versions.lock().unwrap();
+        let missing = || BackendError::new(ProblemKind::NotFound, "it was removed meanwhile");
+        let noted = versions.iter_mut().find(|it| it.number == version.number).ok_or_else(missing)?;
+        Ok(std::mem::replace(&mut noted.note, note.to_owned()))
+    }
     async fn verify(
         &self,
         version: &ImageVersion,
@@ -174,9 +183,12 @@ impl Images for OneImage {
         _: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError> {
         let version = version.clone();
-        let (damage, versions) = (vec!["chunk 0".to_owned()], vec![format!("image@{}", version.number)]);
+        let is_whole = self.0.is_whole.load(Ordering::SeqCst);
+        let damage: Vec<String> = (!is_whole).then(|| "chunk 0".to_owned()).into_iter().collect();
+        let versions = damage.iter().map(|_| format!("image@{}", version.number)).collect();
+        let (checked_bytes, damaged_chunks, repaired) = (4096, u64::from(!is_whole), 0);
         let (files, uses) = (Vec::new(), Vec::new());
-        Ok(VerifyReport { version, checked_bytes: 4096, damage, repaired: 0, files, versions, uses })
+        Ok(VerifyReport { version, checked_bytes, damage, damaged_chunks, repaired, files, versions, uses })
     }
     async fn diff(
         &self,
@@ -303,6 +315,8 @@ struct Host {
     seal_goes_on: Notify,
     /// The image's list of versions is damaged.
     damaged: AtomicBool,
+    /// Its versions are found whole; else a chunk of each is damaged.
+    is_whole: AtomicBool,
     /// The reference that the store cannot be asked for.
     unreadable: Mutex<Option<String>>,
     /// The reference that the store takes its time for, once.
@@ -328,7 +342,7 @@ struct Host {
     holds_wait: AtomicBool,
     hold_waits: Notify,
     hold_goes_on: Notify,
-    /// A removal, or a change of a boot trace, waits while this is set.
+    /// A removal, or a change of a boot trace or a note, waits while this is set.
     removals_wait: AtomicBool,
     removal_waits: Notify,
     removal_goes_on: Notify,

@@ -94,11 +94,14 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
         samples.push(Sample::new("headwater_machines", n).with("state", state.name()));
     }
     let store = service.store_figures().await;
-    let alarms = alarms + u64::from(store.silence.is_some());
+    let damage = service.damage().figures();
+    let alarms = alarms + u64::from(store.silence.is_some()) + damage.alarms;
     samples.extend([
         Sample::new("headwater_build_info", 1).with("version", env!("CARGO_PKG_VERSION")),
         Sample::real("headwater_start_time_seconds", service.started_at_ms() as f64 / 1e3),
         Sample::new("headwater_alarms", alarms),
+        Sample::new("headwater_damaged_versions", damage.versions),
+        Sample::new("headwater_damaged_chunks", damage.chunks),
         Sample::new("headwater_free_bytes", super::get_status::free_bytes(service.data_dir())?),
     ]);
     samples.push(Sample::new("headwater_store_answers", u64::from(store.silence.is_none())));

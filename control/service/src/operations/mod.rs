@@ -18,6 +18,7 @@ mod list_events;
 mod list_images;
 mod list_machines;
 mod merge_trace;
+mod note_image;
 mod pin_catalog;
 mod pin_machine;
 mod promote_image;
@@ -99,6 +100,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(promote_image::promote_image, cancel_promotion::cancel_promotion))
         .routes(routes!(revert_image::revert_image))
         .routes(routes!(retire_image::retire_image))
+        .routes(routes!(note_image::note_image))
         .routes(routes!(show_trace::show_trace, show_trace::remove_trace))
         .routes(routes!(merge_trace::merge_trace))
         .routes(routes!(merge_trace::save_trace))

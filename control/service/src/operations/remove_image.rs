@@ -70,6 +70,7 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Remove
     // What this daemon does not need any more is not to stand in its own way.
     service.match_holds().await;
     let removed = service.images().remove(&reference).await?;
+    service.versions_removed(&removed.removed);
     service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await;
     Ok(removed)
 }

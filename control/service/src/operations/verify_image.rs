@@ -1,5 +1,7 @@
 //! `POST /api/v1/images/{image}/verify`: read all of a version and compare it with its hashes.
 
+use std::time::Instant;
+
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
@@ -41,14 +43,21 @@ pub(super) async fn verify_image(
         ));
     }
     let reference = ImageRef::parse(&name).map_err(Failure)?;
-    let version = service.images().resolve(&reference).await?;
+    let found = service.images().resolve(&reference).await;
+    if found.as_ref().is_err_and(|e| e.kind() == ProblemKind::NotFound) {
+        // Another daemon of the same bucket may have removed it.
+        service.versions_removed(std::slice::from_ref(&name));
+    }
+    let version = found?;
     let (images, asked) = (service.images().clone(), service.clone());
     let work = async move |control| {
         let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
+        let began = Instant::now();
         let mut report = images.verify(&version, &request, control).await.map_err(failed)?;
         for holder in &report.versions {
             report.uses.extend(asked.users_of(holder).await);
         }
+        asked.version_verified(&report, began).await;
         Ok(JobResult::Verified(Box::new(report)))
     };
     Ok(job::run(&service, work).await)

@@ -136,14 +136,15 @@ impl Image {
         }
     }
 
-    /// Makes channels, promotions to come and retired versions those of the same image in another store, as far as
-    /// its versions are here. Numbers go on after those of both.
+    /// Makes channels, promotions to come, retired versions and notes those of the same image in another store, as far
+    /// as its versions are here. Numbers go on after those of both.
     pub fn follow(&mut self, other: &Self) {
         for version in &mut self.versions {
             if let Some(there) = other.versions.iter().find(|there| there.number == version.number)
                 && there.manifest == version.manifest
             {
                 version.retired = there.retired;
+                version.note.clone_from(&there.note);
             }
         }
         let is_here = |pointer: &&Pointer| {
@@ -157,6 +158,19 @@ impl Image {
         self.pointers = pointers;
         self.scheduled = scheduled;
         self.next_number = self.next_number.max(other.next_number);
+    }
+
+    /// Changes the note of a version, also of a retired one; an empty one takes it away. Returns the one that it had.
+    pub fn set_note(&mut self, number: u32, note: &str) -> Result<String, StoreError> {
+        let len = note.len();
+        if len > NOTE_MAX_BYTES {
+            let message = format!("the note has {len} bytes, and at most {NOTE_MAX_BYTES} are allowed");
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        match self.versions.iter_mut().find(|version| version.number == number) {
+            Some(version) => Ok(std::mem::replace(&mut version.note, note.to_owned())),
+            None => Err(self.missing(&number.to_string())),
+        }
     }
 
     /// The newest version that is not retired.
@@ -222,5 +236,81 @@ impl Image {
                 self.name
             ),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An image with versions 1 and 2, each with a note.
+    fn image() -> Image {
+        let mut image = Image::empty("deb".parse().unwrap());
+        for number in [1u32, 2] {
+            let version = Version {
+                number,
+                manifest: Hash::of(&number.to_le_bytes()),
+                created_at_s: 0,
+                size_bytes: 512,
+                stored_bytes: 0,
+                source: String::new(),
+                note: format!("note {number}"),
+                author: String::new(),
+                retired: false,
+                objects: Vec::new(),
+            };
+            assert!(image.adopt(&version).unwrap());
+        }
+        image
+    }
+
+    fn notes(image: &Image) -> Vec<&str> {
+        image.versions.iter().map(|version| version.note.as_str()).collect()
+    }
+
+    #[test]
+    fn the_note_of_any_version_is_changed_and_nothing_else() {
+        let mut image = image();
+        image.retire(1, true).unwrap();
+        let before = image.clone();
+        let longest = "x".repeat(NOTE_MAX_BYTES);
+        assert_eq!(image.set_note(1, &longest).unwrap(), "note 1");
+        assert_eq!(image.set_note(2, "").unwrap(), "note 2");
+        assert_eq!(notes(&image), [longest.as_str(), ""]);
+        // As long as it may be, it can be written.
+        assert_eq!(Image::decode(&image.name, &image.encode().unwrap()).unwrap(), image);
+        for number in [1, 2] {
+            image.set_note(number, &format!("note {number}")).unwrap();
+        }
+        assert_eq!(image, before);
+    }
+
+    #[test]
+    fn a_note_that_is_too_long_or_of_no_version_is_refused_and_changes_nothing() {
+        let mut image = image();
+        image.forget(1);
+        let before = image.clone();
+        // Bytes count, not characters.
+        let long = image.set_note(2, &"\u{e9}".repeat(NOTE_MAX_BYTES / 2 + 1)).unwrap_err();
+        assert_eq!(long.kind(), StoreErrorKind::Invalid);
+        assert_eq!(long.to_string(), "the note has 1026 bytes, and at most 1024 are allowed");
+        for number in [1, 3] {
+            let missing = image.set_note(number, "a").unwrap_err();
+            assert_eq!(missing.kind(), StoreErrorKind::NotFound);
+            assert!(missing.to_string().contains(&format!("no version {number}; it has 2")), "{missing}");
+        }
+        assert_eq!(image, before);
+    }
+
+    #[test]
+    fn notes_follow_another_store_as_far_as_its_versions_are_the_same() {
+        let (mut here, mut there) = (image(), image());
+        here.set_note(1, "ours").unwrap();
+        there.set_note(1, "theirs").unwrap();
+        there.set_note(2, "theirs").unwrap();
+        // Each has made a second version of its own.
+        there.versions[1].manifest = Hash::of(b"another");
+        here.follow(&there);
+        assert_eq!(notes(&here), ["theirs", "note 2"]);
     }
 }

@@ -398,6 +398,7 @@ async fn what_is_done_while_the_history_cannot_be_written_is_no_failure_and_is_n
         ("POST", "images/image/revert", r#"{"channel":"test"}"#),
         ("DELETE", "images/image@2", ""),
         ("POST", "images/image@1/trace/merge", r#"{"source":"/trace"}"#),
+        ("POST", "images/image@1/note", r#"{"note":"the first"}"#),
     ] {
         let (status, answer) = api.ask(method, path, body).await;
         assert_eq!(status, 200, "{method} {path}: {answer}");
@@ -418,7 +419,7 @@ async fn what_is_done_while_the_history_cannot_be_written_is_no_failure_and_is_n
     // The newest comes first.
     after.truncate(after.len() - before);
     after.reverse();
-    assert_eq!(after, ["reverted", "removed", "boot trace merged", "exec"]);
+    assert_eq!(after, ["reverted", "removed", "boot trace merged", "note changed", "exec"]);
 }
 
 #[tokio::test]

@@ -1,0 +1,55 @@
+//! `POST /api/v1/images/{image}/note`: change what people read about a version.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{ImageVersion, NoteRequest, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Body, Name};
+use crate::promotions::named_version;
+
+/// Changes the note of a version, also of one that is retired; an empty one takes it away. The version stays what it is, and so do its hash and the machines that run it.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/note",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
+    request_body = NoteRequest,
+    responses(
+        (status = 200, body = ImageVersion),
+        (status = 400, description = "No version is named, or the note is too long", body = Problem),
+        (status = 404, description = "No such image or version", body = Problem),
+    ),
+)]
+pub(super) async fn note_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<NoteRequest>,
+) -> Result<Json<ImageVersion>, Failure> {
+    let mut version = named_version(&service, &name).await.map_err(Failure)?;
+    let handle = service.clone();
+    let work = async move {
+        let NoteRequest { note } = request;
+        let before = handle.images().set_note(&version, &note).await?;
+        // The note that it had already is no change, and the store has written nothing.
+        if before != note {
+            let (before, after) = (told(&before), told(&note));
+            let detail = format!("version {}, {}, from {before} to {after}", version.number, version.hash);
+            handle.image_changed(&actor, &version.image, "note changed", detail).await;
+        }
+        version.note = note;
+        Ok(Json(version))
+    };
+    service.to_the_end(work).await
+}
+
+/// A note within a line of the history and of the log, where a line break of its own would begin another one.
+fn told(note: &str) -> String {
+    if note.is_empty() {
+        return "none".to_owned();
+    }
+    let line: String = note.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    format!("'{line}'")
+}
