@@ -175,6 +175,10 @@ fn open_backing(
     let format = match format {
         Some("raw") => Some(FileFormat::Raw),
         Some("qcow2") => Some(FileFormat::Qcow2),
+        // As QEMU calls them.
+        Some("vpc") => Some(FileFormat::Vhd),
+        Some("vhdx") => Some(FileFormat::Vhdx),
+        Some("vmdk") => Some(FileFormat::Vmdk),
         None => None,
         Some(other) => return Err(unsupported(format!("its backing file '{name}' has the format {other}"))),
     };

@@ -1,5 +1,5 @@
 //! What changed between versions, with file systems made and changed by the tools that are used for them: mke2fs and
-//! debugfs, mkfs.vfat and mtools, mkntfs and ntfs-3g.
+//! debugfs, mkfs.vfat and mtools, mkntfs and ntfs-3g; and sfdisk.
 
 mod fixture;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use fixture::{disk_of, noise, store};
 use headwater_image::{Cancel, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import};
 use headwater_store::{Hash, LocalDir};
-use headwater_testkit::{output, run, wait_until};
+use headwater_testkit::{output, run, succeed, wait_until};
 
 fn add(store: &LocalDir, disk: Vec<u8>) -> Hash {
     let options = ImportOptions::new("disk".parse().unwrap(), 0);
@@ -374,6 +374,80 @@ fn changed_files_of_ntfs_are_named() {
         assert!(
             back.iter().any(|file| file.path == "/added/deep/file" && file.change == FileChange::Removed)
         );
+    }
+}
+
+/// Has sfdisk do what a script says to a disk.
+fn sfdisk(disk: &Path, options: &[&str], script: &str) {
+    let path = disk.with_extension("sfdisk");
+    fs::write(&path, script).unwrap();
+    let mut command = Command::new("sfdisk");
+    command.arg("--quiet").args(options).arg(disk).stdin(fs::File::open(path).unwrap());
+    succeed("fdisk", &mut command);
+}
+
+/// The numbers of a disk's partitions, and the sectors where they start, as sfdisk says them.
+fn sfdisk_says(disk: &Path) -> Vec<(u32, usize)> {
+    let name = disk.to_str().unwrap();
+    let dump = run("fdisk", "sfdisk", &["--dump", name]);
+    let place = |line: &str| {
+        let (number, rest) = line.strip_prefix(name)?.split_once(" : start=")?;
+        let (start, _) = rest.split_once(',')?;
+        Some((number.parse().unwrap(), start.trim().parse().unwrap()))
+    };
+    dump.lines().filter_map(place).collect()
+}
+
+#[test]
+fn changed_files_of_logical_partitions_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.img");
+    fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
+    let table = [
+        "label: dos",
+        "p1 : start=2048, size=2048, type=83",
+        "p2 : start=4096, size=53248, type=f",
+        "p3 : start=57344, size=2048, type=83",
+        "p4 : start=59392, size=2048, type=83",
+        "p5 : size=32768, type=83",
+        "p6 : size=8192, type=83",
+        "p7 : size=2048, type=83",
+    ];
+    sfdisk(&path, &[], &table.join("\n"));
+    // 7 becomes 6, and the new 7 lies between 5 and 6: the chain of tables goes back to it.
+    run("fdisk", "sfdisk", &["--quiet", "--delete", path.to_str().unwrap(), "6"]);
+    sfdisk(&path, &["--append"], "size=4096, type=6\n");
+    let places = sfdisk_says(&path);
+    assert_eq!(places.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7]);
+    let start_of = |number: usize| places[number - 1].1;
+    assert!(start_of(5) < start_of(7) && start_of(7) < start_of(6), "{places:?}");
+
+    let empty = fs::read(&path).unwrap();
+    let disk = |ext: &[u8], fat: &[u8]| {
+        let mut disk = empty.clone();
+        for (number, content) in [(5, ext), (7, fat)] {
+            disk[start_of(number) * 512..][..content.len()].copy_from_slice(content);
+        }
+        disk
+    };
+    let (ext_before, ext_after) = (file_system(dir.path()), debugfs(dir.path(), "rm /gone\n"));
+    let (fat_before, fat_after) = fat(dir.path(), "12", 2);
+    let (_kept, store) = store();
+    let (from, to) = (add(&store, disk(&ext_before, &fat_before)), add(&store, disk(&ext_after, &fat_after)));
+    let found = compare(&store, from, to);
+    let found_places: Vec<_> =
+        found.partitions.iter().map(|p| (p.number, (p.offset_bytes / 512) as usize)).collect();
+    let expected: Vec<_> = places.iter().copied().filter(|(number, _)| *number != 2).collect();
+    assert_eq!(found_places, expected);
+    for partition in &found.partitions {
+        assert_eq!(partition.remark, None, "{}", partition.number);
+        let files = partition.files.iter().flatten().map(|file| (file.path.as_str(), file.change));
+        let files: Vec<_> = files.collect();
+        match partition.number {
+            5 => assert_eq!(files, [("/gone", FileChange::Removed)]),
+            7 => assert!(files.contains(&("/EFI/BOOT.EFI", FileChange::Changed)), "{files:?}"),
+            _ => assert!(partition.changed_bytes == 0 && files.is_empty(), "{partition:?}"),
+        }
     }
 }
 

@@ -62,6 +62,48 @@ fn each_form_reads_and_imports_as_qemu_reads_it() {
 }
 
 #[test]
+fn a_qcow2_over_each_form_reads_as_qemu_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    raw(&dir.path().join("disk.raw"));
+    for (n, (format, options)) in FORMS.into_iter().enumerate() {
+        let (base, top) = (format!("base-{n}"), dir.path().join(format!("top-{n}.qcow2")));
+        let (base_path, top_path) = (format!("DIR/{base}"), format!("DIR/top-{n}.qcow2"));
+        qemu_img(dir.path(), &["convert", "-O", format, "-o", options, "DIR/disk.raw", &base_path]);
+        // The header of the upper one says which format the lower one has, and its size is what QEMU takes that to be.
+        qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", "-b", &base, "-F", format, &top_path]);
+        for command in ["write -P 7 100k 300k", "write -z 3500k 100k"] {
+            run("qemu-utils", "qemu-io", &["-c", command, top.to_str().unwrap()]);
+        }
+        qemu_img(dir.path(), &["convert", "-f", "qcow2", "-O", "raw", &top_path, "DIR/back.raw"]);
+        let expected = fs::read(dir.path().join("back.raw")).unwrap();
+        assert!(read_all(open_file(&top).unwrap().as_ref()) == expected, "{format} {options}");
+        assert_eq!(expected[200 << 10], 7);
+    }
+}
+
+#[test]
+fn a_backing_file_has_the_format_that_the_qcow2_over_it_says() {
+    let dir = tempfile::tempdir().unwrap();
+    raw(&dir.path().join("disk.raw"));
+    qemu_img(dir.path(), &["convert", "-O", "vhdx", "DIR/disk.raw", "DIR/base"]);
+    let over = |format: &str| {
+        let name = format!("{format}.qcow2");
+        let to = format!("DIR/{name}");
+        qemu_img(dir.path(), &["create", "-q", "-u", "-f", "qcow2", "-b", "base", "-F", format, &to, "9M"]);
+        open_file(&dir.path().join(name)).map(drop)
+    };
+    over("vhdx").unwrap();
+    for format in ["vpc", "vmdk", "qcow2"] {
+        let error = over(format).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Invalid, "{format}: {error}");
+        assert!(error.to_string().contains("it has another format"), "{format}: {error}");
+    }
+    let error = over("vdi").unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("'base' has the format vdi"), "{error}");
+}
+
+#[test]
 fn a_vhd_that_was_made_larger_has_its_new_size_and_its_copy_of_the_footer_counts() {
     let dir = tempfile::tempdir().unwrap();
     let disk = raw(&dir.path().join("disk.raw"));

@@ -358,6 +358,32 @@ fn a_sparse_file_is_searched_for_damage_no_further_than_its_partition_is_large()
     assert!(touched.remarks[0].contains("end: 1, the first is /many/sparse"), "{:?}", touched.remarks);
 }
 
+/// Each table of logical partitions says where the next one is.
+#[test]
+fn a_damaged_table_of_logical_partitions_hides_no_primary_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, large) = ext4_with(dir.path(), "write \"EMPTY\" /many/empty\n");
+    let primary = fs::read(image).unwrap();
+    let start = 1_usize << 20;
+    let extended = start + primary.len();
+    let mut disk = vec![0; extended + (2 << 20)];
+    disk[start..extended].copy_from_slice(&primary);
+    for (slot, kind, start, len) in [(0, 0x83, start, primary.len()), (1, 0x05, extended, 2 << 20)] {
+        let entry = &mut disk[446 + 16 * slot..][..16];
+        entry[4] = kind;
+        entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+        entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
+    }
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    // What the table says does not matter: it cannot be read.
+    noise(&mut disk[extended..extended + CHUNK_BYTES], 3);
+    let content = disk.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
+    let touched = touched_by(&disk, &[content, extended]);
+    assert_eq!(touched.files, ["partition 1: /many/large"]);
+    assert_eq!(touched.remarks.len(), 1, "{:?}", touched.remarks);
+    assert!(touched.remarks[0].contains("logical partitions may be missing"), "{:?}", touched.remarks);
+}
+
 #[test]
 fn a_verification_holds_its_rate() {
     let mut disk = vec![0; 2 << 20];

@@ -53,14 +53,17 @@ pub fn files_touched(
         }
     };
     let version = round.paced(version, cancel);
-    let found = match partitions::find(version.as_ref()) {
+    let found = match partitions::find_readable(version.as_ref()) {
         Ok(found) => found,
         Err(e) => {
             touched.remarks.push(format!("the partition table cannot be read: {e}"));
             return Ok(touched);
         }
     };
-    for partition in found {
+    if let Some(e) = found.unread {
+        touched.remarks.push(format!("logical partitions may be missing: {e}"));
+    }
+    for partition in found.partitions {
         let end = partition.offset_bytes.saturating_add(partition.len_bytes);
         let is_damaged = damaged.iter().any(|chunk| {
             chunk.image_offset < end

@@ -25,6 +25,8 @@ use crate::units::{u64_of, usize_of};
 /// How many partitions are looked into, and how many entries of each.
 const PARTITIONS_LOOKED_INTO: usize = 4;
 const ENTRIES_LOOKED_AT: usize = 200;
+/// What finding the partitions may read: a GPT, or the tables of four extended partitions.
+const TABLES_BYTES_MAX: u64 = 1 << 20;
 /// How much of a file is read at a time.
 const READ_BYTES: usize = 64 << 10;
 /// What one step (opening, a directory, a piece of a file) may read of a disk of 12 MiB, over and over where its tables
@@ -81,8 +83,8 @@ fn disk_of(pieces: &[u8]) -> Arc<Disk> {
     Arc::new(Disk { bytes, read_bytes: AtomicU64::new(0) })
 }
 
-/// A disk: its partitions lie inside it, and what is in them is read in bounded steps, or refused. Files read the same
-/// however they are read.
+/// A disk: its partitions lie inside it, each with a number of its own, and they and what is in them are read in bounded steps, or
+/// refused. Files read the same however they are read.
 pub fn file_systems(pieces: &[u8]) {
     let disk = disk_of(pieces);
     if disk.bytes.is_empty() {
@@ -93,6 +95,9 @@ pub fn file_systems(pieces: &[u8]) {
     assert!(found.is_ok(), "the partitions of a disk that can be read: {found:?}");
     let found = found.unwrap_or_default();
     assert!((1..=PARTITIONS_MAX).contains(&found.len()), "{} partitions", found.len());
+    assert!(found.is_sorted_by(|one, next| one.number < next.number), "{found:?}");
+    let read_bytes = disk.read_bytes.load(Ordering::Relaxed);
+    assert!(read_bytes <= TABLES_BYTES_MAX, "{read_bytes} bytes were read to find the partitions");
     for partition in &found {
         let end = partition.offset_bytes.checked_add(partition.len_bytes);
         let fits = end.is_some_and(|end| end <= u64_of(disk.bytes.len()));
@@ -193,7 +198,8 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     }
     let (fat, ext, ntfs) = (fat_sample(&dir), ext_sample(&dir), ntfs_sample(&dir));
     let _ = std::fs::remove_dir_all(&dir);
-    let disks = [with_mbr(&fat), with_gpt(&ext), fat, ext, ntfs];
+    let logical = with_logical_partition(&fat);
+    let disks = [with_mbr(&fat), with_gpt(&ext), fat, ext, ntfs, logical];
     disks.iter().map(|disk| pieces_of(disk)).collect()
 }
 
@@ -272,6 +278,27 @@ fn with_mbr(inner: &[u8]) -> Vec<u8> {
     in_partition(inner, &[(446, &[0x80]), (450, &[6]), (454, &first), (458, &len), (510, &[0x55, 0xaa])])
 }
 
+/// In an extended partition, which begins with its table in the third sector.
+fn with_logical_partition(inner: &[u8]) -> Vec<u8> {
+    const EXTENDED_SECTOR: u32 = 2;
+    let (table, before) = (1024, FIRST_SECTOR - EXTENDED_SECTOR);
+    let (extended, extended_len) = (EXTENDED_SECTOR.to_le_bytes(), (before + sectors(inner)).to_le_bytes());
+    let (first, len) = (before.to_le_bytes(), sectors(inner).to_le_bytes());
+    in_partition(
+        inner,
+        &[
+            (450, &[0x0f]),
+            (454, &extended),
+            (458, &extended_len),
+            (510, &[0x55, 0xaa]),
+            (table + 450, &[6]),
+            (table + 454, &first),
+            (table + 458, &len),
+            (table + 510, &[0x55, 0xaa]),
+        ],
+    )
+}
+
 fn with_gpt(inner: &[u8]) -> Vec<u8> {
     let (first, last) =
         (u64::from(FIRST_SECTOR).to_le_bytes(), u64::from(FIRST_SECTOR + sectors(inner) - 1).to_le_bytes());
@@ -336,7 +363,7 @@ mod tests {
             let device: Arc<dyn Device> = disk_of(sample);
             let found = partitions::find(device.as_ref()).unwrap();
             assert_eq!(found.len(), 1, "sample {number}");
-            assert_eq!(found[0].number, u32::from(number < 2), "sample {number}");
+            assert_eq!(found[0].number, [1, 1, 0, 0, 0, 5][number], "sample {number}");
             let mut tree = tree::open(&device, &found[0]).unwrap();
             let root = tree.root();
             let entries = tree.list(&root, &mut visits()).unwrap();
