@@ -141,6 +141,26 @@ fn a_start_that_waits_for_a_store_says_so_and_ends_when_told() {
 }
 
 #[test]
+fn a_start_that_waits_for_the_disk_of_the_chunk_cache_says_so() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (dir, cache) = (short_dir(), tempfile::tempdir().unwrap());
+    // To open it waits for a reader who never comes.
+    assert!(Command::new("mkfifo").arg(cache.path().join("lock")).status().unwrap().success());
+    let mut command = serve_from(&silent, dir.path());
+    command.arg("--chunk-cache").arg(format!("{}:64M", cache.path().display()));
+    let mut serve = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(serve.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("still starting: opening the chunk cache") {
+        assert!(log.read_line(&mut seen).unwrap() > 0, "it ended: {seen}");
+    }
+    signal(serve.id(), "TERM");
+    log.read_to_string(&mut seen).unwrap();
+    assert_eq!(serve.wait().unwrap().code(), Some(0), "{seen}");
+    assert!(seen.contains("ended by SIGTERM while opening the chunk cache"), "{seen}");
+}
+
+#[test]
 fn a_data_directory_that_cannot_be_made_is_said() {
     let dir = short_dir();
     let file = dir.path().join("file");

@@ -9,6 +9,8 @@
 //! So each chunk is fetched once however many wait for it, and it is checked once, before it becomes *ready*.
 //! Chunks are found by hash: two versions with an equal chunk share it.
 //!
+//! Who fetches ahead is told as well, and is not waited for: a fetch is in a hurry once one of those who joined it is.
+//!
 //! When a part is full, the chunk that came first goes, unless it was used since it was last looked at:
 //! then it gets another round (second chance).
 //!
@@ -26,6 +28,7 @@ use parking_lot::Mutex;
 
 use crate::disk_cache::DiskCache;
 use crate::error::ImageError;
+use crate::fetch_pool::Urgency;
 use crate::index::HashTable;
 use crate::open_maps::OpenMaps;
 use crate::units::{u64_of, usize_of};
@@ -45,7 +48,7 @@ pub(crate) type Waiter = Box<dyn FnOnce(Result<&[u8], &IoError>) + Send>;
 
 enum Slot {
     Ready { chunk: Chunk, used: bool },
-    Fetching(Vec<Waiter>),
+    Fetching { waiters: Vec<Waiter>, is_waited_for: bool },
 }
 
 #[derive(Default)]
@@ -157,10 +160,10 @@ impl ChunkCache {
         self.shard(hash).is_some_and(|shard| shard.lock().slots.contains_key(hash))
     }
 
-    /// Whether several wait for a chunk that is on its way.
-    pub(crate) fn several_wait(&self, hash: &Hash) -> bool {
-        let several = |slot: &Slot| matches!(slot, Slot::Fetching(waiters) if waiters.len() > 1);
-        self.shard(hash).is_some_and(|shard| shard.lock().slots.get(hash).is_some_and(several))
+    /// Whether somebody waits for a chunk that is on its way, and not only those who fetch it ahead.
+    pub(crate) fn is_waited_for(&self, hash: &Hash) -> bool {
+        let is_so = |slot: &Slot| matches!(slot, Slot::Fetching { is_waited_for: true, .. });
+        self.shard(hash).is_some_and(|shard| shard.lock().slots.get(hash).is_some_and(is_so))
     }
 
     pub(crate) fn count_ahead(&self, chunks: usize) {
@@ -188,7 +191,7 @@ impl ChunkCache {
     }
 
     fn shard(&self, hash: &Hash) -> Option<&Mutex<Shard>> {
-        // The table inside uses the first bytes of the hash, so take the last.
+        // The table inside mixes all of the hash with numbers of this process, so any byte tells parts apart.
         let [.., last] = hash.0;
         self.shards.get(usize::from(last) % self.shards.len())
     }
@@ -217,20 +220,22 @@ impl ChunkCache {
     }
 
     /// Has `waiter` called with the chunk, at once or when it was fetched.
-    pub(crate) fn join(&self, hash: &Hash, waiter: Waiter) -> Joined {
+    pub(crate) fn join(&self, hash: &Hash, urgency: Urgency, waiter: Waiter) -> Joined {
         let Some(shard) = self.shard(hash) else {
             return Joined::MustFetch;
         };
+        let waits = urgency == Urgency::Waited;
         let mut shard = shard.lock();
         let chunk = match shard.slots.entry(*hash) {
             Entry::Vacant(absent) => {
-                absent.insert(Slot::Fetching(vec![waiter]));
+                absent.insert(Slot::Fetching { waiters: vec![waiter], is_waited_for: waits });
                 self.counters.fetches.fetch_add(1, Ordering::Relaxed);
                 return Joined::MustFetch;
             }
             Entry::Occupied(mut slot) => match slot.get_mut() {
-                Slot::Fetching(waiters) => {
+                Slot::Fetching { waiters, is_waited_for } => {
                     waiters.push(waiter);
+                    *is_waited_for |= waits;
                     self.counters.joined.fetch_add(1, Ordering::Relaxed);
                     return Joined::Waiting;
                 }
@@ -254,8 +259,8 @@ impl ChunkCache {
         let mut waiters = Vec::new();
         if let Some(shard) = self.shard(hash) {
             let mut shard = shard.lock();
-            if let Some(Slot::Fetching(waiting)) = shard.slots.remove(hash) {
-                waiters = waiting;
+            if let Some(Slot::Fetching { waiters: told, .. }) = shard.slots.remove(hash) {
+                waiters = told;
             }
             if let Ok(chunk) = &outcome {
                 // Before it is in the line itself: where all others were used it would be the first to go.
@@ -353,7 +358,7 @@ mod tests {
     }
 
     fn fill(cache: &ChunkCache, n: u8, len: usize) {
-        assert_eq!(cache.join(&hash(n), Box::new(|_| {})), Joined::MustFetch);
+        assert_eq!(cache.join(&hash(n), Urgency::Waited, Box::new(|_| {})), Joined::MustFetch);
         cache.fetched(&hash(n), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
     }
 
@@ -370,17 +375,37 @@ mod tests {
             let tx = tx.clone();
             Box::new(move |chunk| tx.send(chunk.unwrap().len()).unwrap())
         };
-        assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::MustFetch);
+        let join = |tx| cache.join(&hash(1), Urgency::Waited, waiter(tx));
+        assert_eq!(join(&tx), Joined::MustFetch);
         for _ in 0..5 {
-            assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::Waiting);
+            assert_eq!(join(&tx), Joined::Waiting);
         }
         assert!(rx.try_recv().is_err());
         cache.fetched(&hash(1), Ok(Pages::copy_of(&[1; 4096]).unwrap()));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [4096; 6]);
-        assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::Waiting);
+        assert_eq!(join(&tx), Joined::Waiting);
         assert_eq!(rx.try_iter().count(), 1);
         let counters = cache.counters();
         assert_eq!((counters.fetches, counters.joined, counters.hits), (1, 5, 1));
+    }
+
+    #[test]
+    fn a_chunk_that_is_only_fetched_ahead_is_not_waited_for_however_often() {
+        let cache = ChunkCache::new(1 << 20);
+        let join = |n, urgency| cache.join(&hash(n), urgency, Box::new(|_| {}));
+        assert!(!cache.is_waited_for(&hash(1)));
+        assert_eq!(join(1, Urgency::Ahead), Joined::MustFetch);
+        assert_eq!(join(1, Urgency::Ahead), Joined::Waiting);
+        assert!(!cache.is_waited_for(&hash(1)));
+        assert_eq!(join(1, Urgency::Waited), Joined::Waiting);
+        assert!(cache.is_waited_for(&hash(1)));
+        assert_eq!(join(1, Urgency::Ahead), Joined::Waiting);
+        assert!(cache.is_waited_for(&hash(1)));
+        assert_eq!(join(2, Urgency::Waited), Joined::MustFetch);
+        assert!(cache.is_waited_for(&hash(2)) && !cache.is_waited_for(&hash(3)));
+        // It is here.
+        cache.fetched(&hash(1), Ok(Pages::copy_of(&[1; 4096]).unwrap()));
+        assert!(!cache.is_waited_for(&hash(1)));
     }
 
     #[test]
@@ -388,7 +413,7 @@ mod tests {
         let cache = ChunkCache::new(1 << 20);
         let (tx, rx) = mpsc::channel();
         let waiter: Waiter = Box::new(move |chunk| tx.send(chunk.unwrap_err().kind()).unwrap());
-        assert_eq!(cache.join(&hash(1), waiter), Joined::MustFetch);
+        assert_eq!(cache.join(&hash(1), Urgency::Waited, waiter), Joined::MustFetch);
         cache.fetched(&hash(1), Err(IoError::new(IoErrorKind::Corrupt, "bad")));
         assert_eq!(rx.recv().unwrap(), IoErrorKind::Corrupt);
         assert!(cache.get(&hash(1)).is_none());

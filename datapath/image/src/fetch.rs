@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headwater_block::{IoError, IoErrorKind, Pages};
 use headwater_store::{Check, Object, StoreError, StoreErrorKind, Waiting};
@@ -15,6 +15,9 @@ use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch_pool::{Task, Urgency};
 use crate::manifest::ChunkRef;
 use crate::units::{u64_of, usize_of_u32};
+
+/// How often a copy that waits for its store looks whether it can go on, or is to end.
+const COPY_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How much is read at once.
 #[derive(Clone, Copy, Debug)]
@@ -238,19 +241,55 @@ impl Source {
         self.cache.disk().filter(|_| self.is_remote).map(Arc::as_ref)
     }
 
-    /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory.
-    pub(crate) fn copy_to_disk(&self, chunks: &[ChunkRef]) -> Result<(), ImageError> {
+    /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory. Gives up when `is_over`
+    /// says so, also while the store is away.
+    pub(crate) fn copy_to_disk(
+        &self,
+        chunks: &[ChunkRef],
+        is_over: impl Fn() -> bool,
+    ) -> Result<(), ImageError> {
+        let mut waiting = Waiting::default();
+        // Nobody waits for a copy.
+        waiting.set_ahead(true);
         PACKED.with_borrow_mut(|packed| {
+            let object = self.object.as_ref();
             let mut bytes = vec![0; self.chunk_bytes];
-            read_group(self.object.as_ref(), chunks, packed, None, &mut |chunk, stored| {
-                unpack_one(self.object.as_ref(), chunk, stored, &mut bytes)
-            })?;
-            self.cache.count_fetched(u64_of(packed.len()));
-            if let Some(disk) = self.cache.disk() {
-                put_each(disk, chunks, packed);
+            let mut check = |chunk: &ChunkRef, stored: &[u8]| unpack_one(object, chunk, stored, &mut bytes);
+            while !is_over() {
+                if read_group(object, chunks, packed, Some(&mut waiting), &mut check)? {
+                    self.cache.count_fetched(u64_of(packed.len()));
+                    if let Some(disk) = self.cache.disk() {
+                        put_each(disk, chunks, packed);
+                    }
+                    break;
+                }
+                loop {
+                    std::thread::sleep(COPY_LOOK_INTERVAL);
+                    if is_over() || waiting.is_due(Instant::now()) {
+                        break;
+                    }
+                }
             }
             Ok(())
         })
+    }
+
+    /// Reads back those of the chunks that an earlier process left on the local disk, once in each process. What is not what it
+    /// should be is forgotten.
+    pub(crate) fn read_back(&self, chunks: &[ChunkRef], is_over: impl Fn() -> bool) {
+        let Some(disk) = self.cache.disk() else { return };
+        PACKED.with_borrow_mut(|packed| {
+            let mut bytes = vec![0; self.chunk_bytes];
+            for chunk in chunks.iter().take_while(|_| !is_over()) {
+                if !disk.get_unread(&chunk.hash, packed) {
+                    continue;
+                }
+                match chunk::unpack(packed, &mut bytes, &chunk.hash) {
+                    Ok(()) => disk.was_right(&chunk.hash),
+                    Err(e) => disk.forget(&chunk.hash, &e),
+                }
+            }
+        });
     }
 }
 
@@ -359,7 +398,7 @@ impl Task for Fetching {
     }
 
     fn is_waited_for(&self) -> bool {
-        self.parts.iter().flatten().any(|fetch| self.source.cache.several_wait(&fetch.chunk.hash))
+        self.parts.iter().flatten().any(|fetch| self.source.cache.is_waited_for(&fetch.chunk.hash))
     }
 }
 
@@ -451,7 +490,7 @@ mod tests {
                 assert_eq!(chunk.unwrap().len(), 4096);
                 kept_then.lock().unwrap().push(disk.counters().writes);
             };
-            assert_eq!(cache.join(&chunk.hash, Box::new(waiter)), Joined::MustFetch);
+            assert_eq!(cache.join(&chunk.hash, Urgency::Waited, Box::new(waiter)), Joined::MustFetch);
             Fetch::new(&cache, *chunk)
         };
         let fetches = chunks.iter().map(fetch).collect();
@@ -460,6 +499,47 @@ mod tests {
         assert!(Box::new(Fetching::new(source, fetches, Urgency::Waited)).run().is_none());
         assert_eq!(*kept_then.lock().unwrap(), [1; 3]);
         assert!(chunks.iter().all(|chunk| disk.has(&chunk.hash)));
+    }
+
+    #[test]
+    fn what_an_earlier_process_left_is_read_back_once_also_where_it_was_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let chunk_of = |n: u8| {
+            let bytes = [n; 4096];
+            ChunkRef { hash: Hash::of(&bytes), object: 0, stored_bytes: 4096, offset: u64::from(n) * 4096 }
+        };
+        let chunks: Vec<ChunkRef> = (0..4).map(chunk_of).collect();
+        let before = open();
+        // Of the first one there is something else.
+        before.put(&chunks[0].hash, &[9; 4096]);
+        (1..3).for_each(|n: u8| before.put(&chunks[usize::from(n)].hash, &[n; 4096]));
+        drop(before);
+        let disk = open();
+        disk.put(&chunks[3].hash, &[3; 4096]);
+        let packed = &mut Vec::new();
+        // What this process put is not read back.
+        let unread: Vec<bool> = chunks.iter().map(|chunk| disk.get_unread(&chunk.hash, packed)).collect();
+        assert_eq!(unread, [true, true, true, false]);
+        let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
+        let source =
+            Source { object: Arc::new(Bytes(Vec::new())), cache, chunk_bytes: 4096, is_remote: true };
+        // Given up at once.
+        source.read_back(&chunks, || true);
+        assert!(disk.get_unread(&chunks[1].hash, packed) && disk.counters().damaged == 0);
+        source.read_back(&chunks[..2], || false);
+        let unread: Vec<bool> = chunks.iter().map(|chunk| disk.get_unread(&chunk.hash, packed)).collect();
+        assert_eq!(unread, [false, false, true, false]);
+        assert_eq!(disk.counters().damaged, 1);
+        assert!(!disk.has(&chunks[0].hash) && chunks[1..].iter().all(|chunk| disk.has(&chunk.hash)));
+        // A segment that goes takes what is known of its chunks along.
+        let of_both = [(chunks[1].hash, 4096), (chunks[2].hash, 4096)];
+        let _kept = disk.keep(Hash([1; 32]), of_both.into_iter()).unwrap();
+        let large = vec![7; 1 << 20];
+        (0..70_u32).for_each(|n| disk.put(&Hash::of(&n.to_le_bytes()), &large));
+        assert!(!dir.path().join("segment-0").exists(), "the first segment was not moved");
+        assert!(disk.has(&chunks[1].hash) && !disk.get_unread(&chunks[1].hash, packed));
+        assert!(disk.get_unread(&chunks[2].hash, packed));
     }
 
     #[test]

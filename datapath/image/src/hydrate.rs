@@ -1,7 +1,12 @@
 //! Copying a whole version to the local disk in the background.
 //!
 //! Chunks that lie side by side are copied in one read. A group that fails goes to the end of the list: so what is damaged
-//! holds up nothing else. Where a chunk of it is damaged its chunks are then copied one by one, as the others are good.
+//! holds up nothing else. Where a chunk of it is damaged its chunks are then copied one by one, as the others are good. Where
+//! its object is missing all that is left of that goes to the end with it, and is not asked for group by group.
+//!
+//! What an earlier process left on the local disk is here once it was read back: nobody knows what became of it meanwhile.
+//!
+//! A copy that waits for its store ends soon after it is cancelled, and lets go of the version.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -51,6 +56,13 @@ enum Next {
     Nothing,
 }
 
+impl Part {
+    /// The number of the object that it lies in.
+    fn object(&self) -> Option<u32> {
+        self.chunks.first().map(|chunk| chunk.object)
+    }
+}
+
 impl Parts {
     fn push(&mut self, at: Instant, part: Part) {
         self.due.insert((at, self.came), part);
@@ -65,15 +77,26 @@ impl Parts {
         }
     }
 
-    fn failed(&mut self, part: Part, is_damage: bool, now: Instant) {
-        if is_damage && part.chunks.len() > 1 {
+    /// Puts back what could not be copied, for later. Whether other parts would fail as well.
+    fn failed(&mut self, part: Part, why: ImageErrorKind, now: Instant) -> bool {
+        if why == ImageErrorKind::Damaged && part.chunks.len() > 1 {
             for chunk in part.chunks {
                 self.push(now, Part { chunks: vec![chunk], failures: 0 });
             }
-            return;
+            return false;
         }
         let pause = COPY_AGAIN_AFTER.saturating_mul(1 << part.failures.min(10)).min(COPY_AGAIN_AFTER_MAX);
-        self.push(now + pause, Part { failures: part.failures.saturating_add(1), ..part });
+        let (at, failures) = (now + pause, part.failures.saturating_add(1));
+        if why == ImageErrorKind::NotFound {
+            let object = part.object();
+            let others: Vec<_> = self.due.extract_if(.., |_, other| other.object() == object).collect();
+            for (_, other) in others {
+                self.push(at, Part { failures, ..other });
+            }
+        }
+        // Behind those, which may be here already.
+        self.push(at, Part { failures, ..part });
+        !why.is_damage()
     }
 }
 
@@ -127,6 +150,11 @@ impl VersionReader {
     /// Copies one part, unless that fails.
     fn copy_part(&self, chunks: &[ChunkRef], pace: &Pace, work: &Work) -> Result<(), ImageError> {
         let Some(disk) = self.cache().disk() else { return Ok(()) };
+        let source = |chunk: &ChunkRef| self.object(usize_of_u32(chunk.object));
+        let is_over = || work.is_cancelled();
+        if let Some(source) = chunks.first().and_then(source) {
+            source.read_back(chunks, is_over);
+        }
         let missing = || chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).copied().collect::<Vec<_>>();
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: chunks.len() };
         while !work.is_cancelled() {
@@ -135,15 +163,14 @@ impl VersionReader {
                 work.done_bytes.fetch_add(stored(chunks), Ordering::Relaxed);
                 return Ok(());
             }
-            pace.take(wanted, || work.is_cancelled());
+            pace.take(wanted, is_over);
             if work.is_cancelled() {
                 break;
             }
             // What a machine has fetched while this waited is here.
             for group in group(missing(), MergeLimit::COPY) {
-                if let Some(source) = group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object)))
-                {
-                    source.copy_to_disk(&group)?;
+                if let Some(source) = group.first().and_then(source) {
+                    source.copy_to_disk(&group, is_over)?;
                 }
             }
             let still = missing().len();
@@ -172,11 +199,10 @@ fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, pace: &Pace, work: &
         let Err(e) = reader.copy_part(&part.chunks, pace, work) else { continue };
         tracing::warn!(error = %e, version = %reader.id().short(), "cannot copy a part of an image; trying again later");
         drop(reader);
-        let is_damage = e.kind() == ImageErrorKind::Damaged;
+        let why = e.kind();
         *work.failure.lock() = Some(e);
-        parts.lock().failed(part, is_damage, Instant::now());
-        if !is_damage {
-            // Other parts would fail as well.
+        let others_would = parts.lock().failed(part, why, Instant::now());
+        if others_would {
             pause(COPY_AGAIN_AFTER, work);
         }
     }
@@ -205,6 +231,60 @@ impl NoRoom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn part(object: u32, offsets: &[u64]) -> Part {
+        let chunk = |offset: &u64| ChunkRef {
+            hash: Hash::of(&offset.to_le_bytes()),
+            object,
+            stored_bytes: 1,
+            offset: *offset,
+        };
+        Part { chunks: offsets.iter().map(chunk).collect(), failures: 0 }
+    }
+
+    #[test]
+    fn what_is_damaged_or_missing_holds_up_no_other_parts() {
+        let now = Instant::now();
+        let mut parts = Parts::default();
+        for (object, offset) in [(0, 0), (0, 10), (1, 0), (0, 20), (1, 10)] {
+            parts.push(now, part(object, &[offset, offset + 1]));
+        }
+        let take = |parts: &mut Parts, at: Instant| match parts.take(at) {
+            Next::Part(part) => Ok(part),
+            Next::Later(at) => Err(Some(at)),
+            Next::Nothing => Err(None),
+        };
+        let place = |part: &Part| (part.object().unwrap(), part.chunks[0].offset);
+        // The first object is missing: nothing of it is asked for now.
+        let failed = take(&mut parts, now).unwrap();
+        assert!(!parts.failed(failed, ImageErrorKind::NotFound, now));
+        let copied = take(&mut parts, now).unwrap();
+        assert_eq!(place(&copied), (1, 0));
+        // Damage is that of one chunk, and the other one is copied at once.
+        let failed = take(&mut parts, now).unwrap();
+        assert_eq!(place(&failed), (1, 10));
+        assert!(!parts.failed(failed, ImageErrorKind::Damaged, now));
+        let alone = take(&mut parts, now).unwrap();
+        assert_eq!((place(&alone), alone.chunks.len()), ((1, 10), 1));
+        assert!(!parts.failed(alone, ImageErrorKind::Damaged, now));
+        let copied = take(&mut parts, now).unwrap();
+        assert_eq!(place(&copied), (1, 11));
+        // All of the object comes again, what failed last of it, and then later than before.
+        let again = now + COPY_AGAIN_AFTER;
+        assert_eq!(take(&mut parts, now).err(), Some(Some(again)));
+        let missing: Vec<Part> = (0..3).map(|_| take(&mut parts, again).unwrap()).collect();
+        assert_eq!(missing.iter().map(place).collect::<Vec<_>>(), [(0, 10), (0, 20), (0, 0)]);
+        let alone = take(&mut parts, again).unwrap();
+        assert_eq!((place(&alone), alone.failures), ((1, 10), 1));
+        assert_eq!(take(&mut parts, again).err(), Some(None));
+        for part in missing {
+            assert_eq!(part.failures, 1);
+            assert!(!parts.failed(part, ImageErrorKind::NotFound, again));
+        }
+        assert_eq!(take(&mut parts, again).err(), Some(Some(again + COPY_AGAIN_AFTER * 2)));
+        // After any other error nothing is known of the store.
+        assert!(parts.failed(alone, ImageErrorKind::Io, again));
+    }
 
     #[test]
     fn what_a_full_cache_does_not_take_is_fetched_less_and_less_often() {

@@ -9,13 +9,15 @@
 //! stays for the rest, unless new versions do without it ([`ChunkIndex::avoid_sparse`]).
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::LazyLock;
 
 use headwater_store::{Hash, Image, Store, Version};
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
+use crate::side_by_side::side_by_side;
 use crate::units::{u64_of, usize_of_u32};
 
 /// What is read of a store across a network at a time: manifests, which are in memory together, and lengths of data objects.
@@ -27,27 +29,74 @@ const READ_AT_A_TIME_DISKS_BYTES: u64 = 256 << 30;
 /// much writing, and a quarter leave a store larger (decision 31).
 const SPARSE: u64 = 3;
 
-/// A table keyed by hashes, which are random already.
-pub(crate) type HashTable<V> = HashMap<Hash, V, BuildHasherDefault<PrefixHasher>>;
+/// A table keyed by hashes. They come from manifests, and whoever wrote one chose them: a million that have some bytes in common must not
+/// all come to one place of the table.
+pub(crate) type HashTable<V> = HashMap<Hash, V, Secrets>;
 
-/// Takes the first eight bytes of a [`Hash`] as they are.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct PrefixHasher(u64);
+/// Numbers that nobody outside this process knows, one for each eight bytes of a [`Hash`].
+static SECRETS: LazyLock<[u64; 4]> = LazyLock::new(|| {
+    let random = RandomState::new();
+    [0_u8, 1, 2, 3].map(|number| random.hash_one(number))
+});
 
-impl Hasher for PrefixHasher {
+/// Places hashes in a table by all of their bytes and the numbers of this process.
+#[derive(Clone, Copy)]
+pub(crate) struct Secrets(&'static [u64; 4]);
+
+impl Default for Secrets {
+    fn default() -> Self {
+        Self(&SECRETS)
+    }
+}
+
+impl BuildHasher for Secrets {
+    type Hasher = Mixer;
+
+    fn build_hasher(&self) -> Mixer {
+        Mixer { secrets: self.0, mixed: 0 }
+    }
+}
+
+/// Mixes a [`Hash`], and nothing else, with two multiplications: each lookup of a chunk in memory does it. Of the sum of products, which
+/// is the NH of UMAC, it is proven that no two hashes have the same one but for one in 2^64 of all secrets.
+#[derive(Clone, Copy)]
+pub(crate) struct Mixer {
+    secrets: &'static [u64; 4],
+    mixed: u64,
+}
+
+impl Hasher for Mixer {
     fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+        let ([a, b, c, d], [p, q, r, s]) = (words(bytes), *self.secrets);
+        let product = |x: u64, y: u64| u128::from(x).wrapping_mul(u128::from(y));
+        let first = product(a.wrapping_add(p), b.wrapping_add(q));
+        let sum = first.wrapping_add(product(c.wrapping_add(r), d.wrapping_add(s)));
+        // A table takes its place from the low bits and a tag from the high ones.
+        self.mixed = low(sum) ^ low(sum >> 64);
     }
 
     // The length that arrays put in front says nothing here.
     fn write_usize(&mut self, _: usize) {}
 
     fn finish(&self) -> u64 {
-        self.0
+        self.mixed
     }
 }
 
-/// Is told how many bytes more of manifests were read; an error ends the reading.
+/// The four numbers that a hash is made of.
+fn words(bytes: &[u8]) -> [u64; 4] {
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+fn low(bits: u128) -> u64 {
+    u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default()
+}
+
+/// Is told how many bytes more of manifests were read, which may be none; an error ends the reading.
 pub(crate) type OnRead<'a> = dyn FnMut(u64) -> Result<(), ImageError> + 'a;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,8 +126,8 @@ pub(crate) struct ChunkIndex {
 impl ChunkIndex {
     /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its
     /// chunks are stored once more.
-    pub(crate) fn build(store: &dyn Store) -> Result<Self, ImageError> {
-        Self::build_of(store, None, &mut |_| Ok(()))
+    pub(crate) fn build(store: &dyn Store, on_read: &mut OnRead<'_>) -> Result<Self, ImageError> {
+        Self::build_of(store, None, on_read)
     }
 
     /// As [`ChunkIndex::build`], but of the chunks that a version has: it takes memory for these, however large the store is. A store
@@ -120,7 +169,8 @@ impl ChunkIndex {
         let mut left = versions.as_slice();
         while let Some((versions, rest)) = left.split_at_checked(together(left, at_a_time).max(1)) {
             left = rest;
-            let read = side_by_side(versions, |(_, version)| read_manifest(store, version))?;
+            let read = side_by_side("index", versions, |(_, version)| read_manifest(store, version));
+            let read = read.map_err(no_threads)?;
             let (mut manifests, mut read_bytes) = (Vec::with_capacity(versions.len()), 0_u64);
             for ((image, version), manifest) in versions.iter().zip(read) {
                 match manifest {
@@ -138,7 +188,7 @@ impl ChunkIndex {
                 }
             }
             on_read(read_bytes)?;
-            index.look_at_objects(store, &manifests, at_a_time)?;
+            index.look_at_objects(store, &manifests, at_a_time, on_read)?;
             manifests.iter().for_each(|manifest| index.add(manifest, wanted));
         }
         Ok(index)
@@ -151,6 +201,7 @@ impl ChunkIndex {
         store: &dyn Store,
         manifests: &[Manifest],
         at_a_time: usize,
+        on_read: &mut OnRead<'_>,
     ) -> Result<(), ImageError> {
         let mut new: Vec<&ObjectRef> = Vec::new();
         let mut seen: HashTable<u64> = HashTable::default();
@@ -161,9 +212,10 @@ impl ChunkIndex {
             }
         }
         for objects in new.chunks(at_a_time) {
-            let usable = side_by_side(objects, |object| {
+            let usable = side_by_side("index", objects, |object| {
                 store.open_object(object.id).is_ok_and(|opened| opened.len_bytes() == object.len_bytes)
-            })?;
+            });
+            let usable = usable.map_err(no_threads)?;
             for (object, _) in objects.iter().zip(usable).filter(|(_, usable)| *usable) {
                 if let (Entry::Vacant(new), Ok(number)) =
                     (self.numbers.entry(object.id), u32::try_from(self.objects.len()))
@@ -173,6 +225,7 @@ impl ChunkIndex {
                     self.needed_bytes.push(0);
                 }
             }
+            on_read(0)?;
         }
         Ok(())
     }
@@ -296,28 +349,14 @@ fn read_manifest(store: &dyn Store, version: &Version) -> Result<(u64, Manifest)
     Ok((u64_of(bytes.len()), Manifest::decode(&bytes)?))
 }
 
-/// What `read` says of each, in order, on a thread for each.
-fn side_by_side<T: Sync, R: Send>(items: &[T], read: impl Fn(&T) -> R + Sync) -> Result<Vec<R>, ImageError> {
-    if let [only] = items {
-        return Ok(vec![read(only)]);
-    }
-    let no_thread = |e| ImageError::from_os("cannot start a thread that reads what the store has", &e);
-    let panicked = |_| ImageError::new(ImageErrorKind::Io, "reading what the store has panicked");
-    let read = &read;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = items
-            .iter()
-            .map(|item| {
-                std::thread::Builder::new().name("index".to_owned()).spawn_scoped(scope, move || read(item))
-            })
-            .collect::<Result<_, _>>()
-            .map_err(no_thread)?;
-        threads.into_iter().map(|thread| thread.join().map_err(panicked)).collect()
-    })
+fn no_threads(error: std::io::Error) -> ImageError {
+    ImageError::from_os("cannot read what the store has on several threads", &error)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -403,29 +442,72 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_lies_across_a_network_is_asked_for_side_by_side_and_the_index_is_the_same() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    fn disk_of(bytes: &[u8]) -> Arc<dyn Device> {
+        let options = ReferenceOptions { read_only: true, ..Default::default() };
+        Arc::new(ReferenceDisk::with_contents(bytes.to_vec(), options))
+    }
+
+    /// A store with more versions than are read at a time, each with an object of its own, and their manifests.
+    fn many_versions(dir: &Path) -> (LocalDir, Vec<Hash>) {
+        let store = LocalDir::open(dir, Access::WRITE).unwrap();
         let mut bytes = Rng::new(1).bytes(1 << 20);
-        // More than are read at a time, each with an object of its own; one is damaged, and one object is lost.
         let mut manifests = Vec::new();
         for n in 0..READ_AT_A_TIME + 4 {
             bytes[n * 65_536..][..65_536].copy_from_slice(&Rng::new(2 + n as u64).bytes(65_536));
-            let options = ReferenceOptions { read_only: true, ..Default::default() };
-            let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(bytes.clone(), options));
             let options = ImportOptions::new(format!("disk-{}", n % 3).parse().unwrap(), 1_700_000_000);
-            manifests.push(import(disk, &store, &options, &mut |_| {}).unwrap().version.manifest);
+            let imported = import(disk_of(&bytes), &store, &options, &mut |_| {}).unwrap();
+            manifests.push(imported.version.manifest);
         }
+        (store, manifests)
+    }
+
+    #[test]
+    fn an_import_that_is_cancelled_reads_no_more_than_one_batch_of_what_the_store_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, manifests) = many_versions(dir.path());
+        let far = Far { store, manifests: Meeting::default(), objects: Meeting::default() };
+        let options = ImportOptions::new("new".parse().unwrap(), 1_700_000_000);
+        options.cancel.cancel();
+        let error = import(disk_of(&[1; 4096]), &far, &options, &mut |_| {}).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Cancelled);
+        let asked = usize::try_from(*far.manifests.came.lock()).unwrap();
+        assert!(asked <= READ_AT_A_TIME && asked < manifests.len(), "{asked} were asked for");
+        assert_eq!(*far.objects.came.lock(), 0);
+    }
+
+    #[test]
+    fn hashes_that_were_chosen_to_be_alike_come_to_places_of_their_own() {
+        const ALIKE: u64 = 200_000;
+        let table: HashTable<()> = HashTable::default();
+        // Each has three of its four parts in common with all others: the first eight bytes, say, and sixteen more.
+        for part in 0..4 {
+            let mixed = |n: u64| {
+                let mut hash = Hash::of(b"chosen");
+                hash.0[part * 8..][..8].copy_from_slice(&n.to_le_bytes());
+                table.hasher().hash_one(hash)
+            };
+            let all: HashSet<u64> = (0..ALIKE).map(mixed).collect();
+            assert_eq!(all.len() as u64, ALIKE, "part {part}");
+            // Of the 262,144 places of a table for as many, 140,000 would be taken by chance.
+            let places: HashSet<u64> = all.iter().map(|mixed| mixed % (1 << 18)).collect();
+            assert!(places.len() > 50_000, "part {part}: all are in {} places", places.len());
+        }
+    }
+
+    #[test]
+    fn what_lies_across_a_network_is_asked_for_side_by_side_and_the_index_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        // One is damaged, and one object is lost.
+        let (store, manifests) = many_versions(dir.path());
         let decoded: Vec<Manifest> =
             manifests.iter().map(|id| Manifest::decode(&store.manifest(*id).unwrap()).unwrap()).collect();
         std::fs::remove_file(dir.path().join(format!("manifests/{}", manifests[3]))).unwrap();
         let lost = decoded[5].objects().last().unwrap().id;
         std::fs::remove_file(dir.path().join(format!("objects/{lost}"))).unwrap();
 
-        let one_by_one = ChunkIndex::build(&store).unwrap();
+        let one_by_one = ChunkIndex::build(&store, &mut |_| Ok(())).unwrap();
         let far = Far { store, manifests: Meeting::default(), objects: Meeting::default() };
-        let together = ChunkIndex::build(&far).unwrap();
+        let together = ChunkIndex::build(&far, &mut |_| Ok(())).unwrap();
         assert!(!one_by_one.objects().is_empty() && one_by_one.objects() == together.objects());
         assert!(one_by_one.objects().iter().all(|object| object.id != lost));
         for (_, chunk) in decoded.iter().flat_map(Manifest::data) {

@@ -98,6 +98,7 @@ mod pending;
 mod qcow2;
 mod qemu_locks;
 mod readahead;
+mod side_by_side;
 mod units;
 mod vhd;
 mod vhdx;

@@ -8,9 +8,10 @@ use crate::error::{ImageError, ImageErrorKind};
 /// How far a long operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of the image dealt with; holes count as soon as they are passed.
+    /// Bytes of the image dealt with; holes count as soon as they are passed. Of an import that sends its data object once the image
+    /// is dealt with, those that are sent too.
     pub done_bytes: u64,
-    /// Bytes of the image.
+    /// Bytes of the image, and from when it is sent on those of the data object.
     pub total_bytes: u64,
 }
 

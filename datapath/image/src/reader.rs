@@ -69,10 +69,22 @@ pub struct VersionReader {
 impl VersionReader {
     /// Opens the version with this manifest. Chunks are kept in `cache`, which all readers of the host share.
     pub fn open(store: &dyn Store, manifest: Hash, cache: Arc<ChunkCache>) -> Result<Arc<Self>, ImageError> {
+        let disk = cache.disk().filter(|_| store.is_remote());
+        let pin = pin(store, manifest, disk.map(Arc::as_ref))
+            .map_err(|e| e.context(format!("cannot open version {}", manifest.short())))?;
+        Self::open_pinned(store, manifest, cache, pin)
+    }
+
+    /// The same with a pin of the caller's, who knows what it may cost to let go of it.
+    pub fn open_pinned(
+        store: &dyn Store,
+        manifest: Hash,
+        cache: Arc<ChunkCache>,
+        pin: Pin,
+    ) -> Result<Arc<Self>, ImageError> {
         let opening = |e: ImageError| e.context(format!("cannot open version {}", manifest.short()));
         let is_remote = store.is_remote();
         let disk = cache.disk().filter(|_| is_remote);
-        let pin = pin(store, manifest, disk.map(Arc::as_ref)).map_err(opening)?;
         let mut was_read = false;
         let read = || {
             was_read = true;
@@ -297,7 +309,7 @@ impl VersionReader {
         for (piece, chunk) in missing {
             let read = Arc::clone(&read);
             let waiter: Waiter = Box::new(move |bytes| read.piece_is_here(piece, bytes));
-            match self.join(chunk, waiter) {
+            match self.join(chunk, Urgency::Waited, waiter) {
                 Some(chunk) => must_fetch.push(chunk),
                 None => joined.push(chunk.hash),
             }
@@ -369,7 +381,7 @@ impl VersionReader {
         let absent = chunks.filter_map(|index| self.map.chunk(index).ok().flatten().copied());
         let mut must_fetch = Vec::new();
         for chunk in self.with_room_ahead(absent.filter(|chunk| !self.cache.is_known(&chunk.hash))) {
-            must_fetch.extend(self.join(chunk, Box::new(|_| {})));
+            must_fetch.extend(self.join(chunk, Urgency::Ahead, Box::new(|_| {})));
         }
         self.cache.count_ahead(must_fetch.len());
         self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
@@ -379,7 +391,7 @@ impl VersionReader {
     pub(crate) fn fetch_ahead(&self, chunks: Vec<ChunkRef>, waiter: &dyn Fn(&ChunkRef) -> Waiter) {
         let mut must_fetch = Vec::new();
         for chunk in chunks {
-            must_fetch.extend(self.join(chunk, waiter(&chunk)));
+            must_fetch.extend(self.join(chunk, Urgency::Ahead, waiter(&chunk)));
         }
         self.cache.count_ahead(must_fetch.len());
         self.fetch(must_fetch, Urgency::Ahead, MergeLimit::AHEAD);
@@ -445,7 +457,7 @@ impl VersionReader {
         for chunk in missing {
             let read = Arc::clone(&read);
             let waiter: Waiter = Box::new(move |bytes| read.piece_is_here(nothing, bytes));
-            must_fetch.extend(self.join(chunk, waiter));
+            must_fetch.extend(self.join(chunk, Urgency::Ahead, waiter));
         }
         self.cache.count_ahead(must_fetch.len());
         self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
@@ -453,8 +465,8 @@ impl VersionReader {
 
     /// Has `waiter` called with the chunk. Returns it if it must be fetched: from then on others may wait for
     /// it, and [`VersionReader::fetch`] must follow.
-    fn join(&self, chunk: ChunkRef, waiter: Waiter) -> Option<ChunkRef> {
-        (self.cache.join(&chunk.hash, waiter) == Joined::MustFetch).then_some(chunk)
+    fn join(&self, chunk: ChunkRef, urgency: Urgency, waiter: Waiter) -> Option<ChunkRef> {
+        (self.cache.join(&chunk.hash, urgency, waiter) == Joined::MustFetch).then_some(chunk)
     }
 
     fn fetch(&self, chunks: Vec<ChunkRef>, urgency: Urgency, limit: MergeLimit) {
@@ -487,7 +499,7 @@ impl VersionReader {
                 let mut wanted = chunks.clone();
                 pool.push_task_ahead(chunks, task);
                 // A read that joined before this was queued did not find it there.
-                wanted.retain(|chunk| self.cache.several_wait(chunk));
+                wanted.retain(|chunk| self.cache.is_waited_for(chunk));
                 pool.promote(&wanted);
             }
         }

@@ -2,11 +2,12 @@
 
 mod fixture;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use fixture::{disk_of, noise, read_all, store};
@@ -116,6 +117,54 @@ fn chunks_are_carried_out_of_sparse_objects_of_a_bucket_too() {
     assert!(!served.keys.join("objects").join(sparse.to_string()).exists());
     let reader = VersionReader::open(store, sealed.version.manifest, ChunkCache::new(8 << 20)).unwrap();
     assert!(read_all(&*reader) == after);
+}
+
+#[test]
+fn an_import_that_is_cancelled_while_it_is_sent_ends_with_the_parts_that_are_on_their_way() {
+    let served = served();
+    let relay = Arc::new(HttpRelay::start(served.server.address()));
+    let store = open(relay.address(), Access::WRITE);
+    // More than four parts of 16 MiB, which are sent together.
+    let mut disk = vec![0; 72 << 20];
+    noise(&mut disk, 1);
+    let disk_bytes = disk.len() as u64;
+    let seen = Arc::new(Mutex::new(Vec::<String>::new()));
+    let is_part = |request: &String| request.starts_with("PUT") && request.contains("partNumber=");
+    let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    // As the daemon's client hangs up when the first one is under way.
+    options.cancel = Cancel::when({
+        let (relay, seen) = (Arc::clone(&relay), Arc::clone(&seen));
+        move || {
+            let mut seen = seen.lock().unwrap();
+            seen.extend(relay.take_seen());
+            seen.iter().any(is_part)
+        }
+    });
+    let mut told = Vec::new();
+    let error = import(disk_of(disk), &store, &options, &mut |at| told.push((at.done_bytes, at.total_bytes)))
+        .unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Cancelled, "{error}");
+    let mut seen = seen.lock().unwrap();
+    seen.extend(relay.take_seen());
+    // A server that is slow may have been asked twice for one.
+    let number = |it: &String| Some(it.split("partNumber=").nth(1)?.split('&').next()?.to_owned());
+    let parts: BTreeSet<_> = seen.iter().filter(|it| is_part(it)).filter_map(number).collect();
+    assert_eq!(parts.len(), 4, "{seen:?}");
+    assert!(!seen.iter().any(|it| it.starts_with("POST") && it.contains("uploadId=")), "it was put together");
+    assert!(seen.iter().any(|it| it.starts_with("DELETE") && it.contains("uploadId=")), "parts are left");
+    let keys = |dir: &str| fs::read_dir(served.keys.join(dir)).map_or(0, Iterator::count);
+    assert_eq!([keys("objects"), keys("manifests"), keys("images"), keys("locks")], [0; 4]);
+
+    // What is sent is counted behind what was read, and it never said that it was through with that.
+    assert!(told.is_sorted());
+    let sending: Vec<_> = told.iter().filter(|(_, total)| *total > disk_bytes).collect();
+    assert_eq!(sending.first().unwrap().0, disk_bytes, "nothing is sent yet");
+    assert_eq!(sending.last().unwrap().0, disk_bytes + (64 << 20));
+    assert!(sending.iter().all(|(done, total)| done < total));
+    // Nobody is held up by what it left.
+    let version = import_to(&store, &vec![1; 1 << 20]);
+    store.remove(&"disk".parse().unwrap(), None).unwrap();
+    assert_eq!((version.number, keys("objects")), (1, 0));
 }
 
 #[test]

@@ -133,9 +133,12 @@ impl Publication for DyingPublication {
         one_more(&self.left)?;
         self.inner.append(bytes)
     }
-    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError> {
+    fn finish_object_telling(
+        &mut self,
+        sent: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<Option<(Hash, u64)>, StoreError> {
         one_more(&self.left)?;
-        self.inner.finish_object()
+        self.inner.finish_object_telling(sent)
     }
     fn copy_object(
         &mut self,

@@ -2,11 +2,12 @@
 
 mod fixture;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fixture::{import_bytes, noise, read_all, store};
+use fixture::{flip, import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
 use headwater_image::{
     Background, Cancel, ChunkCache, DISK_CACHE_MIN_BYTES, DamagedChunk, DiskCache, ImageErrorKind, Manifest,
@@ -31,8 +32,13 @@ struct Line {
     /// Reads wait, as where all servers are gone.
     waits: AtomicBool,
     waiting: AtomicU64,
-    /// Who has this object is away: reads of it wait without a thread.
+    /// Who has this object is away: reads of it wait, without a thread where they can.
     away: Mutex<Option<Hash>>,
+    /// Nobody has this object, and how often it was asked for.
+    missing: Mutex<Option<Hash>>,
+    asked_in_vain: AtomicU64,
+    /// Where reads began of which was said that somebody waits for them.
+    waited_for: Mutex<BTreeSet<u64>>,
     delay_us: AtomicU64,
 }
 
@@ -60,6 +66,10 @@ impl Object for FarObject {
         if self.line.gone.load(Ordering::SeqCst) {
             return Err(StoreError::new(StoreErrorKind::Io, "the line is cut"));
         }
+        if *self.line.missing.lock().unwrap() == Some(self.id()) {
+            self.line.asked_in_vain.fetch_add(1, Ordering::SeqCst);
+            return Err(StoreError::new(StoreErrorKind::NotFound, "nobody has it"));
+        }
         self.line.waiting.fetch_add(1, Ordering::SeqCst);
         while self.line.waits.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(2));
@@ -72,6 +82,14 @@ impl Object for FarObject {
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
+        let is_away = || *self.line.away.lock().unwrap() == Some(self.id());
+        if is_away() {
+            self.line.waiting.fetch_add(1, Ordering::SeqCst);
+            while is_away() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            self.line.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
         self.read_range(offset, into)?;
         let lies = self.line.lies.load(Ordering::SeqCst);
         if lies > 0 {
@@ -92,6 +110,9 @@ impl Object for FarObject {
         waiting: &mut Waiting,
     ) -> Result<bool, StoreError> {
         let (line, id) = (Arc::clone(&self.line), self.id());
+        if !waiting.is_ahead() {
+            line.waited_for.lock().unwrap().insert(offset);
+        }
         let is_away = move || *line.away.lock().unwrap() == Some(id);
         match waiting.end::<()>() {
             None if is_away() => self.line.waiting.fetch_add(1, Ordering::SeqCst),
@@ -444,6 +465,89 @@ fn what_somebody_waits_for_overtakes_what_is_prefetched() {
 }
 
 #[test]
+fn what_two_machines_prefetch_stays_behind_what_one_of_them_waits_for() {
+    let setup = setup(4);
+    // No two lie side by side, so each is a read of its own; and no more than are asked for at a time.
+    let boot: Vec<(u64, u32)> = (0..12).map(|n| (2 * n, 0)).collect();
+    let trace = Trace::of_boot(setup.manifest, &boot);
+    let cache = ChunkCache::new(64 << 20);
+    let readers = [0; 2].map(|_| setup.open(Arc::clone(&cache)));
+    let line = &setup.far.line;
+    *line.away.lock().unwrap() = Some(readers[0].outline().objects()[0].id);
+    let works = readers.each_ref().map(|reader| reader.prefetch(&trace, u64::MAX).unwrap());
+    for work in &works {
+        // The last byte counts when it is over.
+        wait_until("all of it was asked for", || work.progress().done_bytes == 12 * CHUNK as u64 - 1);
+    }
+    let waited_for = 6;
+    let offset = readers[0].manifest().unwrap().chunk(waited_for).unwrap().offset;
+    let range = ByteRange::new(waited_for * CHUNK as u64, 4096).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+    readers[0].submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    wait_until("it is said that somebody waits", || line.waited_for.lock().unwrap().contains(&offset));
+    *line.away.lock().unwrap() = None;
+    assert!(told.recv().unwrap().unwrap() == setup.disk[6 * CHUNK..][..4096]);
+    works.iter().for_each(wait_for);
+    // Of all others it was not said, although two have asked for each.
+    assert_eq!(*line.waited_for.lock().unwrap(), BTreeSet::from([offset]));
+    assert_eq!(setup.bytes(), 12 * CHUNK as u64);
+}
+
+#[test]
+fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
+    let setup = setup(28);
+    let mut other = vec![0; 28 << 20];
+    noise(&mut other, 6);
+    let other_manifest = import_bytes(&setup.far.store, "other", &other).version.manifest;
+    let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
+    let reader = setup.open(Arc::clone(&cache));
+    let others = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
+    let (line, pace) = (&setup.far.line, Arc::new(Pace::new(None)));
+    *line.away.lock().unwrap() = Some(reader.outline().objects()[0].id);
+    let work = reader.hydrate(&pace).unwrap();
+    wait_until("the copy waits", || line.waiting.load(Ordering::SeqCst) >= 2);
+    // There is room for one of them.
+    assert_eq!(others.hydrate(&pace).err().unwrap().kind(), ImageErrorKind::NoSpace);
+    // The machine stops.
+    let held = Arc::downgrade(&reader);
+    drop(work);
+    drop(reader);
+    wait_until("nobody holds the version", || held.strong_count() == 0);
+    let mut copied = None;
+    wait_until("there is room for the other one", || {
+        copied = others.hydrate(&pace).ok();
+        copied.is_some()
+    });
+    wait_for(&copied.unwrap());
+    assert!(line.away.lock().unwrap().is_some());
+    line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(others.as_ref()) == other);
+}
+
+#[test]
+fn what_an_earlier_process_left_is_read_back_before_a_copy_counts_it() {
+    let setup = setup(16);
+    let pace = Arc::new(Pace::new(None));
+    {
+        let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+        wait_for(&reader.hydrate(&pace).unwrap());
+    }
+    // A changed byte in each of three chunks, seen only by their hashes.
+    for record in [3, 17, 31] {
+        flip(&setup.cache_dir.path().join("segment-0"), record * (CHUNK as u64 + 48) + 1000);
+    }
+    let before = setup.bytes();
+    let disk = setup.disk_cache();
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+    wait_for(&reader.hydrate(&pace).unwrap());
+    assert_eq!(disk.counters().damaged, 3);
+    assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
 fn a_version_that_was_copied_needs_no_server() {
     let setup = setup(24);
     let disk = setup.disk_cache();
@@ -588,6 +692,37 @@ fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
     for index in (0..setup.disk.len() / CHUNK).filter(|index| !damaged.contains(index)) {
         assert!(read_chunk(&reader, index) == setup.disk[index * CHUNK..][..4096], "chunk {index}");
     }
+}
+
+#[test]
+fn an_object_that_is_missing_holds_up_no_other_one_and_is_not_asked_for_part_by_part() {
+    const HALF: usize = 16 << 20;
+    let setup = setup(HALF >> 20);
+    let mut longer = setup.disk.clone();
+    longer.resize(2 * HALF, 0);
+    noise(&mut longer[HALF..], 6);
+    let manifest = import_bytes(&setup.far.store, "longer", &longer).version.manifest;
+    let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
+    let reader = VersionReader::open(&setup.far, manifest, cache).unwrap();
+    // Its first half is that of the other image, and is copied first.
+    let objects: Vec<Hash> = reader.outline().objects().iter().map(|object| object.id).collect();
+    assert_eq!(objects.len(), 2);
+    let line = &setup.far.line;
+    *line.missing.lock().unwrap() = Some(objects[0]);
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    wait_until("the other one is copied", || work.progress().done_bytes >= HALF as u64);
+    assert!(!work.progress().is_over);
+    assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::NotFound);
+    // It has 16 parts of 1 MiB. Each thread tries one now and then.
+    let asked = line.asked_in_vain.load(Ordering::SeqCst);
+    assert!((1..16).contains(&asked), "asked for {asked} times");
+    for chunk in HALF / CHUNK..2 * HALF / CHUNK {
+        assert!(read_chunk(&reader, chunk) == longer[chunk * CHUNK..][..4096], "chunk {chunk}");
+    }
+    *line.missing.lock().unwrap() = None;
+    wait_for(&work);
+    line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == longer);
 }
 
 #[test]

@@ -12,11 +12,6 @@ impl Hash {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The first eight bytes as a number, for tables: they are as good as random.
-    pub fn prefix(&self) -> u64 {
-        self.0.first_chunk().map_or(0, |first| u64::from_le_bytes(*first))
-    }
-
     /// The first twelve digits, enough for people to tell versions apart.
     pub fn short(&self) -> String {
         self.to_string().chars().take(12).collect()

@@ -152,9 +152,9 @@ pub trait Store: Send + Sync + 'static {
     /// Starts a new version. While a publication is under way no object is reclaimed.
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError>;
 
-    /// Changes the channels or the flags of an image: `change` gets what is stored, and what it leaves is
+    /// Changes the channels, the flags or the notes of an image: `change` gets what is stored, and what it leaves is
     /// stored in its place, durably, unless it fails. Nobody else changes the image meanwhile. It must leave
-    /// the versions as they are but for [`Image::retire`].
+    /// the versions as they are but for [`Image::retire`] and [`Image::set_note`].
     fn change(
         &self,
         name: &ImageName,
@@ -294,7 +294,17 @@ pub trait Publication: Send {
     fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError>;
 
     /// Ends the data object, durably. Returns its name and length, or `None` if nothing was appended.
-    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError>;
+    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError> {
+        self.finish_object_telling(&mut |_| Ok(()))
+    }
+
+    /// The same. Where the object is sent to the store only now, `sent` is told how many bytes more are there, none before the
+    /// first is sent, and can end it: an error leaves nothing of the object once this publication is dropped, which is all that can be
+    /// done with it then.
+    fn finish_object_telling(
+        &mut self,
+        sent: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<Option<(Hash, u64)>, StoreError>;
 
     /// Copies a data object of another store, durably, unless it is there; checks its hash. `copied` is told how many
     /// bytes more are there, those that an interrupted copy left included, and can end the copy: an error leaves

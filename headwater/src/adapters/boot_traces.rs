@@ -17,7 +17,7 @@ use crate::traces::{BOOTS_RECORDED, Place, Traces};
 /// A version's trace.
 pub fn show(store: &dyn Store, traces: &Traces, version: &ImageVersion) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
-    told(store, version, &trace, place)
+    Ok(told(&manifest_of(store, version)?, version, &trace, place))
 }
 
 /// Takes the trace of a file in.
@@ -42,8 +42,10 @@ pub fn merge(
         );
         return Err(BackendError::new(ProblemKind::Invalid, why));
     }
+    // Before that: a failure must not have been counted, for whoever is told of one does it again.
+    let manifest = manifest_of(store, version)?;
     let (merged, place) = traces.merge(boots).map_err(image_failed)?;
-    told(store, version, &merged, place)
+    Ok(told(&manifest, version, &merged, place))
 }
 
 /// Writes the trace to a new file.
@@ -54,6 +56,8 @@ pub fn save(
     target: &Path,
 ) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
+    // Before that: a failure leaves no file, which would be in the way of the next one.
+    let manifest = manifest_of(store, version)?;
     let written = File::create_new(target).and_then(|mut file| {
         file.write_all(&trace.encode()).and_then(|()| file.sync_all()).inspect_err(|_| {
             // What is half a trace is of no use to anybody.
@@ -61,13 +65,13 @@ pub fn save(
         })
     });
     written.map_err(|e| BackendError::from_io(format!("cannot write {}", target.display()), e))?;
-    told(store, version, &trace, place)
+    Ok(told(&manifest, version, &trace, place))
 }
 
 /// Forgets the trace.
 pub fn remove(store: &dyn Store, traces: &Traces, version: &ImageVersion) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
-    let gone = told(store, version, &trace, place)?;
+    let gone = told(&manifest_of(store, version)?, version, &trace, place);
     traces.remove(trace.manifest).map_err(image_failed)?;
     Ok(gone)
 }
@@ -93,26 +97,72 @@ fn read(source: &Path) -> Result<Vec<u8>, BackendError> {
     Ok(bytes)
 }
 
-fn told(
-    store: &dyn Store,
-    version: &ImageVersion,
-    trace: &Trace,
-    place: Place,
-) -> Result<BootTrace, BackendError> {
+fn manifest_of(store: &dyn Store, version: &ImageVersion) -> Result<Manifest, BackendError> {
     let manifest = store.manifest(hash_of(version)?).map_err(store_failed)?;
-    let manifest = Manifest::decode(&manifest).map_err(image_failed)?;
+    Manifest::decode(&manifest).map_err(image_failed)
+}
+
+fn told(manifest: &Manifest, version: &ImageVersion, trace: &Trace, place: Place) -> BootTrace {
     let chunks = u64::try_from(trace.chunks.len()).unwrap_or(u64::MAX);
-    Ok(BootTrace {
+    BootTrace {
         version: version.clone(),
         boots: trace.boots,
         boots_wanted: BOOTS_RECORDED,
         chunks,
         image_bytes: chunks.saturating_mul(u64::from(manifest.chunk_bytes())),
-        stored_bytes: trace.stored_bytes(&manifest),
+        stored_bytes: trace.stored_bytes(manifest),
         lasts_ms: trace.chunks.last().map_or(0, |touched| u64::from(touched.at_ms)),
         place: match place {
             Place::Store => TracePlace::Store,
             Place::Host => TracePlace::Host,
         },
-    })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use headwater_image::{ChunkCache, ImportOptions, import, null_device};
+    use headwater_store::{Access, LocalDir};
+
+    use super::*;
+
+    #[test]
+    fn what_fails_for_the_store_leaves_no_file_and_counts_no_boot() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap();
+        let options = ImportOptions::new("disk".parse().unwrap(), 0);
+        let imported = import(null_device(1 << 20).unwrap(), &store, &options, &mut |_| {}).unwrap();
+        let manifest = imported.version.manifest;
+        let version = ImageVersion {
+            image: "disk".to_owned(),
+            number: 1,
+            hash: manifest.to_string(),
+            size_bytes: 1 << 20,
+            stored_bytes: 0,
+            created_at_ms: 0,
+            source: String::new(),
+            note: String::new(),
+            author: String::new(),
+            retired: false,
+            channels: Vec::new(),
+        };
+        let traces = Traces::new(Arc::new(store.clone()), ChunkCache::new(16 << 20));
+        let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+        std::fs::write(&theirs, Trace::of_boot(manifest, &[(1, 0), (2, 5)]).encode()).unwrap();
+        assert_eq!(merge(&store, &traces, &version, &theirs).unwrap().boots, 1);
+
+        // The store has lost the manifest, or does not answer when it is asked for it.
+        let kept = dir.path().join("store/manifests").join(manifest.to_string());
+        let away = dir.path().join("away");
+        std::fs::rename(&kept, &away).unwrap();
+        save(&store, &traces, &version, &ours).unwrap_err();
+        assert!(!ours.exists(), "a file is left of what failed");
+        merge(&store, &traces, &version, &theirs).unwrap_err();
+        std::fs::rename(&away, &kept).unwrap();
+        assert_eq!(merge(&store, &traces, &version, &theirs).unwrap().boots, 2);
+        assert_eq!(save(&store, &traces, &version, &ours).unwrap().boots, 2);
+        assert!(ours.exists());
+    }
 }

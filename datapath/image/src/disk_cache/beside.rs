@@ -1,4 +1,5 @@
-//! Files beside the chunks, named by hashes: what it takes to open versions while no server answers, also after a power cut.
+//! Files beside the chunks, named by hashes: what it takes to open versions while no server answers, also after a power cut, and boot
+//! traces.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -12,8 +13,8 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
 use crate::disk_cache::{make_own, open_own};
 use crate::units::u64_of;
 
-/// What is not written in full has a name that begins like this.
-const PART: &str = "part-";
+/// What is not written in full has a name that begins like this, with a number behind it or, of an earlier release, nothing.
+const PART: &str = "part";
 
 /// Numbers what is being written: machines that start together may open the same version.
 static WRITES: AtomicU64 = AtomicU64::new(0);
@@ -58,7 +59,7 @@ impl Folder {
             return Err(io::Error::other(format!("it has {} bytes: make the cache larger", bytes.len())));
         };
         self.thin(room, id)?;
-        let part = self.dir.join(format!("{PART}{}", WRITES.fetch_add(1, Ordering::Relaxed)));
+        let part = self.dir.join(format!("{PART}-{}", WRITES.fetch_add(1, Ordering::Relaxed)));
         let written = open_own(File::options().create(true).truncate(true).write(true), &part)
             .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&part, self.dir.join(id.to_string())));

@@ -17,14 +17,14 @@
 //! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
 //!   be is forgotten and fetched again.
 //! - What does not need to be durable is not synced: after a crash a record is whole, or is noticed not to be. Synced are
-//!   `cache`, what it takes to open a version without servers, and the chunks of one that is said to be here ([`DiskCache::sync`]).
+//!   `cache`, what it takes to open a version without servers, boot traces, and the chunks of one that is said to be here ([`DiskCache::sync`]).
 //! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
 //!   the read.
 //! - What belongs to a version that is kept goes only when it is elsewhere: until it was copied, and where that fails, its
 //!   segment stays.
 //!
 //! # Lock order
-//! `keeping`, `state`. `state` is not held across I/O, but while a segment's file is made or gets its name, and where one is removed
+//! `keeping`; `beginning`, `state`. `state`, which every read waits for, is not held across I/O, but where a segment is removed
 //! because it could not be moved.
 
 mod beside;
@@ -32,6 +32,7 @@ mod manifests;
 mod moving;
 pub(crate) mod segment;
 pub(crate) mod stores;
+mod traces;
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -41,12 +42,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headwater_store::{Hash, TRACE_MAX_BYTES};
+use headwater_store::Hash;
 use parking_lot::Mutex;
 
 use crate::disk_cache::segment::{RECORD_HEADER_BYTES, record_header, scan};
 use crate::error::{ImageError, ImageErrorKind};
 use crate::index::HashTable;
+use crate::side_by_side::side_by_side;
 use crate::units::{u64_of, usize_of_u32};
 
 /// The smallest cache.
@@ -55,6 +57,9 @@ pub const DISK_CACHE_MIN_BYTES: u64 = 64 << 20;
 const SEGMENTS: u64 = 16;
 const SEGMENT_MIN_BYTES: u64 = 4 << 20;
 const SEGMENT_MAX_BYTES: u64 = 64 << 20;
+/// Segments that are read at a time when a cache is opened, on a thread each: after a start of the host each record in them is a read
+/// that waits for the disk.
+const SCANS_AT_A_TIME: usize = 8;
 /// How much of the cache, in parts of 16, versions that are kept may fill: the rest is room to move them.
 const KEPT_SHARE: u64 = 13;
 
@@ -69,6 +74,14 @@ struct Place {
     offset: u64,
     len: u32,
     used: bool,
+    /// An earlier process wrote it, and nobody has looked since whether it is what it should be.
+    is_unread: bool,
+}
+
+impl Place {
+    fn new(segment: u64, offset: u64, len: u32) -> Self {
+        Self { segment, offset, len, used: false, is_unread: false }
+    }
 }
 
 #[derive(Debug)]
@@ -97,6 +110,13 @@ struct State {
     /// Segments from this number on were begun by this process. The end of an older one may be half a record,
     /// so nothing is appended to it.
     fresh_from: u64,
+}
+
+impl State {
+    fn file_of(&self, place: Place) -> Option<Arc<File>> {
+        let segment = self.segments.iter().find(|segment| segment.number == place.segment)?;
+        Some(Arc::clone(&segment.file))
+    }
 }
 
 /// The chunks of a version that must not go.
@@ -147,6 +167,8 @@ pub struct DiskCache {
     state: Mutex<State>,
     /// Held while it is decided whether one more version can be kept.
     keeping: Mutex<()>,
+    /// Held while a segment's file is made. Only those who put wait for it.
+    beginning: Mutex<()>,
     counters: Counters,
 }
 
@@ -189,6 +211,7 @@ impl DiskCache {
             segment_bytes,
             state: Mutex::default(),
             keeping: Mutex::default(),
+            beginning: Mutex::default(),
             counters: Counters::default(),
         };
         cache.load().map_err(failed)?;
@@ -210,41 +233,12 @@ impl DiskCache {
         }
     }
 
-    /// The boot trace that was recorded here.
-    pub fn trace(&self, manifest: Hash) -> Option<Vec<u8>> {
-        let path = self.dir.join("traces").join(manifest.to_string());
-        let len = fs::metadata(&path).ok()?.len();
-        if len > TRACE_MAX_BYTES {
-            return None;
-        }
-        fs::read(path).ok()
-    }
-
-    /// Keeps a boot trace, or removes it.
-    pub fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), ImageError> {
-        let dir = self.dir.join("traces");
-        let path = dir.join(manifest.to_string());
-        let failed = |e: std::io::Error| ImageError::from_os(format!("cannot write {}", path.display()), &e);
-        let Some(trace) = trace else {
-            return match fs::remove_file(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
-                _ => Ok(()),
-            };
-        };
-        let part = dir.join("part");
-        make_own(&dir).map_err(failed)?;
-        let write = || {
-            open_own(File::options().create(true).truncate(true).write(true), &part)?.write_all(trace)?;
-            fs::rename(&part, &path)
-        };
-        write().map_err(failed)
-    }
-
     /// Reads the segments that are there.
     fn load(&self) -> Result<(), std::io::Error> {
         moving::remove_rest(&self.dir)?;
         self.manifests().remove_rest()?;
         self.stores().remove_rest()?;
+        self.traces().remove_rest()?;
         let mut found: Vec<(u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -254,20 +248,26 @@ impl DiskCache {
             }
         }
         found.sort_unstable();
-        let mut state = self.state.lock();
-        for (number, path) in found {
-            state.next_number = number + 1;
-            let file = open_own(File::options().read(true).write(true), &path)?;
-            let len = file.metadata()?.len();
-            let records = scan(&file, len);
-            let mut hashes = Vec::with_capacity(records.len());
-            for (hash, offset, stored_bytes) in records {
-                state.index.insert(hash, Place { segment: number, offset, len: stored_bytes, used: false });
-                hashes.push(hash);
+        for some in found.chunks(SCANS_AT_A_TIME) {
+            let opened: Vec<_> =
+                some.iter().map(|(_, path)| open_segment(path)).collect::<Result<_, std::io::Error>>()?;
+            let scanned = side_by_side("chunk-cache", &opened, |(file, len)| scan(file, *len))?;
+            let mut state = self.state.lock();
+            // In order: of a chunk that is there twice, the newer one counts.
+            for (((number, path), (file, len)), records) in some.iter().zip(opened).zip(scanned) {
+                let (number, path) = (*number, path.clone());
+                state.next_number = number + 1;
+                let mut hashes = Vec::with_capacity(records.len());
+                for (hash, offset, stored_bytes) in records {
+                    let place = Place { is_unread: true, ..Place::new(number, offset, stored_bytes) };
+                    state.index.insert(hash, place);
+                    hashes.push(hash);
+                }
+                state.bytes += len;
+                state.segments.push_back(Segment { number, path, file: Arc::new(file), len, hashes });
             }
-            state.bytes += len;
-            state.segments.push_back(Segment { number, path, file: Arc::new(file), len, hashes });
         }
+        let mut state = self.state.lock();
         // The limit may be a smaller one than before. Nothing is kept yet. Room to move a segment is there for the length
         // that segments have now, so longer ones go, wherever they are.
         self.remove_longer(&mut state);
@@ -289,22 +289,40 @@ impl DiskCache {
                 place.used = true;
                 *place
             });
-            place.and_then(|place| {
-                let segment = state.segments.iter().find(|segment| segment.number == place.segment)?;
-                Some((place, Arc::clone(&segment.file)))
-            })
+            place.and_then(|place| Some((place, state.file_of(place)?)))
         };
         let Some((place, file)) = found else {
             self.counters.misses.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        into.resize(usize_of_u32(place.len), 0);
-        if let Err(e) = file.read_exact_at(into, place.offset) {
-            self.forget(hash, &e);
-            return false;
+        let is_read = self.read(hash, place, &file, into);
+        if is_read {
+            self.counters.hits.fetch_add(1, Ordering::Relaxed);
         }
-        self.counters.hits.fetch_add(1, Ordering::Relaxed);
-        true
+        is_read
+    }
+
+    fn read(&self, hash: &Hash, place: Place, file: &File, into: &mut Vec<u8>) -> bool {
+        into.resize(usize_of_u32(place.len), 0);
+        file.read_exact_at(into, place.offset).inspect_err(|e| self.forget(hash, e)).is_ok()
+    }
+
+    /// Fills `into` with the stored bytes of a chunk that an earlier process left here, until somebody says that
+    /// it [was right](Self::was_right). Neither counted nor kept for that.
+    pub(crate) fn get_unread(&self, hash: &Hash, into: &mut Vec<u8>) -> bool {
+        let found = {
+            let state = self.state.lock();
+            let place = state.index.get(hash).copied().filter(|place| place.is_unread);
+            place.and_then(|place| Some((place, state.file_of(place)?)))
+        };
+        found.is_some_and(|(place, file)| self.read(hash, place, &file, into))
+    }
+
+    /// What is here is the chunk.
+    pub(crate) fn was_right(&self, hash: &Hash) {
+        if let Some(place) = self.state.lock().index.get_mut(hash) {
+            place.is_unread = false;
+        }
     }
 
     /// Whether a chunk is here; nothing is read.
@@ -354,7 +372,7 @@ impl DiskCache {
         if let Some(segment) = state.segments.iter_mut().find(|segment| segment.number == number) {
             segment.hashes.push(*hash);
             let offset = offset + u64_of(RECORD_HEADER_BYTES);
-            state.index.insert(*hash, Place { segment: number, offset, len: stored_bytes, used: false });
+            state.index.insert(*hash, Place::new(number, offset, stored_bytes));
             self.counters.writes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -462,6 +480,13 @@ impl Drop for Kept {
 fn open_own(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
     options.mode(0o600).custom_flags(no_follow).open(path)
+}
+
+/// A segment's file, and its length.
+fn open_segment(path: &Path) -> std::io::Result<(File, u64)> {
+    let file = open_own(File::options().read(true).write(true), path)?;
+    let len = file.metadata()?.len();
+    Ok((file, len))
 }
 
 /// Makes a directory of the cache where it is missing, for its owner only.

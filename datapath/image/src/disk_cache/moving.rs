@@ -4,18 +4,20 @@
 //! 1. It becomes the first one, and what is not to stay of it leaves the index.
 //! 2. Everything else, and what still arrives in the segment meanwhile, is copied to the file `moving`. Nobody else knows
 //!    that file, and readers go on to find the chunks where they were.
-//! 3. The copy gets a segment's name and is the newest one, the index points into it, and the first one is removed.
+//! 3. The copy gets a segment's name. What arrived in the segment meanwhile is copied, too.
+//! 4. The copy is the newest one, the index points into it, and the first one is removed.
 //!
-//! 1 and 3 are each done under the lock, but for the removal, 2 without it; a chunk that is put meanwhile and finds no room is
+//! 1 and 4 are each done under the lock, but for the removal, 2 and 3 without it; a chunk that is put meanwhile and finds no room is
 //! not put. There is always room for the copy, because nothing else takes the last segment's worth of the limit.
 //!
-//! When 2 fails, or the process ends before 3, the copy is removed and the segment stays. Where nothing in it belongs to
+//! When 2 or 3 fails, or the process ends before 3, the copy is removed and the segment stays; when it ends before 4, what is there twice
+//! goes first. Where nothing in it belongs to
 //! a version that is kept it goes all the same, since a disk that is full only becomes less full that way.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -47,6 +49,8 @@ struct Parted {
 /// A segment to be.
 struct Copied {
     file: File,
+    /// Its number and path as a segment, once it has them.
+    name: Option<(u64, PathBuf)>,
     len: u64,
     is_synced: bool,
     /// Where each chunk starts in it.
@@ -73,18 +77,11 @@ impl DiskCache {
         loop {
             let mut state = self.state.lock();
             if self.has_room(&state, len) {
-                let (full, fresh_from) = (self.segment_bytes, state.fresh_from);
-                if let Some(newest) = state.segments.back_mut()
-                    && newest.number >= fresh_from
-                    && newest.len + len <= full
-                {
-                    let offset = newest.len;
-                    newest.len += len;
-                    let claimed = (newest.number, Arc::clone(&newest.file), offset);
-                    state.bytes += len;
+                if let Some(claimed) = self.claim_in_newest(&mut state, len) {
                     return Ok(Some(claimed));
                 }
-                self.begin_segment(&mut state)?;
+                drop(state);
+                self.begin_segment(len)?;
                 continue;
             }
             if state.moving || has_moved {
@@ -154,13 +151,42 @@ impl DiskCache {
         Ok(has_more)
     }
 
-    fn begin_segment(&self, state: &mut State) -> io::Result<()> {
-        let number = state.next_number;
-        let path = self.dir.join(format!("segment-{number}"));
+    /// Where it fits into the newest segment.
+    fn claim_in_newest(&self, state: &mut State, len: u64) -> Option<(u64, Arc<File>, u64)> {
+        let newest = self.newest(state, len)?;
+        let offset = newest.len;
+        newest.len += len;
+        let claimed = (newest.number, Arc::clone(&newest.file), offset);
+        state.bytes += len;
+        Some(claimed)
+    }
+
+    fn newest<'a>(&self, state: &'a mut State, len: u64) -> Option<&'a mut Segment> {
+        let fresh_from = state.fresh_from;
+        let newest = state.segments.back_mut()?;
+        (newest.number >= fresh_from && newest.len + len <= self.segment_bytes).then_some(newest)
+    }
+
+    /// Begins a segment, unless somebody has done so meanwhile. A disk that takes its time to make a file holds up nobody who reads.
+    fn begin_segment(&self, len: u64) -> io::Result<()> {
+        let _alone = self.beginning.lock();
+        let mut state = self.state.lock();
+        if self.newest(&mut state, len).is_some() {
+            return Ok(());
+        }
+        let (number, path) = self.next_name(&mut state);
+        drop(state);
         let file = open_own(File::options().read(true).write(true).create(true).truncate(true), &path)?;
-        state.next_number += 1;
-        state.segments.push_back(Segment { number, path, file: Arc::new(file), len: 0, hashes: Vec::new() });
+        let segment = Segment { number, path, file: Arc::new(file), len: 0, hashes: Vec::new() };
+        self.state.lock().segments.push_back(segment);
         Ok(())
+    }
+
+    /// That of the next segment; nobody else gets it.
+    fn next_name(&self, state: &mut State) -> (u64, PathBuf) {
+        let number = state.next_number;
+        state.next_number += 1;
+        (number, self.dir.join(format!("segment-{number}")))
     }
 
     /// Takes what is not to stay of the first segment out of the index. Whether anything stays.
@@ -181,6 +207,17 @@ impl DiskCache {
     /// Copies what is in the first segment, and puts the copy in its place. Returns the one that goes.
     fn move_first(&self) -> io::Result<Option<Segment>> {
         let mut copied: Option<Copied> = None;
+        let moved = self.copy_first(&mut copied);
+        if moved.is_err()
+            && let Some((_, path)) = copied.and_then(|copy| copy.name)
+            && let Err(e) = fs::remove_file(&path)
+        {
+            tracing::warn!(path = %path.display(), error = %e, "cannot remove the rest of a failed move");
+        }
+        moved
+    }
+
+    fn copy_first(&self, copied: &mut Option<Copied>) -> io::Result<Option<Segment>> {
         let mut stored = Vec::new();
         loop {
             let mut state = self.state.lock();
@@ -196,11 +233,18 @@ impl DiskCache {
                     copy.is_synced = true;
                     continue;
                 }
-                return self.replace_first(&mut state, copied.take());
+                if let Some(copy) = copied.as_mut().filter(|copy| copy.name.is_none()) {
+                    let name = self.next_name(&mut state);
+                    drop(state);
+                    fs::rename(self.dir.join(MOVING), &name.1)?;
+                    copy.name = Some(name);
+                    continue;
+                }
+                return Ok(self.replace_first(&mut state, copied.take()));
             }
             let from = Arc::clone(&first.file);
             drop(state);
-            let copy = match &mut copied {
+            let copy = match &mut *copied {
                 Some(copy) => copy,
                 none => none.insert(Copied::create(&self.dir)?),
             };
@@ -215,18 +259,16 @@ impl DiskCache {
         }
     }
 
-    fn replace_first(&self, state: &mut State, copied: Option<Copied>) -> io::Result<Option<Segment>> {
-        let Some(number) = state.segments.front().map(|first| first.number) else { return Ok(None) };
-        if let Some(copy) = copied {
-            let segment = state.next_number;
-            let path = self.dir.join(format!("segment-{segment}"));
-            fs::rename(self.dir.join(MOVING), &path)?;
-            state.next_number += 1;
+    fn replace_first(&self, state: &mut State, copied: Option<Copied>) -> Option<Segment> {
+        let number = state.segments.front()?.number;
+        if let Some(copy) = copied
+            && let Some((segment, path)) = copy.name
+        {
             let mut hashes = Vec::with_capacity(copy.places.len());
             for (hash, offset) in copy.places {
                 // It may have been forgotten meanwhile, and put elsewhere.
                 if let Some(place) = state.index.get_mut(&hash).filter(|place| place.segment == number) {
-                    *place = Place { segment, offset, len: place.len, used: false };
+                    *place = Place { segment, offset, used: false, ..*place };
                     hashes.push(hash);
                 }
             }
@@ -234,7 +276,7 @@ impl DiskCache {
             let file = Arc::new(copy.file);
             state.segments.push_back(Segment { number: segment, path, file, len: copy.len, hashes });
         }
-        Ok(self.take_first(state))
+        self.take_first(state)
     }
 
     /// Removes the first segment with all that is still in it; `false` where there is none.
@@ -332,7 +374,7 @@ impl Copied {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
         let file = open_own(&mut options, &dir.join(MOVING))?;
-        Ok(Self { file, len: 0, is_synced: false, places: HashTable::default() })
+        Ok(Self { file, name: None, len: 0, is_synced: false, places: HashTable::default() })
     }
 
     fn append(&mut self, hash: &Hash, stored_bytes: u32, stored: &[u8]) -> io::Result<()> {

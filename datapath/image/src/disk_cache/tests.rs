@@ -226,6 +226,31 @@ fn damage_is_forgotten_and_foreign_directories_are_refused() {
 }
 
 #[test]
+fn of_what_is_there_twice_the_newer_one_counts_however_many_segments_are_read_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    // 41 chunks a segment.
+    (0..450).for_each(|n| put(&cache, n));
+    drop(cache);
+    // The process ended when the first one had been copied and was yet to go.
+    fs::copy(dir.path().join("segment-0"), dir.path().join("segment-20")).unwrap();
+    let cache = open_again(dir.path());
+    {
+        let state = cache.state.lock();
+        assert!(state.segments.len() > SCANS_AT_A_TIME);
+        for n in 0..450 {
+            let expected = if n < 41 { 20 } else { u64::from(n) / 41 };
+            assert_eq!(state.index.get(&chunk(n).0).unwrap().segment, expected, "chunk {n}");
+        }
+        let numbers: Vec<u64> = state.segments.iter().map(|segment| segment.number).collect();
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20]);
+        assert_eq!(state.next_number, 21);
+    }
+    assert!((0..450).all(|n| has(&cache, n)));
+    assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
+}
+
+#[test]
 fn links_in_the_place_of_its_files_are_not_followed() {
     let links = tempfile::tempdir().unwrap();
     let target = links.path().join("target");
@@ -239,7 +264,8 @@ fn links_in_the_place_of_its_files_are_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     fs::create_dir(dir.path().join("traces")).unwrap();
-    link(&dir.path().join("traces").join("part"));
+    // Whatever number it is written under.
+    (0..4096).for_each(|n| link(&dir.path().join("traces").join(format!("part-{n}"))));
     link(&dir.path().join("segment-0"));
     assert!(cache.set_trace(Hash::of(b"m"), Some(b"trace")).is_err());
     put(&cache, 1);

@@ -32,7 +32,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use headwater_block::{ByteRange, Device, VOLUME_MAX_BYTES};
-use headwater_store::{Committed, Hash, ImageName, NewVersion, Store, Version};
+use headwater_store::{
+    Committed, Hash, ImageName, NewVersion, Publication, Store, StoreError, StoreErrorKind, Version,
+};
 use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
@@ -143,7 +145,8 @@ pub struct Imported {
 }
 
 /// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
-/// and several times a second while the source says nothing. An import that is cancelled leaves reads of the source
+/// and several times a second while the source says nothing. Where the data object is sent to the store once the source is read, its
+/// bytes are counted as well from then on, and `progress` is called for each of a few parts. An import that is cancelled leaves reads of the source
 /// behind that are not answered; a source that hangs when it is asked where it has data ([`Device::extents`]) holds its
 /// end up, and whoever cancels cuts such a source off too.
 pub fn import(
@@ -202,7 +205,11 @@ fn import_once(
     let chunk_bytes = store.chunk_bytes();
     // Before the index is built, because from now on nothing that it finds is reclaimed.
     let mut publication = store.publish()?;
-    let mut index = ChunkIndex::build(store)?;
+    let mut index = ChunkIndex::build(store, &mut |_| {
+        // Whoever follows the progress may throw the switch there.
+        progress(Progress { done_bytes: 0, total_bytes: size_bytes });
+        options.cancel.check("the import")
+    })?;
     if carries {
         index.avoid_sparse();
     }
@@ -222,10 +229,11 @@ fn import_once(
     let carried_bytes = carry.map_or(0, |carry| carry.carried_bytes());
     attempt.has_carried = known.carried() > 0 || carried_bytes > 0;
     worked?;
-    let Written { builder, chunks: written, read_bytes } = writer.finish()?;
+    let Written { builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
     let read_bytes = read_bytes.saturating_sub(carried_bytes);
     let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
+    let mut at = Progress { done_bytes: size_bytes, total_bytes: size_bytes };
     let newest = options.unless_newest.then(|| same_newest(store, options, &builder, (&index, &known)));
     let (manifest, new_bytes) = match newest.transpose()?.flatten() {
         // That one is as good; what was stored again is not needed.
@@ -238,7 +246,8 @@ fn import_once(
         }
         None => {
             let mut objects = index.objects().to_vec();
-            objects.extend(publication.finish_object()?.map(|(id, len_bytes)| ObjectRef { id, len_bytes }));
+            let own = finish_object(publication.as_mut(), object_bytes, options, &mut at, progress)?;
+            objects.extend(own);
             (builder.finish(&objects)?, written * u64::from(chunk_bytes))
         }
     };
@@ -261,17 +270,13 @@ fn import_once(
         newest_at_most: options.newest_at_most,
         is_sealed: options.is_sealed,
     })?;
-    progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
+    progress(at);
     if is_new && attempt.has_carried {
         tracing::info!(image = %options.name, version = version.number, chunks = known.carried(),
             "chunks of data objects that are mostly out of use were stored again, so that these go with older versions");
     }
     let damaged_chunks = known.damaged();
-    if damaged_chunks > 0 {
-        tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
-            "the store's copies of chunks are damaged, and others were used or made; older versions need them still: \
-             'headwater image verify' says which");
-    }
+    warn_of_damage(options, &version, damaged_chunks);
     Ok(Imported {
         version,
         is_new,
@@ -281,6 +286,38 @@ fn import_once(
         read_bytes,
         damaged_chunks,
     })
+}
+
+/// Ends the data object. Where it is sent only now, it is counted behind the image: the import is not through before it is there.
+fn finish_object(
+    publication: &mut dyn Publication,
+    object_bytes: u64,
+    options: &ImportOptions,
+    at: &mut Progress,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Option<ObjectRef>, ImageError> {
+    let total_bytes = at.total_bytes.saturating_add(object_bytes);
+    let finished = publication.finish_object_telling(&mut |sent_bytes| {
+        *at = Progress { done_bytes: at.done_bytes.saturating_add(sent_bytes), total_bytes };
+        progress(*at);
+        if options.cancel.is_cancelled() {
+            return Err(StoreError::new(StoreErrorKind::Io, "the import was cancelled"));
+        }
+        Ok(())
+    });
+    if finished.is_err() {
+        // That it was cancelled is no failure of the store.
+        options.cancel.check("the import")?;
+    }
+    Ok(finished?.map(|(id, len_bytes)| ObjectRef { id, len_bytes }))
+}
+
+fn warn_of_damage(options: &ImportOptions, version: &Version, damaged_chunks: u64) {
+    if damaged_chunks > 0 {
+        tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
+            "the store's copies of chunks are damaged, and others were used or made; older versions need them still: \
+             'headwater image verify' says which");
+    }
 }
 
 /// The manifest of the newest version of an image, if that has the same bytes, wherever they are stored, and they are sound there.

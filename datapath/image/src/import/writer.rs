@@ -89,6 +89,8 @@ pub(super) struct Written {
     pub(super) builder: ManifestBuilder,
     /// Chunks in the data object.
     pub(super) chunks: u64,
+    /// Its length.
+    pub(super) object_bytes: u64,
     /// Bytes that were read from the source.
     pub(super) read_bytes: u64,
 }
@@ -264,8 +266,8 @@ impl<'a> Writer<'a> {
         if !self.buffer.is_empty() {
             self.publication.append(&self.buffer)?;
         }
-        let (builder, read_bytes) = (self.builder, self.read_bytes);
-        Ok(Written { builder, chunks: u64_of(self.written.len()), read_bytes })
+        let Self { builder, written, offset: object_bytes, read_bytes, .. } = self;
+        Ok(Written { builder, chunks: u64_of(written.len()), object_bytes, read_bytes })
     }
 }
 

@@ -75,7 +75,11 @@ impl Publication for LocalPublication {
         result
     }
 
-    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError> {
+    /// It was written as it came, so there is nothing to tell.
+    fn finish_object_telling(
+        &mut self,
+        _: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<Option<(Hash, u64)>, StoreError> {
         let Some(writing) = self.writing.take() else {
             return Ok(self.finished);
         };

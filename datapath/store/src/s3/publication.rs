@@ -110,8 +110,12 @@ impl Publication for S3Publication {
         written.map_err(|e| self.spool_failed(e))
     }
 
-    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError> {
+    fn finish_object_telling(
+        &mut self,
+        sent: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<Option<(Hash, u64)>, StoreError> {
         let Some(writing) = self.writing.take() else { return Ok(self.finished) };
+        sent(0)?;
         let id = Hash::from(writing.hasher.finalize());
         self.left_something = true;
         let spool_dir = self.store.spool_dir.clone();
@@ -127,7 +131,7 @@ impl Publication for S3Publication {
                     )
                 })
             },
-            sent: &mut |_| Ok(()),
+            sent,
             check: &mut || Ok(()),
         };
         upload::send(&self.store.bucket, sending)?;

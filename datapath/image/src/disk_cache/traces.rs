@@ -1,0 +1,73 @@
+//! Boot traces that were recorded on this host, of versions of stores that are only read.
+
+use headwater_store::{Hash, TRACE_MAX_BYTES};
+
+use crate::disk_cache::DiskCache;
+use crate::disk_cache::beside::Folder;
+use crate::error::ImageError;
+
+const DIR: &str = "traces";
+/// They take at most one part in so many of what the cache may take, beside it.
+const SHARE: u64 = 64;
+
+impl DiskCache {
+    pub(super) fn traces(&self) -> Folder {
+        Folder::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
+    }
+
+    /// The boot trace that was recorded here; it is used now.
+    pub fn trace(&self, manifest: Hash) -> Option<Vec<u8>> {
+        let (bytes, _) = self.traces().read(manifest, TRACE_MAX_BYTES)?;
+        if let Err(e) = self.traces().touch(manifest) {
+            tracing::debug!(error = %e, "cannot say that a boot trace was used");
+        }
+        Some(bytes)
+    }
+
+    /// Keeps a boot trace, or removes it. Those that were not used for longest go for it.
+    pub fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), ImageError> {
+        let traces = self.traces();
+        let set = match trace {
+            Some(trace) => traces.keep(manifest, trace),
+            None => traces.remove(manifest),
+        };
+        let shown = self.dir.join(DIR);
+        set.map_err(|e| ImageError::from_os(format!("cannot write a boot trace to {}", shown.display()), &e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::disk_cache::DISK_CACHE_MIN_BYTES;
+    use crate::disk_cache::tests::open_again;
+
+    #[test]
+    fn traces_are_bounded_and_those_that_are_used_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let limit = (DISK_CACHE_MIN_BYTES / SHARE) as usize;
+        let id = |n: usize| Hash::of(&[n as u8]);
+        for n in 0..20 {
+            cache.set_trace(id(n), Some(&vec![7; limit / 5])).unwrap();
+            assert!(n == 0 || cache.trace(id(0)).is_some(), "the first is used all the time");
+            // So that the file system's clock tells them apart.
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let taken: u64 =
+            fs::read_dir(dir.path().join(DIR)).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+        assert!(taken <= limit as u64, "{taken}");
+        assert!(cache.trace(id(19)).is_some() && cache.trace(id(1)).is_none());
+        // What all of the room is too small for is refused, and drives nothing out.
+        assert!(cache.set_trace(id(99), Some(&vec![7; limit + 1])).is_err());
+        assert!(cache.trace(id(0)).is_some() && cache.trace(id(99)).is_none());
+        // What was being written, also by an earlier release, goes.
+        let parts = ["part", "part-3"].map(|name| dir.path().join(DIR).join(name));
+        parts.iter().for_each(|part| fs::write(part, [1]).unwrap());
+        drop(cache);
+        let cache = open_again(dir.path());
+        assert!(parts.iter().all(|part| !part.exists()) && cache.trace(id(0)).is_some());
+    }
+}
