@@ -16,6 +16,7 @@ use headwater_store::{Hash, Pin, Store};
 use serde::Serialize;
 
 use crate::adapters::disks::host_memory_bytes;
+use crate::adapters::release::Released;
 use crate::recording::Recording;
 use crate::traces::{BOOTS_RECORDED, Traces};
 
@@ -217,9 +218,11 @@ impl Streaming {
         &self.traces
     }
 
-    /// Opens a version for a machine that boots from it.
-    pub fn open(&self, manifest: Hash) -> Result<Streamed, ImageError> {
-        let reader = VersionReader::open(&*self.store, manifest, Arc::clone(&self.chunks))?;
+    /// Opens a version for a machine that boots from it, with `disk` above it.
+    pub fn open(&self, manifest: Hash, disk: Above) -> Result<Streamed, ImageError> {
+        // Whoever is the last to use the reader is not to wait for the store.
+        let pin = Pin::new(Released::new(self.pin(manifest)?));
+        let reader = VersionReader::open_pinned(&*self.store, manifest, Arc::clone(&self.chunks), pin)?;
         if self.readahead == Ahead::Off {
             reader.stop_readahead();
         }
@@ -229,7 +232,7 @@ impl Streaming {
             if let Some(trace) = trace.as_ref().filter(|_| reader.is_remote()) {
                 prefetch = Some(reader.prefetch(trace, self.budget_bytes(trace, &reader)?)?);
             }
-            if trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
+            if disk == Above::Empty && trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
                 recording = Some(Recording::start(&self.traces, &reader)?);
             }
         }
@@ -417,6 +420,15 @@ pub struct StreamCounters {
     pub longest_read_ms: u64,
 }
 
+/// What lies above a version that is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Above {
+    /// A disk without changes. What a boot reads of the version is what every other boot of it reads.
+    Empty,
+    /// One that was in use before. Of what was changed nothing is read of the version any more, so a boot says little about others.
+    Written,
+}
+
 /// A version in use.
 pub struct Streamed {
     /// The version.
@@ -517,7 +529,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (server, manifest, disk) = served(dir.path(), 56);
         let streaming = copying(dir.path(), &server);
-        let opened = streaming.open(manifest).unwrap();
+        let opened = streaming.open(manifest, Above::Empty).unwrap();
         let copied = opened.copied().unwrap();
         assert!(copied.total_bytes >= 56 << 20 && copied.done_bytes == 0 && copied.is_over, "{copied:?}");
         let mut read = vec![0; 1 << 20];
@@ -535,7 +547,7 @@ mod tests {
         let in_memory = Streaming::new(store().unwrap(), &args, None, None);
         let room = in_memory.chunks.counters().capacity_bytes / 4 * 3;
         assert_eq!(room, 12 << 20);
-        let opened = in_memory.open(manifest).unwrap();
+        let opened = in_memory.open(manifest, Above::Empty).unwrap();
         // So many chunks of 64 KiB, which cannot be packed: each is stored as long as it is.
         let budget = |streaming: &Streaming, chunks: u64| {
             let touched: Vec<_> = (0..chunks).map(|chunk| (chunk, 1)).collect();
@@ -548,7 +560,7 @@ mod tests {
         assert_eq!(budget(&on_disk, 384), (64 << 20) / 16 * 13);
         drop(on_disk);
         let copied = copying(dir.path(), &server);
-        let _opened = copied.open(manifest).unwrap();
+        let _opened = copied.open(manifest, Above::Empty).unwrap();
         assert_eq!(budget(&copied, 384), u64::MAX);
     }
 
@@ -558,7 +570,7 @@ mod tests {
         // More than the disk cache has.
         let (server, manifest, disk) = served(dir.path(), 80);
         let streaming = cached(dir.path(), &server, None);
-        let opened = streaming.open(manifest).unwrap();
+        let opened = streaming.open(manifest, Above::Empty).unwrap();
         let touched: Vec<_> = (0..80 << 4).map(|chunk| (chunk, 1)).collect();
         let trace = Trace::of_boot(manifest, &touched);
         let budget = streaming.budget_bytes(&trace, &opened.reader).unwrap();
@@ -583,8 +595,11 @@ mod tests {
         let streaming = copying(dir.path(), &server);
         // None of it comes before all are there.
         server.fail(HttpFault::Hang);
-        let first = streaming.open(manifest).unwrap();
-        let others = [streaming.open(manifest).unwrap(), streaming.open(manifest).unwrap()];
+        let first = streaming.open(manifest, Above::Empty).unwrap();
+        let others = [
+            streaming.open(manifest, Above::Empty).unwrap(),
+            streaming.open(manifest, Above::Empty).unwrap(),
+        ];
         let before = first.copied().unwrap();
         assert!(!before.is_over && before.total_bytes >= 8 << 20, "{before:?}");
         // The copy is not that of the machine that was the first.
@@ -600,10 +615,10 @@ mod tests {
         }
         assert!(server.body_bytes() < 9 << 20, "{} bytes came", server.body_bytes());
         // Who comes later has it, too; when nobody is left it is not kept any more.
-        assert!(streaming.open(manifest).unwrap().copied().unwrap().is_over);
+        assert!(streaming.open(manifest, Above::Empty).unwrap().copied().unwrap().is_over);
         // Also while no server is left.
         server.kill();
-        let again = streaming.open(manifest).unwrap();
+        let again = streaming.open(manifest, Above::Empty).unwrap();
         let mut read = vec![0; disk.len()];
         headwater_block::blocking::read(again.reader.as_ref(), 0, &mut read).unwrap();
         assert!(read == disk);

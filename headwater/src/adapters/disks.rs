@@ -25,7 +25,7 @@ use crate::adapters::lending::{Lending, Reader};
 use crate::adapters::release::Released;
 use crate::adapters::totals::Totals;
 use crate::caches::{CacheArgs, check_share};
-use crate::streaming::{StreamArgs, Streamed, Streaming};
+use crate::streaming::{Above, StreamArgs, Streamed, Streaming};
 use crate::traces::Traces;
 
 /// The disks of one data directory.
@@ -353,7 +353,8 @@ impl Opener {
         // First, so that the version cannot be removed between here and the end of the disk.
         let version = self.streaming.pin(manifest).map_err(image_failed)?;
         let version = Arc::new(Pin::new(Released::new(version)));
-        let streamed = self.streaming.open(manifest).map_err(image_failed)?;
+        let above = if kept.is_some_and(|kept| kept.is_begun) { Above::Written } else { Above::Empty };
+        let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
         let mut options = VolumeOptions {
             name: name.to_owned(),
             base: streamed.reader.clone(),

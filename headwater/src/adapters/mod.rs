@@ -11,6 +11,6 @@ mod kept;
 pub mod lending;
 pub mod metrics;
 mod promotions;
-mod release;
+pub mod release;
 mod sources;
 mod totals;

@@ -29,7 +29,7 @@ use crate::failure::invalid;
 use crate::last_known::LastKnown;
 use crate::limits::server::{Listening, Served};
 use crate::signals::EndSignals;
-use crate::streaming::{Streamed, Streaming};
+use crate::streaming::{Above, Streamed, Streaming};
 use crate::{limits, logging};
 
 /// Unpacked chunks of an image that are kept in memory, beside the write cache.
@@ -484,7 +484,9 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let version = image.select(&reference.selector).with_context(failed)?;
     let ram_bytes = (!store.is_remote()).then_some(CHUNK_CACHE_BYTES);
     let streaming = Streaming::new(store, &args.stream, disk, ram_bytes);
-    let streamed = streaming.open(version.manifest).with_context(failed)?;
+    let kept = args.persistent.as_ref().filter(|name| persistent::is_there(&args.cache_dir, name));
+    let above = if kept.is_some() { Above::Written } else { Above::Empty };
+    let streamed = streaming.open(version.manifest, above).with_context(failed)?;
     // Nobody says when a guest is up: what it reads is a boot, however short.
     streamed.has_booted();
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;

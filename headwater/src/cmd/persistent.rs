@@ -106,6 +106,11 @@ pub fn chain_id(files: &[PathBuf], size_bytes: u64) -> anyhow::Result<[u8; 32]> 
     Ok(Hash::of(&text).0)
 }
 
+/// Whether there is a cache `name` in `cache_dir`.
+pub fn is_there(cache_dir: &Path, name: &str) -> bool {
+    base_of(cache_dir, name).is_some()
+}
+
 /// Whether the cache `name` in `cache_dir` lies over this base.
 pub fn lies_over(cache_dir: &Path, name: &str, base_id: &[u8; 32]) -> bool {
     base_of(cache_dir, name).is_some_and(|found| found == *base_id)

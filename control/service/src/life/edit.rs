@@ -96,6 +96,10 @@ impl Service {
         let detail = format!("what machine {} did over {}", record.name, edit.below());
         let event = self.event(actor, format!("image {image}"), "discarded", detail);
         self.forget_kept(&edit, Some(event)).await?;
+        if edit.is_begun {
+            // What was done is in the console's log, too.
+            self.remove_logs(&record.name).await;
+        }
         tracing::info!(image, machine = %record.name, actor = %actor.0, "an edit was discarded");
         Ok(edit)
     }

@@ -188,11 +188,20 @@ impl Service {
 
     /// Removes all that a machine's directory holds but the logs, which are for whoever asks what happened.
     pub(crate) async fn remove_sockets(&self, machine: &str) {
+        self.remove_files(machine, |is_log| !is_log).await;
+    }
+
+    /// Removes the logs of a machine that is off.
+    pub(crate) async fn remove_logs(&self, machine: &str) {
+        self.remove_files(machine, |is_log| is_log).await;
+    }
+
+    async fn remove_files(&self, machine: &str, go: impl Fn(bool) -> bool) {
         let Ok(mut entries) = tokio::fs::read_dir(self.run_dir(machine)).await else { return };
         while let Ok(Some(entry)) = entries.next_entry().await {
             let name = entry.file_name();
             let is_log = [&b".log"[..], b".log.old"].iter().any(|end| name.as_encoded_bytes().ends_with(end));
-            if !is_log {
+            if go(is_log) {
                 // What cannot be removed now is replaced at the next start.
                 let _ = tokio::fs::remove_file(entry.path()).await;
             }
