@@ -220,8 +220,10 @@ impl Streaming {
 
     /// Opens a version for a machine that boots from it, with `disk` above it.
     pub fn open(&self, manifest: Hash, disk: Above) -> Result<Streamed, ImageError> {
+        let pin = self.pin(manifest);
+        let pin = pin.map_err(|e| e.context(format!("cannot open version {}", manifest.short())))?;
         // Whoever is the last to use the reader is not to wait for the store.
-        let pin = Pin::new(Released::new(self.pin(manifest)?));
+        let pin = Pin::new(Released::soon(pin));
         let reader = VersionReader::open_pinned(&*self.store, manifest, Arc::clone(&self.chunks), pin)?;
         if self.readahead == Ahead::Off {
             reader.stop_readahead();

@@ -64,7 +64,7 @@ impl ImageError {
     }
 
     /// The same error with what was being done in front.
-    pub(crate) fn context(self, doing: impl std::fmt::Display) -> Self {
+    pub fn context(self, doing: impl std::fmt::Display) -> Self {
         Self { kind: self.kind, message: format!("{doing}: {}", self.message) }
     }
 }

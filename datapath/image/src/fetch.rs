@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_block::{IoError, IoErrorKind, Pages};
-use headwater_store::{Check, Object, StoreError, StoreErrorKind, Waiting};
+use headwater_store::{Check, Object, ReadFor, StoreError, StoreErrorKind, Waiting};
 
 use crate::chunk;
 use crate::chunk_cache::ChunkCache;
@@ -249,8 +249,7 @@ impl Source {
         is_over: impl Fn() -> bool,
     ) -> Result<(), ImageError> {
         let mut waiting = Waiting::default();
-        // Nobody waits for a copy.
-        waiting.set_ahead(true);
+        waiting.set_read_for(ReadFor::Copy);
         PACKED.with_borrow_mut(|packed| {
             let object = self.object.as_ref();
             let mut bytes = vec![0; self.chunk_bytes];
@@ -382,7 +381,8 @@ impl Task for Fetching {
                 self.take_kept(packed);
             }
             while !self.parts.is_empty() {
-                self.waiting.set_ahead(self.is_ahead && !self.is_waited_for());
+                let later = self.is_ahead && !self.is_waited_for();
+                self.waiting.set_read_for(if later { ReadFor::Later } else { ReadFor::Now });
                 if self.read_first(packed) {
                     return Some(self as Box<dyn Task>);
                 }
@@ -394,7 +394,7 @@ impl Task for Fetching {
 
     fn is_due(&self, now: Instant) -> bool {
         // A store may have kept room for what somebody waits for.
-        self.waiting.is_due(now) || (self.waiting.is_ahead() && self.is_waited_for())
+        self.waiting.is_due(now) || (self.waiting.read_for() == ReadFor::Later && self.is_waited_for())
     }
 
     fn is_waited_for(&self) -> bool {

@@ -14,7 +14,7 @@ use headwater_image::{
     Pace, Progress, Round, Trace, VersionReader, export_raw, verify_in,
 };
 use headwater_store::{
-    Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
+    Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, ReadFor, Removed, Store, StoreError,
     StoreErrorKind, Waiting,
 };
 use headwater_testkit::wait_until;
@@ -110,7 +110,7 @@ impl Object for FarObject {
         waiting: &mut Waiting,
     ) -> Result<bool, StoreError> {
         let (line, id) = (Arc::clone(&self.line), self.id());
-        if !waiting.is_ahead() {
+        if waiting.read_for() == ReadFor::Now {
             line.waited_for.lock().unwrap().insert(offset);
         }
         let is_away = move || *line.away.lock().unwrap() == Some(id);

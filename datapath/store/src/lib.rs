@@ -91,4 +91,4 @@ pub use store::{
     Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Parts, Patch, Pin, Publication,
     Removed, Store, TRACE_MAX_BYTES, Traffic,
 };
-pub use waiting::Waiting;
+pub use waiting::{ReadFor, Waiting};

@@ -7,22 +7,34 @@ use std::time::Instant;
 
 type IsDue = Arc<dyn Fn(Instant) -> bool + Send + Sync>;
 
+/// Who a read is for. A store that does only so much at a time leaves room for those that somebody waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadFor {
+    /// Somebody who waits.
+    #[default]
+    Now,
+    /// Somebody who will perhaps ask.
+    Later,
+    /// A copy, which nobody asks for.
+    Copy,
+}
+
 /// How far a read has come that waits; see [`Object::read_or_wait`](crate::Object::read_or_wait). Dropping it gives the read up.
 #[derive(Default)]
 pub struct Waiting {
     state: Option<(Box<dyn Any + Send>, IsDue)>,
-    is_ahead: bool,
+    read_for: ReadFor,
 }
 
 impl Waiting {
-    /// Says whether nobody waits for the read yet: a store that does only so much at a time leaves room for others.
-    pub fn set_ahead(&mut self, is_ahead: bool) {
-        self.is_ahead = is_ahead;
+    /// Says who the read is for.
+    pub fn set_read_for(&mut self, read_for: ReadFor) {
+        self.read_for = read_for;
     }
 
-    /// Whether nobody waits for the read yet.
-    pub fn is_ahead(&self) -> bool {
-        self.is_ahead
+    /// Who the read is for.
+    pub fn read_for(&self) -> ReadFor {
+        self.read_for
     }
 
     /// Whether the read is to go on: its store has changed, or it has waited long enough to look again.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use headwater_store::hold::Purpose;
 use headwater_store::{
-    Access, Hash, Hold, Keys, NewVersion, Object, S3Options, S3Store, S3Url, Store, StoreError,
+    Access, Hash, Hold, Keys, NewVersion, Object, ReadFor, S3Options, S3Store, S3Url, Store, StoreError,
     StoreErrorKind, Waiting,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
@@ -206,23 +206,26 @@ fn reads_ahead_leave_room_for_what_somebody_waits_for() {
         });
         assert_eq!(seen, wanted);
     };
-    let read = |is_ahead| {
+    let read = |read_for| {
         let mut waiting = Waiting::default();
-        waiting.set_ahead(is_ahead);
+        waiting.set_read_for(read_for);
         assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut waiting).unwrap());
         waiting
     };
-    let mut ahead: Vec<Waiting> = (0..9).map(|_| read(true)).collect();
+    let mut ahead: Vec<Waiting> = (0..9).map(|_| read(ReadFor::Later)).collect();
     are_asked_for(6);
     // One that somebody waits for by now is asked for as well.
     assert!(!ahead[8].is_due(Instant::now()));
-    ahead[8].set_ahead(false);
+    ahead[8].set_read_for(ReadFor::Now);
     assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut ahead[8]).unwrap());
     are_asked_for(7);
-    let _waited_for = read(false);
+    let _waited_for = read(ReadFor::Now);
     are_asked_for(8);
-    let later = read(false);
+    let later = read(ReadFor::Now);
     assert!(!later.is_due(Instant::now()));
+    // Copies have room of their own, and no more.
+    let _copies: Vec<Waiting> = (0..3).map(|_| read(ReadFor::Copy)).collect();
+    are_asked_for(10);
     // What is given up makes room.
     drop(ahead);
     assert!(later.is_due(Instant::now()));

@@ -353,7 +353,9 @@ impl Opener {
         // First, so that the version cannot be removed between here and the end of the disk.
         let version = self.streaming.pin(manifest).map_err(image_failed)?;
         let version = Arc::new(Pin::new(Released::new(version)));
-        let above = if kept.is_some_and(|kept| kept.is_begun) { Above::Written } else { Above::Empty };
+        // One that is there may have run also where that could not be noted.
+        let is_used = kept.is_some_and(|kept| kept.is_begun || self.files.is_begun(kept.id));
+        let above = if is_used { Above::Written } else { Above::Empty };
         let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
         let mut options = VolumeOptions {
             name: name.to_owned(),

@@ -271,10 +271,13 @@ impl DiskCache {
         // The limit may be a smaller one than before. Nothing is kept yet. Room to move a segment is there for the length
         // that segments have now, so longer ones go, wherever they are.
         self.remove_longer(&mut state);
-        // One that is there twice, since moving it was cut short, goes before all others.
+        // One of which something is there twice, since moving it was cut short, goes before all others: what of it is nowhere else was to go.
         let segments = std::mem::take(&mut state.segments);
-        let (gone, rest): (Vec<_>, Vec<_>) =
-            segments.into_iter().partition(|segment| moving::places_in(&state, segment).next().is_none());
+        let is_moved = |segment: &Segment| {
+            let found = moving::places_in(&state, segment).count();
+            found == 0 || found < segment.hashes.len()
+        };
+        let (gone, rest): (Vec<_>, Vec<_>) = segments.into_iter().partition(is_moved);
         state.segments = gone.into_iter().chain(rest).collect();
         while !self.has_room(&state, 0) && self.remove_first(&mut state) {}
         state.fresh_from = state.next_number;

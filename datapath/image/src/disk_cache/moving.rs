@@ -208,11 +208,12 @@ impl DiskCache {
     fn move_first(&self) -> io::Result<Option<Segment>> {
         let mut copied: Option<Copied> = None;
         let moved = self.copy_first(&mut copied);
+        // What cannot be removed then is taken for the next move.
         if moved.is_err()
             && let Some((_, path)) = copied.and_then(|copy| copy.name)
-            && let Err(e) = fs::remove_file(&path)
+            && let Err(e) = fs::rename(&path, self.dir.join(MOVING))
         {
-            tracing::warn!(path = %path.display(), error = %e, "cannot remove the rest of a failed move");
+            tracing::warn!(path = %path.display(), error = %e, "cannot take back the name of a failed move");
         }
         moved
     }

@@ -251,6 +251,24 @@ fn of_what_is_there_twice_the_newer_one_counts_however_many_segments_are_read_at
 }
 
 #[test]
+fn a_segment_whose_move_was_cut_off_goes_before_all_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    // As many as there is room for.
+    (0..615).for_each(|n| put(&cache, n));
+    drop(cache);
+    // Twenty of one in the middle were to stay and are copied, the others were to go.
+    let moved = fs::read(dir.path().join("segment-5")).unwrap();
+    fs::write(dir.path().join("segment-20"), &moved[..20 * (RECORD_HEADER_BYTES + 100_000)]).unwrap();
+    let cache = open_again(dir.path());
+    assert!(!dir.path().join("segment-5").exists());
+    for n in 0..615 {
+        let was_to_go = (5 * 41 + 20..6 * 41).contains(&n);
+        assert_eq!(has(&cache, n), !was_to_go, "chunk {n}");
+    }
+}
+
+#[test]
 fn links_in_the_place_of_its_files_are_not_followed() {
     let links = tempfile::tempdir().unwrap();
     let target = links.path().join("target");

@@ -196,7 +196,7 @@ impl Line {
         if !read.below.has_begun() {
             self.requests.fetch_add(1, Ordering::Relaxed);
         }
-        read.below.set_ahead(waiting.is_ahead());
+        read.below.set_read_for(waiting.read_for());
         match attempt(&mut read.below) {
             Ok(false) => {
                 let (line, is_due) = (Arc::clone(self), read.below.due());

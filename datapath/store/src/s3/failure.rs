@@ -145,8 +145,8 @@ impl Failure {
                  bucket '{bucket}'"
             ),
             Self::Full(_) => format!(
-                ". Give space back ('headwater image remove' removes a version), or raise the quota of the bucket \
-                 '{bucket}'"
+                ". Raise the quota of the bucket '{bucket}', or give space back ('headwater image remove' removes a \
+                 version, where there is room to note that)"
             ),
             Self::Status(status, _) if *status >= 500 || *status == 429 => {
                 ". The server has trouble: try again later".to_owned()
@@ -371,8 +371,8 @@ mod tests {
     #[test]
     fn a_server_that_is_full_is_not_asked_again_and_told_from_one_that_refuses() {
         let url: S3Url = "s3://images/a?endpoint=http://h:1".parse().unwrap();
-        let room = "Give space back ('headwater image remove' removes a version), or raise the quota of the bucket \
-                    'images'";
+        let room = "Raise the quota of the bucket 'images', or give space back ('headwater image remove' removes a \
+                    version, where there is room to note that)";
         let (keys, later) = ("Check AWS_ACCESS_KEY_ID", "The server has trouble: try again later");
         let (full, refused, away) =
             (StoreErrorKind::NoSpace, StoreErrorKind::Io, StoreErrorKind::Unreachable);

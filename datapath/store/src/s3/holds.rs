@@ -21,7 +21,9 @@ impl Inner {
         self.marks.lasting(&key, &Bytes::from(hold.text()))?;
         // Whoever removes from here on sees it. Who did so before is done.
         let may_stay = self.may_hold(hold, &path);
+        // That of an image may be there for other machines. It goes with the next comparison if nobody needs it.
         if let Err(e) = &may_stay
+            && hold.manifest != ANY_VERSION
             && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::InUse)
         {
             self.bucket.remove(&key)?;

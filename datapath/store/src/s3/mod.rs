@@ -260,7 +260,8 @@ impl Inner {
 
     fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
         let mut names: Vec<ImageName> = Vec::new();
-        for entry in self.bucket.list("images")? {
+        // A key without a byte is no list, but what some programs put for a folder.
+        for entry in self.bucket.list("images")?.into_iter().filter(|entry| entry.len_bytes > 0) {
             match entry.name.parse() {
                 Ok(name) => names.push(name),
                 Err(_) => tracing::warn!(key = entry.name, "not an image; ignored"),

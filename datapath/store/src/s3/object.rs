@@ -52,13 +52,13 @@ impl Object for S3Object {
     ) -> Result<bool, StoreError> {
         self.must_hold(offset, into.len())?;
         let mut read = waiting.end::<Asked>().unwrap_or_default();
-        let is_ahead = waiting.is_ahead();
+        let read_for = waiting.read_for();
         loop {
-            let ask = || Part::ask(&self.bucket, &self.key, offset, into.len(), is_ahead);
+            let ask = || Part::ask(&self.bucket, &self.key, offset, into.len(), read_for);
             let part = read.part.take().or_else(ask);
             let Some(part) = part else {
                 let parts = Arc::clone(self.bucket.parts());
-                waiting.begin(read, move |_| parts.has_room(is_ahead));
+                waiting.begin(read, move |_| parts.has_room(read_for));
                 return Ok(false);
             };
             let bytes = match part.wait() {

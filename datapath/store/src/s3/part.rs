@@ -10,12 +10,15 @@ use tokio::task::AbortHandle;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::bucket::Bucket;
+use crate::waiting::ReadFor;
 
 /// Parts of one bucket that may be on their way for reads that can wait without a thread: as many as threads fetch, so that a slow
 /// line is not shared by more than can come in the time that a request has.
 const UNDER_WAY_MAX: usize = 8;
 /// Of which so many may be parts that nobody waits for yet.
 const AHEAD_MAX: usize = 6;
+/// Parts of copies, beside all of these.
+const COPIED_MAX: usize = 2;
 /// So long a thread waits for a part: most are here by then, and whoever waits without a thread looks only now and then.
 const THREAD_WAITS: Duration = Duration::from_secs(1);
 /// The same while parts of the bucket take longer.
@@ -25,6 +28,7 @@ const THREAD_WAITS_LATE: Duration = Duration::from_millis(50);
 pub(super) struct Parts {
     room: Arc<Semaphore>,
     room_ahead: Arc<Semaphore>,
+    room_copied: Arc<Semaphore>,
     /// Whether the last part that was heard of took longer than [`THREAD_WAITS`].
     are_late: AtomicBool,
 }
@@ -32,15 +36,28 @@ pub(super) struct Parts {
 impl Default for Parts {
     fn default() -> Self {
         let room = |parts| Arc::new(Semaphore::new(parts));
-        Self { room: room(UNDER_WAY_MAX), room_ahead: room(AHEAD_MAX), are_late: AtomicBool::new(false) }
+        Self {
+            room: room(UNDER_WAY_MAX),
+            room_ahead: room(AHEAD_MAX),
+            room_copied: room(COPIED_MAX),
+            are_late: AtomicBool::new(false),
+        }
     }
 }
 
 impl Parts {
     /// Whether one more part can be asked for.
-    pub(super) fn has_room(&self, is_ahead: bool) -> bool {
-        let has_room = |room: &Semaphore| room.available_permits() > 0;
-        has_room(&self.room) && (!is_ahead || has_room(&self.room_ahead))
+    pub(super) fn has_room(&self, read_for: ReadFor) -> bool {
+        self.rooms(read_for).into_iter().flatten().all(|room| room.available_permits() > 0)
+    }
+
+    /// Where a part takes room.
+    fn rooms(&self, read_for: ReadFor) -> [Option<&Arc<Semaphore>>; 2] {
+        match read_for {
+            ReadFor::Now => [None, Some(&self.room)],
+            ReadFor::Later => [Some(&self.room_ahead), Some(&self.room)],
+            ReadFor::Copy => [None, Some(&self.room_copied)],
+        }
     }
 }
 
@@ -52,8 +69,8 @@ pub(super) struct Part {
     /// Whether there is an outcome, or never will be one.
     is_over: Arc<AtomicBool>,
     work: AbortHandle,
-    _room: OwnedSemaphorePermit,
-    _room_ahead: Option<OwnedSemaphorePermit>,
+    read_for: ReadFor,
+    _rooms: Vec<OwnedSemaphorePermit>,
 }
 
 /// Says that it is over, also where the work panics or is aborted.
@@ -67,11 +84,16 @@ impl Drop for Over {
 
 impl Part {
     /// Asks for it. `None`: too many are on their way.
-    pub(super) fn ask(bucket: &Bucket, key: &str, offset: u64, len: usize, is_ahead: bool) -> Option<Self> {
+    pub(super) fn ask(
+        bucket: &Bucket,
+        key: &str,
+        offset: u64,
+        len: usize,
+        read_for: ReadFor,
+    ) -> Option<Self> {
         let parts = Arc::clone(bucket.parts());
         let take = |room: &Arc<Semaphore>| Arc::clone(room).try_acquire_owned().ok();
-        let room_ahead = if is_ahead { Some(take(&parts.room_ahead)?) } else { None };
-        let room = take(&parts.room)?;
+        let rooms = parts.rooms(read_for).into_iter().flatten().map(take).collect::<Option<Vec<_>>>()?;
         let (done, outcome) = mpsc::sync_channel(1);
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Over(Arc::clone(&is_over));
@@ -82,7 +104,7 @@ impl Part {
             let _ = done.send(asked.await);
         });
         let began = Instant::now();
-        Some(Self { parts, began, outcome, is_over, work, _room: room, _room_ahead: room_ahead })
+        Some(Self { parts, began, outcome, is_over, work, read_for, _rooms: rooms })
     }
 
     /// Waits for it, not for long. `Err`: it is still on its way.
@@ -92,15 +114,22 @@ impl Part {
         {
             Ok(outcome) => outcome,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                self.parts.are_late.store(true, Ordering::Relaxed);
+                self.note_late(true);
                 return Err(self);
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 Err(StoreError::new(StoreErrorKind::Io, "a read of a bucket was given up"))
             }
         };
-        self.parts.are_late.store(self.began.elapsed() >= THREAD_WAITS, Ordering::Relaxed);
+        self.note_late(self.began.elapsed() >= THREAD_WAITS);
         Ok(outcome)
+    }
+
+    /// What is copied comes when there is room on the line, and says nothing of what others wait for.
+    fn note_late(&self, is_late: bool) {
+        if self.read_for != ReadFor::Copy {
+            self.parts.are_late.store(is_late, Ordering::Relaxed);
+        }
     }
 
     /// Says whether it is over, for who does not wait.

@@ -211,6 +211,10 @@ impl Inner {
             if e.kind() != StoreErrorKind::Locked {
                 self.want_sweep_if_possible();
             }
+            // The server may yet take away the list, and must not find the one of an image that was made anew: the lock is to lapse first.
+            if e.kind() == StoreErrorKind::Unreachable {
+                alone.leave();
+            }
             return Err(e);
         }
         let freed_bytes = match self.reclaim(&alone) {

@@ -160,7 +160,7 @@ fn a_server_that_is_full_is_asked_once_and_told_from_one_that_refuses() {
         relay.heal();
         assert_eq!(full.kind(), StoreErrorKind::NoSpace, "{full}");
         let told = full.to_string();
-        for word in ["cannot write s3://", says, "'headwater image remove'", "raise the quota"] {
+        for word in ["cannot write s3://", says, "'headwater image remove'", "Raise the quota"] {
             assert!(told.contains(word), "{fault:?}: no '{word}' in: {told}");
         }
         assert!(!told.contains("AWS_ACCESS_KEY_ID") && !told.contains("times"), "{told}");
