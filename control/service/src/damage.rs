@@ -5,11 +5,13 @@
 //!   alarm    --a later check ends and finds all right, or has repaired it; the version is removed--> no alarm
 //! ```
 //! An alarm stands while a check is under way: only its end changes anything. A check that began before the damage was seen
-//! may have read the same chunks while they were right, and so ends no alarm unless it repaired something.
+//! may have read the same chunks while they were right, and so ends no alarm unless it repaired something; one that began before a
+//! repair may have read them while they were wrong, and raises none. A version that is not in the store any more has none; where its
+//! image is not there as a whole, that must be seen twice, as a server's wrong answer looks like that, too.
 //!
 //! Nothing of this is in the database: after a restart the next check that reads the version finds it again.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -23,6 +25,9 @@ const KNOWN_MAX: usize = 1_000;
 
 /// Most of them that have an alarm each; the others share one.
 const ALARMS_MAX: usize = 100;
+
+/// Most repairs that are remembered.
+const REPAIRS_MAX: usize = 100;
 
 /// Most users of what is damaged that are named, and most files.
 const NAMED_MAX: usize = 8;
@@ -96,8 +101,20 @@ fn brief(what: &[&str]) -> String {
     }
 }
 
+/// Names of files may hold anything, also what would look like another line of the log.
 fn cut(text: &str) -> String {
-    text.chars().take(NAMED_CHARS_MAX).collect()
+    text.chars().take(NAMED_CHARS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// An image whose list of versions cannot be read.
+#[derive(Clone, Debug)]
+pub struct UnreadableList {
+    /// The image.
+    pub image: String,
+    /// Why it cannot be read.
+    pub why: String,
+    /// A later release has written it: it is not damaged.
+    pub is_of_later_release: bool,
 }
 
 /// A version, or a list of versions, that is damaged.
@@ -109,6 +126,8 @@ struct Known {
     chunks: u64,
     /// When a check last found it damaged. No time of day, which may be set back.
     seen: Instant,
+    /// The image was not there when it was last looked for.
+    was_missed: bool,
     alarm: Alarm,
 }
 
@@ -122,12 +141,20 @@ pub(crate) struct DamageFigures {
 
 /// What is known to be damaged: by `IMAGE@NUMBER`, or by `IMAGE` where its list is.
 #[derive(Debug, Default)]
-pub(crate) struct Damage(Mutex<BTreeMap<String, Known>>);
+pub(crate) struct Damage {
+    known: Mutex<BTreeMap<String, Known>>,
+    /// Manifests of versions that were repaired to the end, and when, the last ones.
+    repairs: Mutex<VecDeque<(String, Instant)>>,
+}
 
 impl Damage {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
         // It is whole between any two statements.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn repairs(&self) -> MutexGuard<'_, VecDeque<(String, Instant)>> {
+        self.repairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An alarm each, but for the many that share the last one.
@@ -166,41 +193,59 @@ impl Damage {
     /// Takes up what a check found.
     fn checked(&self, found: &Findings<'_>, now_ms: u64, now: Instant) {
         if found.damage.is_empty() {
-            let is_over = |name: &String, known: &Known| {
+            if found.repaired > 0 {
+                let mut repairs = self.repairs();
+                repairs.truncate(REPAIRS_MAX.saturating_sub(1));
+                repairs.push_front((found.hash.to_owned(), now));
+            }
+            let is_over = |name: &String, known: &mut Known| {
                 let is_it = known.hash.as_deref() == Some(found.hash) || found.names.contains(name);
                 is_it && (found.repaired > 0 || known.seen <= found.began)
             };
             return self.end(is_over, "it was read and is whole");
         }
+        if self.repairs().iter().any(|(hash, at)| hash == found.hash && *at > found.began) {
+            return;
+        }
         for name in found.names {
             let hash = Some(found.hash.to_owned());
             let alarm = found.alarm(name, now_ms);
-            self.put(name, Known { hash, chunks: found.damaged_chunks, seen: now, alarm });
+            self.put(name, Known { hash, chunks: found.damaged_chunks, seen: now, was_missed: false, alarm });
         }
     }
 
     /// Takes up which versions there were at a moment, and for which images that cannot be told.
-    fn listed(&self, there: &HashSet<&str>, unreadable: &[(String, String)], at: Instant) {
-        let is_unreadable = |image: &str| unreadable.iter().any(|(name, _)| name == image);
-        let is_over = |name: &String, known: &Known| match name.split_once('@') {
+    fn listed(&self, there: &HashSet<&str>, unreadable: &[UnreadableList], at: Instant) {
+        let is_unreadable = |image: &str| unreadable.iter().any(|list| list.image == image);
+        let images: HashSet<&str> = there.iter().filter_map(|name| Some(name.split_once('@')?.0)).collect();
+        let is_over = |name: &String, known: &mut Known| match name.split_once('@') {
             // One that was made, and found damaged, since is not there yet.
-            Some((image, _)) => !there.contains(name.as_str()) && known.seen <= at && !is_unreadable(image),
+            Some((image, _)) if there.contains(name.as_str()) || known.seen > at || is_unreadable(image) => {
+                known.was_missed = false;
+                false
+            }
+            Some((image, _)) => images.contains(image) || std::mem::replace(&mut known.was_missed, true),
             None => !is_unreadable(name),
         };
         self.end(is_over, "it was removed, or mended");
     }
 
     /// The list of versions of an image is damaged.
-    fn list_is_damaged(&self, image: &str, why: &str, uses: &[String], (now_ms, now): (u64, Instant)) {
+    fn list_is_damaged(&self, list: &UnreadableList, uses: &[String], (now_ms, now): (u64, Instant)) {
+        let UnreadableList { image, why, is_of_later_release } = list;
+        let advice = if *is_of_later_release {
+            "use the release that wrote it, or a later one"
+        } else {
+            "see first whether another store has the image, and keep the list until that is certain: without it the \
+             data of the image is given back; docs/stores.md says how it is brought from there"
+        };
         let alarm = Alarm {
             subject: format!("image {image}"),
             since_ms: now_ms,
             message: format!("its list of versions cannot be read: {}{}", cut(why), touches(uses)),
-            advice: "take the list away and bring the image from another store with 'headwater store sync'; \
-                     docs/stores.md says how"
-                .to_owned(),
+            advice: advice.to_owned(),
         };
-        self.put(image, Known { hash: None, chunks: 0, seen: now, alarm });
+        self.put(image, Known { hash: None, chunks: 0, seen: now, was_missed: false, alarm });
     }
 
     /// Raises an alarm, or brings one up to date that has stood since earlier.
@@ -224,7 +269,7 @@ impl Damage {
     }
 
     /// Ends alarms.
-    fn end(&self, mut is_over: impl FnMut(&String, &Known) -> bool, why: &str) {
+    fn end(&self, mut is_over: impl FnMut(&String, &mut Known) -> bool, why: &str) {
         let mut ended = Vec::new();
         self.lock().retain(|name, known| {
             let over = is_over(name, known);
@@ -257,7 +302,13 @@ impl Service {
 
     /// The same of a version that somebody had verified.
     pub(crate) async fn version_verified(&self, report: &VerifyReport, began: Instant) {
-        let names = [format!("{}@{}", report.version.image, report.version.number)];
+        let mut names = vec![format!("{}@{}", report.version.image, report.version.number)];
+        // Others may have the same contents.
+        for name in &report.versions {
+            if !names.contains(name) && !self.is_gone(name, &report.version.hash).await {
+                names.push(name.clone());
+            }
+        }
         let found = Findings {
             hash: &report.version.hash,
             names: &names,
@@ -278,11 +329,11 @@ impl Service {
 
     /// Takes up which versions, `IMAGE@NUMBER`, the store had at a moment, and the images whose lists of versions cannot be read,
     /// with why not.
-    pub async fn versions_listed(&self, there: &HashSet<&str>, unreadable: &[(String, String)], at: Instant) {
+    pub async fn versions_listed(&self, there: &HashSet<&str>, unreadable: &[UnreadableList], at: Instant) {
         self.damage().listed(there, unreadable, at);
-        for (image, why) in unreadable {
-            let uses = self.users_of_image(image).await;
-            self.damage().list_is_damaged(image, why, &uses, (self.now_ms(), Instant::now()));
+        for list in unreadable {
+            let uses = self.users_of_image(&list.image).await;
+            self.damage().list_is_damaged(list, &uses, (self.now_ms(), Instant::now()));
         }
     }
 
@@ -374,6 +425,11 @@ mod tests {
         assert_eq!(checks.damage.figures().chunks, 2);
         checks.end("aa", &["a@1"], 0, 2, (1, 7));
         assert!(checks.alarms().is_empty());
+        // What was read before the repair raises none, what was read after it does.
+        checks.end("aa", &["a@1"], 1, 0, (3, 8));
+        assert!(checks.alarms().is_empty());
+        checks.end("aa", &["a@1"], 1, 0, (8, 9));
+        assert_eq!(checks.subjects(), ["image a@1"]);
     }
 
     #[test]
@@ -398,10 +454,18 @@ mod tests {
         damage.removed(&texts(&["a@1", "z@1"]));
         assert_eq!(checks.subjects(), ["image a@2", "image lost@1", "image new@1"]);
         // Nobody knows what the image has whose list cannot be read; the last one came after the store was asked.
-        let unreadable = [("lost".to_owned(), "it is cut".to_owned())];
+        let list = UnreadableList {
+            image: "lost".to_owned(),
+            why: "it is cut".to_owned(),
+            is_of_later_release: false,
+        };
+        let unreadable = [list.clone()];
         damage.listed(&HashSet::from(["b@1"]), &unreadable, at(start, 5));
         let uses = texts(&["lost: machine 'lab' boots it"]);
-        damage.list_is_damaged("lost", "it is cut", &uses, (6, at(start, 6)));
+        damage.list_is_damaged(&list, &uses, (6, at(start, 6)));
+        // An image that is not there at all is looked for once more.
+        assert_eq!(checks.subjects(), ["image a@2", "image lost", "image lost@1", "image new@1"]);
+        damage.listed(&HashSet::from(["b@1"]), &unreadable, at(start, 5));
         assert_eq!(checks.subjects(), ["image lost", "image lost@1", "image new@1"]);
         let says = "its list of versions cannot be read: it is cut; it touches lost: machine 'lab' boots it";
         assert_eq!(checks.alarms().first(), Some(&format!("image lost since 6: {says}")));

@@ -105,8 +105,8 @@ fn name_of(uid: u32, users: &str) -> Option<&str> {
     })
 }
 
-/// The longest name of a user: `LOGIN_NAME_MAX` without its zero.
-const NAME_MAX_BYTES: usize = 255;
+/// The longest name of a user that is shown: with the number it is to fit where a store keeps authors (256 bytes).
+const NAME_MAX_BYTES: usize = 200;
 
 /// Who asks, as the history names them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -136,6 +136,10 @@ impl Service {
         for hold in wanted.iter().filter(|hold| !there.iter().any(|it| it.is_same(hold))) {
             match self.images().hold(hold).await {
                 Ok(()) => {}
+                // The image is gone: who follows it is told when it starts.
+                Err(e) if hold.purpose == HoldPurpose::Follow && e.kind() == ProblemKind::NotFound => {
+                    tracing::debug!(image = %hold.image, "what machines follow is not in the store: {e}");
+                }
                 // It is so already, and to say so is all that can be done.
                 Err(e) if matches!(e.kind(), ProblemKind::Conflict | ProblemKind::NotFound) => {
                     tracing::error!(image = %hold.image, "what {} needs is not held in the store: {e}", hold.holder);

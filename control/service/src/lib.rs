@@ -57,6 +57,6 @@ mod state;
 pub mod token;
 mod uses;
 
-pub use damage::{Findings, touches};
+pub use damage::{Findings, UnreadableList, touches};
 pub use state::{Parts, Service};
 pub use token::Token;

@@ -111,6 +111,7 @@ pub enum ImageCommand {
         /// IMAGE@NUMBER or IMAGE@HASH
         image: String,
         /// A line about the version, for people; '' takes the note away
+        #[arg(allow_hyphen_values = true)]
         text: String,
     },
     /// Show what changed between two versions: bytes, and files of ext, FAT and NTFS file systems

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_image::{Cancel, Round};
-use headwater_service::{Findings, Service, touches};
+use headwater_service::{Findings, Service, UnreadableList, touches};
 use headwater_store::copy::everything_readable;
-use headwater_store::{Hash, Store};
+use headwater_store::{Hash, ImageName, Store, StoreError, StoreErrorKind};
 
+use crate::show::printable;
 use crate::verification::{self, Checked, Scrub, distinct};
 
 /// The pause between two rounds, and after a round that failed, unless another one is given.
@@ -91,14 +92,14 @@ impl History {
             tracing::warn!(version = shown, places = checked.repaired, "the scrub repaired damage");
         }
         for line in &checked.damage {
-            tracing::error!(version = shown, "damaged: {line}");
+            tracing::error!(version = shown, "damaged: {}", printable(line));
         }
         for file in &checked.files {
-            tracing::error!(version = shown, "cannot be read because of that: {file}");
+            tracing::error!(version = shown, "cannot be read because of that: {}", printable(file));
         }
         let uses: Vec<String> = checked.versions.iter().flat_map(|version| self.users_of(version)).collect();
         for line in &uses {
-            tracing::error!(version = shown, "touched by the damage: {line}");
+            tracing::error!(version = shown, "touched by the damage: {}", printable(line));
         }
         let manifest = hash.to_string();
         let found = Findings {
@@ -170,8 +171,12 @@ fn round(
     }
     let contents = distinct(&there.what);
     let all: HashSet<&str> = contents.iter().flat_map(|(_, names)| names).map(String::as_str).collect();
-    let unreadable: Vec<(String, String)> =
-        there.unreadable.iter().map(|(name, e)| (name.to_string(), e.to_string())).collect();
+    let list = |(name, e): &(ImageName, StoreError)| UnreadableList {
+        image: name.to_string(),
+        why: e.to_string(),
+        is_of_later_release: e.kind() == StoreErrorKind::UnknownFormat,
+    };
+    let unreadable: Vec<UnreadableList> = there.unreadable.iter().map(list).collect();
     history.runtime.block_on(history.service.versions_listed(&all, &unreadable, began));
     for (hash, names) in &contents {
         let shown = names.join(", ");

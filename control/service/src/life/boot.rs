@@ -111,7 +111,11 @@ impl Service {
     }
 
     /// Whether a machine may have had a kept disk open. That it did is noted after the fact, so a disk that is there counts.
-    async fn may_have_run(&self, record: &MachineRecord, kept: &KeptDisk) -> Result<bool, LifeError> {
+    pub(super) async fn may_have_run(
+        &self,
+        record: &MachineRecord,
+        kept: &KeptDisk,
+    ) -> Result<bool, LifeError> {
         if kept.is_begun {
             return Ok(true);
         }

@@ -95,8 +95,9 @@ impl Service {
         }
         let detail = format!("what machine {} did over {}", record.name, edit.below());
         let event = self.event(actor, format!("image {image}"), "discarded", detail);
+        let may_have_run = self.may_have_run(&record, &edit).await.unwrap_or(true);
         self.forget_kept(&edit, Some(event)).await?;
-        if edit.is_begun {
+        if may_have_run {
             // What was done is in the console's log, too.
             self.remove_logs(&record.name).await;
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::removals::Api;
 use super::*;
-use crate::Findings;
+use crate::{Findings, UnreadableList};
 
 impl Fixture {
     /// What has an alarm because it is damaged.
@@ -93,6 +93,9 @@ async fn a_damaged_version_that_is_removed_has_no_alarm_any_more() {
     fixture.host.versions.lock().unwrap().push(newer.clone());
     fixture.finds_damage(&newer).await;
     assert_eq!(fixture.damaged(), ["image image@2"]);
+    // All of the image may be hidden by one wrong answer.
+    fixture.service.versions_listed(&HashSet::new(), &[], Instant::now()).await;
+    assert_eq!(fixture.damaged(), ["image image@2"]);
     fixture.service.versions_listed(&HashSet::new(), &[], Instant::now()).await;
     assert!(fixture.damaged().is_empty());
 }
@@ -100,10 +103,17 @@ async fn a_damaged_version_that_is_removed_has_no_alarm_any_more() {
 #[tokio::test]
 async fn a_list_that_cannot_be_read_is_an_alarm_with_the_machines_of_the_image() {
     let fixture = Fixture::new().await;
-    let list = [("image".to_owned(), "the list is cut".to_owned())];
-    fixture.service.versions_listed(&HashSet::new(), &list, Instant::now()).await;
+    let list = |is_of_later_release| {
+        let (image, why) = ("image".to_owned(), "the list is cut".to_owned());
+        [UnreadableList { image, why, is_of_later_release }]
+    };
+    fixture.service.versions_listed(&HashSet::new(), &list(true), Instant::now()).await;
+    let advice = fixture.service.damage().alarms().remove(0).advice;
+    assert!(advice.contains("the release that wrote it"), "{advice}");
+    fixture.service.versions_listed(&HashSet::new(), &list(false), Instant::now()).await;
     let alarms = fixture.service.damage().alarms();
     assert_eq!(fixture.damaged(), ["image image"]);
+    assert!(alarms.iter().all(|alarm| alarm.advice.contains("keep the list until that is certain")));
     let says =
         "its list of versions cannot be read: the list is cut; it touches image: machine 'lab' boots it";
     assert_eq!(alarms.first().map(|alarm| alarm.message.as_str()), Some(says));
