@@ -119,6 +119,7 @@ async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
     assert_ne!(sh(&guest, "cat /sys/block/vda/queue/discard_max_bytes").await, "0");
 
     commands(&guest).await;
+    grace_periods(&guest).await;
 
     sh(&guest, "touch /root/here; sync; (sleep 1; systemctl reboot) >/dev/null 2>&1 &").await;
     let mut state = guest.watch();
@@ -131,6 +132,28 @@ async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
 
     let exit = guest.stop(PATIENCE).await.unwrap();
     assert_eq!(exit.reason, ExitReason::Stopped, "{exit}");
+}
+
+/// They are expedited before file systems are frozen, and for a while only.
+async fn grace_periods(guest: &Guest) {
+    let becomes = async |test: &str| {
+        let script = format!(
+            "for i in $(seq 3000); do v=$(cat /sys/kernel/rcu_expedited); if test {test}; then echo $v; exit; fi; sleep 0.1; done"
+        );
+        let output = run(guest, &["sh", "-c", &script], "", PATIENCE * 3).await.unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(becomes("$v = 0").await, "0");
+    let mut last = "0".to_owned();
+    for _ in 0..2 {
+        // The second one while the first one lasts: it is for a while of its own.
+        let test = format!("$v != 0 -a $v != {last}");
+        let (seen, written) = tokio::join!(becomes(&test), guest.agent().write_file_systems_out(PATIENCE));
+        written.unwrap();
+        assert!(seen.parse::<u32>().is_ok_and(|number| number > 1), "'{seen}'");
+        last = seen;
+    }
+    assert_eq!(becomes("$v = 0").await, "0", "grace periods stay expedited");
 }
 
 async fn commands(guest: &Guest) {
