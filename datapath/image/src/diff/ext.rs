@@ -94,7 +94,7 @@ impl Tree for Ext {
             let entry = entry.map_err(fault)?;
             visits.add()?;
             let name = entry.file_name().as_ref().to_vec();
-            if name != b"." && name != b".." {
+            if name != b"." && name != b".." && visits.hold(directory, &name)? {
                 // By its inode: a look-up by path reads the directories above anew for each entry.
                 let path = directory.child(&name);
                 let found = match entry.metadata() {

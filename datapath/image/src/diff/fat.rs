@@ -264,6 +264,9 @@ impl Tree for Fat {
             let high = if self.width == Width::ThirtyTwo { u64::from(u16_at(entry, 20)) } else { 0 };
             let kind = if flags & DIRECTORY != 0 { Kind::Directory } else { Kind::File };
             visits.add()?;
+            if !visits.hold(directory, &name)? {
+                continue;
+            }
             let node = Node {
                 path: directory.child(&name),
                 kind,

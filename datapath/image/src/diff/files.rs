@@ -11,15 +11,15 @@ use headwater_block::Device;
 
 use crate::diff::allowance::Allowance;
 use crate::diff::partitions::Partition;
-use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
+use crate::diff::tree::{self, DEPTH_MAX, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::units::u64_of;
 
 /// The most changed files that are listed of a partition.
 pub const CHANGED_FILES_MAX: usize = 100_000;
-/// The deepest directory that is looked into.
-pub(super) const DEPTH_MAX: usize = 256;
+/// The most memory for the changed files that are listed of all partitions, most of which is their paths.
+pub const CHANGED_FILES_BYTES_MAX: usize = 64 << 20;
 /// How much of a file is compared at a time.
 pub(super) const COMPARE_BYTES: usize = 1 << 20;
 
@@ -49,16 +49,20 @@ pub struct ChangedFile {
 
 type Found = (Option<Vec<ChangedFile>>, Option<String>);
 
-/// Compares the file systems in a partition of two versions. A file system that cannot be read is a remark.
+/// Compares the file systems in a partition of two versions. A file system that cannot be read is a remark. What the list of
+/// changed files takes is taken from `list_bytes_left`.
 pub(super) fn compare(
     from: &Arc<dyn Device>,
     to: &Arc<dyn Device>,
     partition: &Partition,
+    list_bytes_left: &mut usize,
     cancel: &Cancel,
 ) -> Result<Found, ImageError> {
+    let list_bytes_before = *list_bytes_left;
     let mut walk = Walk {
         cancel,
         changed: Vec::new(),
+        list_bytes_left,
         cut: false,
         visits: Visits::new(cancel),
         allowance: Allowance::of(partition),
@@ -77,12 +81,18 @@ pub(super) fn compare(
         Err(_) => Some("it is damaged".to_owned()),
     };
     if let Some(why) = failed {
+        *walk.list_bytes_left = list_bytes_before;
         return Ok((None, Some(format!("{READABLE} that can be read in both versions: {why}"))));
     }
     let mut remarks = Vec::new();
     if walk.cut {
-        remarks.push(format!("more than {CHANGED_FILES_MAX} files changed; the others are not listed"));
+        remarks.push(format!(
+            "more than {CHANGED_FILES_MAX} files changed, or the list takes more than {} MiB; \
+             the others are not listed",
+            CHANGED_FILES_BYTES_MAX >> 20
+        ));
     }
+    remarks.extend(walk.visits.remark());
     if walk.unread > 0 {
         remarks.push(format!(
             "files that claim more than the partition holds, alone or together, \
@@ -103,6 +113,7 @@ struct Trees {
 struct Walk<'a> {
     cancel: &'a Cancel,
     changed: Vec<ChangedFile>,
+    list_bytes_left: &'a mut usize,
     cut: bool,
     visits: Visits,
     allowance: Allowance,
@@ -117,6 +128,12 @@ impl Walk<'_> {
             return;
         }
         let path = String::from_utf8_lossy(&node.path).into_owned();
+        let bytes = size_of::<ChangedFile>() + path.capacity();
+        let Some(left) = self.list_bytes_left.checked_sub(bytes) else {
+            self.cut = true;
+            return;
+        };
+        *self.list_bytes_left = left;
         self.changed.push(ChangedFile { path, change, size_bytes: node.size_bytes });
     }
 
@@ -129,17 +146,23 @@ impl Walk<'_> {
         }
     }
 
+    /// Compares a directory, in which so many others it is.
     fn directory(&mut self, trees: &mut Trees, old: &Node, new: &Node, depth: usize) -> Result<(), Fault> {
+        if depth >= DEPTH_MAX {
+            self.visits.cut();
+            return Ok(());
+        }
+        let held_bytes = self.visits.held_bytes();
         let mut before = self.list(&mut *trees.old, old)?;
         for (name, now) in self.list(&mut *trees.new, new)? {
-            if self.cancel.is_cancelled() || depth >= DEPTH_MAX {
+            if self.cancel.is_cancelled() {
                 return Ok(());
             }
             match before.remove(&name) {
-                None => self.all(&mut *trees.new, &now, FileChange::Added, depth)?,
+                None => self.all(&mut *trees.new, &now, FileChange::Added, depth + 1)?,
                 Some(was) if was.kind != now.kind => {
-                    self.all(&mut *trees.old, &was, FileChange::Removed, depth)?;
-                    self.all(&mut *trees.new, &now, FileChange::Added, depth)?;
+                    self.all(&mut *trees.old, &was, FileChange::Removed, depth + 1)?;
+                    self.all(&mut *trees.new, &now, FileChange::Added, depth + 1)?;
                 }
                 Some(was) => {
                     if let Some(change) = self.file(trees, &was, &now)? {
@@ -152,12 +175,13 @@ impl Walk<'_> {
             }
         }
         for was in before.into_values() {
-            self.all(&mut *trees.old, &was, FileChange::Removed, depth)?;
+            self.all(&mut *trees.old, &was, FileChange::Removed, depth + 1)?;
         }
+        self.visits.release_to(held_bytes);
         Ok(())
     }
 
-    /// Notes an entry, and what is in it, as added or removed.
+    /// Notes an entry, which is in so many directories, and what is in it, as added or removed.
     fn all(
         &mut self,
         tree: &mut dyn Tree,
@@ -166,11 +190,18 @@ impl Walk<'_> {
         depth: usize,
     ) -> Result<(), Fault> {
         self.note(node, change);
-        if node.kind == Kind::Directory && depth < DEPTH_MAX && !self.cancel.is_cancelled() {
-            for inner in self.list(tree, node)?.into_values() {
-                self.all(tree, &inner, change, depth + 1)?;
-            }
+        if node.kind != Kind::Directory || self.cancel.is_cancelled() {
+            return Ok(());
         }
+        if depth >= DEPTH_MAX {
+            self.visits.cut();
+            return Ok(());
+        }
+        let held_bytes = self.visits.held_bytes();
+        for inner in self.list(tree, node)?.into_values() {
+            self.all(tree, &inner, change, depth + 1)?;
+        }
+        self.visits.release_to(held_bytes);
         Ok(())
     }
 
@@ -207,5 +238,66 @@ impl Walk<'_> {
             at = at.saturating_add(u64_of(new));
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diff::crafted::{ROOT_AT, device, fat_in_itself};
+    use crate::diff::tree::PATH_BYTES_MAX;
+
+    /// What a comparison finds whose list may take so much.
+    fn compared(from: Vec<u8>, to: Vec<u8>, mut list_bytes: usize) -> Found {
+        let ((from, partition), (to, _)) = (device(from), device(to));
+        compare(&from, &to, &partition, &mut list_bytes, &Cancel::new()).unwrap()
+    }
+
+    /// What is found where such a directory is new.
+    fn added(disk: Vec<u8>, list_bytes: usize) -> (Vec<String>, String) {
+        let mut before = disk.clone();
+        before[ROOT_AT] = 0;
+        let (files, remark) = compared(before, disk, list_bytes);
+        let files = files.unwrap();
+        assert!(files.iter().all(|file| file.change == FileChange::Added));
+        (files.into_iter().map(|file| file.path).collect(), remark.unwrap())
+    }
+
+    #[test]
+    fn directories_that_contain_themselves_do_not_take_all_memory() {
+        let disk = fat_in_itself("", 1000);
+        let (files, remark) = compared(disk.clone(), disk, CHANGED_FILES_BYTES_MAX);
+        assert_eq!(files, None);
+        let remark = remark.unwrap();
+        assert!(remark.contains("more than 256 MiB"), "{remark}");
+    }
+
+    #[test]
+    fn what_lies_too_deep_is_a_remark() {
+        let disk = fat_in_itself("", 1);
+        let (files, remark) = compared(disk.clone(), disk.clone(), CHANGED_FILES_BYTES_MAX);
+        assert_eq!(files, Some(Vec::new()));
+        let remark = remark.unwrap();
+        assert!(remark.contains("deeper than 256 directories"), "{remark}");
+        let (paths, remark) = added(disk, CHANGED_FILES_BYTES_MAX);
+        assert_eq!(paths.iter().map(|path| path.matches('/').count()).max(), Some(DEPTH_MAX));
+        assert!(remark.contains("deeper than 256 directories"), "{remark}");
+    }
+
+    #[test]
+    fn what_has_too_long_a_path_is_a_remark() {
+        let name = "n".repeat(247);
+        let (paths, remark) = added(fat_in_itself(&name, 1), CHANGED_FILES_BYTES_MAX);
+        let longest = paths.iter().map(String::len).max().unwrap();
+        assert!((PATH_BYTES_MAX - name.len()..=PATH_BYTES_MAX).contains(&longest), "{longest}");
+        assert!(remark.contains("more than 4096 bytes"), "{remark}");
+    }
+
+    #[test]
+    fn the_list_of_changed_files_takes_no_more_than_it_may() {
+        let (paths, remark) = added(fat_in_itself("", 10), 1000);
+        let bytes: usize = paths.iter().map(|path| size_of::<ChangedFile>() + path.len()).sum();
+        assert!(!paths.is_empty() && bytes <= 1000, "{bytes}");
+        assert!(remark.contains("the others are not listed"), "{remark}");
     }
 }

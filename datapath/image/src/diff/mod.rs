@@ -12,6 +12,8 @@
 //!   files both read.
 
 mod allowance;
+#[cfg(test)]
+mod crafted;
 mod ext;
 pub(crate) mod fat;
 mod files;
@@ -32,9 +34,9 @@ use crate::progress::{Cancel, Progress};
 use crate::reader::VersionReader;
 use crate::units::{usize_of, usize_of_u32};
 
-pub use files::{CHANGED_FILES_MAX, ChangedFile, FileChange};
+pub use files::{CHANGED_FILES_BYTES_MAX, CHANGED_FILES_MAX, ChangedFile, FileChange};
 pub use partitions::PARTITIONS_MAX;
-pub use touched::{TOUCHED_FILES_MAX, Touched, files_touched};
+pub use touched::{TOUCHED_FILES_MAX, TOUCHED_PATHS_BYTES_MAX, Touched, files_touched};
 
 /// The unit in which changed bytes are counted.
 pub const DIFF_BLOCK_BYTES: usize = 4096;
@@ -92,6 +94,7 @@ pub fn diff(
     let changed = changed_blocks(&from, &to, &mut found, cancel, progress)?;
     let (from, to): (Arc<dyn Device>, Arc<dyn Device>) = (from, to);
     found.changed_bytes = changed.iter().map(|(start, end)| end - start).sum();
+    let mut list_bytes_left = CHANGED_FILES_BYTES_MAX;
     for partition in partitions::find(to.as_ref())? {
         cancel.check("the comparison")?;
         let inside = |(start, end): &(u64, u64)| {
@@ -99,8 +102,11 @@ pub fn diff(
             (*end).min(last).saturating_sub((*start).max(partition.offset_bytes))
         };
         let changed_bytes = changed.iter().map(inside).sum();
-        let (files, remark) =
-            if changed_bytes == 0 { (None, None) } else { files::compare(&from, &to, &partition, cancel)? };
+        let (files, remark) = if changed_bytes == 0 {
+            (None, None)
+        } else {
+            files::compare(&from, &to, &partition, &mut list_bytes_left, cancel)?
+        };
         found.partitions.push(PartitionDifference {
             number: partition.number,
             offset_bytes: partition.offset_bytes,

@@ -7,7 +7,7 @@
 use std::io::{self, Read, Seek, SeekFrom};
 
 use ntfs::structured_values::NtfsFileNamespace;
-use ntfs::{Ntfs as Volume, NtfsFile, NtfsReadSeek};
+use ntfs::{Ntfs as Volume, NtfsAttribute, NtfsFile, NtfsReadSeek};
 
 use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, Visits, fault};
 use crate::units::{u64_of, usize_of};
@@ -21,6 +21,9 @@ const REPARSE_POINT: u32 = 0x400;
 const STRUCTURE_BYTES_MAX: u64 = 128 << 20;
 /// What entries of one directory that cannot be read may take together: about 16,000 records, more than are listed as damaged.
 const UNREADABLE_BYTES_MAX: u64 = 32 << 20;
+/// The header of an attribute whose value lies outside of its record, and where in it the initialized size is.
+const LONG_HEADER_BYTES: u32 = 64;
+const INITIALIZED_AT: u64 = 56;
 
 /// Whether a boot sector is one of NTFS.
 pub(super) fn is_one(boot: &[u8; 512]) -> bool {
@@ -97,6 +100,19 @@ fn node(file: &NtfsFile<'_>, cursor: &mut Cursor, path: Vec<u8>) -> Result<Node,
     })
 }
 
+/// How much of a value was ever written. What is behind it reads as zeroes, whatever its clusters hold; the crate does not look.
+fn initialized_bytes(attribute: &NtfsAttribute<'_, '_>, bytes: &mut Bytes) -> Result<u64, Fault> {
+    let is_long = !attribute.is_resident() && attribute.attribute_length() >= LONG_HEADER_BYTES;
+    let Some(header) = attribute.position().value().filter(|_| is_long) else { return Ok(u64::MAX) };
+    let at = header.get().saturating_add(INITIALIZED_AT);
+    let mut field = [0; 8];
+    bytes.read(at, &mut field)?;
+    let value = u64::from_le_bytes(field);
+    // The last two bytes of a sector of a record are a mark, and kept elsewhere. Here they are zero: it is no 256 TiB.
+    let is_marked = at.saturating_add(8).is_multiple_of(512);
+    Ok(if is_marked { value & (u64::MAX >> 16) } else { value })
+}
+
 /// The entry that a record is.
 fn entry_of(volume: &Volume, cursor: &mut Cursor, number: u64, path: Vec<u8>) -> Result<Node, Fault> {
     cursor.left = STRUCTURE_BYTES_MAX;
@@ -124,8 +140,12 @@ impl Tree for Ntfs {
                 let name = entry.key().ok_or_else(|| fault("a directory has an entry without a name"))?;
                 let name = name.map_err(fault)?;
                 // The short name of a file that has a long one too; and the root's entry for itself.
-                if name.namespace() != NtfsFileNamespace::Dos && number >= FIRST_USER_RECORD {
-                    found.push((number, name.name().to_string_lossy().into_bytes()));
+                if name.namespace() == NtfsFileNamespace::Dos || number < FIRST_USER_RECORD {
+                    continue;
+                }
+                let name = name.name().to_string_lossy().into_bytes();
+                if visits.hold(directory, &name)? {
+                    found.push((number, name));
                 }
             }
         }
@@ -158,10 +178,15 @@ impl Tree for Ntfs {
         let record = volume.file(cursor, file.place).map_err(fault)?;
         let data = record.data(cursor, "").ok_or_else(|| fault("a file has no content"))?.map_err(fault)?;
         let attribute = data.to_attribute().map_err(fault)?;
-        let mut value = attribute.value(cursor).map_err(fault)?;
-        value.seek(cursor, SeekFrom::Start(at)).map_err(fault)?;
         let into = into.get_mut(..usize_of(len)).unwrap_or_default();
-        value.read_exact(cursor, into).map_err(fault)?;
+        let written_bytes = initialized_bytes(&attribute, &mut cursor.bytes)?.saturating_sub(at);
+        let (written, rest) = into.split_at_mut(usize_of(written_bytes.min(len)));
+        if !written.is_empty() {
+            let mut value = attribute.value(cursor).map_err(fault)?;
+            value.seek(cursor, SeekFrom::Start(at)).map_err(fault)?;
+            value.read_exact(cursor, written).map_err(fault)?;
+        }
+        rest.fill(0);
         Ok(into.len())
     }
 }

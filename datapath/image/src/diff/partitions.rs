@@ -8,6 +8,9 @@
 //! next table. The place of a partition counts from its table on, that of a table from the start of the extended partition on.
 //! A table can lie before the one that links to it: fdisk makes such chains where a partition was deleted and another one made
 //! in its place. Anybody may have made the tables, so what each says is checked, and none is read twice.
+//!
+//! A GPT counts where the first sector says that there is one and its header is whole. Otherwise it is what a disk had before
+//! it got an MBR. The copy at the end of the disk is for repairs: Linux does not look at it either unless it is told to.
 
 use headwater_block::{Device, blocking};
 
@@ -18,6 +21,10 @@ use crate::units::usize_of_u32;
 pub const PARTITIONS_MAX: usize = 128;
 
 const SECTOR_BYTES: u64 = 512;
+/// The type of an MBR's entry that stands for a GPT, one of four in a hybrid MBR.
+const PROTECTIVE: u8 = 0xee;
+/// The shortest header of a GPT. The longest one is a sector.
+const GPT_HEADER_BYTES: usize = 92;
 /// The types of extended partitions: of DOS, of Windows 95, of Linux.
 const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 /// The number of the first logical partition, however many primary ones there are.
@@ -61,7 +68,8 @@ pub(crate) fn find_readable(disk: &dyn Device) -> Result<Found, ImageError> {
     if size_bytes >= 2 * SECTOR_BYTES {
         blocking::read(disk, SECTOR_BYTES, &mut header)?;
     }
-    let mut found = if header.starts_with(b"EFI PART") {
+    let is_protected = entries(&first).iter().any(|entry| entry.kind == PROTECTIVE);
+    let mut found = if is_protected && is_gpt(&header) {
         Found { partitions: gpt(disk, &header)?, unread: None }
     } else {
         mbr(disk, &first)
@@ -82,6 +90,22 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|tail| tail.first_chunk()).map_or(0, |eight| u64::from_le_bytes(*eight))
+}
+
+/// CRC-32 as in UEFI 2.10, section 5.3, and as in Ethernet: of a sector, so that a table does not pay.
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
+    let bit = |crc: u32| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+    !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| bit(crc)))
+}
+
+/// Whether a sector is the whole header of a GPT.
+fn is_gpt(header: &Sector) -> bool {
+    let mut summed = *header;
+    // Its sum counts as zero in the sum.
+    summed.get_mut(16..20).unwrap_or_default().fill(0);
+    let summed = summed.get(..usize_of_u32(u32_at(header, 12))).unwrap_or_default();
+    let is_long_enough = summed.len() >= GPT_HEADER_BYTES;
+    header.starts_with(b"EFI PART") && is_long_enough && crc32(summed) == u32_at(header, 16)
 }
 
 fn gpt(disk: &dyn Device, header: &[u8]) -> Result<Vec<Partition>, ImageError> {
@@ -234,6 +258,26 @@ mod tests {
         disk
     }
 
+    /// The partition of [`put_gpt`].
+    const OF_GPT: [(u32, u64, u64); 1] = [(2, 50, 100)];
+
+    /// Puts a GPT with a header of this length behind the first sector, which does not say so yet.
+    fn put_gpt(disk: &mut [u8], header_bytes: u32) {
+        let entry = &mut disk[2 * 512 + 128..][..128];
+        entry[..16].fill(7);
+        entry[32..40].copy_from_slice(&50u64.to_le_bytes());
+        entry[40..48].copy_from_slice(&149u64.to_le_bytes());
+        let header = &mut disk[512..2 * 512];
+        header[..8].copy_from_slice(b"EFI PART");
+        header[12..16].copy_from_slice(&header_bytes.to_le_bytes());
+        header[16..20].fill(0);
+        header[72..80].copy_from_slice(&2u64.to_le_bytes());
+        header[80..84].copy_from_slice(&4u32.to_le_bytes());
+        header[84..88].copy_from_slice(&128u32.to_le_bytes());
+        let sum = crc32(&disk[512..][..header_bytes as usize]);
+        disk[512 + 16..512 + 20].copy_from_slice(&sum.to_le_bytes());
+    }
+
     fn device(bytes: &[u8]) -> ReferenceDisk {
         ReferenceDisk::with_contents(bytes.to_vec(), ReferenceOptions::default())
     }
@@ -265,6 +309,46 @@ mod tests {
         let mut long = disk();
         put(&mut long, 1000, 0, (0x83, 10, 1 << 20));
         assert_eq!(found(&long), [&PRIMARY[..], &PARTITIONS[3..]].concat());
+    }
+
+    #[test]
+    fn a_gpt_counts_where_the_first_sector_says_so() {
+        let mut stale = disk();
+        put_gpt(&mut stale, 92);
+        assert_eq!(found(&stale), PARTITIONS);
+        for slot in 0..4 {
+            let mut disk = stale.clone();
+            put(&mut disk, 0, slot, (PROTECTIVE, 1, 49));
+            assert_eq!(found(&disk), OF_GPT, "{slot}");
+            // Without its mark the first sector says nothing, and the whole disk is one.
+            disk[511] = 0;
+            assert_eq!(found(&disk), [(0, 0, DISK_SECTORS as u64)], "{slot}");
+        }
+    }
+
+    #[test]
+    fn a_gpt_whose_header_is_damaged_does_not_count() {
+        let mut good = disk();
+        put(&mut good, 0, 3, (PROTECTIVE, 1, 49));
+        let of_mbr = [&PRIMARY[..], &[(4, 1, 49)][..], &PARTITIONS[2..]].concat();
+        assert_eq!(found(&good), of_mbr);
+        for (header_bytes, counts) in [(0, false), (91, false), (92, true), (512, true), (513, false)] {
+            put_gpt(&mut good, header_bytes);
+            assert_eq!(found(&good) == OF_GPT, counts, "{header_bytes}");
+            assert_eq!(found(&good) == of_mbr, !counts, "{header_bytes}");
+        }
+        put_gpt(&mut good, 92);
+        assert_eq!(found(&good), OF_GPT);
+        for at in [0, 8, 12, 16, 19, 24, 56, 72, 91] {
+            let mut disk = good.clone();
+            disk[512 + at] ^= 1;
+            assert_eq!(found(&disk), of_mbr, "{at}");
+        }
+    }
+
+    #[test]
+    fn the_sum_is_that_of_the_specification() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 
     #[test]

@@ -12,9 +12,9 @@ use headwater_store::{Hash, Store};
 
 use crate::chunk_cache::ChunkCache;
 use crate::diff::allowance::Allowance;
-use crate::diff::files::{COMPARE_BYTES, DEPTH_MAX};
+use crate::diff::files::COMPARE_BYTES;
 use crate::diff::partitions::{self, Partition};
-use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
+use crate::diff::tree::{self, DEPTH_MAX, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::reader::VersionReader;
@@ -24,6 +24,8 @@ use crate::verify::DamagedChunk;
 
 /// The most files that are listed.
 pub const TOUCHED_FILES_MAX: usize = 10_000;
+/// The most bytes that their paths have together.
+pub const TOUCHED_PATHS_BYTES_MAX: usize = 8 << 20;
 /// Memory for chunks meanwhile.
 const CHUNKS_BYTES: u64 = 64 << 20;
 
@@ -79,10 +81,13 @@ pub fn files_touched(
 
 fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
     let prefix = format!("partition {}: ", partition.number);
+    let listed_bytes: usize = touched.files.iter().map(String::len).sum();
     let mut walk = Walk {
         cancel,
         prefix,
-        files: Vec::new(),
+        files: std::mem::take(&mut touched.files),
+        paths_bytes_left: TOUCHED_PATHS_BYTES_MAX.saturating_sub(listed_bytes),
+        is_cut: false,
         visits: Visits::new(cancel),
         allowance: Allowance::of(partition),
         unread: 0,
@@ -94,12 +99,22 @@ fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, tou
         let root = tree.root();
         walk.directory(&mut *tree, &root, 0)
     }));
-    touched.files.append(&mut walk.files);
+    touched.files = walk.files;
     let number = partition.number;
     match outcome {
         Ok(Ok(())) => {}
         Ok(Err(e)) => touched.remarks.push(format!("partition {number} is {READABLE} that can be read: {e}")),
         Err(_) => touched.remarks.push(format!("partition {number} is too damaged to be looked into")),
+    }
+    if walk.is_cut {
+        touched.remarks.push(format!(
+            "partition {number} has files that are not listed: more than {TOUCHED_FILES_MAX} are touched, \
+             or their paths have more than {} MiB",
+            TOUCHED_PATHS_BYTES_MAX >> 20
+        ));
+    }
+    if let Some(cut) = walk.visits.remark() {
+        touched.remarks.push(format!("partition {number}: {cut}"));
     }
     if let Some(first) = walk.first_unread {
         touched.remarks.push(format!(
@@ -114,6 +129,9 @@ struct Walk<'a> {
     cancel: &'a Cancel,
     prefix: String,
     files: Vec<String>,
+    paths_bytes_left: usize,
+    /// Whether some are not listed.
+    is_cut: bool,
     visits: Visits,
     allowance: Allowance,
     /// Files that were not read to the end, and the path of the first one.
@@ -123,19 +141,31 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn note(&mut self, node: &Node) {
-        if self.files.len() < TOUCHED_FILES_MAX {
-            self.files.push(format!("{}{}", self.prefix, String::from_utf8_lossy(&node.path)));
+        let file = format!("{}{}", self.prefix, String::from_utf8_lossy(&node.path));
+        match self.paths_bytes_left.checked_sub(file.len()) {
+            Some(left) if self.files.len() < TOUCHED_FILES_MAX => {
+                self.paths_bytes_left = left;
+                self.files.push(file);
+            }
+            _ => self.is_cut = true,
         }
     }
 
+    /// Looks into a directory, in which so many others it is.
     fn directory(&mut self, tree: &mut dyn Tree, directory: &Node, depth: usize) -> Result<(), Fault> {
+        if depth >= DEPTH_MAX {
+            self.visits.cut();
+            return Ok(());
+        }
+        let held_bytes = self.visits.held_bytes();
         let Ok(entries) = tree.list(directory, &mut self.visits) else {
             self.visits.check()?;
+            self.visits.release_to(held_bytes);
             self.note(directory);
             return Ok(());
         };
         for node in entries.into_values() {
-            if self.cancel.is_cancelled() || depth >= DEPTH_MAX {
+            if self.cancel.is_cancelled() {
                 return Ok(());
             }
             if node.kind == Kind::Directory {
@@ -144,6 +174,7 @@ impl Walk<'_> {
                 self.note(&node);
             }
         }
+        self.visits.release_to(held_bytes);
         Ok(())
     }
 
@@ -182,5 +213,45 @@ impl Walk<'_> {
         if self.first_unread.is_none() {
             self.first_unread = Some(String::from_utf8_lossy(&node.path).into_owned());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diff::crafted::{CLUSTER_AT, device, fat_in_itself};
+
+    fn looked_into(disk: Vec<u8>, mut touched: Touched) -> Touched {
+        let (disk, partition) = device(disk);
+        look_into(&disk, &partition, &Cancel::new(), &mut touched);
+        touched
+    }
+
+    #[test]
+    fn directories_that_contain_themselves_do_not_take_all_memory() {
+        let touched = looked_into(fat_in_itself("", 2000), Touched::default());
+        assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1), "{:?}", touched.remarks);
+        assert!(touched.remarks[0].contains("more than 256 MiB"), "{:?}", touched.remarks);
+    }
+
+    #[test]
+    fn what_lies_too_deep_is_a_remark() {
+        for name in [String::new(), "n".repeat(247)] {
+            let touched = looked_into(fat_in_itself(&name, 1), Touched::default());
+            assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1), "{:?}", touched.remarks);
+            assert!(touched.remarks[0].contains("was not looked into"), "{:?}", touched.remarks);
+        }
+    }
+
+    #[test]
+    fn the_paths_of_damaged_files_take_no_more_than_they_may() {
+        let mut disk = fat_in_itself("", 1);
+        // The file behind the directory's entry for itself now has a byte, and no cluster.
+        disk[CLUSTER_AT + 32 + 28] = 1;
+        let before = "x".repeat(TOUCHED_PATHS_BYTES_MAX - 100);
+        let touched = looked_into(disk, Touched { files: vec![before], remarks: Vec::new() });
+        let bytes: usize = touched.files.iter().map(String::len).sum();
+        assert!(touched.files.len() > 1 && bytes <= TOUCHED_PATHS_BYTES_MAX, "{bytes}");
+        assert!(touched.remarks[0].contains("are not listed"), "{:?}", touched.remarks);
     }
 }

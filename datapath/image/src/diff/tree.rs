@@ -1,7 +1,8 @@
 //! A file system as a tree of entries, whatever its kind: what comparing files and finding damaged ones needs of it.
 //!
 //! The bytes are those of an image, which anybody may have made. So nothing here trusts them: what cannot be is a
-//! [`Fault`], and the number of entries that are visited has a limit, so that directories which contain themselves end.
+//! [`Fault`], and a visit has limits, so that directories which contain themselves end: the number of entries, the memory
+//! that lists of them take, how deep they lie and how long their paths are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,14 @@ use crate::units::{u64_of, usize_of};
 
 /// The most entries of one file system that are visited.
 pub(crate) const ENTRIES_MAX: u64 = 20_000_000;
+/// The most memory for lists of directories, of all that are held at a time: one for each level, of both versions.
+pub(crate) const LISTS_BYTES_MAX: usize = 256 << 20;
+/// The deepest directory that is looked into.
+pub(crate) const DEPTH_MAX: usize = 256;
+/// The longest path that is looked at. Linux takes none that is longer.
+pub(crate) const PATH_BYTES_MAX: usize = 4096;
+/// What an entry of a list takes beside its name and path. A map's own tables may be half empty.
+const ENTRY_BYTES: usize = 2 * (size_of::<Node>() + size_of::<Vec<u8>>());
 /// The unit in which devices are read.
 const SECTOR_BYTES: u64 = 512;
 /// How much is read at a time where only a few bytes are wanted.
@@ -97,8 +106,8 @@ pub(crate) trait Tree {
     /// The directory that everything is in.
     fn root(&self) -> Node;
 
-    /// What is in a directory, without `.` and `..`. Each entry is counted before it is kept. One that cannot be read is
-    /// among them, with its fault: the others can be all the same.
+    /// What is in a directory, without `.` and `..`. Each entry is counted, and its memory too, before it is kept. One that
+    /// cannot be read is among them, with its fault: the others can be all the same.
     fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault>;
 
     /// Fills `into` with what a file has from `at` on; less only at its end. Returns how much.
@@ -185,10 +194,15 @@ impl Bytes {
     }
 }
 
-/// Counts the entries that are visited, and ends the visit where it was cancelled.
+/// Counts the entries that are visited and the memory of their lists, and ends the visit where it was cancelled.
 pub(crate) struct Visits {
     left: u64,
-    is_over: bool,
+    /// What the lists take that are held now.
+    held_bytes: usize,
+    /// The limit that was reached.
+    over: Option<Fault>,
+    /// Whether something lies too deep to be looked into.
+    is_cut: bool,
     cancel: Cancel,
 }
 
@@ -199,14 +213,62 @@ impl Visits {
 
     /// No more than so many.
     pub(crate) fn of(entries: u64, cancel: &Cancel) -> Self {
-        Self { left: entries, is_over: false, cancel: cancel.clone() }
+        Self { left: entries, held_bytes: 0, over: None, is_cut: false, cancel: cancel.clone() }
     }
 
     /// Counts one more; a fault where that is too many, or where nobody wants to know any more.
     pub(crate) fn add(&mut self) -> Result<(), Fault> {
-        self.is_over = self.left == 0;
+        if self.left == 0 {
+            self.over = Some(fault(format!(
+                "it has more than {ENTRIES_MAX} entries, or directories that contain themselves"
+            )));
+        }
         self.left = self.left.saturating_sub(1);
         self.check()
+    }
+
+    /// Counts what an entry of this name takes in the list of its directory. `false`: its path is too long for a list.
+    pub(crate) fn hold(&mut self, directory: &Node, name: &[u8]) -> Result<bool, Fault> {
+        let path_bytes = directory.path.len() + 1 + name.len();
+        if path_bytes > PATH_BYTES_MAX {
+            self.cut();
+            return Ok(false);
+        }
+        self.held_bytes += ENTRY_BYTES + name.len() + path_bytes;
+        if self.held_bytes > LISTS_BYTES_MAX {
+            let why = fault(format!(
+                "lists of its directories take more than {} MiB, or directories contain themselves",
+                LISTS_BYTES_MAX >> 20
+            ));
+            self.over = Some(why.clone());
+            return Err(why);
+        }
+        Ok(true)
+    }
+
+    /// What the lists take that are held now.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Gives back what was held after there were so many bytes: those lists are gone.
+    pub(crate) fn release_to(&mut self, held_bytes: usize) {
+        self.held_bytes = held_bytes;
+    }
+
+    /// Notes that something is left out because it lies too deep.
+    pub(crate) fn cut(&mut self) {
+        self.is_cut = true;
+    }
+
+    /// What is to be said where something was left out.
+    pub(crate) fn remark(&self) -> Option<String> {
+        self.is_cut.then(|| {
+            format!(
+                "what lies deeper than {DEPTH_MAX} directories, or has a path of more than \
+                 {PATH_BYTES_MAX} bytes, was not looked into"
+            )
+        })
     }
 
     /// The fault that ends the visit as a whole, and not only that of one directory.
@@ -214,11 +276,45 @@ impl Visits {
         if self.cancel.is_cancelled() {
             return Err(fault("the visit was cancelled"));
         }
-        if self.is_over {
-            return Err(fault(format!(
-                "it has more than {ENTRIES_MAX} entries, or directories that contain themselves"
-            )));
+        self.over.clone().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_lists_has_a_limit_and_is_given_back() {
+        let mut visits = Visits::new(&Cancel::new());
+        let (root, name) = (Node::root(0), [b'n'; 4000]);
+        assert!(visits.hold(&root, &name).unwrap());
+        let one_bytes = visits.held_bytes();
+        assert!(one_bytes >= size_of::<Node>() + 8000);
+        let most = LISTS_BYTES_MAX / one_bytes;
+        for _ in 0..2 * most {
+            visits.release_to(0);
+            assert!(visits.hold(&root, &name).unwrap());
         }
-        Ok(())
+        for _ in 1..most {
+            assert!(visits.hold(&root, &name).unwrap());
+        }
+        let refused = visits.hold(&root, &name).unwrap_err();
+        assert!(refused.to_string().contains("more than 256 MiB"), "{refused}");
+        // For good: what was being listed is not whole.
+        visits.release_to(0);
+        assert_eq!((visits.check(), visits.add()), (Err(refused.clone()), Err(refused)));
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_left_out_with_a_remark() {
+        let mut visits = Visits::new(&Cancel::new());
+        let directory = Node { path: vec![b'/'; 4000], ..Node::root(0) };
+        assert!(visits.hold(&directory, &[b'n'; 95]).unwrap());
+        assert_eq!(visits.remark(), None);
+        let held_bytes = visits.held_bytes();
+        assert!(!visits.hold(&directory, &[b'n'; 96]).unwrap());
+        assert_eq!(visits.held_bytes(), held_bytes);
+        assert!(visits.remark().unwrap().contains("more than 4096 bytes"));
     }
 }

@@ -80,6 +80,10 @@ impl Device for Disk {
 fn disk_of(pieces: &[u8]) -> Arc<Disk> {
     let mut bytes = whole_of(pieces);
     bytes.truncate(bytes.len() / 512 * 512);
+    // Or no change of it would get past the sum.
+    if bytes.get(GPT_AT..).is_some_and(|header| header.starts_with(b"EFI PART")) {
+        sum_gpt(&mut bytes);
+    }
     Arc::new(Disk { bytes, read_bytes: AtomicU64::new(0) })
 }
 
@@ -255,6 +259,19 @@ fn ntfs_sample(dir: &Path) -> Vec<u8> {
     bytes
 }
 
+/// The header of a GPT, which has 92 bytes.
+const GPT_AT: usize = 512;
+
+/// Puts the right sum into the header of a GPT.
+fn sum_gpt(disk: &mut [u8]) {
+    let header = disk.get_mut(GPT_AT..GPT_AT + 92).unwrap_or_default();
+    header.get_mut(16..20).unwrap_or_default().fill(0);
+    let sum = partitions::crc32(header).to_le_bytes();
+    if let Some(place) = header.get_mut(16..20) {
+        place.copy_from_slice(&sum);
+    }
+}
+
 /// Where the one partition starts, in sectors.
 const FIRST_SECTOR: u32 = 64;
 
@@ -302,12 +319,15 @@ fn with_logical_partition(inner: &[u8]) -> Vec<u8> {
 fn with_gpt(inner: &[u8]) -> Vec<u8> {
     let (first, last) =
         (u64::from(FIRST_SECTOR).to_le_bytes(), u64::from(FIRST_SECTOR + sectors(inner) - 1).to_le_bytes());
-    let (header, table) = (512, 1024);
+    let (header, table) = (GPT_AT, 1024);
     let (table_sector, count, entry_bytes) = (2u64.to_le_bytes(), 4u32.to_le_bytes(), 128u32.to_le_bytes());
-    in_partition(
+    let mut disk = in_partition(
         inner,
         &[
+            (450, &[0xee]),
+            (510, &[0x55, 0xaa]),
             (header, b"EFI PART"),
+            (header + 12, &92u32.to_le_bytes()),
             (header + 72, &table_sector),
             (header + 80, &count),
             (header + 84, &entry_bytes),
@@ -315,7 +335,9 @@ fn with_gpt(inner: &[u8]) -> Vec<u8> {
             (table + 32, &first),
             (table + 40, &last),
         ],
-    )
+    );
+    sum_gpt(&mut disk);
+    disk
 }
 
 #[cfg(test)]
