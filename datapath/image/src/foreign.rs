@@ -68,8 +68,22 @@ impl Foreign {
         }
     }
 
-    /// Opens the disk in a file. `hint` says what else can be done.
+    /// Opens the disk in the file at a path.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn open(self, path: &Path, hint: &str) -> Result<Arc<dyn FileDisk>, ImageError> {
+        use crate::raw_file::{find_file, open_disk_file};
+        let (file, file_bytes) = open_disk_file(path, &find_file(path)?)?;
+        self.open_file(path, file, file_bytes, hint)
+    }
+
+    /// Opens the disk in an open file, of which the path is for messages alone. `hint` says what else can be done.
+    pub(crate) fn open_file(
+        self,
+        path: &Path,
+        file: File,
+        file_bytes: u64,
+        hint: &str,
+    ) -> Result<Arc<dyn FileDisk>, ImageError> {
         let refuse = |kind: ImageErrorKind, why: &str| {
             let name = self.name();
             ImageError::new(kind, format!("cannot open the {name} image {}: {why}. {hint}", path.display()))
@@ -84,13 +98,13 @@ impl Foreign {
             Refusal::Damaged(why) => damaged(why),
         };
         if self == Self::Vhd {
-            return Vhd::open(path).map_err(refused);
+            return Vhd::open(path, file, file_bytes).map_err(refused);
         }
         let opened = catch_unwind(|| {
             if self == Self::Vhdx {
-                crate::vhdx::check(path)?;
+                crate::vhdx::check(&file, file_bytes)?;
             }
-            self.open_reader(path)
+            self.open_reader(file, file_bytes)
         });
         let (reader, size_bytes) = match opened {
             Ok(opened) => opened.map_err(refused)?,
@@ -103,11 +117,13 @@ impl Foreign {
         Ok(Arc::new(ForeignDisk { path, name, size_bytes, reader: Mutex::new(reader) }))
     }
 
-    fn open_reader(self, path: &Path) -> Result<(Box<dyn ReadSeek>, u64), Refusal> {
+    fn open_reader(self, mut file: File, file_bytes: u64) -> Result<(Box<dyn ReadSeek>, u64), Refusal> {
         match self {
             Self::Vhd => Err(Refusal::Damaged("it is read without a crate".to_owned())),
             Self::Vhdx => {
-                let reader = vhdx::VhdxReader::open(path).map_err(|e| match e {
+                // Of a file alone the crate takes the length in the metadata, which is 0 of a block device.
+                let part = vhdx::Backing::sub(Arc::new(file), 0, file_bytes);
+                let reader = vhdx::VhdxReader::from_backing(part, None).map_err(|e| match e {
                     vhdx::VhdxError::DifferencingNotSupported => {
                         Refusal::Unsupported(vhd::DIFFERENCE.to_owned())
                     }
@@ -124,8 +140,9 @@ impl Foreign {
                 Ok((Box::new(reader), size_bytes))
             }
             Self::Vmdk => {
-                let file = File::open(path).map_err(damaged)?;
                 check_grain_tables(&file)?;
+                // The crate reads on from where the file is.
+                file.rewind().map_err(damaged)?;
                 let reader = vmdk::VmdkReader::open(file).map_err(damaged)?;
                 // A delta disk would read as holes where its parent has data.
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
@@ -240,4 +257,29 @@ impl FileDisk for ForeignDisk {
     }
 
     fn will_read(&self, _range: ByteRange) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw_file::{find_file, open_disk_file};
+    use headwater_testkit::run;
+
+    #[test]
+    fn a_disk_is_read_from_the_file_that_was_opened_and_not_from_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let (raw, path) = (dir.path().join("disk.raw"), dir.path().join("image"));
+        let disk = vec![0x5au8; 1 << 20];
+        std::fs::write(&raw, &disk).unwrap();
+        for (format, name) in [(Foreign::Vhd, "vpc"), (Foreign::Vhdx, "vhdx"), (Foreign::Vmdk, "vmdk")] {
+            let (from, to) = (raw.to_str().unwrap(), path.to_str().unwrap());
+            run("qemu-utils", "qemu-img", &["convert", "-f", "raw", "-O", name, from, to]);
+            let (file, file_bytes) = open_disk_file(&path, &find_file(&path).unwrap()).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            let opened = format.open_file(&path, file, file_bytes, "").unwrap();
+            let mut bytes = vec![0; disk.len()];
+            FileDisk::read(&*opened, 0, &mut bytes).unwrap();
+            assert!(bytes == disk, "{name}");
+        }
+    }
 }

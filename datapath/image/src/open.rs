@@ -1,7 +1,7 @@
 //! Opening a disk image of unknown format: raw, qcow2, VHD, VHDX and VMDK are read, everything else is refused
 //! by name.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::file_disk::{FileDisk, PooledDisk};
 use crate::foreign::Foreign;
 use crate::qcow2::disk::Qcow2Disk;
 use crate::qcow2::header::{self, Header, Refusal};
-use crate::raw_file::{open_disk_file, open_raw};
+use crate::raw_file::{find_file, link_of, open_disk_file, open_raw};
 use crate::units::{u64_of, usize_of};
 
 /// The most files in a chain of qcow2 images.
@@ -74,7 +74,8 @@ pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>
 /// The same, and the files that it is read from: its own, then its backing files.
 pub fn open_chain(path: &Path, backing: Backing) -> Result<(Arc<dyn Device>, Vec<PathBuf>), ImageError> {
     let mut chain = Chain { is_served: true, ..Chain::default() };
-    let disk = open_layer(path, None, place(path, backing).as_deref(), &mut chain)?;
+    let within = place(path, backing);
+    let disk = open_layer(path, &find_file(path)?, None, within.as_deref(), &mut chain)?;
     Ok((PooledDisk::open(disk, Place::Here, chain.locks)?, chain.files))
 }
 
@@ -92,7 +93,8 @@ pub fn open_source_backed(
     backing: Backing,
 ) -> Result<Arc<dyn Device>, ImageError> {
     let mut chain = Chain::default();
-    let disk = open_layer(path, format, place(path, backing).as_deref(), &mut chain)?;
+    let within = place(path, backing);
+    let disk = open_layer(path, &find_file(path)?, format, within.as_deref(), &mut chain)?;
     Ok(PooledDisk::open(disk, Place::Source, chain.locks)?)
 }
 
@@ -108,14 +110,15 @@ struct Chain {
     locks: Vec<File>,
 }
 
-/// Opens a file and those below it.
+/// Opens a file that was found at this path, and those below it.
 fn open_layer(
     path: &Path,
+    found: &File,
     format: Option<FileFormat>,
     within: Option<&Path>,
     chain: &mut Chain,
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
-    let (file, file_bytes) = open_disk_file(path)?;
+    let (file, file_bytes) = open_disk_file(path, found)?;
     chain.files.push(path.to_owned());
     chain.locks.push(file.try_clone().map_err(|e| cannot_open(path, &e))?);
     let start = read_start(&file, file_bytes).map_err(|e| cannot_open(path, &e))?;
@@ -126,12 +129,12 @@ fn open_layer(
         let foreign = foreign(path, &file, file_bytes, &start)?;
         if let Some(expected) = format {
             return match foreign.filter(|foreign| foreign.format() == expected) {
-                Some(foreign) => foreign.open(path, &chain.via_qemu(path)),
+                Some(foreign) => foreign.open_file(path, file, file_bytes, &chain.via_qemu(path)),
                 None => Err(is_another(path, expected)),
             };
         }
         if let Some(foreign) = foreign {
-            return foreign.open(path, &chain.via_qemu(path));
+            return foreign.open_file(path, file, file_bytes, &chain.via_qemu(path));
         }
         refuse_known_formats(path, file_bytes, &start, chain)?;
         return open_raw(path, file, file_bytes);
@@ -191,10 +194,7 @@ fn open_backing(
         Some(dir) => dir.join(plain),
         None => PathBuf::from(plain),
     };
-    if let Some(within) = within {
-        refuse_elsewhere(above, name, &path, within)?;
-    }
-    open_layer(&path, format, within, chain).map_err(|e| {
+    let failed = |e: ImageError| {
         let hint = if e.kind() == ImageErrorKind::NotFound {
             ". Put it there, or join both into one image where both are: qemu-img convert"
         } else {
@@ -205,7 +205,12 @@ fn open_backing(
             kind,
             format!("cannot use {} without its backing file '{name}': {e}{hint}", above.display()),
         )
-    })
+    };
+    let found = find_file(&path).map_err(failed)?;
+    if let Some(within) = within {
+        refuse_elsewhere(above, name, &found, within)?;
+    }
+    open_layer(&path, &found, format, within, chain).map_err(failed)
 }
 
 /// The directory in which all files of the chain must be.
@@ -219,8 +224,9 @@ fn place(path: &Path, backing: Backing) -> Option<PathBuf> {
 }
 
 /// Refuses what does not lie within the directory. Whoever made the image may have had any file or device of this host in
-/// mind. What is not there is refused by who opens it.
-fn refuse_elsewhere(above: &Path, name: &str, path: &Path, within: &Path) -> Result<(), ImageError> {
+/// mind. It is asked of the file itself, because what its path leads to may change before it is opened, and through `/proc` a path
+/// leads to files that have none.
+fn refuse_elsewhere(above: &Path, name: &str, found: &File, within: &Path) -> Result<(), ImageError> {
     let refuse = |what: &str| {
         let why = format!(
             "cannot use {}: it names {what} as its backing file, '{name}', and could so show anything that is on this \
@@ -230,11 +236,25 @@ fn refuse_elsewhere(above: &Path, name: &str, path: &Path, within: &Path) -> Res
         );
         Err(ImageError::new(ImageErrorKind::Invalid, why))
     };
-    let Ok(whole) = path.canonicalize() else { return Ok(()) };
-    if !std::fs::metadata(&whole).is_ok_and(|found| found.is_file()) {
+    let failed = |e: std::io::Error| {
+        let tried = format!("cannot tell where the backing file '{name}' of {} is", above.display());
+        ImageError::from_os(tried, &e)
+    };
+    let metadata = found.metadata().map_err(failed)?;
+    if !metadata.is_file() {
         return refuse("something that is no file");
     }
-    if whole.starts_with(within) { Ok(()) } else { refuse("a file outside of its directory") }
+    let whole = std::fs::read_link(link_of(found)).map_err(failed)?;
+    if !whole.starts_with(within) {
+        return refuse("a file outside of its directory");
+    }
+    // Of one that has no name any more (`.. (deleted)`), or that is of another process's root directory, the link says something
+    // that here is another file or none.
+    let is_it = |named: Metadata| (named.dev(), named.ino()) == (metadata.dev(), metadata.ino());
+    if !std::fs::symlink_metadata(&whole).is_ok_and(is_it) {
+        return refuse("a file that has no name in its directory");
+    }
+    Ok(())
 }
 
 fn is_another(path: &Path, expected: FileFormat) -> ImageError {

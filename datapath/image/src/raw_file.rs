@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::{IoSliceMut, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ use crate::qemu_locks;
 /// Opens a file or block device whose bytes are a machine's disk, whatever they look like. The file must not change
 /// while it is used.
 pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
-    let (file, size_bytes) = open_disk_file(path)?;
+    let (file, size_bytes) = open_disk_file(path, &find_file(path)?)?;
     let lock =
         file.try_clone().map_err(|e| ImageError::from_os(format!("cannot use {}", path.display()), &e))?;
     Ok(PooledDisk::open(open_raw(path, file, size_bytes)?, Place::Here, vec![lock])?)
@@ -41,21 +42,33 @@ pub(crate) fn open_raw(path: &Path, file: File, size_bytes: u64) -> Result<Arc<d
     Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes, may_not_wait }))
 }
 
-/// Opens what may be a disk: a regular file or a block device, not empty, that nobody writes to. Returns its size too. As long
-/// as the file, or a clone of it, is open, QEMU does not write to it.
-pub(crate) fn open_disk_file(path: &Path) -> Result<(File, u64), ImageError> {
+/// Finds a file without opening it: that waits for nobody and does nothing to a device. What is looked at here is what
+/// [`open_disk_file`] opens, also where the path leads elsewhere by then.
+pub(crate) fn find_file(path: &Path) -> Result<File, ImageError> {
+    let found = File::options().read(true).custom_flags(libc::O_PATH).open(path);
+    found.map_err(|e| ImageError::from_os(format!("cannot open {}", path.display()), &e))
+}
+
+/// The kernel's link to an open file itself, which says where that lies.
+pub(crate) fn link_of(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Opens what was found and may be a disk: a regular file or a block device, not empty, that nobody writes to. Returns its size
+/// too. As long as the file, or a clone of it, is open, QEMU does not write to it.
+pub(crate) fn open_disk_file(path: &Path, found: &File) -> Result<(File, u64), ImageError> {
     let shown = path.display();
     let refuse = |why: &str| ImageError::new(ImageErrorKind::Invalid, format!("cannot use {shown}: {why}"));
     let failed = |e: std::io::Error| ImageError::from_os(format!("cannot open {shown}"), &e);
     // Looked at before it is opened, because opening a FIFO waits for a writer.
-    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    let kind = found.metadata().map_err(failed)?.file_type();
     if kind.is_dir() {
         return Err(refuse("it is a directory, not a disk image"));
     }
     if !kind.is_file() && !kind.is_block_device() {
         return Err(refuse("it is neither a file nor a block device"));
     }
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = File::open(link_of(found)).map_err(failed)?;
     qemu_locks::take(&file, path)?;
     // The length in the metadata of a block device is 0, so ask for its end.
     let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -244,6 +257,21 @@ mod tests {
         assert!(
             error.to_string().contains("became shorter while it was used: 393216 bytes are left of 1048576")
         );
+    }
+
+    #[test]
+    fn what_was_found_is_opened_wherever_its_path_leads_by_then() {
+        let (dir, path) = sparse_file();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let found = find_file(&link).unwrap();
+        std::fs::remove_file(&link).unwrap();
+        std::fs::write(&link, [9u8; 512]).unwrap();
+        let (file, size_bytes) = open_disk_file(&link, &found).unwrap();
+        assert_eq!(size_bytes, 1 << 20);
+        let mut bytes = [0; 512];
+        file.read_exact_at(&mut bytes, 131_072).unwrap();
+        assert_eq!(bytes, [7; 512]);
     }
 
     #[test]

@@ -76,14 +76,12 @@ pub(crate) struct Vhd {
 }
 
 impl Vhd {
-    /// Opens the image; the error says in a few words what is wrong with it.
-    pub(crate) fn open(path: &Path) -> Result<Arc<dyn FileDisk>, Refusal> {
-        Self::read_tables(path).map(|vhd| Arc::new(vhd) as Arc<dyn FileDisk>)
+    /// Opens the image in an open file; the error says in a few words what is wrong with it.
+    pub(crate) fn open(path: &Path, file: File, file_bytes: u64) -> Result<Arc<dyn FileDisk>, Refusal> {
+        Self::read_tables(path, file, file_bytes).map(|vhd| Arc::new(vhd) as Arc<dyn FileDisk>)
     }
 
-    fn read_tables(path: &Path) -> Result<Self, Refusal> {
-        let file = File::open(path).map_err(|e| e.to_string())?;
-        let file_bytes = file.metadata().map_err(|e| e.to_string())?.len();
+    fn read_tables(path: &Path, file: File, file_bytes: u64) -> Result<Self, Refusal> {
         let read = |at: u64, into: &mut [u8]| file.read_exact_at(into, at).map_err(|e| e.to_string());
         let mut footer = [0; 512];
         read(file_bytes.checked_sub(SECTOR_BYTES).ok_or_else(|| "it is too short".to_owned())?, &mut footer)?;

@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use vhdx::header::{REGION_TABLE1_OFFSET, REGION_TABLE2_OFFSET, parse_active_header};
 use vhdx::region::{RegionEntry, parse_region_table};
@@ -32,15 +31,12 @@ impl From<String> for Refusal {
 
 /// Looks at the header and the region table that the crate will use. It finds them with the crate's own functions, so that what is
 /// checked is what counts.
-pub(crate) fn check(path: &Path) -> Result<(), Refusal> {
-    let failed = |e: std::io::Error| Refusal::Damaged(e.to_string());
-    let file = File::open(path).map_err(failed)?;
-    let file_bytes = file.metadata().map_err(failed)?.len();
+pub(crate) fn check(file: &File, file_bytes: u64) -> Result<(), Refusal> {
     if file_bytes < HEAD_BYTES {
         return Err(Refusal::Damaged("it is too short".to_owned()));
     }
     let mut head = vec![0; usize_of(HEAD_BYTES)];
-    file.read_exact_at(&mut head, 0).map_err(failed)?;
+    file.read_exact_at(&mut head, 0).map_err(|e| Refusal::Damaged(e.to_string()))?;
     let damaged = |e: vhdx::VhdxError| Refusal::Damaged(e.to_string());
     let header = parse_active_header(&head).map_err(damaged)?;
     if header.log_guid != [0; 16] {

@@ -4,6 +4,7 @@ mod fixture;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -262,6 +263,61 @@ fn a_backing_file_elsewhere_is_used_only_where_that_is_allowed() {
 }
 
 #[test]
+fn a_file_without_a_name_is_no_backing_file() {
+    let dir = Dir::new();
+    let deleted = dir.path("deleted");
+    let unnamed: [File; 3] = [
+        File::options().read(true).write(true).create_new(true).open(&deleted).unwrap(),
+        tempfile::tempfile_in(dir.0.path()).unwrap(),
+        rustix::fs::memfd_create("secret", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into(),
+    ];
+    fs::remove_file(deleted).unwrap();
+    let secret = vec![7u8; 1 << 20];
+    for (n, file) in unnamed.iter().enumerate() {
+        file.write_all_at(&secret, 0).unwrap();
+        let (backing, target) = (format!("/proc/self/fd/{}", file.as_raw_fd()), format!("DIR/{n}.qcow2"));
+        dir.qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", &backing, &target, "1M"]);
+        let path = dir.path(&format!("{n}.qcow2"));
+        for opened in [open_file(&path), open_source(&path, None)] {
+            let error = opened.map(drop).unwrap_err();
+            assert_eq!(error.kind(), ImageErrorKind::Invalid, "{error}");
+            assert!(error.to_string().contains("--backing"), "{error}");
+        }
+        // It could be read.
+        assert!(read_all(open_file_backed(&path, Backing::Anywhere).unwrap().as_ref()) == secret);
+    }
+}
+
+#[test]
+fn a_link_that_changes_while_it_is_opened_shows_nothing_from_elsewhere() {
+    let (dir, other) = (Dir::new(), Dir::new());
+    let (mine, secret) = (dir.path("mine.raw"), other.path("secret.raw"));
+    fs::write(&mine, [1u8; 512]).unwrap();
+    fs::write(&secret, [7u8; 512]).unwrap();
+    let link_to = |target: &Path| {
+        symlink(target, dir.path("new")).unwrap();
+        fs::rename(dir.path("new"), dir.path("link.raw")).unwrap();
+    };
+    link_to(&mine);
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "link.raw", "DIR/a.qcow2"]);
+    let read = || open_file(&dir.path("a.qcow2")).map(|image| read_all(image.as_ref()));
+    std::thread::scope(|scope| {
+        // It ends by itself, also where an assertion fails meanwhile.
+        let changes = scope.spawn(|| {
+            for target in [&secret, &mine].repeat(10_000) {
+                link_to(target);
+            }
+        });
+        while !changes.is_finished() {
+            if let Ok(bytes) = read() {
+                assert!(bytes == [1; 512]);
+            }
+        }
+    });
+    assert!(read().unwrap() == [1; 512]);
+}
+
+#[test]
 fn a_missing_or_circular_backing_file_is_named() {
     let dir = Dir::new();
     dir.raw("base.raw");
@@ -358,6 +414,33 @@ fn a_damaged_compressed_cluster_is_an_error_and_the_rest_is_read() {
         });
         assert_eq!(outcome.unwrap_err().kind(), ImageErrorKind::Damaged, "{kind}");
     }
+}
+
+#[test]
+fn a_zstd_cluster_of_two_frames_reads_as_qemu_reads_it() {
+    let dir = Dir::new();
+    let disk = [vec![1u8; 32 << 10], vec![2; 32 << 10]].concat();
+    fs::write(dir.path("disk.raw"), &disk).unwrap();
+    let option = "compression_type=zstd";
+    dir.qemu_img(&["convert", "-c", "-O", "qcow2", "-o", option, "DIR/disk.raw", "DIR/c.qcow2"]);
+    let file = File::options().read(true).write(true).open(dir.path("c.qcow2")).unwrap();
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    // From the header to the L1 table, to the L2 table, to the cluster.
+    let entry = word(word(word(40)) & 0x00ff_ffff_ffff_fe00);
+    assert_ne!(entry & (1 << 62), 0);
+    let at = entry & ((1 << 54) - 1);
+    let frames: Vec<u8> =
+        disk.chunks(32 << 10).flat_map(|half| zstd::bulk::compress(half, 3).unwrap()).collect();
+    // The cluster has at least the sector that it begins in.
+    assert!(at % 512 + frames.len() as u64 <= 512);
+    file.write_all_at(&frames, at).unwrap();
+    dir.qemu_img(&["convert", "-f", "qcow2", "-O", "raw", "DIR/c.qcow2", "DIR/back.raw"]);
+    assert!(fs::read(dir.path("back.raw")).unwrap() == disk);
+    assert!(read_all(open_file(&dir.path("c.qcow2")).unwrap().as_ref()) == disk);
 }
 
 #[test]

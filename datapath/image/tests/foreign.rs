@@ -3,13 +3,14 @@
 mod fixture;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use fixture::{files, noise, read_all, store};
 use headwater_image::{
     Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_source,
 };
-use headwater_testkit::run;
+use headwater_testkit::{output, run, succeed};
 
 /// A disk with data that packs, data that does not, and holes.
 fn raw(path: &Path) -> Vec<u8> {
@@ -58,6 +59,37 @@ fn each_form_reads_and_imports_as_qemu_reads_it() {
         export_raw(&store, imported.version.manifest, &out, &Cancel::new(), &mut |_| {}).unwrap();
         qemu_img(dir.path(), &["compare", "-f", format, "-F", "raw", "DIR/image", "DIR/out.raw"]);
         fs::remove_file(out).unwrap();
+    }
+}
+
+/// A loop device, given back when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Self {
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", "--read-only"]).arg(file);
+        Self(succeed("mount", &mut command).trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = output("mount", Command::new("losetup").arg("--detach").arg(&self.0));
+    }
+}
+
+/// Only root may make its loop devices.
+#[test]
+fn a_vhd_or_vhdx_on_a_block_device_reads_as_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    raw(&dir.path().join("disk.raw"));
+    for (n, (format, options)) in FORMS.into_iter().enumerate().filter(|(_, (format, _))| *format != "vmdk") {
+        let (name, file) = (format!("DIR/image-{n}"), dir.path().join(format!("image-{n}")));
+        qemu_img(dir.path(), &["convert", "-O", format, "-o", options, "DIR/disk.raw", &name]);
+        let expected = read_all(open_file(&file).unwrap().as_ref());
+        let device = Loop::over(&file);
+        assert!(read_all(open_file(&device.0).unwrap().as_ref()) == expected, "{format} {options}");
     }
 }
 

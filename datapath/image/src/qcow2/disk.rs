@@ -119,11 +119,23 @@ pub(crate) fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
     written == into.len()
 }
 
-/// Unpacks zstd frames. What follows them in the last sector is ignored.
+/// Unpacks zstd frames, as many as fill `into`: as in QEMU, the last one ends there. What follows them in the last sector is ignored.
 pub(crate) fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> bool {
-    use std::io::Read;
-    zstd::stream::read::Decoder::with_buffer(packed)
-        .is_ok_and(|decoder| decoder.single_frame().read_exact(into).is_ok())
+    use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
+    let Ok(mut decoder) = Decoder::new() else { return false };
+    let len = into.len();
+    let (mut input, mut output) = (InBuffer::around(packed), OutBuffer::around(into));
+    loop {
+        let before = (input.pos(), output.pos());
+        // 0 where a frame ended; what follows begins the next one.
+        let Ok(left) = decoder.run(&mut input, &mut output) else { return false };
+        if output.pos() == len {
+            return left == 0;
+        }
+        if (input.pos(), output.pos()) == before {
+            return false;
+        }
+    }
 }
 
 fn read_file(file: &File, path: &Path, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
@@ -222,5 +234,37 @@ impl FileDisk for Qcow2Disk {
             }
             at += len;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_as_many_zstd_frames_as_fill_it() {
+        let cluster: Vec<u8> = (0..65_536u32).map(|n| (n / 300) as u8).collect();
+        let frame = |part: &[u8]| zstd::bulk::compress(part, 3).unwrap();
+        let is_whole = |packed: &[u8]| {
+            let mut into = vec![0xaa; cluster.len()];
+            let is_whole = unpack_zstd(packed, &mut into);
+            assert!(!is_whole || into == cluster);
+            is_whole
+        };
+        let (one, two) = cluster.split_at(40_000);
+        let frames = [frame(one), frame(two)].concat();
+        for packed in [&frame(&cluster), &frames] {
+            assert!(is_whole(packed));
+            // The rest of the last sector.
+            assert!(is_whole(&[&packed[..], &[0; 100]].concat()));
+            assert!(is_whole(&[&packed[..], &[0xff; 100]].concat()));
+            assert!(!is_whole(&packed[..packed.len() - 1]));
+        }
+        let longer = [two, &[1][..]].concat();
+        for last in [&b""[..], &two[1..], &longer[..]] {
+            assert!(!is_whole(&[frame(one), frame(last)].concat()), "{} bytes", last.len());
+        }
+        assert!(!is_whole(&frame(&[one, &longer[..]].concat())));
+        assert!(!is_whole(&frame(one)) && !is_whole(&[frame(one), vec![0; 100]].concat()));
     }
 }

@@ -1,6 +1,6 @@
 //! L1 and L2 tables: where a place of the disk is in the file.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
@@ -47,8 +47,15 @@ pub(super) type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), IoError>;
 pub(super) struct Tables {
     header: Header,
     l1: Vec<u64>,
-    /// Tables read, oldest first, with their offsets.
-    cached: Mutex<VecDeque<(u64, L2)>>,
+    cached: Mutex<Cached>,
+}
+
+/// Tables that were read, by their offsets. With small clusters there are tens of thousands, and one is looked up for each cluster.
+#[derive(Default)]
+struct Cached {
+    tables: HashMap<u64, L2>,
+    /// Their offsets, oldest first.
+    order: VecDeque<u64>,
 }
 
 fn damaged(why: impl std::fmt::Display) -> IoError {
@@ -207,17 +214,21 @@ impl Tables {
     }
 
     fn l2(&self, offset: u64, read: ReadAt<'_>) -> Result<L2, IoError> {
-        if let Some((_, table)) = self.cached.lock().iter().find(|(at, _)| *at == offset) {
+        if let Some(table) = self.cached.lock().tables.get(&offset) {
             return Ok(Arc::clone(table));
         }
         let table = Arc::new(read_words(offset, self.header.cluster_bytes(), read)?);
         let room = usize_of((L2_CACHE_BYTES / self.header.cluster_bytes()).max(1));
         let mut cached = self.cached.lock();
-        // Two may read the same one at a time; it is then here twice for a while, which does no harm.
-        while cached.len() >= room {
-            cached.pop_front();
+        // Two may read the same one at a time.
+        if cached.tables.insert(offset, Arc::clone(&table)).is_none() {
+            cached.order.push_back(offset);
         }
-        cached.push_back((offset, Arc::clone(&table)));
+        while cached.order.len() > room
+            && let Some(oldest) = cached.order.pop_front()
+        {
+            cached.tables.remove(&oldest);
+        }
         Ok(table)
     }
 }
@@ -227,4 +238,51 @@ fn read_words(offset: u64, len_bytes: u64, read: ReadAt<'_>) -> Result<Vec<u64>,
     read(offset, &mut bytes)?;
     debug_assert_eq!(u64_of(bytes.len()), len_bytes);
     Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qcow2::header::Compression;
+    use std::cell::Cell;
+
+    #[test]
+    fn each_table_is_kept_once_and_the_oldest_goes() {
+        let header = Header {
+            version: 3,
+            size_bytes: 1 << 20,
+            cluster_bits: 21,
+            l1_entries: 1,
+            l1_offset: 0,
+            compression: Compression::Deflate,
+            extended_l2: false,
+            backing: None,
+            backing_format: None,
+        };
+        let tables = Tables { header, l1: Vec::new(), cached: Mutex::default() };
+        let kept = || {
+            let cached = tables.cached.lock();
+            (cached.tables.len(), cached.order.len())
+        };
+        let reads = Cell::new(0u64);
+        let read = |_: u64, _: &mut [u8]| {
+            reads.set(reads.get() + 1);
+            Ok::<(), IoError>(())
+        };
+        // While it is read, somebody else reads it too.
+        let both = |at: u64, into: &mut [u8]| {
+            tables.l2(at, &read)?;
+            read(at, into)
+        };
+        tables.l2(0, &both).unwrap();
+        assert_eq!((reads.get(), kept()), (2, (1, 1)));
+        let room = L2_CACHE_BYTES >> 21;
+        for number in (0..=room).chain(1..=room) {
+            tables.l2(number << 21, &read).unwrap();
+        }
+        assert_eq!(reads.get(), 2 + room);
+        assert_eq!(kept(), (usize_of(room), usize_of(room)));
+        tables.l2(0, &read).unwrap();
+        assert_eq!(reads.get(), 2 + room + 1);
+    }
 }
