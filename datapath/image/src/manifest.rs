@@ -47,8 +47,8 @@ pub struct ObjectRef {
     pub len_bytes: u64,
 }
 
-/// The data objects that the version with this manifest needs, for [`headwater_store::copy()`].
-pub fn objects_of(manifest: &[u8]) -> Result<Vec<Hash>, StoreError> {
+/// The data objects that the version with this manifest needs, and their lengths, for [`headwater_store::copy()`].
+pub fn objects_of(manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
     let parsed = Manifest::decode(manifest).map_err(|e| {
         let kind = match e.kind() {
             ImageErrorKind::Unsupported => StoreErrorKind::UnknownFormat,
@@ -56,7 +56,7 @@ pub fn objects_of(manifest: &[u8]) -> Result<Vec<Hash>, StoreError> {
         };
         StoreError::new(kind, e.to_string())
     })?;
-    Ok(parsed.objects().iter().map(|object| object.id).collect())
+    Ok(parsed.objects().iter().map(|object| (object.id, object.len_bytes)).collect())
 }
 
 /// A parsed and checked manifest: an [`Outline`], and where each chunk is.
@@ -93,6 +93,12 @@ impl ManifestBuilder {
     /// How many chunks hold data.
     pub fn data_chunks(&self) -> u64 {
         self.0.data_chunks()
+    }
+
+    /// How many bytes it has so far, without its objects.
+    pub(crate) fn encoded_bytes(&self) -> u64 {
+        let chunks_bytes = self.0.refs.len().saturating_mul(CHUNK_BYTES);
+        u64_of(self.0.outline.encoded_bytes().saturating_add(chunks_bytes))
     }
 
     /// What was added, in order.
@@ -238,6 +244,15 @@ mod tests {
             builder.push(index, chunk(object, offset));
         }
         builder.finish(&objects).unwrap()
+    }
+
+    #[test]
+    fn a_builder_knows_how_long_the_manifest_gets() {
+        let manifest = sample();
+        let mut builder = ManifestBuilder::new(manifest.size_bytes(), CHUNK, None);
+        manifest.data().for_each(|(number, chunk)| builder.push(number, *chunk));
+        let objects_bytes = 40 * u64_of(manifest.objects().len());
+        assert_eq!(builder.encoded_bytes() + objects_bytes, u64_of(manifest.encode().len()));
     }
 
     #[test]

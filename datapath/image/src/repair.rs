@@ -27,13 +27,13 @@ use std::sync::Arc;
 use headwater_store::{Hash, Object, Patch, Store, StoreError, StoreErrorKind};
 
 use crate::chunk::unpack;
-use crate::error::ImageError;
+use crate::error::{ImageError, ImageErrorKind};
 use crate::index::ChunkIndex;
-use crate::manifest::{ChunkRef, Manifest};
+use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::progress::Cancel;
 use crate::round::Round;
 use crate::units::{u64_of, usize_of, usize_of_u32};
-use crate::verify::{DamagedChunk, Verified, verify_in};
+use crate::verify::{DamagedChunk, Verified, open_of, verify_in};
 
 /// Right bytes that wait in memory to be put in place, but for those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
@@ -315,12 +315,13 @@ impl<'a> Repair<'a> {
     }
 
     fn copy_object(&self, id: Hash) -> Result<(), String> {
+        let ObjectRef { id, len_bytes } = self.object(id)?;
         let mut why = "no other store was named".to_owned();
         let mut go_on = |_: u64| self.go_on();
         for source in self.sources {
             let to = headwater_store::copy_object;
             let copied = source
-                .open_object(id)
+                .open_object_of(id, len_bytes)
                 .and_then(|object| to(self.store.publish()?.as_mut(), object.as_ref(), &mut go_on));
             match copied {
                 Ok(()) => return Ok(()),
@@ -340,10 +341,10 @@ impl<'a> Repair<'a> {
     /// The right bytes of a chunk, as they are stored: those of the same object in a source, or else of any object, where no other bytes
     /// can be right.
     fn right_bytes(&self, damaged: &DamagedChunk, is_lost: bool) -> Result<Patch, String> {
-        let chunk = self.chunk(damaged)?;
+        let (chunk, object) = (self.chunk(damaged)?, self.object(damaged.object)?);
         let mut why = "no other store was named".to_owned();
         for source in self.sources {
-            match read_checked(source.as_ref(), damaged.object, chunk, self.manifest.chunk_bytes()) {
+            match read_checked(source.as_ref(), object, chunk, self.manifest.chunk_bytes()) {
                 Ok(bytes) => return Ok(Patch { offset: chunk.offset, bytes }),
                 Err(e) => why = format!("{}: {e}", source.shown()),
             }
@@ -374,6 +375,12 @@ impl<'a> Repair<'a> {
     fn chunk(&self, damaged: &DamagedChunk) -> Result<&ChunkRef, String> {
         let index = damaged.image_offset / u64::from(self.manifest.chunk_bytes());
         self.manifest.chunk(index).ok_or_else(|| "it is not in the manifest".to_owned())
+    }
+
+    /// A data object of the version, with the length that it must have.
+    fn object(&self, id: Hash) -> Result<ObjectRef, String> {
+        let object = self.manifest.objects().iter().find(|object| object.id == id);
+        object.copied().ok_or_else(|| "it is not in the manifest".to_owned())
     }
 
     fn is_packed(&self, damaged: &DamagedChunk) -> bool {
@@ -416,7 +423,7 @@ impl<'a> ByHash<'a> {
                 continue;
             }
             self.take(u64::from(stored_bytes), cancel);
-            match read_checked(self.store, id, &copy, version.chunk_bytes()) {
+            match read_checked(self.store, there, &copy, version.chunk_bytes()) {
                 Ok(stored) => return Ok(stored),
                 Err(e) => why = format!("data object {id} has it too: {e}"),
             }
@@ -491,16 +498,53 @@ impl Object for Patched {
 
 fn read_checked(
     source: &dyn Store,
-    object: Hash,
+    object: ObjectRef,
     chunk: &ChunkRef,
     chunk_bytes: u32,
 ) -> Result<Vec<u8>, ImageError> {
-    let object = source.open_object(object)?;
+    let object = open_of(source, &object)?;
     let mut stored = vec![0; usize_of_u32(chunk.stored_bytes)];
     let mut content = vec![0; usize_of_u32(chunk_bytes)];
     object.read_checked(chunk.offset, &mut stored, &mut |stored| {
-        unpack(stored, &mut content, &chunk.hash)
+        unpack_as_packed(stored, &mut content, &chunk.hash)
             .map_err(|e| StoreError::new(StoreErrorKind::Damaged, e.to_string()))
     })?;
     Ok(stored)
+}
+
+/// As [`unpack`], and refuses a packed chunk in which a bit is set that zstd never sets and ignores: in place of the right one it would
+/// give right chunks, and an object without the hash that is its name.
+fn unpack_as_packed(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), ImageError> {
+    // The descriptor of a frame, behind its magic number, and the unused bit of it (RFC 8878, 3.1.1.1.1.3).
+    const DESCRIPTOR: usize = 4;
+    const UNUSED: u8 = 1 << 4;
+    if stored.len() != into.len() && stored.get(DESCRIPTOR).is_some_and(|byte| byte & UNUSED != 0) {
+        let why = "a bit is set in it that unpacking ignores, so that its object would not have its hash";
+        return Err(ImageError::new(ImageErrorKind::Damaged, why));
+    }
+    unpack(stored, into, hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::Packer;
+
+    #[test]
+    fn a_bit_that_unpacking_ignores_is_not_put_in_place() {
+        let chunk: Vec<u8> = (0..4096u32).map(|at| (at / 64) as u8).collect();
+        let (hash, mut out) = (Hash::of(&chunk), vec![0; 4096]);
+        let mut packed = vec![0; 4096];
+        let len = Packer::new(3).unwrap().pack(&chunk, &mut packed);
+        packed.truncate(len);
+        unpack_as_packed(&packed, &mut out, &hash).unwrap();
+        packed[4] ^= 1 << 4;
+        unpack(&packed, &mut out, &hash).unwrap();
+        let refused = unpack_as_packed(&packed, &mut out, &hash).unwrap_err();
+        assert_eq!(refused.kind(), ImageErrorKind::Damaged);
+        // What is stored as it is has bits of its own.
+        let mut chunk = chunk;
+        chunk[4] |= 1 << 4;
+        unpack_as_packed(&chunk, &mut out, &Hash::of(&chunk)).unwrap();
+    }
 }

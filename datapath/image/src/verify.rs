@@ -180,7 +180,7 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
         let e = ImageError::from(e);
         if e.kind().is_damage() { Ok(Some(e.to_string())) } else { Err(e.context("cannot verify it")) }
     };
-    let opened = match store.open_object(object.id) {
+    let opened = match open_of(store, object) {
         Ok(opened) => opened,
         Err(e) => return Ok((None, damage(e)?)),
     };
@@ -195,9 +195,100 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
     Ok((Some(opened), reason))
 }
 
+/// Opens a data object. One of the wrong length can be read where it is, but for a store that has it in several places: there only
+/// one of them said so, and it is read from those that have it with the length of the manifest.
+pub(crate) fn open_of(store: &dyn Store, object: &ObjectRef) -> Result<Arc<dyn Object>, StoreError> {
+    let opened = store.open_object(object.id)?;
+    if opened.len_bytes() != object.len_bytes && opened.was_wrong() {
+        return store.open_object_of(object.id, object.len_bytes);
+    }
+    Ok(opened)
+}
+
 #[cfg(test)]
 mod tests {
+    use headwater_store::{Image, ImageName, Pin, Publication, Removed, StoreErrorKind};
+
     use super::*;
+
+    /// An object in several places, one of which says that it has 3 bytes.
+    struct Places;
+
+    struct OnePlace(u64);
+
+    fn not_asked<T>() -> Result<T, StoreError> {
+        Err(StoreError::new(StoreErrorKind::Invalid, "nobody asks that"))
+    }
+
+    impl Object for OnePlace {
+        fn id(&self) -> Hash {
+            Hash([0; 32])
+        }
+
+        fn len_bytes(&self) -> u64 {
+            self.0
+        }
+
+        fn read_range(&self, _: u64, _: &mut [u8]) -> Result<(), StoreError> {
+            not_asked()
+        }
+
+        fn was_wrong(&self) -> bool {
+            true
+        }
+    }
+
+    impl Store for Places {
+        fn chunk_bytes(&self) -> u32 {
+            4096
+        }
+
+        fn images(&self) -> Result<Vec<Image>, StoreError> {
+            not_asked()
+        }
+
+        fn image(&self, _: &ImageName) -> Result<Option<Image>, StoreError> {
+            not_asked()
+        }
+
+        fn manifest(&self, _: Hash) -> Result<Vec<u8>, StoreError> {
+            not_asked()
+        }
+
+        fn open_object(&self, _: Hash) -> Result<Arc<dyn Object>, StoreError> {
+            Ok(Arc::new(OnePlace(3)))
+        }
+
+        fn open_object_of(&self, _: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
+            Ok(Arc::new(OnePlace(len_bytes)))
+        }
+
+        fn pin(&self, _: Hash) -> Result<Pin, StoreError> {
+            not_asked()
+        }
+
+        fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+            not_asked()
+        }
+
+        fn change(
+            &self,
+            _: &ImageName,
+            _: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+        ) -> Result<(), StoreError> {
+            not_asked()
+        }
+
+        fn remove(&self, _: &ImageName, _: Option<u32>) -> Result<Removed, StoreError> {
+            not_asked()
+        }
+    }
+
+    #[test]
+    fn the_manifest_says_how_long_an_object_is_and_not_the_first_place() {
+        let object = ObjectRef { id: Hash([0; 32]), len_bytes: 5000 };
+        assert_eq!(open_of(&Places, &object).unwrap().len_bytes(), 5000);
+    }
 
     #[test]
     fn what_is_not_listed_is_counted() {

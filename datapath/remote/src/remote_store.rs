@@ -305,6 +305,7 @@ impl Store for RemoteStore {
         })
     }
 
+    /// The length is what one server says, and may be wrong: who knows it calls [`Store::open_object_of`].
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         let path = format!("objects/{id}");
         // Any part of it says how long the whole is.

@@ -1,20 +1,28 @@
 //! Copying versions from one store to another: what is missing, checked, references last.
 //!
 //! ```text
-//!   1 which objects does the target not have?      2 copy those, hash checked, going on where an earlier copy stopped
-//!   3 manifest and boot trace of each version      4 its place in the list of versions, then channels
+//!   1 pin each version at the source, read its manifest: which objects does the target not have?
+//!   then, version by version:
+//!   2 copy those, hash checked, going on where an earlier copy stopped      3 manifest, and its place in the list
+//!   4 boot trace; after the last version of an image its channels
 //! ```
 //! While a copy is under way the target reclaims nothing. One that is stopped leaves whole objects, and the beginning
-//! of one, for the next copy to go on with; no version appears before all of it is there.
+//! of one, for the next copy to go on with; no version appears before all of it is there. A version that the source does not
+//! have whole stands in the way of itself only. Where the target fails, or the source cannot be reached, the copy ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::ImageName;
-use crate::refs::{Channel, Image, Version};
-use crate::store::{Object, Publication, Store};
+use crate::refs::{Channel, Image, Pointer, Version};
+use crate::store::{Object, Pin, Publication, Store};
+
+/// Manifests that wait in memory until their version's turn; others are read a second time.
+const MANIFESTS_MAX_BYTES: usize = 64 << 20;
 
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +34,7 @@ pub struct CopyProgress {
 }
 
 /// What a copy did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Copied {
     /// Versions that are new in the target.
     pub versions: u32,
@@ -36,16 +44,33 @@ pub struct Copied {
     pub objects: u32,
     /// Their bytes.
     pub bytes: u64,
+    /// Versions that were not copied.
+    pub failed: Vec<NotCopied>,
+}
+
+/// A version that was not copied.
+#[derive(Clone, Debug)]
+pub struct NotCopied {
+    /// Its image.
+    pub image: ImageName,
+    /// Its number.
+    pub number: u32,
+    /// Why not.
+    pub error: StoreError,
 }
 
 /// Called now and then; an error ends the copy.
 pub type OnProgress<'a> = dyn FnMut(CopyProgress) -> Result<(), StoreError> + 'a;
 
-/// Says which objects a manifest needs. The store does not know what manifests say.
-pub type ObjectsOf<'a> = dyn Fn(&[u8]) -> Result<Vec<Hash>, StoreError> + 'a;
+/// Says which objects a manifest needs, and how long each is. The store does not know what manifests say.
+pub type ObjectsOf<'a> = dyn Fn(&[u8]) -> Result<Vec<(Hash, u64)>, StoreError> + 'a;
+
+/// What came of one version or object. The outer error ends the copy, the inner one is the version's own.
+type Outcome<T> = Result<Result<T, StoreError>, StoreError>;
 
 /// Copies versions, each under its own number. With `channels`, those of their images are made the source's too. A
-/// list of versions has no signature, so what it says of a version's objects must be what the manifest says.
+/// list of versions has no signature, so what it says of a version's objects must be what the manifest says. What the source has not
+/// whole is in [`Copied::failed`].
 pub fn copy(
     source: &dyn Store,
     target: &dyn Store,
@@ -54,60 +79,301 @@ pub fn copy(
     channels: bool,
     progress: &mut OnProgress<'_>,
 ) -> Result<Copied, StoreError> {
-    if source.chunk_bytes() != target.chunk_bytes() {
-        return Err(StoreError::new(
-            StoreErrorKind::Invalid,
-            format!(
-                "cannot copy from {} to {}: their chunk sizes are {} and {} bytes. Export the image and import it \
-                 there, or copy to a new store",
-                source.shown(),
-                target.shown(),
-                source.chunk_bytes(),
-                target.chunk_bytes()
-            ),
-        ));
-    }
+    refuse_other_chunks(source, target)?;
     refuse_conflicts(target, what)?;
-    // Held to the end: nothing of what is copied or relied upon is reclaimed meanwhile.
-    let mut holder = target.publish()?;
-    let missing = missing_objects(source, target, what)?;
-    let total_bytes = missing.values().map(|object| object.len_bytes()).sum();
-    let mut at = CopyProgress { done_bytes: 0, total_bytes };
-    progress(at)?;
-    let mut copied = Copied::default();
-    for object in missing.values() {
-        let before = at.done_bytes;
-        copy_object(holder.as_mut(), object.as_ref(), &mut |bytes| {
-            at.done_bytes = before.saturating_add(bytes);
-            progress(at)
-        })?;
-        copied.objects = copied.objects.saturating_add(1);
-        copied.bytes = copied.bytes.saturating_add(object.len_bytes());
+    let mut copying = Copying {
+        source,
+        target,
+        objects_of,
+        channels,
+        holder: target.publish()?,
+        missing: BTreeSet::new(),
+        no_good: BTreeMap::new(),
+        room_bytes: MANIFESTS_MAX_BYTES,
+        at: CopyProgress::default(),
+        copied: Copied::default(),
+    };
+    let planned = copying.plan(what, progress)?;
+    progress(copying.at)?;
+    for (image, versions) in planned {
+        copying.image(image, versions, progress)?;
     }
-    for (image, versions) in what {
-        if channels {
-            keep_production(target, image)?;
-        }
-        for version in versions {
-            let manifest = source.manifest(version.manifest)?;
-            must_list_all(source, image, version, objects_of(&manifest)?)?;
-            let publication = target.publish()?;
-            // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
-            // that slept meanwhile may have been taken for dead.
-            holder.confirm()?;
-            if publication.adopt(&image.name, version, &manifest)? {
-                copied.versions = copied.versions.saturating_add(1);
-            } else {
-                copied.present = copied.present.saturating_add(1);
+    Ok(copying.copied)
+}
+
+fn refuse_other_chunks(source: &dyn Store, target: &dyn Store) -> Result<(), StoreError> {
+    if source.chunk_bytes() == target.chunk_bytes() {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        StoreErrorKind::Invalid,
+        format!(
+            "cannot copy from {} to {}: their chunk sizes are {} and {} bytes. Export the image and import it \
+             there, or copy to a new store",
+            source.shown(),
+            target.shown(),
+            source.chunk_bytes(),
+            target.chunk_bytes()
+        ),
+    ))
+}
+
+/// A version whose manifest was read.
+struct Planned<'a> {
+    version: &'a Version,
+    /// `None`: it is read again when it is needed.
+    manifest: Option<Vec<u8>>,
+    /// What it needs, and how long that is.
+    objects: Vec<(Hash, u64)>,
+    /// A removal at the source must not come before its turn, which may be hours away.
+    _pin: Pin,
+}
+
+/// One copy.
+struct Copying<'a> {
+    source: &'a dyn Store,
+    target: &'a dyn Store,
+    objects_of: &'a ObjectsOf<'a>,
+    channels: bool,
+    /// Held to the end: nothing of what is copied or relied upon is reclaimed meanwhile.
+    holder: Box<dyn Publication>,
+    /// Objects that the target does not have yet.
+    missing: BTreeSet<Hash>,
+    /// Objects that the source has not whole, at these lengths: other versions that need them do not read them again.
+    no_good: BTreeMap<(Hash, u64), StoreError>,
+    /// How much of [`MANIFESTS_MAX_BYTES`] is left.
+    room_bytes: usize,
+    at: CopyProgress,
+    copied: Copied,
+}
+
+impl Copying<'_> {
+    /// Pins and reads what can be copied, and counts what is missing.
+    fn plan<'w>(
+        &mut self,
+        what: &'w [(Image, Vec<Version>)],
+        progress: &mut OnProgress<'_>,
+    ) -> Result<Vec<(&'w Image, Vec<Planned<'w>>)>, StoreError> {
+        let mut planned = Vec::new();
+        for (image, versions) in what {
+            let mut readable = Vec::new();
+            for version in versions {
+                match self.read(image, version) {
+                    Ok(read) => {
+                        self.count_missing(&read.objects)?;
+                        readable.push(read);
+                    }
+                    Err(e) => self.failed(image, version, e, progress)?,
+                }
             }
-            copy_trace(source, target, version.manifest);
+            planned.push((image, readable));
         }
-        if channels && !versions.is_empty() {
-            follow(target, image)?;
-        }
+        Ok(planned)
     }
-    drop(holder);
-    Ok(copied)
+
+    fn read<'w>(&mut self, image: &Image, version: &'w Version) -> Result<Planned<'w>, StoreError> {
+        let pin = self.source.pin(version.manifest)?;
+        let manifest = self.source.manifest(version.manifest)?;
+        let objects = (self.objects_of)(&manifest)?;
+        must_list_all(self.source, image, version, &objects)?;
+        let room_bytes = self.room_bytes.checked_sub(manifest.len());
+        self.room_bytes = room_bytes.unwrap_or(self.room_bytes);
+        let manifest = room_bytes.map(|_| manifest);
+        Ok(Planned { version, manifest, objects, _pin: pin })
+    }
+
+    fn count_missing(&mut self, objects: &[(Hash, u64)]) -> Result<(), StoreError> {
+        for (id, len_bytes) in objects {
+            if self.missing.contains(id) {
+                continue;
+            }
+            match self.target.open_object(*id) {
+                Ok(_) => continue,
+                Err(e) if e.kind() == StoreErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+            self.missing.insert(*id);
+            self.at.total_bytes = self.at.total_bytes.saturating_add(*len_bytes);
+        }
+        Ok(())
+    }
+
+    /// Copies what can be copied of an image, then its channels.
+    fn image(
+        &mut self,
+        image: &Image,
+        versions: Vec<Planned<'_>>,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<(), StoreError> {
+        if self.channels {
+            keep_production(self.target, image)?;
+        }
+        let mut is_there = false;
+        for planned in versions {
+            progress(self.at)?;
+            let version = planned.version;
+            match self.version(image, planned, progress)? {
+                Ok(()) => is_there = true,
+                Err(e) => self.failed(image, version, e, progress)?,
+            }
+        }
+        if self.channels && is_there {
+            follow(self.target, image, &self.failed_of(image))?;
+        }
+        Ok(())
+    }
+
+    fn version(&mut self, image: &Image, planned: Planned<'_>, progress: &mut OnProgress<'_>) -> Outcome<()> {
+        let version = planned.version;
+        if let Some(why) = self.held_back(image, version)? {
+            return Ok(Err(why));
+        }
+        if let Err(e) = self.objects(&planned.objects, progress)? {
+            return Ok(Err(e));
+        }
+        let manifest = match planned.manifest.map_or_else(|| self.source.manifest(version.manifest), Ok) {
+            Ok(manifest) => manifest,
+            Err(e) => return Ok(Err(e)),
+        };
+        let publication = self.target.publish()?;
+        // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
+        // that slept meanwhile may have been taken for dead.
+        self.holder.confirm()?;
+        if publication.adopt(&image.name, version, &manifest)? {
+            self.copied.versions = self.copied.versions.saturating_add(1);
+        } else {
+            self.copied.present = self.copied.present.saturating_add(1);
+        }
+        copy_trace(self.source, self.target, version.manifest);
+        Ok(Ok(()))
+    }
+
+    fn objects(&mut self, objects: &[(Hash, u64)], progress: &mut OnProgress<'_>) -> Outcome<()> {
+        for (id, len_bytes) in objects {
+            if !self.missing.contains(id) {
+                continue;
+            }
+            if let Some(e) = self.no_good.get(&(*id, *len_bytes)) {
+                return Ok(Err(e.clone()));
+            }
+            if let Err(e) = self.object(*id, *len_bytes, progress)? {
+                self.no_good.insert((*id, *len_bytes), e.clone());
+                return Ok(Err(e));
+            }
+            self.missing.remove(id);
+            self.copied.objects = self.copied.objects.saturating_add(1);
+            self.copied.bytes = self.copied.bytes.saturating_add(*len_bytes);
+        }
+        Ok(Ok(()))
+    }
+
+    fn object(&mut self, id: Hash, len_bytes: u64, progress: &mut OnProgress<'_>) -> Outcome<()> {
+        // With the length that the manifest says: of several servers, one may have another one.
+        let object = match self.source.open_object_of(id, len_bytes) {
+            Ok(object) => Watched { object, failed: Mutex::new(None) },
+            Err(e) => return Ok(Err(e)),
+        };
+        let before = self.at.done_bytes;
+        let at = &mut self.at;
+        let copied = copy_object(self.holder.as_mut(), &object, &mut |bytes| {
+            at.done_bytes = before.saturating_add(bytes);
+            progress(*at)
+        });
+        let Err(e) = copied else { return Ok(Ok(())) };
+        self.at.done_bytes = before;
+        if e.kind() == StoreErrorKind::Damaged || *object.failed.lock() == Some(e.kind()) {
+            return Ok(Err(e));
+        }
+        Err(e)
+    }
+
+    /// Notes why a version is not copied, and ends the copy where the others would fare no better.
+    fn failed(
+        &mut self,
+        image: &Image,
+        version: &Version,
+        error: StoreError,
+        progress: &mut OnProgress<'_>,
+    ) -> Result<(), StoreError> {
+        // Reads of the source fail, too, once the copy is to stop.
+        progress(self.at)?;
+        if error.kind() == StoreErrorKind::Unreachable {
+            return Err(error);
+        }
+        let error = match error.kind() {
+            // What is listed and is not there is lost.
+            StoreErrorKind::NotFound if self.is_listed(image, version) => {
+                StoreError::new(StoreErrorKind::Damaged, error.to_string())
+            }
+            _ => error,
+        };
+        self.copied.failed.push(NotCopied { image: image.name.clone(), number: version.number, error });
+        Ok(())
+    }
+
+    /// Whether the source has not removed a version meanwhile.
+    fn is_listed(&self, image: &Image, version: &Version) -> bool {
+        let is_it = |there: &Version| there.number == version.number && there.manifest == version.manifest;
+        matches!(self.source.image(&image.name), Ok(Some(there)) if there.versions.iter().any(is_it))
+    }
+
+    /// The versions of an image that were not copied.
+    fn failed_of(&self, image: &Image) -> Vec<u32> {
+        let of_image = self.copied.failed.iter().filter(|failed| failed.image == image.name);
+        of_image.map(|failed| failed.number).collect()
+    }
+
+    /// Why a version is not copied although it could be. Machines boot the newest version where production is not set, and
+    /// it cannot be set to one that is not there: so none comes that is newer than that, such as one that was sealed.
+    fn held_back(&self, image: &Image, version: &Version) -> Result<Option<StoreError>, StoreError> {
+        let Some(pointer) = image.channel(Channel::Production).filter(|_| self.channels) else {
+            return Ok(None);
+        };
+        let failed = self.failed_of(image);
+        if pointer.version >= version.number || !failed.contains(&pointer.version) {
+            return Ok(None);
+        }
+        if let Some(there) = self.target.image(&image.name)?
+            && (there.channel(Channel::Production).is_some() || has(&there, version.number))
+        {
+            return Ok(None);
+        }
+        let why = format!(
+            "machines would boot it instead of version {}, which production points to and which was not copied",
+            pointer.version
+        );
+        Ok(Some(StoreError::new(StoreErrorKind::Damaged, why)))
+    }
+}
+
+fn has(image: &Image, number: u32) -> bool {
+    image.versions.iter().any(|version| version.number == number)
+}
+
+/// An object of the source. It notes how a read failed last: what else fails is the target.
+struct Watched {
+    object: Arc<dyn Object>,
+    failed: Mutex<Option<StoreErrorKind>>,
+}
+
+impl Object for Watched {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let outcome = self.object.read_range(offset, into);
+        *self.failed.lock() = outcome.as_ref().err().map(StoreError::kind);
+        outcome
+    }
+
+    fn was_wrong(&self) -> bool {
+        self.object.was_wrong()
+    }
 }
 
 /// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be.
@@ -130,9 +396,14 @@ fn keep_production(target: &dyn Store, image: &Image) -> Result<(), StoreError> 
     })
 }
 
-fn follow(target: &dyn Store, image: &Image) -> Result<(), StoreError> {
+/// Makes the channels those of the source. Where one points to a version that was not copied they stay: it would be gone, and
+/// without production machines boot the newest version.
+fn follow(target: &dyn Store, image: &Image, failed: &[u32]) -> Result<(), StoreError> {
     target.change(&image.name, &mut |there| {
-        there.follow(image);
+        let is_lacking = |to: &Pointer| failed.contains(&to.version) && !has(there, to.version);
+        if !image.pointers().iter().chain(image.scheduled()).any(is_lacking) {
+            there.follow(image);
+        }
         Ok(())
     })
 }
@@ -141,9 +412,9 @@ fn must_list_all(
     source: &dyn Store,
     image: &Image,
     version: &Version,
-    needed: Vec<Hash>,
+    needed: &[(Hash, u64)],
 ) -> Result<(), StoreError> {
-    let needed: BTreeSet<Hash> = needed.into_iter().collect();
+    let needed: BTreeSet<Hash> = needed.iter().map(|(id, _)| *id).collect();
     if needed == version.objects.iter().copied().collect() {
         return Ok(());
     }
@@ -204,27 +475,6 @@ fn refuse_conflicts(target: &dyn Store, what: &[(Image, Vec<Version>)]) -> Resul
         }
     }
     Ok(())
-}
-
-fn missing_objects(
-    source: &dyn Store,
-    target: &dyn Store,
-    what: &[(Image, Vec<Version>)],
-) -> Result<BTreeMap<Hash, Arc<dyn Object>>, StoreError> {
-    let mut missing = BTreeMap::new();
-    let needed = what.iter().flat_map(|(_, versions)| versions).flat_map(|version| &version.objects);
-    for id in needed {
-        if missing.contains_key(id) {
-            continue;
-        }
-        match target.open_object(*id) {
-            Ok(_) => continue,
-            Err(e) if e.kind() == StoreErrorKind::NotFound => {}
-            Err(e) => return Err(e),
-        }
-        missing.insert(*id, source.open_object(*id)?);
-    }
-    Ok(missing)
 }
 
 /// All versions of all images, for [`copy`].

@@ -74,7 +74,7 @@ pub mod s3;
 pub mod store;
 pub mod waiting;
 
-pub use copy::{Copied, CopyProgress, ObjectsOf, copy, copy_object};
+pub use copy::{Copied, CopyProgress, NotCopied, ObjectsOf, copy, copy_object};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
 pub use hold::Hold;

@@ -93,7 +93,8 @@ fn hold(image: &str, manifest: Hash) -> Hold {
 /// Copies the one version of image `c` of another store.
 fn copy_from(source: &dyn Store, store: &dyn Store) -> Result<(), StoreError> {
     let what = selected(source, &["c".parse().unwrap()])?;
-    let objects = what[0].1[0].objects.clone();
+    let with_length = |id: &Hash| (*id, source.open_object(*id).unwrap().len_bytes());
+    let objects: Vec<(Hash, u64)> = what[0].1[0].objects.iter().map(with_length).collect();
     copy(source, store, &what, &|_| Ok(objects.clone()), false, &mut |_| Ok(())).map(drop)
 }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::cli::StoreCommand;
-use crate::failure::{DAMAGED, invalid};
+use crate::failure::{DAMAGED, invalid, store_kind};
 use crate::show::{self, progress::Shown};
 use crate::signals::EndSignals;
 use crate::stores::{self, Credentials};
@@ -88,7 +88,7 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
         }
         outcome => outcome,
     };
-    let Copied { versions, present, objects, bytes } = outcome.with_context(failed)?;
+    let Copied { versions, present, objects, bytes, failed: not_copied } = outcome.with_context(failed)?;
     let printed = if json {
         show::json(&CopyReport { versions, present, objects, bytes })
     } else {
@@ -100,13 +100,21 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     };
     // Also where nobody reads that, it is to be known what was not copied.
     show::if_read(printed)?;
-    let not_copied = unreadable.iter().enumerate().map(|(at, (name, _))| {
+    let lists = unreadable.into_iter().enumerate().map(|(at, (name, e))| {
         let store = if at < of_source { source.shown() } else { target.shown() };
-        format!("{name} (its list of versions in {store})")
+        (format!("{name} (its list of versions in {store})"), e)
     });
-    let not_copied: Vec<String> = not_copied.collect();
-    match unreadable.into_iter().next() {
-        Some((_, e)) => Err(e).with_context(|| format!("not copied: {}", not_copied.join(", "))),
+    let versions = not_copied.into_iter().map(|it| (format!("{}@{}", it.image, it.number), it.error));
+    must_be_copied(lists.chain(versions).collect())
+}
+
+/// Says what was not copied, each with its reason. Where something is damaged the error is of that kind.
+fn must_be_copied(mut not_copied: Vec<(String, StoreError)>) -> anyhow::Result<()> {
+    // The last one is the cause, which decides the exit code.
+    not_copied.sort_by_key(|(_, e)| store_kind(e.kind()) == ProblemKind::Damaged);
+    let told: Vec<String> = not_copied.iter().map(|(what, e)| format!("{what}: {e}")).collect();
+    match not_copied.pop() {
+        Some((_, e)) => Err(e).with_context(|| format!("not copied: {}", told.join("; "))),
         None => Ok(()),
     }
 }
@@ -327,4 +335,23 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     };
     show::if_read(printed)?;
     Ok(if sound { 0 } else { DAMAGED })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_copied_is_named_and_damage_decides() {
+        assert!(must_be_copied(Vec::new()).is_ok());
+        let failed = |what: &str, kind, why: &str| (what.to_owned(), StoreError::new(kind, why));
+        let error = must_be_copied(vec![
+            failed("a@1", StoreErrorKind::Damaged, "it is cut"),
+            failed("b@2", StoreErrorKind::NotFound, "it was removed"),
+        ]);
+        let error = error.unwrap_err();
+        assert_eq!(crate::failure::one_line(&error), "not copied: b@2: it was removed; a@1: it is cut");
+        let cause = error.root_cause().downcast_ref::<StoreError>().map(StoreError::kind);
+        assert_eq!(cause, Some(StoreErrorKind::Damaged));
+    }
 }
