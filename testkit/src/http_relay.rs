@@ -30,6 +30,8 @@ pub enum Fault {
     Cut,
     /// The same, and the answer's head does not say how long it was to be.
     CutUnnoticed,
+    /// The answer's head says that its body has so many bytes, and the connection ends after those that it has.
+    Claim(usize),
     /// Of a listing of S3 so many keys come, and where it goes on, as from a server whose pages are that short.
     Pages(usize),
     /// A byte in the middle of the answer's body is another one.
@@ -245,6 +247,7 @@ impl Shared {
                 body.truncate(body.len() / 2);
                 head = answer.head_of(None);
             }
+            Some(Fault::Claim(len)) => head = answer.head_of(Some(len)),
             Some(Fault::Pages(keys)) => {
                 body = first_page(&body, keys);
                 head = answer.head_of(Some(body.len()));

@@ -456,6 +456,27 @@ fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
 }
 
 #[test]
+fn a_version_that_is_held_stays_also_where_another_one_has_its_bytes() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let held = hold(first.manifest, "d1", Purpose::Disk);
+    store.hold(&held).unwrap();
+    // By which number the holder opens it is not in the hold.
+    for number in [1, 3] {
+        let refused = store.remove(&name("a"), Some(number)).unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::InUse);
+        let told = format!("a@{number}: machine 'lab' of d1 has a kept disk over it");
+        assert!(refused.to_string().contains(&told), "{refused}");
+    }
+    store.release(&held).unwrap();
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!(store.manifest(first.manifest).unwrap(), b"m");
+}
+
+#[test]
 fn an_image_is_edited_by_one_daemon_of_a_bucket() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
@@ -602,7 +623,7 @@ fn a_copy_that_was_taken_for_dead_publishes_nothing_without_its_objects() {
     let target = suite::writable(&place);
     let what = headwater_store::copy::everything(&source).unwrap();
     let copy = |progress: &mut headwater_store::copy::OnProgress<'_>| {
-        let objects_of = |_: &[u8]| Ok(vec![Hash::of(b"object")]);
+        let objects_of = |_: &[u8]| Ok(vec![(Hash::of(b"object"), 6)]);
         headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, progress)
     };
     let mut slept = false;

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -19,13 +19,14 @@ use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-    PutPayload, RetryConfig, UpdateVersion,
+    ClientOptions, Error, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutOptions, PutPayload, RetryConfig, UpdateVersion,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::s3::body::read_up_to;
 use crate::s3::failure::Failure;
 use crate::s3::listing::Connector;
 use crate::s3::part::Parts;
@@ -33,6 +34,9 @@ use crate::s3::{Keys, S3Options, S3Url};
 
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The longest that an attempt at a mark or at a removal takes, however long others may take: all attempts at one must be over long
+/// before a mark is stale that is not renewed meanwhile.
+pub(super) const PROMPT_MAX: Duration = Duration::from_secs(30);
 /// Threads that wait for S3.
 const IO_THREADS: usize = 2;
 /// Keys that are removed at the same time.
@@ -161,6 +165,16 @@ impl Bucket {
         })
     }
 
+    /// The same for marks, whose writes and reads do not take as long as others may.
+    pub(super) fn prompt(&self) -> Self {
+        Self { timeout: self.timeout.min(PROMPT_MAX), ..self.clone() }
+    }
+
+    /// How long an attempt may take. A removal that is under way when others take us for dead could take what they need by then.
+    pub(super) fn timeout(&self, operation: Operation) -> Duration {
+        if operation == Operation::Remove { self.timeout.min(PROMPT_MAX) } else { self.timeout }
+    }
+
     /// Ends reads of parts of objects, those under way too, and refuses new ones. All else goes on: marks are to be removed.
     pub(super) fn close(&self) {
         self.closed.send_replace(true);
@@ -225,12 +239,13 @@ impl Bucket {
         let path = self.path(&key);
         let mut pause = self.pause;
         let mut doubt = Doubt::default();
+        let timeout = self.timeout(operation);
         for attempt in 1.. {
-            let outcome = tokio::time::timeout(self.timeout, call(self.s3.clone(), path.clone())).await;
+            let outcome = tokio::time::timeout(timeout, call(self.s3.clone(), path.clone())).await;
             let failure = match outcome {
                 Ok(Ok(value)) => return Ok(value),
                 Ok(Err(e)) => Failure::of(&e),
-                Err(_) => Failure::timed_out(self.timeout),
+                Err(_) => Failure::timed_out(timeout),
             };
             match failure {
                 Failure::Absent => return Err((Refusal::Absent, doubt)),
@@ -285,11 +300,8 @@ impl Bucket {
                     noticed.store(true, Ordering::Relaxed);
                     return Ok((Bytes::new(), tag));
                 }
-                let bytes = found.bytes().await?;
-                match u64::try_from(bytes.len()) {
-                    Ok(len) if len == len_bytes => Ok((bytes, tag)),
-                    _ => Err(cut_short(len_bytes)),
-                }
+                let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+                Ok((exactly(found, len).await?, tag))
             }
         });
         let outcome = found.await;
@@ -327,8 +339,7 @@ impl Bucket {
                 // It says itself that there is no more, and will not say anything else.
                 return Ok(Err(found.meta.size));
             }
-            let bytes = found.bytes().await?;
-            if bytes.len() == len { Ok(Ok(bytes)) } else { Err(cut_short(end - offset)) }
+            exactly(found, len).await.map(Ok)
         });
         let mut closed = self.closed.subscribe();
         // The sender lives as long as this bucket.
@@ -379,7 +390,7 @@ impl Bucket {
         };
         // An attempt that got no answer may have been the one that wrote it. If something else is there, somebody may have written
         // that since, or the server is still at that attempt. And if that cannot be seen, nothing is known either.
-        match self.get(key, u64::MAX) {
+        match self.get(key, u64::try_from(bytes.len()).unwrap_or(u64::MAX)) {
             Ok(Some((there, tag))) if there == *bytes => Ok(tag),
             _ => Err(Refusal::Unknown(why)),
         }
@@ -412,29 +423,42 @@ impl Bucket {
 
     /// Removes a key. One that is not there is no error.
     pub(super) fn remove(&self, key: &str) -> Result<(), StoreError> {
-        self.remove_all(vec![key.to_owned()])
+        self.wait(self.clone().remove_all_later(vec![key.to_owned()]))?
     }
 
-    /// Removes keys, several at a time.
-    pub(super) fn remove_all(&self, keys: Vec<String>) -> Result<(), StoreError> {
-        let bucket = self.clone();
-        let first_failure = self.wait(async move {
-            let removals = futures_util::stream::iter(keys.into_iter().map(|key| {
-                let bucket = bucket.clone();
-                async move {
-                    let removed =
-                        bucket.clone().attempt(Operation::Remove, key.clone(), |s3, path| async move {
-                            s3.delete(&path).await
-                        });
-                    match removed.await {
-                        Ok(_) | Err((Refusal::Absent, _)) => None,
-                        Err((refusal, _)) => Some(bucket.must(Operation::Remove, &key, refusal)),
-                    }
+    /// Removes keys, several at a time, on the threads that wait for S3.
+    async fn remove_all_later(self, keys: Vec<String>) -> Result<(), StoreError> {
+        let removals = futures_util::stream::iter(keys.into_iter().map(|key| {
+            let bucket = self.clone();
+            async move {
+                let removed = bucket.clone().attempt(Operation::Remove, key.clone(), |s3, path| async move {
+                    s3.delete(&path).await
+                });
+                match removed.await {
+                    Ok(_) | Err((Refusal::Absent, _)) => None,
+                    Err((refusal, _)) => Some(bucket.must(Operation::Remove, &key, refusal)),
                 }
-            }));
-            removals.buffer_unordered(REMOVALS).collect::<Vec<_>>().await.into_iter().flatten().next()
-        })?;
-        first_failure.map_or(Ok(()), Err)
+            }
+        }));
+        let failures: Vec<_> = removals.buffer_unordered(REMOVALS).collect().await;
+        failures.into_iter().flatten().next().map_or(Ok(()), Err)
+    }
+
+    /// Removes keys until then at the latest: what is not gone by then stays.
+    pub(super) fn remove_all_until(&self, keys: Vec<String>, until: Instant) -> Result<(), StoreError> {
+        let removals = self.clone().remove_all_later(keys);
+        let in_time = async move { tokio::time::timeout_at(until.into(), removals).await };
+        match self.wait(in_time)? {
+            Ok(removed) => removed,
+            Err(_) => Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                format!(
+                    "{} takes so long to remove keys that others could take this process for dead: it stops, and what is \
+                     left is removed later",
+                    self.url
+                ),
+            )),
+        }
     }
 
     /// All keys below `folder`, which is without slashes at its ends. Each page is a request of its own. Where one fails there is no
@@ -535,11 +559,14 @@ impl Bucket {
     }
 }
 
-fn cut_short(len_bytes: u64) -> Error {
-    Error::Generic {
-        store: "S3",
-        source: format!("the answer ended before its {len_bytes} bytes were there").into(),
-    }
+/// The bytes of an answer, which must be so many.
+async fn exactly(found: GetResult, len: usize) -> Result<Bytes, Error> {
+    let why = match read_up_to(found.into_stream(), len).await? {
+        Some(bytes) if bytes.len() == len => return Ok(bytes),
+        Some(_) => format!("the answer ended before its {len} bytes were there"),
+        None => format!("the answer went on after its {len} bytes"),
+    };
+    Err(Error::Generic { store: "S3", source: why.into() })
 }
 
 /// The threads that wait for S3, shared by all stores of the process.

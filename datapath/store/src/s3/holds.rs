@@ -73,8 +73,8 @@ impl Inner {
         Ok(holds.filter(|hold| hold.daemon == daemon).collect())
     }
 
-    /// Refuses to remove what is held of an image, unless the same version stays in it under another number; and the last version of
-    /// an image that is held as such.
+    /// Refuses to remove what is held of an image, also where another of its versions has the same bytes: holders open theirs by its
+    /// number. And the last version of an image that is held as such.
     pub(super) fn must_not_be_held(
         &self,
         name: &ImageName,
@@ -87,9 +87,6 @@ impl Inner {
             Err(hold::in_use(what, &held.name, &text, &shown))
         };
         for version in going {
-            if left.versions.iter().any(|other| other.manifest == version.manifest) {
-                continue;
-            }
             let of_it = holds.iter().filter(|entry| hold::is_of(&entry.name, version.manifest, name));
             // An edit holds it twice, and that it is one says more.
             let is_edit =

@@ -1,4 +1,4 @@
-//! Answers to listings are looked at before what is not in them is taken for gone.
+//! Answers to listings are looked at before what is not in them is taken for gone, and all answers but objects are read up to a limit.
 //!
 //! `object_store` takes any document of XML for a listing: an error, or a page of a proxy, that comes with status 200 is one without
 //! keys for it, and one that goes on, but does not say where, is complete. But space is given back for what no listing names.
@@ -12,6 +12,10 @@ use object_store::client::{
     ReqwestConnector,
 };
 
+use crate::s3::body::read_up_to;
+
+/// The longest answer that is not an object: a page of a listing has a thousand keys of at most a kilobyte.
+const ANSWER_MAX_BYTES: usize = 16 << 20;
 /// The longest name of a document in a message, in bytes.
 const NAME_MAX_BYTES: usize = 40;
 
@@ -26,7 +30,7 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Sends requests, and looks at the answers to listings.
+/// Sends requests, and looks at the answers that `object_store` reads whole.
 #[derive(Debug)]
 struct Looking {
     client: HttpClient,
@@ -35,13 +39,18 @@ struct Looking {
 impl Looking {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let is_listing = is_listing(request.uri().query().unwrap_or_default());
+        let is_post = request.method().as_str() == "POST";
         let answer = self.client.execute(request).await?;
-        if !is_listing || !answer.status().is_success() {
+        let is_success = answer.status().is_success();
+        if is_success && !is_listing && !is_post {
+            // Of an object, which whoever asked for it reads as it comes, or without a body that is read.
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
-        let body = body.bytes().await?;
-        look_at(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
+        let body = read_up_to(body.bytes_stream(), ANSWER_MAX_BYTES).await?.ok_or_else(too_long)?;
+        if is_success && is_listing {
+            look_at(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
+        }
         Ok(HttpResponse::from_parts(head, body.into()))
     }
 }
@@ -58,6 +67,11 @@ impl HttpService for Looking {
     {
         Box::pin(self.send(request))
     }
+}
+
+fn too_long() -> HttpError {
+    let what = format!("the answer has more than {ANSWER_MAX_BYTES} bytes");
+    HttpError::new(HttpErrorKind::Decode, std::io::Error::other(what))
 }
 
 fn is_listing(query: &str) -> bool {
@@ -125,7 +139,46 @@ fn text_of<'a>(document: &'a str, element: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use object_store::client::HttpRequestBody;
+
     use super::*;
+
+    /// Answers with so many of them.
+    #[derive(Debug)]
+    struct Spaces(usize);
+
+    impl HttpService for Spaces {
+        fn call<'life0, 'async_trait>(
+            &'life0 self,
+            _: HttpRequest,
+        ) -> BoxFuture<'async_trait, Result<HttpResponse, HttpError>>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            let answer: Result<HttpResponse, HttpError> = Ok(HttpResponse::new(vec![b' '; self.0].into()));
+            Box::pin(std::future::ready(answer))
+        }
+    }
+
+    #[test]
+    fn answers_that_are_read_whole_have_a_limit() {
+        let ask = |method: &str, target: &str, len: usize| {
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.method_mut() = method.parse().unwrap();
+            *request.uri_mut() = target.parse().unwrap();
+            let asked = Looking { client: HttpClient::new(Spaces(len)) };
+            let outcome = asked.send(request).now_or_never().unwrap();
+            outcome.map(drop).map_err(|e| e.to_string())
+        };
+        for (method, target) in [("GET", "/b?list-type=2"), ("POST", "/b?delete")] {
+            let told = ask(method, target, ANSWER_MAX_BYTES + 1).unwrap_err();
+            assert!(told.contains("more than 16777216 bytes"), "{told}");
+        }
+        assert_eq!(ask("POST", "/b?delete", ANSWER_MAX_BYTES), Ok(()));
+        assert_eq!(ask("GET", "/b/objects/a", ANSWER_MAX_BYTES + 1), Ok(()));
+    }
 
     /// As Amazon writes it.
     fn listing(rest: &str) -> String {

@@ -74,7 +74,7 @@ impl Marks {
     pub(super) fn new(bucket: Bucket, owner: &str, stale_after: Duration) -> Self {
         let sound = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '-' };
         let owner = owner.chars().map(sound).take(128).collect();
-        Self { bucket, owner, stale_after, next: Arc::new(AtomicU64::new(1)) }
+        Self { bucket: bucket.prompt(), owner, stale_after, next: Arc::new(AtomicU64::new(1)) }
     }
 
     /// A name that nobody else uses.
@@ -257,6 +257,8 @@ pub(super) struct Mark {
     bucket: Bucket,
     held: Arc<Held>,
     renewing: AbortHandle,
+    /// From when it was written on nobody takes its holder for dead for twice as long.
+    sure_for: Duration,
 }
 
 /// What the holder and the renewing task share.
@@ -288,7 +290,7 @@ impl Mark {
         let every = marks.stale_after / RENEWALS;
         let renewing = keep_renewing(bucket.clone(), Arc::clone(&held), every, renewal, is_set);
         let renewing = bucket.spawn(renewing);
-        Self { bucket, held, renewing }
+        Self { bucket, held, renewing, sure_for: marks.stale_after / 2 }
     }
 
     /// Makes sure that the mark was there all the time, right now.
@@ -310,6 +312,17 @@ impl Mark {
 }
 
 impl Mark {
+    /// Confirms it and removes keys, which ends long before others may take us for dead and need them: what is left then stays.
+    pub(super) fn remove_all(&self, keys: Vec<String>) -> Result<(), StoreError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        // The server takes the mark after that.
+        let until = Instant::now() + self.sure_for;
+        self.confirm()?;
+        self.bucket.remove_all_until(keys, until)
+    }
+
     /// Stops renewing it, and leaves it to lapse.
     pub(super) fn leave(self) {
         self.held.lost.store(true, Ordering::Release);
@@ -398,5 +411,31 @@ impl Drop for Mark {
         if let Err(e) = removed.and_then(|()| self.bucket.remove(&self.held.key)) {
             tracing::warn!(error = %e, "a mark is left in S3, and lapses by itself");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::s3::bucket::{Operation, PROMPT_MAX};
+    use crate::s3::{Keys, S3Options, S3Url};
+
+    #[test]
+    fn marks_and_removals_are_over_before_a_mark_is_stale() {
+        let url: S3Url = "s3://images?endpoint=http://127.0.0.1:1&region=a&timeout=600".parse().unwrap();
+        let mut options = S3Options::new("tester");
+        options.keys = Keys::Given { id: "id".into(), secret: "secret".into() };
+        let bucket = Bucket::new(&url, &options).unwrap();
+        assert_eq!(bucket.timeout(Operation::Read), Duration::from_secs(600));
+        assert_eq!(bucket.timeout(Operation::Remove), PROMPT_MAX);
+        let marks = Marks::new(bucket, "tester", STALE_AFTER);
+        for operation in [Operation::Read, Operation::Write, Operation::Remove] {
+            assert_eq!(marks.bucket.timeout(operation), PROMPT_MAX);
+        }
+        assert!(PROMPT_MAX * options.attempts < marks.stale_after / 2);
+        // One that is shorter stays.
+        options.timeout = Some(Duration::from_secs(5));
+        let marks = Marks::new(Bucket::new(&url, &options).unwrap(), "tester", STALE_AFTER);
+        assert_eq!(marks.bucket.timeout(Operation::Write), Duration::from_secs(5));
     }
 }

@@ -23,6 +23,7 @@
 //! nobody needs}, {an object and a manifest nobody needs} or {the whole version}, and a mark that lapses. The next
 //! [`S3Store::open`] for writing after that removes what nobody needs.
 
+mod body;
 mod bucket;
 mod failure;
 mod holds;
@@ -260,14 +261,20 @@ impl Inner {
 
     fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
         let mut names: Vec<ImageName> = Vec::new();
-        // A key without a byte is no list, but what some programs put for a folder.
-        for entry in self.bucket.list("images")?.into_iter().filter(|entry| entry.len_bytes > 0) {
-            match entry.name.parse() {
-                Ok(name) => names.push(name),
-                Err(_) => tracing::warn!(key = entry.name, "not an image; ignored"),
+        for entry in self.bucket.list("images")? {
+            let Ok(name) = entry.name.parse::<ImageName>() else {
+                tracing::warn!(key = entry.name, "not an image; ignored");
+                continue;
+            };
+            // Some programs put a key without a byte for a folder, `images/NAME/`, which is listed without its last slash. Where there is
+            // one of that very name it is a list that was lost, and what its image needs is not known.
+            if entry.len_bytes > 0 || self.bucket.head(&image_key(&name))?.is_some() {
+                names.push(name);
             }
         }
         names.sort_unstable();
+        // A folder beside a list has its name.
+        names.dedup();
         Ok(names)
     }
 

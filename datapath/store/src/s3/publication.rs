@@ -67,10 +67,12 @@ impl S3Publication {
     fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let key = manifest_key(id);
         let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        if let Some((there, _)) = self.store.bucket.get(&key, u64::MAX)?
-            && there == bytes
-        {
-            return Ok(0);
+        match self.store.bucket.get(&key, len_bytes) {
+            Ok(Some((there, _))) if there == bytes => return Ok(0),
+            Ok(_) => {}
+            // It is longer, and so not the same.
+            Err(e) if e.kind() == StoreErrorKind::Damaged => {}
+            Err(e) => return Err(e),
         }
         send_manifest(&self.store, id, bytes)?;
         Ok(len_bytes)

@@ -71,7 +71,7 @@ impl Inner {
                     return Ok(0);
                 }
             }
-            self.bucket.remove_all(stale)?;
+            alone.remove_all(stale)?;
         }
         let mut going: Vec<String> = Vec::new();
         let needed = self.needed()?;
@@ -95,8 +95,7 @@ impl Inner {
         }
         for batch in going.chunks(REMOVED_AT_ONCE) {
             // Somebody who took us for dead may publish by now, and need what is to go.
-            alone.confirm()?;
-            self.bucket.remove_all(batch.to_vec())?;
+            alone.remove_all(batch.to_vec())?;
         }
         self.forget_abandoned(alone)?;
         alone.confirm()?;
@@ -134,7 +133,7 @@ impl Inner {
     fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
         for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
             alone.confirm()?;
-            if let Err(e) = upload::forget(&self.bucket, &abandoned) {
+            if let Err(e) = upload::forget(&self.bucket.prompt(), &abandoned) {
                 tracing::warn!(error = %e, key = abandoned.name, "parts of an interrupted copy stay in S3 for now");
             }
         }
@@ -185,7 +184,7 @@ impl Inner {
                 image.forget(version.number);
             }
             self.must_not_be_held(name, image, &going)?;
-            self.must_not_be_pinned(name, image, &going)?;
+            self.must_not_be_pinned(name, image, &going, &alone)?;
             if number.is_none() {
                 self.must_have_no_writers(name)?;
             }
@@ -251,6 +250,7 @@ impl Inner {
         name: &ImageName,
         left: &Image,
         going: &[Version],
+        alone: &Mark,
     ) -> Result<(), StoreError> {
         let mut still_needed: HashSet<Hash> = left.versions.iter().map(|v| v.manifest).collect();
         for other in self.images()?.into_iter().filter(|other| other.name != *name) {
@@ -266,7 +266,7 @@ impl Inner {
                     format!("cannot remove {name}@{number}: {} is using it; stop that first", pin.name),
                 ));
             }
-            self.bucket.remove_all(stale.iter().map(|pin| format!("{folder}/{}", pin.name)).collect())?;
+            alone.remove_all(stale.iter().map(|pin| format!("{folder}/{}", pin.name)).collect())?;
         }
         Ok(())
     }

@@ -17,6 +17,16 @@ const IN_CIRCLES: Fault = Fault::Instead(
      </ListBucketResult>",
 );
 
+/// An image, a folder of its name and one of another, as some programs put them, and that of all images.
+const AS_FOLDERS: Fault = Fault::Instead(
+    "<ListBucketResult><IsTruncated>false</IsTruncated>\
+     <Contents><Key>some/prefix/images/</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><Size>0</Size></Contents>\
+     <Contents><Key>some/prefix/images/a</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><Size>99</Size></Contents>\
+     <Contents><Key>some/prefix/images/a/</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><Size>0</Size></Contents>\
+     <Contents><Key>some/prefix/images/c/</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><Size>0</Size></Contents>\
+     </ListBucketResult>",
+);
+
 /// Passes on.
 const NONE: Fault = Fault::Delay(Duration::ZERO);
 
@@ -228,6 +238,80 @@ fn an_image_that_is_listed_and_not_found_keeps_what_it_needs() {
     let shelf = Shelf::new(2, Duration::from_secs(20));
     let removed = shelf.remove("404", |relay| relay.fail("GET", "/images/b", Fault::Status(404), u32::MAX));
     assert_eq!(removed.unwrap().freed_bytes, 0);
+}
+
+#[test]
+fn an_empty_list_is_damaged_and_keeps_what_its_image_may_need() {
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    let list = shelf.place.dir().join("images/b");
+    let whole = fs::read(&list).unwrap();
+    fs::write(&list, b"").unwrap();
+    let listed = shelf.store.listed().unwrap();
+    assert_eq!(listed.images.len(), 1);
+    let [(unreadable, why)] = listed.unreadable.as_slice() else { panic!("{listed:?}") };
+    assert_eq!((unreadable, why.kind()), (&name("b"), StoreErrorKind::Damaged), "{why}");
+    assert_eq!(kind(shelf.store.remove(&name("a"), Some(1))), StoreErrorKind::Damaged);
+    fs::create_dir_all(shelf.place.dir().join("locks")).unwrap();
+    fs::write(shelf.place.dir().join("locks/sweep"), b"sweep\n").unwrap();
+    assert_eq!(kind(shelf.store.reclaim_left()), StoreErrorKind::Damaged);
+    // Nor where the store is cleaned up as it is opened.
+    suite::writable(&shelf.place);
+    fs::write(&list, whole).unwrap();
+    shelf.all_is_there("after an empty list");
+    assert_eq!(shelf.store.reclaim_left().unwrap(), 0);
+    assert_eq!(shelf.place.keys("locks"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_folder_is_no_image() {
+    let shelf = Shelf::new(2, Duration::from_secs(20));
+    shelf.relay.fail("GET", &listing("images"), AS_FOLDERS, 1);
+    let images = shelf.store.images().unwrap();
+    assert_eq!(images.iter().map(|image| image.name.clone()).collect::<Vec<_>>(), [name("a")]);
+}
+
+#[test]
+fn a_length_that_is_claimed_takes_no_room() {
+    const CLAIM: Fault = Fault::Claim(1 << 62);
+    let shelf = Shelf::new(5, Duration::from_secs(20));
+    // In more than one piece.
+    let manifest = vec![7u8; 300_000];
+    let version = publish(&shelf.store, "c", OBJECT, &[], &manifest).unwrap();
+    // One that is there already is longer than the same one is, and is sent anew.
+    shelf.relay.take_seen();
+    shelf.relay.fail("GET", "/manifests/", CLAIM, 1);
+    publish(&shelf.store, "c", OBJECT, &[], &manifest).unwrap();
+    let sent = |request: &String| request.starts_with("PUT") && request.contains("/manifests/");
+    assert!(shelf.relay.take_seen().iter().any(sent));
+    shelf.relay.fail("GET", "/manifests/", CLAIM, 1);
+    assert_eq!(kind(shelf.store.manifest(version.manifest)), StoreErrorKind::Damaged);
+    // Images of which one listing has more than a piece.
+    for number in 0..500 {
+        let image = Image::empty(name(&format!("d{number}")));
+        let list = shelf.place.dir().join("images").join(image.name.to_string());
+        fs::write(list, image.encode().unwrap()).unwrap();
+    }
+    shelf.relay.fail("GET", &listing("images"), CLAIM, 2);
+    assert_eq!(shelf.store.images().unwrap().len(), 503);
+    shelf.all_is_there("in the end");
+}
+
+#[test]
+fn removals_end_long_before_others_take_who_removes_for_dead() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    place.stale_after = Duration::from_secs(10);
+    let store = suite::writable(&place);
+    // The mark by which the server's time was found goes; the object and the manifest do not.
+    relay.fail("POST", "delete", NONE, 1);
+    relay.fail("POST", "delete", Fault::Silence, 2);
+    let removed = store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!((removed.versions.as_slice(), removed.freed_bytes), (&[1][..], 0));
+    relay.heal();
+    assert!(store.reclaim_left().unwrap() > object.len() as u64);
+    for folder in ["objects", "manifests", "locks"] {
+        assert_eq!(place.keys(folder), [] as [&str; 0], "{folder}");
+    }
 }
 
 #[test]
