@@ -10,13 +10,16 @@
 //!   revert   pops: the channel points where it pointed before, and nowhere where it was promoted once
 //! ```
 //! A version that a channel points to, or will, can be neither retired nor removed. One that a channel pointed
-//! to in the past can: it is left out of what the channel can go back to.
+//! to in the past can: it is left out of what the channel can go back to. Where nothing else is left, the channel
+//! stays where it is: it is unset only from the first place that it ever had.
+
+use std::collections::HashSet;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::refs::Image;
 use crate::store::NewVersion;
 
-/// How many places a channel remembers, the present one included. The oldest are forgotten.
+/// How many places a channel remembers, the present one included. The oldest are forgotten; that there were such takes a place, too.
 pub const CHANNEL_PAST_MAX: usize = 32;
 
 /// A role that machines have.
@@ -178,15 +181,14 @@ impl Image {
         }
         let before =
             rest.iter().rev().find(|pointer| pointer.channel == channel).map(|before| before.version);
-        // What was retired since is left out, but with nothing beside it that is no way back to before all promotions.
-        let of_channel = |pointer: &&Pointer| pointer.channel == channel;
-        let was_elsewhere = self.pointers.iter().filter(of_channel).any(|pointer| pointer.version != now);
-        if before.is_none() && was_elsewhere {
+        // What was retired, removed or forgotten is left out, but with nothing beside it that is no way back to before
+        // all promotions.
+        if before.is_none() && self.places_stored(channel) > 1 {
             return Err(StoreError::new(
                 StoreErrorKind::Invalid,
                 format!(
-                    "image '{}' has nothing to which {channel} could go back from version {now}: promote the \
-                     version that you want",
+                    "image '{}' has nothing to which {channel} could go back from version {now}, as what it pointed \
+                     to before is retired, removed or forgotten: promote the version that you want",
                     self.name
                 ),
             ));
@@ -236,8 +238,28 @@ impl Image {
     /// Forgets a version: also as one that a channel pointed to.
     pub(crate) fn forget(&mut self, number: u32) {
         self.versions.retain(|version| version.number != number);
-        self.pointers.retain(|pointer| pointer.version != number);
+        (self.pointers, self.cut_short) = self.places_where(|pointer| pointer.version != number);
         self.scheduled.retain(|pointer| pointer.version != number);
+    }
+
+    /// The places of which this holds, and the channels that had earlier ones than these.
+    pub(super) fn places_where(
+        &self,
+        is_kept: impl Fn(&Pointer) -> bool,
+    ) -> (Vec<Pointer>, HashSet<Channel>) {
+        let is_cut_short = |channel: &Channel| {
+            let mut places = self.pointers.iter().filter(|pointer| pointer.channel == *channel);
+            let oldest = places.position(&is_kept);
+            oldest.is_some_and(|at| at > 0 || self.cut_short.contains(channel))
+        };
+        let cut_short = Channel::ALL.into_iter().filter(is_cut_short).collect();
+        (self.pointers.iter().filter(|pointer| is_kept(pointer)).cloned().collect(), cut_short)
+    }
+
+    /// How many places of a channel are in the file.
+    fn places_stored(&self, channel: Channel) -> usize {
+        let places = self.pointers.iter().filter(|pointer| pointer.channel == channel).count();
+        places.saturating_add(usize::from(self.cut_short.contains(&channel)))
     }
 
     pub(super) fn channel_not_set(&self, channel: Channel) -> StoreError {
@@ -295,8 +317,10 @@ impl Image {
     fn push(&mut self, pointer: Pointer) {
         let channel = pointer.channel;
         self.pointers.push(pointer);
-        let of_channel = self.pointers.iter().filter(|pointer| pointer.channel == channel).count();
-        if of_channel > CHANNEL_PAST_MAX
+        if self.places_stored(channel) > CHANNEL_PAST_MAX {
+            self.cut_short.insert(channel);
+        }
+        while self.places_stored(channel) > CHANNEL_PAST_MAX
             && let Some(oldest) = self.pointers.iter().position(|pointer| pointer.channel == channel)
         {
             self.pointers.remove(oldest);
@@ -457,7 +481,98 @@ mod tests {
         for round in 0..100 {
             image.promote(to(Channel::Test, 1 + round % 2, u64::from(round))).unwrap();
         }
-        assert_eq!(image.pointers().len(), CHANNEL_PAST_MAX);
+        // And one for that there were more.
+        assert_eq!(image.pointers().len(), CHANNEL_PAST_MAX - 1);
         assert_eq!(image.channel(Channel::Test).unwrap().at_s, 99);
+    }
+
+    /// As it is read again.
+    fn stored(image: &Image) -> Image {
+        let read = Image::decode(&image.name, &image.encode().unwrap()).unwrap();
+        assert_eq!(&read, image);
+        read
+    }
+
+    fn stays_at(mut image: Image, version: u32) {
+        let before = image.clone();
+        let refused = image.revert(Channel::Production).unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::Invalid);
+        assert!(refused.to_string().contains("removed or forgotten: promote the version"), "{refused}");
+        assert_eq!((at(&image, &Selector::Default), &image), (version, &before));
+    }
+
+    #[test]
+    fn a_channel_whose_earlier_version_was_removed_is_not_unset() {
+        use Channel::{Production, Test};
+        let mut image = image(5);
+        image.promote(to(Production, 1, 5)).unwrap();
+        image.promote(to(Test, 2, 5)).unwrap();
+        image.promote(to(Production, 2, 6)).unwrap();
+        image.forget(1);
+        let mut image = stored(&image);
+        // What is shown has each place once, and the other channel is where it was first.
+        assert_eq!(image.pointers(), [to(Test, 2, 5), to(Production, 2, 6)]);
+        stays_at(image.clone(), 2);
+        assert_eq!(image.clone().revert(Test).unwrap(), (2, None));
+        // It is known still after steps on and back, and after another removal.
+        image.promote(to(Production, 3, 7)).unwrap();
+        assert_eq!(image.revert(Production).unwrap(), (3, Some(2)));
+        stays_at(stored(&image), 2);
+        image.promote(to(Production, 3, 8)).unwrap();
+        image.revert(Test).unwrap();
+        image.forget(2);
+        stays_at(stored(&image), 3);
+        // Nothing is left of it with the last version.
+        for number in [3, 4, 5] {
+            image.forget(number);
+        }
+        assert!(stored(&image).cut_short.is_empty());
+    }
+
+    #[test]
+    fn a_version_removed_between_two_places_leaves_the_way_to_the_first() {
+        use Channel::Production;
+        let mut image = image(3);
+        for version in 1..=3 {
+            image.promote(to(Production, version, 5)).unwrap();
+        }
+        image.forget(2);
+        let mut image = stored(&image);
+        assert_eq!(image.revert(Production).unwrap(), (3, Some(1)));
+        assert_eq!(image.revert(Production).unwrap(), (1, None));
+    }
+
+    #[test]
+    fn a_channel_that_forgot_its_oldest_places_is_not_unset() {
+        use Channel::Production;
+        let mut image = image(100);
+        for version in 1..=40 {
+            image.promote(to(Production, version, 5)).unwrap();
+            image = stored(&image);
+        }
+        // The oldest that it has is version 10.
+        for version in (11..=40).rev() {
+            assert_eq!(image.revert(Production).unwrap(), (version, Some(version - 1)));
+        }
+        stays_at(image, 10);
+    }
+
+    #[test]
+    fn a_store_that_has_not_all_versions_of_another_knows_that_a_channel_was_elsewhere() {
+        use Channel::Production;
+        let mut there = image(3);
+        for version in 1..=2 {
+            there.promote(to(Production, version, 5)).unwrap();
+        }
+        let mut here = image(3);
+        here.forget(1);
+        here.follow(&there);
+        assert_eq!(here.pointers(), [to(Production, 2, 5)]);
+        stays_at(stored(&here), 2);
+        // And where the other one knows no more than that.
+        there.forget(1);
+        let mut here = image(3);
+        here.follow(&there);
+        stays_at(stored(&here), 2);
     }
 }

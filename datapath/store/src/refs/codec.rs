@@ -2,6 +2,11 @@
 //!
 //! Format 2 is written. Format 1, of before there were channels, is read: its note was where the version came
 //! from.
+//!
+//! Where a channel pointed elsewhere before its oldest place, that place is written twice. Releases that do not
+//! know of this read two places.
+
+use std::collections::HashSet;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
@@ -31,10 +36,11 @@ impl Image {
         put_u32(&mut out, self.next_number);
         put_len(&mut out, "versions of an image", self.versions.len(), VERSIONS_MAX)?;
         put_len(&mut out, "bytes of a name", self.name.as_str().len(), crate::name::NAME_MAX)?;
-        put_len(&mut out, "places of channels", self.pointers.len(), POINTERS_MAX)?;
+        let places = self.marked_places();
+        put_len(&mut out, "places of channels", places.len(), POINTERS_MAX)?;
         put_len(&mut out, "promotions to come", self.scheduled.len(), SCHEDULED_MAX)?;
         out.extend_from_slice(self.name.as_str().as_bytes());
-        for pointer in self.pointers.iter().chain(&self.scheduled) {
+        for pointer in places.into_iter().chain(&self.scheduled) {
             put_pointer(&mut out, pointer)?;
         }
         for version in &self.versions {
@@ -88,6 +94,19 @@ impl Image {
             return Err(damaged("a channel points to a version that is not listed"));
         }
         Ok(image)
+    }
+
+    /// The places as they are written.
+    fn marked_places(&self) -> Vec<&Pointer> {
+        let mut to_mark = self.cut_short.clone();
+        let mut places = Vec::new();
+        for pointer in &self.pointers {
+            if to_mark.remove(&pointer.channel) {
+                places.push(pointer);
+            }
+            places.push(pointer);
+        }
+        places
     }
 
     fn has(&self, number: u32) -> bool {
@@ -151,7 +170,8 @@ fn take_image(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Image> {
         scheduled_count = cursor.len(SCHEDULED_MAX)?;
     }
     let name: ImageName = cursor.text(name_len)?.parse().ok()?;
-    let pointers = (0..pointer_count).map(|_| take_pointer(cursor)).collect::<Option<Vec<_>>>()?;
+    let places = (0..pointer_count).map(|_| take_pointer(cursor)).collect::<Option<Vec<_>>>()?;
+    let (pointers, cut_short) = without_marks(places);
     let scheduled = (0..scheduled_count).map(|_| take_pointer(cursor)).collect::<Option<Vec<_>>>()?;
     let mut versions = Vec::new();
     let mut last = 0;
@@ -163,7 +183,21 @@ fn take_image(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Image> {
         last = version.number;
         versions.push(version);
     }
-    Some(Image { name, versions, pointers, scheduled, next_number })
+    Some(Image { name, versions, pointers, cut_short, scheduled, next_number })
+}
+
+/// The reverse of [`Image::marked_places`]. Of two that are the same but for their time, neither is a mark.
+fn without_marks(places: Vec<Pointer>) -> (Vec<Pointer>, HashSet<Channel>) {
+    let (mut pointers, mut cut_short, mut seen) = (Vec::new(), HashSet::new(), HashSet::new());
+    let mut places = places.into_iter().peekable();
+    while let Some(place) = places.next() {
+        if seen.insert(place.channel) && places.peek() == Some(&place) {
+            cut_short.insert(place.channel);
+        } else {
+            pointers.push(place);
+        }
+    }
+    (pointers, cut_short)
 }
 
 fn take_pointer(cursor: &mut Cursor<'_>) -> Option<Pointer> {
@@ -277,6 +311,7 @@ mod tests {
             name: "debian".parse().unwrap(),
             versions: vec![version(1, "first", &[b"a"]), version(3, "", &[b"a", b"b"])],
             pointers: vec![to(Channel::Test, 1, 5), to(Channel::Production, 1, 6)],
+            cut_short: HashSet::new(),
             scheduled: vec![to(Channel::Test, 3, 7)],
             next_number: 4,
         }
@@ -296,6 +331,21 @@ mod tests {
             "the format changed: give it a new number and read the old ones too"
         );
         assert_eq!(Image::decode(&"debian".parse().unwrap(), &bytes).unwrap(), sample());
+    }
+
+    #[test]
+    fn that_a_channel_was_elsewhere_before_is_its_oldest_place_written_twice() {
+        let plain = sample().encode().unwrap();
+        let mut image = sample();
+        image.cut_short.insert(Channel::Production);
+        let marked = image.encode().unwrap();
+        // The places begin after the name; that of production is the second one, and there is one more in their count.
+        let (second, third) = (38 + 23, 38 + 2 * 23);
+        let body = plain.len() - 32;
+        let head = [&plain[..24], &[3, 0, 0, 0], &plain[28..third]].concat();
+        let expected = [head.as_slice(), &plain[second..third], &plain[third..body]].concat();
+        assert!(marked[..marked.len() - 32] == expected);
+        assert_eq!(Image::decode(&image.name, &marked).unwrap(), image);
     }
 
     /// As the releases wrote it that knew no channels.

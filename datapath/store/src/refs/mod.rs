@@ -5,6 +5,8 @@
 mod channel;
 mod codec;
 
+use std::collections::HashSet;
+
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::{ImageName, Selector};
@@ -56,6 +58,8 @@ pub struct Image {
     pub versions: Vec<Version>,
     /// For each channel, where it pointed: the last of a channel is where it points now.
     pointers: Vec<Pointer>,
+    /// Channels that pointed elsewhere before the oldest place that is known of them. Each has a place.
+    cut_short: HashSet<Channel>,
     /// Promotions to come, at most one for a channel.
     scheduled: Vec<Pointer>,
     pub(crate) next_number: u32,
@@ -71,7 +75,14 @@ pub(crate) fn no_such_image(name: &ImageName) -> StoreError {
 impl Image {
     /// An image that has no versions yet.
     pub fn empty(name: ImageName) -> Self {
-        Self { name, versions: Vec::new(), pointers: Vec::new(), scheduled: Vec::new(), next_number: 1 }
+        Self {
+            name,
+            versions: Vec::new(),
+            pointers: Vec::new(),
+            cut_short: HashSet::new(),
+            scheduled: Vec::new(),
+            next_number: 1,
+        }
     }
 
     /// Gives a new version the next number.
@@ -147,15 +158,17 @@ impl Image {
                 version.note.clone_from(&there.note);
             }
         }
-        let is_here = |pointer: &&Pointer| {
+        let is_here = |pointer: &Pointer| {
             let manifest = |image: &Self| {
                 image.versions.iter().find(|v| v.number == pointer.version).map(|version| version.manifest)
             };
             manifest(self).is_some() && manifest(self) == manifest(other)
         };
-        let pointers: Vec<Pointer> = other.pointers.iter().filter(is_here).cloned().collect();
-        let scheduled: Vec<Pointer> = other.scheduled.iter().filter(is_here).cloned().collect();
+        let scheduled: Vec<Pointer> =
+            other.scheduled.iter().filter(|pointer| is_here(pointer)).cloned().collect();
+        let (pointers, cut_short) = other.places_where(is_here);
         self.pointers = pointers;
+        self.cut_short = cut_short;
         self.scheduled = scheduled;
         self.next_number = self.next_number.max(other.next_number);
     }
