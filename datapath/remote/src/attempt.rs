@@ -47,7 +47,7 @@ pub(crate) enum Attempt {
         /// What was wrong beside it: the body may be good all the same.
         fault: Option<Fault>,
     },
-    /// All that were asked failed; they have been told.
+    /// All that were asked failed: these, and those that were gone while another one was still asked, which are known to be.
     Failed(Vec<(usize, Fault)>),
     Closed,
 }
@@ -67,36 +67,24 @@ pub(crate) fn attempt(
     if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
         return Attempt::Failed(vec![(first, fault)]);
     }
-    let late_at = Instant::now() + servers.late_after(first, len);
+    let mut late_at = Instant::now() + servers.late_after(first, len);
     let mut hedge: Option<usize> = None;
-    let mut may_hedge = servers.list.len() > 1 && !ask.whom.alone;
+    let may_hedge = servers.list.len() > 1 && !ask.whom.alone;
     loop {
         let mut at = 0;
         while let Some(run) = running.get_mut(at) {
-            let outcome = run.transfer.advance().and_then(|whole| {
-                let silent = run.transfer.last_progress().elapsed();
-                if !whole && !ask.patient {
-                    in_time(servers, &run.transfer)?;
-                }
-                if whole || silent < servers.limits.stall {
-                    return Ok(whole);
-                }
-                let doing =
-                    if run.transfer.connection().is_connected() { "sent nothing" } else { "did not answer" };
-                Err(Fault::Gone(format!("it {doing} for {:.1} s", silent.as_secs_f64())))
-            });
-            match outcome {
+            match advance(servers, ask, &mut run.transfer) {
                 Ok(false) => at += 1,
                 Ok(true) => return answer(servers, running, at, hedge),
                 Err(fault) => {
                     let server = run.server;
                     running.remove(at);
-                    if fault == Fault::Stale {
-                        if let Err(fault) = add(servers, ask, server, is_past(server), true, &mut running) {
-                            faults.push((server, fault));
-                        }
-                    } else {
-                        faults.push((server, fault));
+                    let again = match fault {
+                        Fault::Stale => add(servers, ask, server, is_past(server), true, &mut running),
+                        fault => Err(fault),
+                    };
+                    if let Err(fault) = again {
+                        note(servers, ask, (server, fault), &running, &mut faults);
                     }
                 }
             }
@@ -108,26 +96,67 @@ pub(crate) fn attempt(
             return Attempt::Failed(faults);
         }
         let now = Instant::now();
-        if may_hedge
+        // Also where there were two, and one of them has failed.
+        let is_single = may_hedge && running.len() == 1;
+        if is_single
             && now >= late_at
-            && running.len() == 1
             && (affordable(servers) || running.iter().any(|run| is_stuck(servers, &run.transfer)))
         {
-            may_hedge = false;
-            let mut excluded = excluded.to_vec();
-            running.iter().for_each(|run| exclude(&mut excluded, run.server));
-            faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
-            if let Some(second) = servers.choose(len, &excluded)
-                && add(servers, ask, second, is_past(second), false, &mut running).is_ok()
-            {
-                servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
-                hedge = Some(second);
+            if let Some(second) = servers.choose(len, &without(excluded, &running, &faults)) {
+                match add(servers, ask, second, is_past(second), false, &mut running) {
+                    Ok(()) => {
+                        servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
+                        hedge = Some(second);
+                        late_at = now + servers.late_after(second, len);
+                        continue;
+                    }
+                    Err(fault) => note(servers, ask, (second, fault), &running, &mut faults),
+                }
             }
-            continue;
+            // Nobody can be asked now. Somebody may be back while this one still crawls.
+            late_at = now + POLL_MAX;
         }
-        let until = if may_hedge && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
+        let until = if is_single && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
         wait_for_sockets(&running, until.min(POLL_MAX));
     }
+}
+
+/// Whether the answer is there in full.
+fn advance(servers: &Servers, ask: &Ask<'_>, transfer: &mut Transfer) -> Result<bool, Fault> {
+    let whole = transfer.advance()?;
+    let silent = transfer.last_progress().elapsed();
+    if !whole && !ask.patient {
+        in_time(servers, transfer)?;
+    }
+    if whole || silent < servers.limits.stall {
+        return Ok(whole);
+    }
+    let doing = if transfer.connection().is_connected() { "sent nothing" } else { "did not answer" };
+    Err(Fault::Gone(format!("it {doing} for {:.1} s", silent.as_secs_f64())))
+}
+
+/// Takes down what is wrong with a server. While another one is still asked, one that is gone is told at once: it is chosen again when
+/// it is back, which may be long before the other one has answered.
+fn note(
+    servers: &Servers,
+    ask: &Ask<'_>,
+    (server, fault): (usize, Fault),
+    running: &[Running<'_>],
+    faults: &mut Vec<(usize, Fault)>,
+) {
+    if matches!(fault, Fault::Gone(_)) && !running.is_empty() {
+        servers.failed(server, ask.path, &fault);
+    } else {
+        faults.push((server, fault));
+    }
+}
+
+/// Who is not to be asked as a second one.
+fn without(excluded: &[bool], running: &[Running<'_>], faults: &[(usize, Fault)]) -> Vec<bool> {
+    let mut excluded = excluded.to_vec();
+    running.iter().for_each(|run| exclude(&mut excluded, run.server));
+    faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
+    excluded
 }
 
 /// Who does not wait for servers does not wait for one that sends a byte now and then, either.

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, ImageName, LocalDir, Store, StoreError, StoreErrorKind};
@@ -333,6 +333,39 @@ fn a_server_that_breaks_off_or_hangs_costs_a_moment() {
         if matches!(fault, HttpFault::Hang | HttpFault::HangAfter(_)) {
             assert!(counters.hedges_won >= 1, "{fault:?}: {counters:?}");
         }
+    }
+}
+
+#[test]
+fn a_read_that_crawls_goes_on_at_a_server_that_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    // The other one is known to be gone when the read is late, or is found to be gone by it.
+    for is_known in [true, false] {
+        let (crawling, mut other) =
+            (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+        other.fail_all(SLOW);
+        if is_known {
+            other.kill();
+        }
+        let remote = open(&[&crawling, &other]);
+        if !is_known {
+            all_up(&remote);
+            other.kill();
+        }
+        crawling.fail(HttpFault::Drip(Duration::from_millis(20)));
+        let (object, content, begun) = (object(&remote, &bytes), bytes.clone(), Instant::now());
+        let reader = std::thread::spawn(move || read(&*object, &content, 0, 1000));
+        until(&remote, "the read is late, and nobody else there", || {
+            crawling.object_requests() > 0
+                && begun.elapsed() > limits().hedge_after_max * 3
+                && remote.status().servers[1].state == ServerState::Down
+        });
+        other.fail(HttpFault::None);
+        other.revive();
+        until(&remote, "the read goes on at the other one", || reader.is_finished());
+        reader.join().unwrap().unwrap();
+        assert_eq!(remote.counters().hedges_won, 1, "{:?}", remote.counters());
     }
 }
 
@@ -690,6 +723,28 @@ fn a_copy_goes_on_at_another_server_where_what_came_is_wrong_as_a_whole() {
     let error = copied(&remote, &bytes, to.path()).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     assert!(remote.status().servers.iter().all(|server| server.state == ServerState::Aside));
+}
+
+#[test]
+fn an_object_that_is_cut_short_on_one_server_is_copied_from_the_others() {
+    let [dir, cut_dir, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let bytes = store(dir.path());
+    assert!(store(cut_dir.path()) == bytes);
+    let id = Hash::of(&bytes);
+    let object = cut_dir.path().join("objects").join(id.to_string());
+    std::fs::File::options().write(true).open(object).unwrap().set_len(1000).unwrap();
+    let (cut, whole) = (FileServer::start(cut_dir.path(), None), FileServer::start(dir.path(), None));
+    // So that the one with the cut object is preferred, from the first probe on.
+    whole.fail_all(SLOW);
+    let remote = open(&[&cut, &whole]);
+    all_up(&remote);
+    let target = LocalDir::open(to.path(), Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
+    let what = headwater_store::copy::selected(&remote, &["debian".parse().unwrap()]).unwrap();
+    let objects_of = |_: &[u8]| Ok(vec![(id, bytes.len() as u64)]);
+    let copied = headwater_store::copy(&remote, &target, &what, &objects_of, false, &mut |_| Ok(())).unwrap();
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    assert_eq!(copied.bytes, bytes.len() as u64);
+    assert!(std::fs::read(to.path().join("objects").join(id.to_string())).unwrap() == bytes);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::body::{AnswerBody, Turn};
+use crate::contents::{Content, Contents};
 use crate::leases::Leases;
 use crate::once::Once;
 use crate::progress::Progress;
@@ -25,12 +26,6 @@ use crate::reads::Reads;
 use crate::room::Room;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
-
-/// How much of manifests, lists and traces is kept in memory, so that what is fetched in parts is read and checked once, and what
-/// many fetch at a time is there once.
-pub const MANIFESTS_BYTES: usize = 256 << 20;
-/// The most of them.
-const CONTENTS_MAX: usize = 1024;
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -62,33 +57,54 @@ impl Target {
     }
 }
 
-/// What is there: its tag, and its bytes.
-struct Found {
-    tag: String,
-    content: Content,
-}
-
-enum Content {
-    Bytes(Bytes),
+/// What is there, whose hash or name is its tag.
+enum Found {
+    Content(Arc<Content>),
     Object(Arc<dyn Object>),
 }
 
-impl Content {
+impl Found {
+    fn tag(&self) -> String {
+        let id = match self {
+            Self::Content(content) => content.id,
+            Self::Object(object) => object.id(),
+        };
+        format!("\"{id}\"")
+    }
+
     fn len_bytes(&self) -> u64 {
         match self {
-            Self::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+            Self::Content(content) => content.len_bytes(),
             Self::Object(object) => object.len_bytes(),
         }
     }
 
     fn part(&self, at: u64, len_bytes: u64, turn: Turn) -> AnswerBody {
         match self {
+            Self::Content(content) => AnswerBody::whole(content.part(at, len_bytes)),
             Self::Object(object) => AnswerBody::object(Arc::clone(object), at, len_bytes, turn),
-            Self::Bytes(bytes) => {
-                let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).min(bytes.len());
-                AnswerBody::whole(bytes.slice(index(at)..index(at.saturating_add(len_bytes))))
-            }
         }
+    }
+}
+
+/// What decides whether an object may stay open, or may have been mended since.
+#[derive(Default)]
+struct Asked {
+    /// As readers ask before they blame a server for what came.
+    past_caches: bool,
+    range: Option<String>,
+}
+
+impl Asked {
+    fn of(headers: &HeaderMap) -> Self {
+        let past_caches = text(headers, &header::CACHE_CONTROL)
+            .is_some_and(|wants| wants.split(',').any(|word| word.trim().eq_ignore_ascii_case("no-cache")));
+        Self { past_caches, range: text(headers, &header::RANGE).map(str::to_owned) }
+    }
+
+    /// Whether an object of this length may be what is asked for.
+    fn may_be(&self, len_bytes: u64) -> bool {
+        !self.past_caches && wanted(self.range.as_deref(), len_bytes) != Wanted::Nothing
     }
 }
 
@@ -101,10 +117,10 @@ pub struct Answers {
     reads: Reads,
     /// For pieces of all answers.
     room: Arc<Semaphore>,
-    /// The manifests, lists and traces that were asked for last, by their hash, newest last.
-    contents: Mutex<Vec<(Hash, Bytes)>>,
+    /// Manifests, lists and traces.
+    contents: Contents,
     /// Those that are being read.
-    once: Once,
+    once: Once<Arc<Content>>,
     /// Objects of a remote store that were asked for last, newest last.
     objects: Mutex<Vec<Arc<dyn Object>>>,
 }
@@ -117,7 +133,7 @@ impl Answers {
     pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, tls: bool, limits: &Limits) -> Self {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
         let reads = Reads::new(limits.reads, limits.read_wait);
-        let (contents, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        let contents = Contents::new(limits.contents_bytes);
         Self {
             store,
             tokens,
@@ -127,7 +143,7 @@ impl Answers {
             room: Room::of_server(),
             contents,
             once: Once::default(),
-            objects,
+            objects: Mutex::default(),
         }
     }
 
@@ -189,8 +205,8 @@ impl Answers {
             );
         };
         let Some(place) = self.reads.place_soon().await else { return busy() };
-        let (answers, wanted) = (Arc::clone(self), target.clone());
-        let found = tokio::task::spawn_blocking(move || (answers.find(&wanted), place)).await;
+        let (answers, wanted, asked) = (Arc::clone(self), target.clone(), Asked::of(request.headers()));
+        let found = tokio::task::spawn_blocking(move || (answers.find(&wanted, &asked), place)).await;
         match found {
             Ok((Ok(found), place)) => {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
@@ -211,11 +227,8 @@ impl Answers {
     }
 
     /// Looks it up. Blocks on I/O.
-    fn find(&self, target: &Target) -> Result<Found, StoreError> {
-        let tagged = |bytes: Bytes| {
-            let id = Hash::of(&bytes);
-            Found { tag: format!("\"{id}\""), content: Content::Bytes(self.keep(id, bytes)) }
-        };
+    fn find(&self, target: &Target, asked: &Asked) -> Result<Found, StoreError> {
+        let keep = |bytes: Vec<u8>| self.contents.keep(Hash::of(&bytes), bytes);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "it is not there");
         match target {
             Target::Settings => {
@@ -223,7 +236,7 @@ impl Answers {
                 if !self.store.is_remote() {
                     self.store.is_there()?;
                 }
-                Ok(tagged(fitted(settings_bytes(self.store.chunk_bytes())?)))
+                keep(settings_bytes(self.store.chunk_bytes())?).map(Found::Content)
             }
             Target::Images => {
                 // A damaged one too: whoever asks for it is told so, and the others are served.
@@ -232,67 +245,56 @@ impl Answers {
                 names.extend(listed.unreadable.into_iter().map(|(name, _)| name));
                 names.sort_unstable();
                 let list: String = names.iter().map(|name| format!("{name}\n")).collect();
-                Ok(tagged(fitted(list.into_bytes())))
+                keep(list.into_bytes()).map(Found::Content)
             }
             // Not one that somebody began to read before: it may not have what was published since.
             Target::Image(name) => {
                 let image = self.store.image(name)?.ok_or_else(absent)?;
-                Ok(tagged(fitted(image.encode()?)))
+                keep(image.encode()?).map(Found::Content)
             }
             Target::Trace(id) => {
-                let read = || Ok(fitted(self.store.trace(*id)?.ok_or_else(absent)?));
-                Ok(tagged(self.once.read(target, read)?))
+                let read = || keep(self.store.trace(*id)?.ok_or_else(absent)?);
+                self.once.read(target, read).map(Found::Content)
             }
-            Target::Manifest(id) => {
-                self.leases.renew(*id, Instant::now())?;
-                Ok(Found { tag: format!("\"{id}\""), content: Content::Bytes(self.manifest(target, *id)?) })
-            }
-            Target::Object(id) => {
-                Ok(Found { tag: format!("\"{id}\""), content: Content::Object(self.object(*id)?) })
-            }
+            Target::Manifest(id) => self.leased(target, *id).map(Found::Content),
+            Target::Object(id) => self.object(*id, asked).map(Found::Object),
         }
     }
 
-    fn manifest(&self, target: &Target, id: Hash) -> Result<Bytes, StoreError> {
-        if let Some(bytes) = self.kept(id) {
-            return Ok(bytes);
+    /// A manifest, whose version is held from before it is read.
+    fn leased(&self, target: &Target, id: Hash) -> Result<Arc<Content>, StoreError> {
+        let is_new = self.leases.renew(id, Instant::now())?;
+        let manifest = self.manifest(target, id);
+        // A store that is on servers holds whatever it is told to: names that nobody has would take the places of versions.
+        if is_new && matches!(&manifest, Err(e) if e.kind() == StoreErrorKind::NotFound) {
+            self.leases.drop_one(id);
         }
-        self.once.read(target, || match self.kept(id) {
+        manifest
+    }
+
+    fn manifest(&self, target: &Target, id: Hash) -> Result<Arc<Content>, StoreError> {
+        if let Some(kept) = self.contents.kept(id) {
+            return Ok(kept);
+        }
+        self.once.read(target, || match self.contents.kept(id) {
             // Somebody ended reading it since.
-            Some(bytes) => Ok(bytes),
-            None => Ok(self.keep(id, fitted(self.store.manifest(id)?))),
+            Some(kept) => Ok(kept),
+            None => self.contents.keep(id, self.store.manifest(id)?),
         })
     }
 
-    fn kept(&self, id: Hash) -> Option<Bytes> {
-        newest(&mut self.contents.lock(), id)
-    }
-
-    /// Keeps a content, so that all answers that have it at a time have it once.
-    fn keep(&self, id: Hash, bytes: Bytes) -> Bytes {
-        let mut contents = self.contents.lock();
-        if let Some(bytes) = newest(&mut contents, id) {
-            return bytes;
-        }
-        contents.push((id, bytes.clone()));
-        while contents.len() > 1
-            && (contents.len() > CONTENTS_MAX
-                || contents.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MANIFESTS_BYTES)
-        {
-            contents.remove(0);
-        }
-        bytes
-    }
-
     /// An object. Those of a store that would have to ask for their length stay open; a file that was removed would
-    /// keep its space that way, and is opened quickly.
-    fn object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+    /// keep its space that way, and is opened quickly. One that was cut short then may be whole by now: it is opened again for who
+    /// finds it wrong.
+    fn object(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
         if !self.store.is_remote() {
             return self.store.open_object(id);
         }
-        if let Some(open) = self.objects.lock().iter().find(|object| object.id() == id) {
-            return Ok(Arc::clone(open));
+        let kept = self.objects.lock().iter().find(|object| object.id() == id).cloned();
+        if let Some(open) = kept.filter(|open| asked.may_be(open.len_bytes())) {
+            return Ok(open);
         }
+        self.objects.lock().retain(|object| object.id() != id);
         let opened = self.store.open_object(id)?;
         let mut objects = self.objects.lock();
         objects.push(Arc::clone(&opened));
@@ -310,13 +312,13 @@ impl Answers {
         turn: Turn,
     ) -> Response<AnswerBody> {
         let headers = request.headers();
-        let len_bytes = found.content.len_bytes();
+        let (tag, len_bytes) = (found.tag(), found.len_bytes());
         let knows = text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
             tags.split(',')
-                .map(|tag| tag.trim().trim_start_matches("W/"))
-                .any(|tag| tag == found.tag || tag == "*")
+                .map(|known| known.trim().trim_start_matches("W/"))
+                .any(|known| known == tag || known == "*")
         });
-        let same = text(headers, &header::IF_RANGE).is_none_or(|tag| tag.trim() == found.tag);
+        let same = text(headers, &header::IF_RANGE).is_none_or(|known| known.trim() == tag);
         let range = text(headers, &header::RANGE).filter(|_| same);
         let (status, at, part_bytes) = match wanted(range, len_bytes) {
             _ if knows => (StatusCode::NOT_MODIFIED, 0, 0),
@@ -330,9 +332,9 @@ impl Answers {
             }
         };
         let is_head = request.method() == Method::HEAD;
-        let mut response = Response::new(found.content.part(at, if is_head { 0 } else { part_bytes }, turn));
+        let mut response = Response::new(found.part(at, if is_head { 0 } else { part_bytes }, turn));
         *response.status_mut() = status;
-        put(&mut response, header::ETAG, &found.tag);
+        put(&mut response, header::ETAG, &tag);
         put(&mut response, header::CACHE_CONTROL, self.cache_control(target));
         put(&mut response, header::ACCEPT_RANGES, "bytes");
         if status != StatusCode::NOT_MODIFIED {
@@ -355,21 +357,6 @@ impl Answers {
             (true, false) => "public, max-age=31536000, immutable",
         }
     }
-}
-
-/// In as much memory as it has bytes: reading to an end that is not known may have taken twice that.
-fn fitted(mut bytes: Vec<u8>) -> Bytes {
-    bytes.shrink_to_fit();
-    bytes.into()
-}
-
-/// The content with this hash, which was used last now.
-fn newest(contents: &mut Vec<(Hash, Bytes)>, id: Hash) -> Option<Bytes> {
-    let at = contents.iter().position(|(kept, _)| *kept == id)?;
-    let entry = contents.remove(at);
-    let bytes = entry.1.clone();
-    contents.push(entry);
-    Some(bytes)
 }
 
 /// Whether a browser may have been made to ask: a page from anywhere can have it talk to loopback ports, and can point a
@@ -463,9 +450,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
         let answers = Answers::new(Arc::new(store), None, false, &Limits::default());
-        let bytes = || match answers.find(&Target::Settings).unwrap().content {
-            Content::Bytes(bytes) => bytes,
-            Content::Object(_) => panic!("it is no object"),
+        let bytes = || match answers.find(&Target::Settings, &Asked::default()).unwrap() {
+            Found::Content(content) => content.part(0, u64::MAX),
+            Found::Object(_) => panic!("it is no object"),
         };
         let all = [bytes(), bytes()];
         assert!(all[0].len() == 64 && std::ptr::eq(all[0].as_ptr(), all[1].as_ptr()));

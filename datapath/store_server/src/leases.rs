@@ -25,23 +25,30 @@ impl Leases {
         Self { store, lease, held: Mutex::new(HashMap::new()) }
     }
 
-    /// Holds a version from `now` on. Blocks on I/O where it is not held yet.
-    pub(crate) fn renew(&self, manifest: Hash, now: Instant) -> Result<(), StoreError> {
+    /// Holds a version from `now` on. Returns whether it was not held before, and is now. Blocks on I/O where it was not.
+    pub(crate) fn renew(&self, manifest: Hash, now: Instant) -> Result<bool, StoreError> {
         if let Some((_, until)) = self.held.lock().get_mut(&manifest) {
             *until = now + self.lease;
-            return Ok(());
+            return Ok(false);
         }
         let pin = self.store.pin(manifest)?;
         // One that is not kept is let go after the lock: that may be network I/O.
-        let _superfluous = {
+        let (is_new, _superfluous) = {
             let mut held = self.held.lock();
             if held.len() < LEASES_MAX || held.contains_key(&manifest) {
-                held.insert(manifest, (pin, now + self.lease)).map(|(pin, _)| pin)
+                let before = held.insert(manifest, (pin, now + self.lease)).map(|(pin, _)| pin);
+                (before.is_none(), before)
             } else {
-                Some(pin)
+                (false, Some(pin))
             }
         };
-        Ok(())
+        Ok(is_new)
+    }
+
+    /// Lets go of a version. Blocks on I/O.
+    pub(crate) fn drop_one(&self, manifest: Hash) {
+        let held = self.held.lock().remove(&manifest);
+        drop(held);
     }
 
     /// Lets go of those whose time is over. Blocks on I/O.
@@ -83,8 +90,8 @@ mod tests {
         let version = store.publish().unwrap().commit(new).unwrap().version;
         let leases = Leases::new(Arc::new(store.clone()), LEASE);
         let start = Instant::now();
-        leases.renew(version.manifest, start).unwrap();
-        leases.renew(version.manifest, start + LEASE / 2).unwrap();
+        assert!(leases.renew(version.manifest, start).unwrap());
+        assert!(!leases.renew(version.manifest, start + LEASE / 2).unwrap());
         leases.expire(start + LEASE);
         assert!(store.remove(&name, Some(1)).is_err());
         leases.expire(start + LEASE * 3 / 2);

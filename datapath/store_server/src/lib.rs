@@ -12,7 +12,8 @@
 //! - Without TLS it listens on loopback only; elsewhere it also wants tokens. Tokens are kept as hashes.
 //! - What is not read does not pile up: an answer has at most three pieces of [`PIECE_BYTES`] in memory, a connection
 //!   [`CONNECTION_PIECES_BYTES`] of them, the server [`PIECES_BYTES`]; and each answer at most [`SMALL_PIECE_BYTES`] more,
-//!   with which it goes on where others take all of that.
+//!   with which it goes on where others take all of that. Manifests, lists and traces that are kept or on their way have
+//!   [`CONTENTS_BYTES`] beside that, each once, or one of them has more than that; who asks for another one then is refused.
 //!
 //! # Limits
 //! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait. But a connection on which no
@@ -20,8 +21,8 @@
 //! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
-//! - [`LEASES_MAX`] versions are held for [`LEASE`]; [`MANIFESTS_BYTES`] of manifests, lists and traces are kept
-//!   in memory. A manifest or a trace is read by one of those who ask for it at a time, for all of them.
+//! - [`LEASES_MAX`] versions are held for [`LEASE`]. A manifest or a trace is read by one of those who ask for it at a time, for all of
+//!   them.
 //!
 //! # Errors
 //! [`ServeError`] for what cannot be served at all; a client gets a status and a problem as JSON, and the log the
@@ -58,6 +59,7 @@ pub mod server;
 pub mod tokens;
 
 mod body;
+mod contents;
 mod leases;
 mod once;
 mod progress;
@@ -66,8 +68,8 @@ mod reads;
 mod room;
 mod tls;
 
-pub use answer::MANIFESTS_BYTES;
 pub use body::PIECE_BYTES;
+pub use contents::CONTENTS_BYTES;
 pub use error::ServeError;
 pub use leases::{LEASE, LEASES_MAX};
 pub use reads::{READ_WAIT, READS_MAX};

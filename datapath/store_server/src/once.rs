@@ -3,28 +3,32 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
 use headwater_store::StoreError;
 use parking_lot::Mutex;
 
 use crate::answer::Target;
 
-type Outcome = Arc<OnceLock<Result<Bytes, StoreError>>>;
+type Outcome<T> = Arc<OnceLock<Result<T, StoreError>>>;
 
 /// The contents that are being read.
-#[derive(Default)]
-pub(crate) struct Once {
-    reading: Mutex<HashMap<Target, Outcome>>,
+pub(crate) struct Once<T> {
+    reading: Mutex<HashMap<Target, Outcome<T>>>,
 }
 
-impl Once {
+impl<T> Default for Once<T> {
+    fn default() -> Self {
+        Self { reading: Mutex::default() }
+    }
+}
+
+impl<T: Clone> Once<T> {
     /// What `read` gives, or what it gives somebody who began to read the same before and has not ended: also where that is an
     /// error, which is as old.
     pub(crate) fn read(
         &self,
         what: &Target,
-        read: impl FnOnce() -> Result<Bytes, StoreError>,
-    ) -> Result<Bytes, StoreError> {
+        read: impl FnOnce() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let outcome = Arc::clone(self.reading.lock().entry(what.clone()).or_default());
         let read = || {
             let outcome = read();
@@ -39,6 +43,7 @@ impl Once {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use headwater_store::{Hash, StoreErrorKind};
     use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -31,6 +31,19 @@ pub(crate) struct AnswerRoom {
 /// Gives the room back when it is dropped.
 pub(crate) struct Held(#[expect(dead_code, reason = "held, not used")] Vec<OwnedSemaphorePermit>);
 
+impl Held {
+    /// Of what takes no room that is counted.
+    pub(crate) fn nothing() -> Self {
+        Self(Vec::new())
+    }
+
+    /// So many bytes of `room`, if it has them.
+    pub(crate) fn of(room: &Arc<Semaphore>, bytes: usize) -> Option<Self> {
+        let bytes = u32::try_from(bytes).ok()?;
+        Some(Self(vec![Arc::clone(room).try_acquire_many_owned(bytes).ok()?]))
+    }
+}
+
 impl Room {
     pub(crate) fn of_server() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(PIECES_BYTES))

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::answer::Answers;
+use crate::contents::CONTENTS_BYTES;
 use crate::error::ServeError;
 use crate::leases::LEASE;
 use crate::progress::{Progress, Watched};
@@ -87,6 +88,8 @@ pub struct Limits {
     pub reads: usize,
     /// See [`READ_WAIT`].
     pub read_wait: Duration,
+    /// See [`CONTENTS_BYTES`].
+    pub contents_bytes: usize,
 }
 
 impl Default for Limits {
@@ -100,6 +103,7 @@ impl Default for Limits {
             lease: LEASE,
             reads: READS_MAX,
             read_wait: READ_WAIT,
+            contents_bytes: CONTENTS_BYTES,
         }
     }
 }

@@ -1,0 +1,169 @@
+//! Manifests, lists and traces in memory: those that were asked for last, and those that are on their way to clients.
+//!
+//! A content is there once for all answers that have it, and counts until the last of them is sent and it is not kept any more. What is
+//! kept for nobody makes room for what somebody asks for. Where all is on its way, more is refused: a client that takes nothing must not
+//! fill the host's memory.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use headwater_store::{Hash, StoreError, StoreErrorKind};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::room::{Held, SMALL_PIECE_BYTES};
+
+/// What manifests, lists and traces take, kept or on their way, beside those of at most [`SMALL_PIECE_BYTES`]. A larger one has room
+/// when there is no other.
+pub const CONTENTS_BYTES: usize = 256 << 20;
+/// The most that are kept.
+const CONTENTS_MAX: usize = 1024;
+
+/// A content, with the room that it takes.
+pub(crate) struct Content {
+    pub id: Hash,
+    bytes: Vec<u8>,
+    _held: Held,
+}
+
+/// What an answer has of a content.
+struct Shared(Arc<Content>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl Content {
+    pub(crate) fn len_bytes(&self) -> u64 {
+        u64::try_from(self.bytes.len()).unwrap_or(u64::MAX)
+    }
+
+    /// `len_bytes` from `at`, as far as it has them. It is in memory for as long as they are.
+    pub(crate) fn part(self: &Arc<Self>, at: u64, len_bytes: u64) -> Bytes {
+        let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).min(self.bytes.len());
+        Bytes::from_owner(Shared(Arc::clone(self))).slice(index(at)..index(at.saturating_add(len_bytes)))
+    }
+}
+
+/// The contents in memory.
+pub(crate) struct Contents {
+    room: Arc<Semaphore>,
+    most_bytes: usize,
+    /// Those that are kept, the one that was used last at the end.
+    kept: Mutex<Vec<Arc<Content>>>,
+}
+
+impl Contents {
+    pub(crate) fn new(most_bytes: usize) -> Self {
+        Self { room: Arc::new(Semaphore::new(most_bytes)), most_bytes, kept: Mutex::default() }
+    }
+
+    pub(crate) fn kept(&self, id: Hash) -> Option<Arc<Content>> {
+        newest(&mut self.kept.lock(), id)
+    }
+
+    /// Keeps a content, so that all answers that have it at a time have it once.
+    pub(crate) fn keep(&self, id: Hash, mut bytes: Vec<u8>) -> Result<Arc<Content>, StoreError> {
+        // Reading to an end that is not known may have taken twice that.
+        bytes.shrink_to_fit();
+        let mut kept = self.kept.lock();
+        if let Some(content) = newest(&mut kept, id) {
+            return Ok(content);
+        }
+        let held = loop {
+            if let Some(held) = self.take(bytes.len()) {
+                break held;
+            }
+            // Others would stay in memory, and no longer be found by who asks for them next.
+            let Some(unused) = kept.iter().position(|content| Arc::strong_count(content) == 1) else {
+                let why = "manifests that clients do not take fill the memory that there is for them";
+                return Err(StoreError::new(StoreErrorKind::Unreachable, why));
+            };
+            kept.remove(unused);
+        };
+        let content = Arc::new(Content { id, bytes, _held: held });
+        kept.push(Arc::clone(&content));
+        if kept.len() > CONTENTS_MAX {
+            kept.remove(0);
+        }
+        Ok(content)
+    }
+
+    /// Room for so many bytes. Who asks whether the store is there gets its answer whatever others do.
+    fn take(&self, len: usize) -> Option<Held> {
+        if len <= SMALL_PIECE_BYTES {
+            return Some(Held::nothing());
+        }
+        Held::of(&self.room, len.min(self.most_bytes))
+    }
+}
+
+/// The content with this hash, which was used last now.
+fn newest(kept: &mut Vec<Arc<Content>>, id: Hash) -> Option<Arc<Content>> {
+    let at = kept.iter().position(|content| content.id == id)?;
+    let content = kept.remove(at);
+    kept.push(Arc::clone(&content));
+    Some(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: usize = 100 << 10;
+
+    fn keep(contents: &Contents, name: u8, len: usize) -> Result<Arc<Content>, StoreError> {
+        contents.keep(Hash::of(&[name]), vec![name; len])
+    }
+
+    /// A byte of it, as an answer has it that is not taken.
+    fn byte(contents: &Contents, name: u8, len: usize) -> Bytes {
+        keep(contents, name, len).unwrap().part(0, 1)
+    }
+
+    fn is_refused(contents: &Contents, name: u8, len: usize) -> bool {
+        keep(contents, name, len).is_err_and(|e| e.kind() == StoreErrorKind::Unreachable)
+    }
+
+    #[test]
+    fn what_is_on_its_way_counts_once_until_it_is_sent() {
+        let contents = Contents::new(MOST);
+        let sent: Vec<Bytes> = (0..100).map(|_| byte(&contents, b'a', MOST * 2 / 3)).collect();
+        assert!(sent.iter().all(|one| one.as_ptr() == sent[0].as_ptr()));
+        assert!(is_refused(&contents, b'b', MOST / 2));
+        // It is still found, and not read a second time.
+        assert!(contents.kept(Hash::of(b"a")).is_some());
+        // The last one counts as the first one did.
+        let last = sent.into_iter().next_back().unwrap();
+        assert!(is_refused(&contents, b'b', MOST / 2));
+        let small = byte(&contents, b's', SMALL_PIECE_BYTES);
+        drop(last);
+        let other = byte(&contents, b'b', MOST / 2);
+        assert!(contents.kept(Hash::of(b"a")).is_none() && contents.kept(Hash::of(b"b")).is_some());
+        drop((small, other));
+    }
+
+    #[test]
+    fn one_of_any_size_has_room_when_there_is_no_other() {
+        let contents = Contents::new(MOST);
+        let one = byte(&contents, b'a', SMALL_PIECE_BYTES + 1);
+        assert!(is_refused(&contents, b'l', MOST * 10));
+        drop(one);
+        let large = byte(&contents, b'l', MOST * 10);
+        assert!(is_refused(&contents, b'a', SMALL_PIECE_BYTES + 1));
+        drop(large);
+        byte(&contents, b'a', SMALL_PIECE_BYTES + 1);
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_kept() {
+        let contents = Contents::new(MOST);
+        for number in 0..=CONTENTS_MAX {
+            contents.keep(Hash::of(&number.to_le_bytes()), vec![0; 64]).unwrap();
+        }
+        assert_eq!(contents.kept.lock().len(), CONTENTS_MAX);
+        assert!(contents.kept(Hash::of(&0usize.to_le_bytes())).is_none());
+    }
+}

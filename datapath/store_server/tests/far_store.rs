@@ -1,0 +1,217 @@
+//! A server of a store that is elsewhere: what it keeps of that, and for how long.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use headwater_store::{
+    Hash, Image, ImageName, Object, Pin, Publication, Removed, Store, StoreError, StoreErrorKind,
+};
+use headwater_store_server::{Limits, Options, StoreServer};
+use headwater_testkit::wait_until;
+use tokio::sync::watch;
+
+/// More than a connection of HTTP/2 is sent before its client takes some of it.
+const MANIFEST_BYTES: usize = 512 << 10;
+
+/// A store with one object, which others cut short and mend, and two versions, which holds any version that it is told to.
+#[derive(Default)]
+struct Far {
+    object: Mutex<Vec<u8>>,
+    held: Arc<()>,
+}
+
+/// An object as it was when it was opened.
+struct Opened(Hash, Vec<u8>);
+
+impl Object for Opened {
+    fn id(&self) -> Hash {
+        self.0
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.1.len() as u64
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let at = usize::try_from(offset).unwrap();
+        into.copy_from_slice(&self.1[at..at + into.len()]);
+        Ok(())
+    }
+}
+
+fn read_only() -> StoreError {
+    StoreError::new(StoreErrorKind::ReadOnly, "it is elsewhere")
+}
+
+/// The names of its two versions.
+fn versions() -> [Hash; 2] {
+    [Hash::of(b"one"), Hash::of(b"two")]
+}
+
+impl Store for Far {
+    fn chunk_bytes(&self) -> u32 {
+        65_536
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    fn image(&self, _: &ImageName) -> Result<Option<Image>, StoreError> {
+        Ok(None)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        if versions().contains(&id) {
+            return Ok(vec![id.0[0]; MANIFEST_BYTES]);
+        }
+        Err(StoreError::new(StoreErrorKind::NotFound, "no such version"))
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(Arc::new(Opened(id, self.object.lock().unwrap().clone())))
+    }
+
+    fn pin(&self, _: Hash) -> Result<Pin, StoreError> {
+        Ok(Pin::new(Arc::clone(&self.held)))
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        Err(read_only())
+    }
+
+    fn change(
+        &self,
+        _: &ImageName,
+        _: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        Err(read_only())
+    }
+
+    fn remove(&self, _: &ImageName, _: Option<u32>) -> Result<Removed, StoreError> {
+        Err(read_only())
+    }
+}
+
+struct Served {
+    far: Arc<Far>,
+    address: SocketAddr,
+    _stop: watch::Sender<bool>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+fn serve(limits: Limits) -> Served {
+    let far = Arc::<Far>::default();
+    let store: Arc<dyn Store> = far.clone();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let options = Options { listen: "127.0.0.1:0".parse().unwrap(), tls: None, token_file: None, limits };
+    let server = runtime.block_on(StoreServer::bind(store, &options)).unwrap();
+    let address = server.address();
+    runtime.spawn(server.run(stopped));
+    Served { far, address, _stop: stop, _runtime: runtime }
+}
+
+impl Served {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// Status, head and body of an answer.
+    fn get(&self, path: &str, headers: &str) -> (u16, String, Vec<u8>) {
+        let mut stream = self.connect();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n")
+            .unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+        let body = bytes.split_off(end);
+        let head = String::from_utf8(bytes).unwrap().to_lowercase();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), head, body)
+    }
+}
+
+#[test]
+fn an_object_that_was_mended_is_found_so_by_who_asks_past_caches_or_for_the_rest_of_it() {
+    let served = serve(Limits::default());
+    let path = format!("/objects/{}", Hash::of(b"an object"));
+    let is_now = |len: usize| *served.far.object.lock().unwrap() = vec![7; len];
+    let range = |first: usize, total: usize, headers: &str| {
+        let last = first + 99;
+        let (status, head, body) = served.get(&path, &format!("Range: bytes={first}-{last}\r\n{headers}"));
+        assert_eq!((status, body), (206, vec![7; 100]), "{head}");
+        assert!(head.contains(&format!("content-range: bytes {first}-{last}/{total}\r\n")), "{head}");
+    };
+    is_now(1000);
+    range(0, 1000, "");
+    is_now(5000);
+    range(0, 5000, "Cache-Control: max-age=0, No-Cache\r\n");
+    // The one that was opened last is the one that stays open.
+    range(0, 5000, "");
+    is_now(9000);
+    range(8000, 9000, "");
+    range(0, 9000, "");
+    assert_eq!(served.get(&path, "Range: bytes=9000-\r\n").0, 416);
+}
+
+#[test]
+fn what_is_no_version_is_not_held() {
+    let served = serve(Limits::default());
+    let holds = || Arc::strong_count(&served.far.held) - 1;
+    for name in 0..10u8 {
+        assert_eq!(served.get(&format!("/manifests/{}", Hash::of(&[name])), "").0, 404);
+    }
+    assert_eq!(holds(), 0);
+    for _ in 0..2 {
+        assert_eq!(served.get(&format!("/manifests/{}", versions()[0]), "").0, 200);
+        assert_eq!(holds(), 1);
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// Asks over HTTP/2, and takes the head of the answer and no more.
+fn ask_and_take_nothing(served: &Served, path: &str) -> TcpStream {
+    let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+    headers.extend_from_slice(path.as_bytes());
+    headers.extend_from_slice(b"\x01\x09localhost");
+    let asked =
+        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(4, 0, 0, &[])[..], &frame(1, 5, 1, &headers)].concat();
+    let mut stream = served.connect();
+    stream.write_all(&asked).unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).unwrap();
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut payload).unwrap();
+        if head[3] == 1 {
+            return stream;
+        }
+    }
+}
+
+#[test]
+fn manifests_that_clients_do_not_take_fill_no_more_memory_than_they_may() {
+    let served = serve(Limits { contents_bytes: MANIFEST_BYTES * 3 / 2, ..Limits::default() });
+    let [one, two] = versions().map(|id| format!("/manifests/{id}"));
+    let slow: Vec<_> = (0..3).map(|_| ask_and_take_nothing(&served, &one)).collect();
+    let (status, head, _) = served.get(&two, "");
+    assert!(status == 503 && head.contains("retry-after: 1\r\n"), "{head}");
+    // What is there already is there for all, and so is what is small.
+    assert!(served.get(&one, "").2 == vec![versions()[0].0[0]; MANIFEST_BYTES]);
+    assert_eq!(served.get("/store", "").0, 200);
+    drop(slow);
+    wait_until("there is room again", || served.get(&two, "").0 == 200);
+    assert!(served.get(&two, "").2 == vec![versions()[1].0[0]; MANIFEST_BYTES]);
+}
