@@ -5,7 +5,7 @@ use headwater_api::{Catalog, ProblemKind};
 use headwater_db::{CatalogRecord, DbError};
 
 use crate::Service;
-use crate::answer::Explain;
+use crate::answer::{Explain, problem};
 
 /// A failed operation on a catalog.
 #[derive(Debug, thiserror::Error)]
@@ -67,15 +67,7 @@ impl Service {
                 next_version: next.map(|version| format!("{}@{}", version.image, version.number)),
                 machines: theirs().map(|machine| machine.name.clone()).collect(),
                 old: theirs().filter(|machine| machine.old).map(|machine| machine.name.clone()).collect(),
-                name: record.name,
-                image: record.image,
-                pin: record.pin,
-                cache: record.cache,
-                memory_bytes: record.memory_bytes,
-                cpus: record.cpus,
-                transport: record.transport,
-                user_data: record.user_data,
-                created_at_ms: record.created_at_ms,
+                ..alone(record)
             });
         }
         Ok(views)
@@ -85,5 +77,35 @@ impl Service {
     pub(crate) async fn catalog_view(&self, record: CatalogRecord) -> Result<Catalog, CatalogError> {
         let name = record.name.clone();
         self.catalog_views(vec![record]).await?.pop().ok_or(CatalogError::Unknown(name))
+    }
+
+    /// The same of one that was changed. That was done, and must not be done again because it cannot be told in full.
+    pub(crate) async fn changed_catalog_view(&self, record: CatalogRecord) -> Catalog {
+        self.catalog_view(record.clone()).await.unwrap_or_else(|error| {
+            tracing::warn!(
+                catalog = record.name,
+                "the machines of a catalog cannot be told: {}",
+                problem(&error)
+            );
+            alone(record)
+        })
+    }
+}
+
+/// A catalog without its machines and what they boot.
+fn alone(record: CatalogRecord) -> Catalog {
+    Catalog {
+        next_version: None,
+        machines: Vec::new(),
+        old: Vec::new(),
+        name: record.name,
+        image: record.image,
+        pin: record.pin,
+        cache: record.cache,
+        memory_bytes: record.memory_bytes,
+        cpus: record.cpus,
+        transport: record.transport,
+        user_data: record.user_data,
+        created_at_ms: record.created_at_ms,
     }
 }

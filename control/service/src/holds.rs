@@ -122,27 +122,34 @@ impl Service {
         if !self.images().keeps_holds() {
             return;
         }
-        if let Err(e) = self.set_and_release().await {
+        let is_settled = self.set_and_release().await.unwrap_or_else(|e| {
             tracing::warn!("cannot tell the store now which versions are needed here: {}", problem(&e));
+            false
+        });
+        if !is_settled {
             state.may_differ.store(true, Ordering::SeqCst);
             state.not_before_ms.store(self.now_ms().saturating_add(RETRY_EVERY_MS), Ordering::SeqCst);
         }
     }
 
-    async fn set_and_release(&self) -> Result<(), LifeError> {
+    /// Whether the store holds all that the database names now. What it did not find it may have at another time.
+    async fn set_and_release(&self) -> Result<bool, LifeError> {
         let failed = |e| LifeError::Leftovers("tell the store which versions are needed", e);
         let there = self.images().holds().await.map_err(failed)?;
         let (wanted, unknown, mut first) = self.wanted_holds().await?;
+        let mut is_settled = unknown.is_empty();
         for hold in wanted.iter().filter(|hold| !there.iter().any(|it| it.is_same(hold))) {
             match self.images().hold(hold).await {
                 Ok(()) => {}
                 // The image is gone: who follows it is told when it starts.
                 Err(e) if hold.purpose == HoldPurpose::Follow && e.kind() == ProblemKind::NotFound => {
                     tracing::debug!(image = %hold.image, "what machines follow is not in the store: {e}");
+                    is_settled = false;
                 }
-                // It is so already, and to say so is all that can be done.
+                // It is so already, and to say so is all that can be done now.
                 Err(e) if matches!(e.kind(), ProblemKind::Conflict | ProblemKind::NotFound) => {
                     tracing::error!(image = %hold.image, "what {} needs is not held in the store: {e}", hold.holder);
+                    is_settled &= e.kind() == ProblemKind::Conflict;
                 }
                 // The others would be waited for as long, alone with the versions.
                 Err(e) if e.kind() == ProblemKind::Unavailable => return Err(failed(e)),
@@ -158,10 +165,11 @@ impl Service {
                 released => first = first.or(released.err()),
             }
         }
-        first.map_or(Ok(()), |e| Err(failed(e)))
+        first.map_or(Ok(is_settled), |e| Err(failed(e)))
     }
 
-    /// What is to be held; which references the store could not be asked for, and why the first of them.
+    /// What is to be held; which references the store could not be asked for, or does not find, and why the first of those that
+    /// it could not be asked for. What is held for them stays: a version that is held cannot be gone, so who says that is wrong.
     async fn wanted_holds(&self) -> Result<(Vec<Hold>, HashSet<String>, Option<BackendError>), LifeError> {
         let mut repo = self.db().read().await?;
         let machines = repo.machines().list().await?;
@@ -189,7 +197,7 @@ impl Service {
         }
         let (mut unknown, mut first, mut followed) = (HashSet::new(), None, HashSet::new());
         // Many machines have one version: each is asked of the store once.
-        let mut known: HashMap<&str, Option<Option<ImageVersion>>> = HashMap::new();
+        let mut known: HashMap<&str, Option<ImageVersion>> = HashMap::new();
         for (namer, place, text) in named {
             let Ok(reference) = ImageRef::parse(text) else { continue };
             if reference.version.is_none() {
@@ -199,8 +207,8 @@ impl Service {
             let version = match known.entry(text) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => place.insert(match self.images().resolve(&reference).await {
-                    Ok(version) => Some(Some(version)),
-                    Err(e) if e.kind() == ProblemKind::NotFound => Some(None),
+                    Ok(version) => Some(version),
+                    Err(e) if e.kind() == ProblemKind::NotFound => None,
                     Err(e) => {
                         first = first.or(Some(e));
                         None
@@ -208,7 +216,7 @@ impl Service {
                 }),
             };
             match version {
-                Some(version) => wanted.extend(version.iter().map(|version| of_name(namer, place, version))),
+                Some(version) => wanted.push(of_name(namer, place, version)),
                 None => drop(unknown.insert(id_of(namer, place))),
             }
         }

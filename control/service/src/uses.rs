@@ -114,12 +114,11 @@ impl Meanings<'_> {
     /// How a machine uses the version, or the image, if it does.
     async fn use_of(&mut self, machine: &MachineRecord) -> Result<Option<&'static str>, BackendError> {
         if let Some(active) = self.service.active(machine.uuid) {
-            let of_image = || {
-                // What it runs is not always what it boots next.
-                let running = machine.version.as_deref().and_then(|text| ImageRef::parse(text).ok());
-                running.is_some_and(|running| running.image == self.reference.image)
-            };
-            if self.version.map_or_else(of_image, |version| version.hash == active.version_hash) {
+            // What it runs is not always what it boots next, and other images may have versions of the same bytes.
+            let running = machine.version.as_deref().and_then(|text| ImageRef::parse(text).ok());
+            if running.is_none_or(|running| running.image == self.reference.image)
+                && self.version.is_none_or(|version| version.hash == active.version_hash)
+            {
                 return Ok(Some("runs it"));
             }
         }

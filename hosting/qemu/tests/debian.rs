@@ -138,7 +138,7 @@ async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
 async fn grace_periods(guest: &Guest) {
     let becomes = async |test: &str| {
         let script = format!(
-            "for i in $(seq 3000); do v=$(cat /sys/kernel/rcu_expedited); if test {test}; then echo $v; exit; fi; sleep 0.1; done"
+            "for i in $(seq 3000); do v=$(cat /sys/kernel/rcu_expedited); if test {test}; then echo $v; exit; fi; sleep 0.5; done"
         );
         let output = run(guest, &["sh", "-c", &script], "", PATIENCE * 3).await.unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()

@@ -50,12 +50,15 @@ pub struct KeptRequest {
     pub cache: CacheSettings,
 }
 
+/// The longest note that a store takes. A longer one is refused before a guest is frozen for it.
+pub const NOTE_MAX_BYTES: usize = 1024;
+
 /// What a version that is made of a disk is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SealOrder {
     /// Where it came from.
     pub source: String,
-    /// A line for people.
+    /// A line for people, at most [`NOTE_MAX_BYTES`].
     pub note: String,
     /// Who wants it.
     pub author: String,

@@ -10,7 +10,9 @@ mod images;
 mod job;
 mod surroundings;
 
-pub use disks::{Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, SealOrder, SealOutcome, Shortage};
+pub use disks::{
+    Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, NOTE_MAX_BYTES, SealOrder, SealOutcome, Shortage,
+};
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 pub use images::{Hold, HoldPurpose, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion};

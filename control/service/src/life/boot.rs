@@ -104,7 +104,7 @@ impl Service {
         if self.is_sealing(edit.id) {
             return Err(LifeError::Sealing { what: "start", machine: record.name.clone() });
         }
-        let Some(version) = self.sealed_from(edit).await? else { return Ok(()) };
+        let Some(version) = self.sealed_from(edit, record.started_at_ms).await? else { return Ok(()) };
         self.end_edit(edit, &record.name, &version, actor).await?;
         let version = format!("{}@{}", version.image, version.number);
         Err(LifeError::EditOver { machine: record.name.clone(), image: edit.image.clone(), version })

@@ -6,8 +6,9 @@
 //!   discard  machine off ->                             forgotten in the database -> files removed
 //! ```
 //! A daemon that dies between the second and the third step of a seal, or whose database fails there, leaves a version
-//! *and* an edit. The version's source names the disk: the next daemon, seal or start knows, and goes on. The disk is not
-//! booted again, as what it would take from then on is in no version.
+//! *and* an edit. The version's source names the disk and the last start before it: the next daemon, seal or start knows, and
+//! goes on. The disk is not booted again, as what it would take from then on is in no version. Where that happened all the
+//! same, since a store showed the version only later, the edit is not over: what came after is sealed as another version.
 
 use std::time::Duration;
 
@@ -171,6 +172,8 @@ impl Service {
         version: &ImageVersion,
         actor: &Actor,
     ) -> Result<(), LifeError> {
+        // Also where the edit cannot be ended.
+        self.store_changed();
         let detail =
             format!("version {} of what machine {machine} did over {}", version.number, edit.below());
         let event = self.event(actor, format!("image {}", edit.image), "sealed", detail);
@@ -183,7 +186,10 @@ impl Service {
         let disks = self.db().read().await?.kept_disks().list().await?;
         let end = Instant::now() + EDITS_WAIT;
         for edit in disks.into_iter().filter(|disk| disk.purpose == Purpose::Edit) {
-            let Ok(sealed) = tokio::time::timeout_at(end, self.sealed_from(&edit)).await else {
+            let record = self.db().read().await?.machines().by_uuid(edit.machine).await?;
+            let started_at_ms = record.as_ref().and_then(|record| record.started_at_ms);
+            let look = self.sealed_from(&edit, started_at_ms);
+            let Ok(sealed) = tokio::time::timeout_at(end, look).await else {
                 let seconds = EDITS_WAIT.as_secs();
                 tracing::warn!(image = %edit.image, "the store did not tell within {seconds} s whether its edit was sealed");
                 return Ok(());
@@ -193,7 +199,6 @@ impl Service {
                 None
             });
             if let Some(version) = sealed {
-                let record = self.db().read().await?.machines().by_uuid(edit.machine).await?;
                 let machine = record.map_or_else(|| edit.machine.to_string(), |record| record.name);
                 tracing::warn!(image = %edit.image, version = version.number, "an edit was sealed, and is over");
                 self.end_edit(&edit, &machine, &version, &Actor::daemon()).await?;
@@ -202,12 +207,19 @@ impl Service {
         Ok(())
     }
 
-    /// The version that was made of an edit, if there is one.
-    pub(crate) async fn sealed_from(&self, edit: &KeptDisk) -> Result<Option<ImageVersion>, LifeError> {
+    /// The version that was made of an edit since its machine's last start, if there is one: what the machine did after an
+    /// earlier one is in no version.
+    pub(crate) async fn sealed_from(
+        &self,
+        edit: &KeptDisk,
+        started_at_ms: Option<u64>,
+    ) -> Result<Option<ImageVersion>, LifeError> {
+        let failed = |e| LifeError::Leftovers("look for sealed versions", e);
         let image = self.unless_given_up(edit.machine, self.images().image(&edit.image)).await;
-        let image = image.map_err(|e| LifeError::Leftovers("look for sealed versions", e))?;
-        let mark = mark(edit);
-        Ok(image.and_then(|image| image.versions.into_iter().find(|it| it.source.ends_with(&mark))))
+        // An edit holds its image: that there is none says nothing of its versions.
+        let image = image.and_then(|image| image.ok_or_else(|| no_image(edit))).map_err(failed)?;
+        let mark = mark(edit, started_at_ms);
+        Ok(image.versions.into_iter().find(|it| it.source.ends_with(&mark)))
     }
 }
 
@@ -216,9 +228,18 @@ async fn editor(repo: &mut dyn Repository, image: &str) -> Result<Option<String>
     Ok(repo.machines().by_uuid(edit.machine).await?.map(|record| record.name))
 }
 
+fn no_image(edit: &KeptDisk) -> BackendError {
+    let image = &edit.image;
+    let message = format!("the store says that there is no image '{image}', which is being edited");
+    BackendError::new(ProblemKind::NotFound, message).advise(format!(
+        "try again when the store has it; 'headwater image discard {image}' gives up what was edited"
+    ))
+}
+
 /// Where a version comes from that is made of an edit.
-pub(crate) fn source(edit: &KeptDisk, machine: &str) -> String {
-    format!("{} edited by machine {machine}{}", edit.below(), mark(edit))
+pub(crate) fn source(edit: &KeptDisk, machine: &MachineRecord) -> String {
+    let mark = mark(edit, machine.started_at_ms);
+    format!("{} edited by machine {}{mark}", edit.below(), machine.name)
 }
 
 /// Where a version comes from that is made of a machine's disk, and the edit goes on if it is that.
@@ -228,14 +249,20 @@ pub(crate) fn source_of_copy(parent: &str, machine: &str, edit: Option<&KeptDisk
 
 /// Whether a version was made of an edit that went on: what is sealed of that edit has what it changed.
 pub(crate) fn is_copy(version: &ImageVersion, edit: &KeptDisk) -> bool {
-    version.source.ends_with(&mark_of_copy(edit))
+    version.source.ends_with(&mark_of_copy(edit)) || version.source.contains(&mark_of_disk(edit))
 }
 
-/// Does not end as [`mark`]: it does not end the edit.
+/// Has no [`mark`]: it does not end the edit.
 fn mark_of_copy(edit: &KeptDisk) -> String {
     format!(", so far on disk {}", edit.id)
 }
 
-fn mark(edit: &KeptDisk) -> String {
+/// The start tells what the disk had then from what it took later. Starts are told apart and not ordered: a clock may be set.
+fn mark(edit: &KeptDisk, started_at_ms: Option<u64>) -> String {
+    let since = started_at_ms.map(|ms| format!(" since its start at {ms} ms")).unwrap_or_default();
+    mark_of_disk(edit) + &since
+}
+
+fn mark_of_disk(edit: &KeptDisk) -> String {
     format!(", disk {}", edit.id)
 }

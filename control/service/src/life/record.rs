@@ -144,6 +144,18 @@ impl Service {
         self.views(vec![record]).await?.pop().ok_or(LifeError::Unknown(name))
     }
 
+    /// The same of one that was changed. That was done, and must not be done again because it cannot be told in full.
+    pub(crate) async fn changed_view(&self, record: MachineRecord) -> Machine {
+        self.full_view(record.clone()).await.unwrap_or_else(|error| {
+            tracing::warn!(
+                machine = record.name,
+                "what a machine boots and keeps cannot be told: {}",
+                problem(&error)
+            );
+            self.view(record)
+        })
+    }
+
     /// Closes the disk of a machine whose VM ended, unless it was put away before, and saves the state that follows.
     pub(crate) async fn switched_off(
         &self,

@@ -7,7 +7,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headwater_api::name::ImageRef;
 use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, SealRequest, Sealed};
@@ -15,11 +15,16 @@ use headwater_db::{KeptDisk, MachineRecord, Purpose};
 
 use crate::Service;
 use crate::answer::problem;
-use crate::backend::{BackendError, FrozenDisk, JobControl, KeptRequest, SealOrder, SealOutcome};
+use crate::backend::{
+    BackendError, FrozenDisk, JobControl, KeptRequest, NOTE_MAX_BYTES, SealOrder, SealOutcome,
+};
 use crate::extract::Actor;
 use crate::life::boot::{cache_of_edit, files_of};
 use crate::life::edit::{is_copy, source, source_of_copy};
 use crate::life::{Active, LifeError};
+
+/// How often it is looked whether a guest still writes out for somebody.
+const CANCEL_POLL: Duration = Duration::from_millis(100);
 
 /// What something is sealed over.
 struct Over {
@@ -65,7 +70,8 @@ impl Service {
             // Now that nobody else ends it.
             (guard, self.still_edit_of("seal", &edit).await?)
         };
-        let (version, changed_bytes, newer, production) = match self.sealed_from(&edit).await? {
+        let sealed = self.sealed_from(&edit, record.started_at_ms).await?;
+        let (version, changed_bytes, newer, production) = match sealed {
             Some(version) => (version, 0, None, None),
             None => {
                 let what = format!("image '{image}'");
@@ -73,7 +79,7 @@ impl Service {
                 over.allowed(&what, request.over_newer)?;
                 let frozen = self.open_kept(&record, &edit).await?;
                 let order = SealOrder {
-                    source: source(&edit, &record.name),
+                    source: source(&edit, &record),
                     note: request.note,
                     author: actor.0.clone(),
                     newest_at_most: (!request.over_newer).then_some(over.newest),
@@ -117,6 +123,8 @@ impl Service {
     ) -> Result<Sealed, LifeError> {
         let (turn, record) = self.turn_of(name).await?;
         self.can_seal("seal", name)?;
+        // The store refuses it, too, but only when the guest has been frozen.
+        check_note(&request.note).map_err(LifeError::backend("seal", name))?;
         let uuid = record.uuid;
         let kept = match self.kept_disk(uuid, Purpose::Edit).await? {
             Some(edit) => Some(edit),
@@ -246,7 +254,7 @@ impl Service {
         let cancelled =
             || BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen");
         let running = record.state == MachineState::Running;
-        let mut outcome = if running { active.vm.write_file_systems_out().await } else { Ok(()) };
+        let mut outcome = if running { write_out(active, job).await } else { Ok(()) };
         // A slow guest takes minutes, and who asked may be gone: it is not frozen for nothing.
         if job.is_cancelled() {
             return Err(failed()(cancelled()));
@@ -273,5 +281,29 @@ impl Service {
             thawed.map_err(LifeError::backend("thaw the file systems of", &record.name))?;
         }
         Ok((frozen.map_err(failed())?, Pause { disk_us, guest_ms, remark }))
+    }
+}
+
+fn check_note(note: &str) -> Result<(), BackendError> {
+    let len = note.len();
+    if len <= NOTE_MAX_BYTES {
+        return Ok(());
+    }
+    let message = format!("the note has {len} bytes, and at most {NOTE_MAX_BYTES} are allowed");
+    Err(BackendError::new(ProblemKind::Invalid, message))
+}
+
+/// Has a guest write out what it can, for as long as somebody waits for the version and the daemon does not stop.
+async fn write_out(active: &Active, job: &JobControl) -> Result<(), BackendError> {
+    let given_up = async {
+        while !job.is_cancelled() {
+            tokio::time::sleep(CANCEL_POLL).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        written = active.vm.write_file_systems_out() => written,
+        // The command is ended in the guest. Who asked is told by the caller.
+        () = given_up => Ok(()),
     }
 }

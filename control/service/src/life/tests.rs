@@ -2,6 +2,7 @@
 
 mod creation;
 mod damage;
+mod done;
 mod endings;
 mod maintenance;
 mod notes;
@@ -49,6 +50,8 @@ struct FragileDatabase {
     writes_wait: AtomicBool,
     write_waits: Notify,
     write_goes_on: Notify,
+    /// It fails as soon as the next write has begun, which does not.
+    fails_after_write: AtomicBool,
 }
 
 impl FragileDatabase {
@@ -86,6 +89,9 @@ impl Database for FragileDatabase {
         if self.full.load(Ordering::SeqCst) || !has_room {
             return Err(DbError::NoSpace("the disk is full".into()));
         }
+        if self.fails_after_write.swap(false, Ordering::SeqCst) {
+            self.fails.store(true, Ordering::SeqCst);
+        }
         self.inner.write().await
     }
 
@@ -112,6 +118,9 @@ impl Images for OneImage {
         if self.0.damaged.load(Ordering::SeqCst) {
             return Err(BackendError::new(ProblemKind::Damaged, format!("the list of '{name}' is damaged")));
         }
+        if self.0.image_hides.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
         let versions = self.0.versions.lock().unwrap().clone();
         let (pointers, scheduled) = (Vec::new(), Vec::new());
         Ok(Some(Image { name: name.to_owned(), versions, pointers, scheduled, edit: None }))
@@ -126,7 +135,7 @@ impl Images for OneImage {
             self.0.resolve_waits.notify_one();
             self.0.resolve_goes_on.notified().await;
         }
-        self.0.resolved.lock().unwrap().push(text);
+        self.0.resolved.lock().unwrap().push(text.clone());
         let versions = self.0.versions.lock().unwrap();
         let missing = || BackendError::new(ProblemKind::NotFound, format!("there is no {reference}"));
         let production = *self.0.production.lock().unwrap();
@@ -135,7 +144,8 @@ impl Images for OneImage {
             None if reference.channel.is_some() => true,
             None => production.is_none_or(|number| number == it.number),
         };
-        let found = versions.iter().rev().find(named).filter(|_| reference.image == "image");
+        let is_there = reference.image == "image" && self.0.hidden.lock().unwrap().as_ref() != Some(&text);
+        let found = versions.iter().rev().find(named).filter(|_| is_there);
         found.cloned().ok_or_else(missing)
     }
     async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
@@ -211,6 +221,9 @@ impl Images for OneImage {
         let gone = self.resolve(reference).await?;
         self.0.change_of_the_store().await;
         self.0.versions.lock().unwrap().retain(|it| it.number != gone.number);
+        if self.0.removals_fail.load(Ordering::SeqCst) {
+            return unused();
+        }
         Ok(Removed { removed: vec![reference.to_string()], freed_bytes: 0 })
     }
     fn keeps_holds(&self) -> bool {
@@ -317,6 +330,10 @@ struct Host {
     damaged: AtomicBool,
     /// Its versions are found whole; else a chunk of each is damaged.
     is_whole: AtomicBool,
+    /// The store says that it has no such image.
+    image_hides: AtomicBool,
+    /// The reference of which it says that there is none.
+    hidden: Mutex<Option<String>>,
     /// The reference that the store cannot be asked for.
     unreadable: Mutex<Option<String>>,
     /// The reference that the store takes its time for, once.
@@ -346,6 +363,8 @@ struct Host {
     removals_wait: AtomicBool,
     removal_waits: Notify,
     removal_goes_on: Notify,
+    /// A removal fails when it is done.
+    removals_fail: AtomicBool,
     /// A promotion is due, and waits, while this is set.
     promotions_wait: AtomicBool,
     promotion_waits: Notify,
@@ -589,6 +608,10 @@ impl Vm for FakeVm {
             return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
         }
         self.1.freezes.lock().unwrap().push("write out");
+        if self.1.execs_hang.load(Ordering::SeqCst) {
+            self.1.exec_hangs.notify_one();
+            std::future::pending::<()>().await;
+        }
         Ok(())
     }
     async fn freeze_file_systems(&self) -> Result<(), BackendError> {
@@ -670,6 +693,7 @@ impl Fixture {
             writes_wait: AtomicBool::default(),
             write_waits: Notify::default(),
             write_goes_on: Notify::default(),
+            fails_after_write: AtomicBool::default(),
         });
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));

@@ -81,7 +81,7 @@ pub(super) async fn create_catalog(
     };
     let handle = service.clone();
     let record = service.to_the_end(async move { create(&handle, &actor, record).await }).await?;
-    Ok((StatusCode::CREATED, Json(service.catalog_view(record).await?)))
+    Ok((StatusCode::CREATED, Json(service.changed_catalog_view(record).await)))
 }
 
 async fn create(service: &Service, actor: &Actor, record: CatalogRecord) -> Result<CatalogRecord, Failure> {

@@ -35,7 +35,7 @@ pub(super) async fn pin_catalog(
 ) -> Result<Json<Catalog>, Failure> {
     let handle = service.clone();
     let record = service.to_the_end(async move { pin(&handle, &actor, name, request).await }).await?;
-    Ok(Json(service.catalog_view(record).await?))
+    Ok(Json(service.changed_catalog_view(record).await))
 }
 
 async fn pin(
@@ -83,7 +83,7 @@ pub(super) async fn unpin_catalog(
 ) -> Result<Json<Catalog>, Failure> {
     let handle = service.clone();
     let record = service.to_the_end(async move { unpin(&handle, &actor, name).await }).await?;
-    Ok(Json(service.catalog_view(record).await?))
+    Ok(Json(service.changed_catalog_view(record).await))
 }
 
 async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<CatalogRecord, Failure> {

@@ -53,7 +53,7 @@ pub(super) async fn pin_machine(
     let handle = service.clone();
     let work = async move { pin(&handle, &actor, name, request).await };
     let record = service.to_the_end(work).await?;
-    Ok(Json(service.full_view(record).await?))
+    Ok(Json(service.changed_view(record).await))
 }
 
 async fn pin(

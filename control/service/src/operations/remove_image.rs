@@ -6,7 +6,7 @@ use headwater_api::name::ImageRef;
 use headwater_api::{Problem, ProblemKind, Removed};
 
 use crate::Service;
-use crate::answer::{Explain, Failure};
+use crate::answer::{Explain, Failure, problem};
 use crate::extract::{Actor, Name};
 use crate::uses;
 
@@ -69,8 +69,22 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Remove
     }
     // What this daemon does not need any more is not to stand in its own way.
     service.match_holds().await;
-    let removed = service.images().remove(&reference).await?;
+    let removed = match service.images().remove(&reference).await {
+        Ok(removed) => removed,
+        Err(e) => {
+            if may_have_removed(e.kind()) {
+                let detail = format!("{reference}, and whether it is gone is not known: {}", problem(&e));
+                service.image_changed(actor, &reference.image, "removal tried", detail).await;
+            }
+            return Err(e.into());
+        }
+    };
     service.versions_removed(&removed.removed);
     service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await;
     Ok(removed)
+}
+
+/// Whether something may be gone after such an error. The others come before anything is removed.
+fn may_have_removed(kind: ProblemKind) -> bool {
+    !matches!(kind, ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict)
 }

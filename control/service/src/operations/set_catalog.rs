@@ -37,7 +37,7 @@ pub(super) async fn set_catalog(
     let handle = service.clone();
     let work = async move { set_image(&handle, &actor, name, reference, request.image).await };
     let record = service.to_the_end(work).await?;
-    Ok(Json(service.catalog_view(record).await?))
+    Ok(Json(service.changed_catalog_view(record).await))
 }
 
 async fn set_image(

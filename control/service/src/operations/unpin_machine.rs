@@ -25,7 +25,7 @@ pub(super) async fn unpin_machine(
 ) -> Result<Json<Machine>, Failure> {
     let handle = service.clone();
     let record = service.to_the_end(async move { unpin(&handle, &actor, name).await }).await?;
-    Ok(Json(service.full_view(record).await?))
+    Ok(Json(service.changed_view(record).await))
 }
 
 async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<MachineRecord, Failure> {

@@ -26,16 +26,15 @@ impl Agent {
             // Of an earlier freeze. Later it would end this one.
             self.call(THAW, json!({})).await?;
         }
-        match self.call(FREEZE, json!({})).await {
-            Ok(count) => count.as_u64().ok_or_else(|| unexpected(FREEZE, &count)),
-            Err(error) => {
-                // It may have frozen some, or do so later.
-                if let Err(thaw) = self.thaw_file_systems().await {
-                    tracing::warn!(error = %thaw, "file systems of the guest may be frozen");
-                }
-                Err(error)
-            }
+        let answer = self.call(FREEZE, json!({})).await;
+        let frozen = answer.and_then(|count| count.as_u64().ok_or_else(|| unexpected(FREEZE, &count)));
+        // It may have frozen some, or do so later.
+        if frozen.is_err()
+            && let Err(thaw) = self.thaw_file_systems().await
+        {
+            tracing::warn!(error = %thaw, "file systems of the guest may be frozen");
         }
+        frozen
     }
 
     /// Ends that. Where the agent does not answer, it is asked again in the background until it does, or until nobody has the
@@ -132,6 +131,29 @@ mod tests {
         let error = agent.freeze_file_systems().await.unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         let asked = timeout(Duration::from_secs(60), player).await.expect("nobody thaws it").unwrap();
+        assert!(asked.contains(THAW), "{asked}");
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_says_anything_but_a_count_to_a_freeze_is_thawed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": "frozen"}"#]).await;
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            stream.write_all(b"{\"return\": 1}\n").await.unwrap();
+            line
+        });
+        let agent = Agent::new(&socket);
+        let error = timeout(Duration::from_secs(60), agent.freeze_file_systems()).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        // Where it is not asked, this ends with an empty line.
+        drop(agent);
+        let asked = player.await.unwrap();
         assert!(asked.contains(THAW), "{asked}");
     }
 

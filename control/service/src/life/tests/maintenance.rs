@@ -66,6 +66,16 @@ impl Fixture {
         self.service.seal_edit("image", request, &Actor::daemon(), job).await
     }
 
+    /// What a seal of an edit asks for now.
+    async fn order_of(&self, edit: &KeptDisk) -> SealOrder {
+        SealOrder {
+            source: crate::life::edit::source(edit, &self.record().await),
+            note: String::new(),
+            author: String::new(),
+            newest_at_most: None,
+        }
+    }
+
     async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifeError> {
         let job = Arc::new(JobControl::default());
         self.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await
@@ -311,12 +321,7 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
     let fixture = Fixture::new().await;
     let edit = fixture.edit().await;
     // As far as a seal gets before the database knows of it.
-    let order = SealOrder {
-        source: crate::life::edit::source(&edit, "lab"),
-        note: String::new(),
-        author: String::new(),
-        newest_at_most: None,
-    };
+    let order = fixture.order_of(&edit).await;
     let job = Arc::new(JobControl::default());
     Box::new(FakeFrozen(fixture.host.clone())).seal(order, job).await.unwrap();
     let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
@@ -331,12 +336,7 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
     again.recover().await.unwrap();
     assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [edit.id]);
     // And a database that failed at the last step is made up for by the next seal, without another version.
-    let order = SealOrder {
-        source: crate::life::edit::source(&edit, "lab"),
-        note: String::new(),
-        author: String::new(),
-        newest_at_most: None,
-    };
+    let order = fixture.order_of(&edit).await;
     Box::new(FakeFrozen(fixture.host.clone())).seal(order, Arc::default()).await.unwrap();
     assert_eq!(fixture.seal().await.unwrap().version.number, 3);
     assert_eq!((fixture.kept().await, fixture.host.versions.lock().unwrap().len()), (Vec::new(), 3));
@@ -416,6 +416,59 @@ async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_e
 }
 
 #[tokio::test]
+async fn what_a_machine_does_after_a_seal_that_shows_late_is_sealed_too() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    fixture.start().await.unwrap();
+    fixture.stop().await;
+    // The store does not say whether it took the version, and shows it when the machine has worked on.
+    let order = fixture.order_of(&edit).await;
+    let before = fixture.record().await.started_at_ms;
+    until("the clock goes on", async || Some(fixture.service.now_ms()) > before).await;
+    fixture.start().await.unwrap();
+    Box::new(FakeFrozen(fixture.host.clone())).seal(order, Arc::default()).await.unwrap();
+    fixture.stop().await;
+    // Neither the next daemon nor the next start takes its disk away.
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    again.recover().await.unwrap();
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened().0, Some(edit.id));
+    fixture.stop().await;
+    let sealed = fixture.seal().await.unwrap();
+    assert_eq!((sealed.version.number, sealed.newer, sealed.changed_bytes), (3, None, 4096));
+    assert_eq!(fixture.kept().await, []);
+}
+
+#[tokio::test]
+async fn a_store_that_hides_an_image_does_not_say_that_its_edit_was_not_sealed() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    let order = fixture.order_of(&edit).await;
+    Box::new(FakeFrozen(fixture.host.clone())).seal(order, Arc::default()).await.unwrap();
+    fixture.host.image_hides.store(true, Ordering::SeqCst);
+    for refused in [fixture.start().await.map(drop), fixture.seal().await.map(drop)] {
+        let refused = problem(&refused.unwrap_err());
+        assert!(refused.to_string().contains("no image 'image', which is being edited"), "{refused}");
+    }
+    assert!(fixture.host.opened.lock().unwrap().is_empty());
+    assert_eq!(fixture.kept().await, [edit]);
+    fixture.host.image_hides.store(false, Ordering::SeqCst);
+    assert_eq!(fixture.seal().await.unwrap().version.number, 2);
+}
+
+#[tokio::test]
+async fn what_the_store_said_before_a_seal_of_an_edit_is_outdated() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    let is_outdated = async || fixture.service.store_figures().await.outdated;
+    until("the store has answered", async || !is_outdated().await).await;
+    fixture.host.away.store(true, Ordering::SeqCst);
+    fixture.service.end_edit(&edit, "lab", &version(2, ""), &Actor::daemon()).await.unwrap();
+    // The store does not answer, and what it said before the seal is old.
+    assert!(is_outdated().await);
+}
+
+#[tokio::test]
 async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
     let fixture = Fixture::new().await;
     fixture.edit().await;
@@ -481,6 +534,54 @@ async fn a_seal_that_nobody_waits_for_freezes_no_guest() {
     fixture.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await.unwrap_err();
     let freezes = fixture.host.freezes.lock().unwrap().clone();
     assert_eq!(freezes, ["write out", "write out", "freeze", "thaw"]);
+}
+
+#[tokio::test]
+async fn a_guest_that_writes_out_for_long_is_waited_for_while_somebody_waits() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.host.boots.send_replace(true);
+    until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+    fixture.host.execs_hang.store(true, Ordering::SeqCst);
+    let seal = || {
+        let (service, job) =
+            (fixture.service.clone(), Arc::new(JobControl::new(fixture.service.stopping_flag())));
+        let work = Arc::clone(&job);
+        let sealing = tokio::spawn(async move {
+            service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), work).await
+        });
+        (sealing, job)
+    };
+    // The client hangs up; the daemon is to end.
+    for stops in [false, true] {
+        let (sealing, job) = seal();
+        fixture.host.exec_hangs.notified().await;
+        if stops {
+            fixture.service.begin_stop()
+        } else {
+            job.cancel()
+        }
+        let ended = tokio::time::timeout(Duration::from_secs(60), sealing).await.unwrap();
+        assert_eq!(problem(&ended.unwrap().unwrap_err()).kind, ProblemKind::Cancelled);
+    }
+    assert_eq!(*fixture.host.freezes.lock().unwrap(), ["write out"; 2]);
+}
+
+#[tokio::test]
+async fn a_note_that_is_too_long_freezes_no_guest() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.host.boots.send_replace(true);
+    until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+    let seal = async |note_bytes| {
+        let request = SealRequest { note: "x".repeat(note_bytes), over_newer: false };
+        fixture.service.seal_machine("lab", request, &Actor::daemon(), Arc::default()).await
+    };
+    let refused = problem(&seal(1025).await.unwrap_err());
+    let told = "the note has 1025 bytes, and at most 1024 are allowed";
+    assert!(refused.kind == ProblemKind::Invalid && refused.to_string().contains(told), "{refused}");
+    assert!(fixture.host.freezes.lock().unwrap().is_empty());
+    seal(1024).await.unwrap();
 }
 
 #[tokio::test]

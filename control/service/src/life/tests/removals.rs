@@ -98,6 +98,35 @@ async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another()
 }
 
 #[tokio::test]
+async fn a_machine_runs_no_version_of_another_image_with_the_same_bytes() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let uses = async |image: &str| {
+        let found = ImageVersion { image: image.to_owned(), ..version(1, "") };
+        let reference = ImageRef::parse(&format!("{image}@1")).unwrap();
+        crate::uses::of(&fixture.service, &reference, Some(&found)).await.unwrap()
+    };
+    assert_eq!(uses("image").await, ["machine 'lab' runs it"]);
+    assert_eq!(uses("other").await, [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn a_removal_that_fails_half_way_is_in_the_history() {
+    let fixture = Fixture::new().await;
+    fixture.host.versions.lock().unwrap().push(version(2, ""));
+    fixture.host.removals_fail.store(true, Ordering::SeqCst);
+    let api = Api::serve(&fixture).await;
+    assert_eq!(api.ask("DELETE", "images/image@1", "").await.0, ProblemKind::Failed.http_status());
+    let events = fixture.events().await;
+    let tried = events.iter().find(|event| event.action == "removal tried").unwrap();
+    assert!(tried.subject == "image image" && tried.actor.starts_with("uid "), "{tried:?}");
+    assert!(tried.detail.starts_with("image@1, and whether it is gone is not known"), "{tried:?}");
+    // One that was not there was not tried.
+    assert_eq!(api.ask("DELETE", "images/image@1", "").await.0, 404);
+    assert_eq!(fixture.events().await.len(), events.len());
+}
+
+#[tokio::test]
 async fn a_removal_whose_client_hangs_up_goes_on_and_is_in_the_history() {
     let fixture = Fixture::new().await;
     fixture.host.versions.lock().unwrap().push(version(2, ""));

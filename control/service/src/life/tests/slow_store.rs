@@ -109,6 +109,33 @@ async fn a_store_that_somebody_removes_from_is_asked_for_one_hold_and_again_late
     assert_eq!((asked(), host.holds.lock().unwrap().len()), (8, 6));
 }
 
+#[tokio::test]
+async fn what_a_store_does_not_find_stays_held_and_is_looked_for_again() {
+    const NOON_MS: u64 = 1_700_000_000_000;
+    let fixture = Fixture::new().await;
+    let host = &fixture.host;
+    host.now_ms.store(NOON_MS, Ordering::SeqCst);
+    host.is_shared.store(true, Ordering::SeqCst);
+    let api = Api::serve(&fixture).await;
+    assert_eq!(api.ask("PUT", "machines/lab/pin", r#"{"version":"image@1"}"#).await.0, 200);
+    let pins = || host.holds.lock().unwrap().iter().filter(|hold| hold.purpose == HoldPurpose::Pin).count();
+    let look = async |after_ms| {
+        host.now_ms.store(NOON_MS + after_ms, Ordering::SeqCst);
+        fixture.service.holds_due().await;
+        pins()
+    };
+    *host.hidden.lock().unwrap() = Some("image@1".to_owned());
+    assert_eq!(look(0).await, 1);
+    // Somebody took it away meanwhile.
+    host.holds.lock().unwrap().clear();
+    assert_eq!(look(60_000).await, 0);
+    *host.hidden.lock().unwrap() = None;
+    assert_eq!(look(120_000).await, 1);
+    // What the database does not name any more goes.
+    assert_eq!(api.ask("DELETE", "machines/lab/pin", "").await.0, 200);
+    assert_eq!(look(180_000).await, 0);
+}
+
 /// A machine that is on, and a reset of it that waits for a store that hangs.
 async fn hanging_reset(fixture: &Fixture) -> tokio::task::JoinHandle<Result<MachineRecord, LifeError>> {
     let uuid = fixture.start().await.unwrap().uuid;
