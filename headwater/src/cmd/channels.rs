@@ -75,7 +75,15 @@ pub async fn promote(
 
 /// Says which machines that follow a channel change at their next boot.
 async fn told_old(client: &Client, image: &str, channel: Channel) -> anyhow::Result<()> {
-    let machines = client.machines().await?.machines;
+    let machines = match client.machines().await {
+        Ok(list) => list.machines,
+        // The channel has moved: a script that took this for a failure would revert once more.
+        Err(e) => {
+            let why = format!("cannot tell which machines are still on another version: {e:#}");
+            show::aside(&format!("headwater: {}\n", show::printable(&why)));
+            return Ok(());
+        }
+    };
     let old = machines.iter().filter(|machine| machine.old && follows(machine, image, channel));
     let (kept, others): (Vec<&Machine>, Vec<&Machine>) = old.partition(|machine| machine.kept.is_some());
     let told = |until: &str, machines: &[&Machine]| {

@@ -1,6 +1,6 @@
 //! The background scrub: all versions are read again and again at a set rate, and what is damaged is repaired.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,8 @@ impl Scrubbing {
         let pause = pause.unwrap_or(BETWEEN_ROUNDS);
         let cancel = Cancel::new();
         let runtime = tokio::runtime::Handle::current();
-        let mut history = History { service, runtime, noted: HashSet::new(), repairs: 0 };
+        let users = Users::default();
+        let mut history = History { service, runtime, noted: HashSet::new(), repairs: 0, users };
         let told = cancel.clone();
         let thread = std::thread::Builder::new().name("scrub".into()).spawn(move || {
             while !told.is_cancelled() {
@@ -78,13 +79,32 @@ struct History {
     noted: HashSet<Hash>,
     /// How many repairs were noted.
     repairs: usize,
+    /// Of this round.
+    users: Users,
+}
+
+/// Who uses versions, as a round was told. Much that is damaged can touch the same versions, and each answer takes a look at all
+/// machines and questions to the store. It has no more than the versions of the store.
+#[derive(Default)]
+struct Users(HashMap<String, Vec<String>>);
+
+impl Users {
+    /// Who uses these versions; and of that, what was not known before.
+    fn of(&mut self, versions: &[String], ask: impl Fn(&str) -> Vec<String>) -> (Vec<String>, Vec<String>) {
+        let (mut uses, mut new) = (Vec::new(), Vec::new());
+        for version in versions {
+            let of_version = self.0.entry(version.clone()).or_insert_with(|| {
+                let told = ask(version);
+                new.extend_from_slice(&told);
+                told
+            });
+            uses.extend_from_slice(of_version);
+        }
+        (uses, new)
+    }
 }
 
 impl History {
-    fn users_of(&self, version: &str) -> Vec<String> {
-        self.runtime.block_on(self.service.users_of(version))
-    }
-
     /// Says what came of a version: in the log, by an alarm, and in the history.
     fn tell(&mut self, hash: Hash, names: &[String], checked: &Checked, began: Instant) {
         let shown = names.join(", ");
@@ -97,8 +117,9 @@ impl History {
         for file in &checked.files {
             tracing::error!(version = shown, "cannot be read because of that: {}", printable(file));
         }
-        let uses: Vec<String> = checked.versions.iter().flat_map(|version| self.users_of(version)).collect();
-        for line in &uses {
+        let ask = |version: &str| self.runtime.block_on(self.service.users_of(version));
+        let (uses, new) = self.users.of(&checked.versions, ask);
+        for line in &new {
             tracing::error!(version = shown, "touched by the damage: {}", printable(line));
         }
         let manifest = hash.to_string();
@@ -162,6 +183,7 @@ fn round(
             Vec::new()
         }
     };
+    history.users = Users::default();
     let (mut chunks, mut versions) = (0u64, 0u32);
     // What versions share is read with the first one of them, and so perhaps long before the last one is checked.
     let (began, checks) = (Instant::now(), Round::new(scrub.rate));
@@ -205,7 +227,27 @@ fn round(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    #[test]
+    fn a_round_asks_once_who_uses_a_version_and_says_it_once() {
+        let asked = RefCell::new(Vec::new());
+        let ask = |version: &str| {
+            asked.borrow_mut().push(version.to_owned());
+            // Nobody uses the second one, which is an answer, too.
+            if version == "a@2" { Vec::new() } else { vec![format!("{version}: machine 'lab' runs it")] }
+        };
+        let mut users = Users::default();
+        let [one, two, three] = ["a@1", "a@2", "a@3"].map(str::to_owned);
+        let runs = |version: &str| format!("{version}: machine 'lab' runs it");
+        let found = users.of(&[one.clone(), two.clone()], ask);
+        assert_eq!(found, (vec![runs("a@1")], vec![runs("a@1")]));
+        let found = users.of(&[one, two, three], ask);
+        assert_eq!(found, (vec![runs("a@1"), runs("a@3")], vec![runs("a@3")]));
+        assert_eq!(*asked.borrow(), ["a@1", "a@2", "a@3"]);
+    }
 
     #[test]
     fn the_history_names_machines_however_long_the_report_is() {
