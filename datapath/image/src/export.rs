@@ -12,7 +12,7 @@ use crate::chunk_map::read_manifest;
 use crate::early_sync::EarlySync;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::Manifest;
-use crate::partial::Partial;
+use crate::partial::{NotPlaced, Partial};
 use crate::progress::{Cancel, Progress};
 use crate::qcow2::writer::Layout;
 use crate::reader::open_objects;
@@ -112,16 +112,17 @@ fn export(
     })?;
     cancel.check("the export")?;
     file.sync_all().map_err(failed)?;
-    partial.put_in_place(to).map_err(|e| match e.kind() {
-        ErrorKind::AlreadyExists => {
+    partial.put_in_place(to).map_err(|e| match e {
+        NotPlaced::Removed(e) if e.kind() == ErrorKind::AlreadyExists => {
             let why = format!("{} was made by another export, or by somebody else, meanwhile", to.display());
             ImageError::new(ImageErrorKind::Busy, why)
         }
-        _ => failed(e),
+        NotPlaced::Removed(e) => failed(e),
+        NotPlaced::Unsynced(e) => {
+            let what = format!("{} is written whole, but may be gone after a power cut", to.display());
+            ImageError::from_os(what, &e)
+        }
     })?;
-    // The parent of a plain file name is the empty path.
-    let dir = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
     Ok(file_bytes)
 }
 

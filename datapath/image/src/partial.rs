@@ -18,18 +18,38 @@ const FILE_NAME_MAX_BYTES: usize = 255;
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
+    /// Where it is, open from the beginning: that it cannot be synced is known before anything is written.
+    dir: File,
     in_place: bool,
+}
+
+/// Why a file did not get its name for good.
+#[derive(Debug)]
+pub enum NotPlaced {
+    /// It is gone, and what had the name before is as it was.
+    Removed(io::Error),
+    /// It is there and whole, and may be gone after a power cut.
+    Unsynced(io::Error),
+}
+
+impl From<io::Error> for NotPlaced {
+    fn from(error: io::Error) -> Self {
+        Self::Removed(error)
+    }
 }
 
 impl Partial {
     /// Makes an empty file beside `to`. What is there is left alone, whatever its name, and no link is followed.
     pub fn create(to: &Path) -> io::Result<(Self, File)> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        // The parent of a plain file name is the empty path.
+        let dir = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = File::open(dir)?;
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = to.with_file_name(name_of(to, number));
             match File::options().write(true).create_new(true).open(&path) {
-                Ok(file) => return Ok((Self { path, in_place: false }, file)),
+                Ok(file) => return Ok((Self { path, dir, in_place: false }, file)),
                 // Of a process that was killed, or of one in another container.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),
@@ -42,15 +62,13 @@ impl Partial {
         &self.path
     }
 
-    /// Gives it its name, in place of a file that has it.
-    fn replace(mut self, to: &Path) -> io::Result<()> {
-        fs::rename(&self.path, to)?;
-        self.in_place = true;
-        Ok(())
+    /// Gives it its name, for good, which nothing has: else that is an error.
+    pub fn put_in_place(mut self, to: &Path) -> Result<(), NotPlaced> {
+        self.name(to)?;
+        self.dir.sync_all().map_err(NotPlaced::Unsynced)
     }
 
-    /// Gives it its name, which nothing has: else that is an error.
-    pub fn put_in_place(mut self, to: &Path) -> io::Result<()> {
+    fn name(&mut self, to: &Path) -> io::Result<()> {
         match rustix::fs::renameat_with(CWD, &self.path, CWD, to, RenameFlags::NOREPLACE) {
             // Some file systems cannot, such as NFS.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return self.link(to),
@@ -60,8 +78,8 @@ impl Partial {
         Ok(())
     }
 
-    /// The same by a second name, which nobody gets twice either.
-    fn link(self, to: &Path) -> io::Result<()> {
+    /// The same by a second name, which nobody gets twice either. The first one goes when this does.
+    fn link(&mut self, to: &Path) -> io::Result<()> {
         let no_links = |e: &io::Error| {
             matches!(
                 e.raw_os_error().map(Errno::from_raw_os_error),
@@ -69,19 +87,21 @@ impl Partial {
             )
         };
         match fs::hard_link(&self.path, to) {
-            Err(e) if no_links(&e) => return self.rename(to),
+            Err(e) if no_links(&e) => self.rename(to),
             // The answer of a server that did it was lost, and it was asked again.
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && self.is_at(to) => {}
-            linked => linked?,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && self.is_at(to) => Ok(()),
+            linked => linked,
         }
-        // Its first name goes with this.
-        Ok(())
     }
 
     /// The same where there are no second names: who makes one in this moment loses it.
-    fn rename(self, to: &Path) -> io::Result<()> {
+    fn rename(&mut self, to: &Path) -> io::Result<()> {
         match fs::symlink_metadata(to) {
-            Err(e) if e.kind() == ErrorKind::NotFound => self.replace(to),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                fs::rename(&self.path, to)?;
+                self.in_place = true;
+                Ok(())
+            }
             Err(e) => Err(e),
             Ok(_) => Err(ErrorKind::AlreadyExists.into()),
         }
@@ -129,8 +149,8 @@ mod tests {
             assert_ne!(partial.path(), other.path());
             assert_eq!(partial.path().extension(), Some(OsStr::new("partial")));
             partial.put_in_place(&target).unwrap();
-            assert_eq!(other.put_in_place(&target).unwrap_err().kind(), ErrorKind::AlreadyExists);
-            Partial::create(&target).unwrap().0.replace(&target).unwrap();
+            let refused = other.put_in_place(&target).unwrap_err();
+            assert!(matches!(refused, NotPlaced::Removed(e) if e.kind() == ErrorKind::AlreadyExists));
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
             fs::remove_file(target).unwrap();
         }
@@ -138,8 +158,9 @@ mod tests {
 
     #[test]
     fn a_file_that_came_first_stays_whatever_the_file_system_can() {
-        type Put = fn(Partial, &Path) -> io::Result<()>;
-        for put in [Partial::put_in_place as Put, Partial::link, Partial::rename] {
+        type Put = fn(&mut Partial, &Path) -> io::Result<()>;
+        for put in [Partial::name as Put, Partial::link, Partial::rename] {
+            let put = |mut partial: Partial, target: &Path| put(&mut partial, target);
             let dir = tempfile::tempdir().unwrap();
             let target = dir.path().join("disk.raw");
             let make = |text: &str| {
@@ -162,9 +183,10 @@ mod tests {
     fn a_second_name_that_was_asked_for_twice_is_right() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("disk.raw");
-        let (partial, _) = Partial::create(&target).unwrap();
+        let (mut partial, _) = Partial::create(&target).unwrap();
         fs::hard_link(partial.path(), &target).unwrap();
         partial.link(&target).unwrap();
+        drop(partial);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use headwater_api::{ExportFormat, ImageVersion, ProblemKind};
 use headwater_block::Device;
-use headwater_image::{ChunkCache, Partial, VersionReader};
+use headwater_image::partial::{NotPlaced, Partial};
+use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_service::backend::{BackendError, JobControl};
 use headwater_store::{Hash, Store};
@@ -63,16 +64,17 @@ pub fn export(
     written?;
     file.sync_all().map_err(failed)?;
     let size_bytes = file.metadata().map_err(failed)?.len();
-    partial.put_in_place(target).map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => {
+    partial.put_in_place(target).map_err(|e| match e {
+        NotPlaced::Removed(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             let message = format!("{} was made by another export meanwhile", target.display());
             BackendError::new(ProblemKind::Conflict, message)
         }
-        _ => failed(e),
+        NotPlaced::Removed(e) => failed(e),
+        NotPlaced::Unsynced(e) => {
+            let what = format!("{} is written whole, but may be gone after a power cut", target.display());
+            BackendError::from_io(what, e)
+        }
     })?;
-    if let Some(dir) = target.parent() {
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
-    }
     Ok(size_bytes)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use headwater_store::{Hash, Publication};
+use headwater_store::{Hash, MANIFEST_MAX_BYTES, Publication};
 
 use crate::chunk::object_header;
 use crate::error::{ImageError, ImageErrorKind};
@@ -12,7 +12,7 @@ use crate::import::chunks_of;
 use crate::import::known::KnownChunks;
 use crate::import::worker::{Done, Found, Work};
 use crate::index::{ChunkIndex, HashTable};
-use crate::manifest::{ChunkRef, Manifest, ManifestBuilder};
+use crate::manifest::{CHUNK_BYTES, ChunkRef, Manifest, ManifestBuilder};
 use crate::progress::Cancel;
 use crate::units::{u64_of, usize_of_u32};
 
@@ -206,7 +206,7 @@ impl<'a> Writer<'a> {
                     None => self.fetch_early(*hash, feed)?,
                 },
             };
-            self.builder.push(index, chunk);
+            list(&mut self.builder, index, chunk, self.chunk_bytes)?;
         }
         Ok(())
     }
@@ -221,7 +221,7 @@ impl<'a> Writer<'a> {
                     format!("chunk {number} of the version below is not in the store any more; 'headwater image verify' says more"),
                 )
             })?;
-            self.builder.push(number, chunk);
+            list(&mut self.builder, number, chunk, self.chunk_bytes)?;
         }
         Ok(())
     }
@@ -271,9 +271,47 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Adds a chunk to the manifest, unless that gets too long: not said at the end, when all is read, packed and stored in vain.
+fn list(
+    builder: &mut ManifestBuilder,
+    number: u64,
+    chunk: ChunkRef,
+    chunk_bytes: u32,
+) -> Result<(), ImageError> {
+    check_length(builder.encoded_bytes(), chunk_bytes)?;
+    builder.push(number, chunk);
+    Ok(())
+}
+
+/// Refuses one chunk more where the manifest is as long as it may be.
+fn check_length(manifest_bytes: u64, chunk_bytes: u32) -> Result<(), ImageError> {
+    if manifest_bytes <= MANIFEST_MAX_BYTES {
+        return Ok(());
+    }
+    let chunks = MANIFEST_MAX_BYTES / u64_of(CHUNK_BYTES);
+    let data = headwater_block::size::format(chunks.saturating_mul(u64::from(chunk_bytes)));
+    Err(ImageError::new(
+        ImageErrorKind::Invalid,
+        format!("the disk has more data than a version can have: {data} (holes and zeroes do not count)"),
+    ))
+}
+
 fn lost() -> ImageError {
     ImageError::new(
         ImageErrorKind::Io,
         "the import lost a part of the image; this is a bug, please report it",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_that_no_reader_would_read_is_refused() {
+        check_length(MANIFEST_MAX_BYTES, 65_536).unwrap();
+        let error = check_length(MANIFEST_MAX_BYTES + 1, 65_536).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Invalid);
+        assert!(error.to_string().contains("1.3 TiB"), "{error}");
+    }
 }
