@@ -4,7 +4,7 @@
 //!   1 pin each version at the source, read its manifest: which objects does the target not have?
 //!   then, version by version:
 //!   2 copy those, hash checked, going on where an earlier copy stopped      3 manifest, and its place in the list
-//!   4 boot trace; after the last version of an image its channels
+//!   4 boot trace; where it is production's version, production; after the last version of an image its channels
 //! ```
 //! While a copy is under way the target reclaims nothing. One that is stopped leaves whole objects, and the beginning
 //! of one, for the next copy to go on with; no version appears before all of it is there. A version that the source does not
@@ -125,8 +125,8 @@ struct Planned<'a> {
     manifest: Option<Vec<u8>>,
     /// What it needs, and how long that is.
     objects: Vec<(Hash, u64)>,
-    /// A removal at the source must not come before its turn, which may be hours away.
-    _pin: Pin,
+    /// A removal at the source must not come before its turn, which may be hours away. `None`: the target has it already.
+    pin: Option<Pin>,
 }
 
 /// One copy.
@@ -156,16 +156,24 @@ impl Copying<'_> {
     ) -> Result<Vec<(&'w Image, Vec<Planned<'w>>)>, StoreError> {
         let mut planned = Vec::new();
         for (image, versions) in what {
+            let there = self.target.image(&image.name)?;
             let mut readable = Vec::new();
             for version in versions {
+                // Reading the manifests of a large store takes minutes, in which somebody may want it to end.
+                progress(self.at)?;
                 match self.read(image, version) {
-                    Ok(read) => {
-                        self.count_missing(&read.objects)?;
+                    Ok(mut read) => {
+                        let is_whole = self.count_missing(&read.objects)?;
+                        if is_whole && there.as_ref().is_some_and(|there| lists(there, version)) {
+                            read.pin = None;
+                        }
                         readable.push(read);
                     }
                     Err(e) => self.failed(image, version, e, progress)?,
                 }
             }
+            // Ascending, so that production's version comes before newer ones, or is known not to come.
+            readable.sort_by_key(|read| read.version.number);
             planned.push((image, readable));
         }
         Ok(planned)
@@ -179,12 +187,15 @@ impl Copying<'_> {
         let room_bytes = self.room_bytes.checked_sub(manifest.len());
         self.room_bytes = room_bytes.unwrap_or(self.room_bytes);
         let manifest = room_bytes.map(|_| manifest);
-        Ok(Planned { version, manifest, objects, _pin: pin })
+        Ok(Planned { version, manifest, objects, pin: Some(pin) })
     }
 
-    fn count_missing(&mut self, objects: &[(Hash, u64)]) -> Result<(), StoreError> {
+    /// Returns whether the target has all of them.
+    fn count_missing(&mut self, objects: &[(Hash, u64)]) -> Result<bool, StoreError> {
+        let mut is_whole = true;
         for (id, len_bytes) in objects {
             if self.missing.contains(id) {
+                is_whole = false;
                 continue;
             }
             match self.target.open_object(*id) {
@@ -192,10 +203,11 @@ impl Copying<'_> {
                 Err(e) if e.kind() == StoreErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
+            is_whole = false;
             self.missing.insert(*id);
             self.at.total_bytes = self.at.total_bytes.saturating_add(*len_bytes);
         }
-        Ok(())
+        Ok(is_whole)
     }
 
     /// Copies what can be copied of an image, then its channels.
@@ -212,6 +224,10 @@ impl Copying<'_> {
         for planned in versions {
             progress(self.at)?;
             let version = planned.version;
+            if let Some(why) = self.held_back(image, version)? {
+                self.not_copied(image, version, why);
+                continue;
+            }
             match self.version(image, planned, progress)? {
                 Ok(()) => is_there = true,
                 Err(e) => self.failed(image, version, e, progress)?,
@@ -225,14 +241,20 @@ impl Copying<'_> {
 
     fn version(&mut self, image: &Image, planned: Planned<'_>, progress: &mut OnProgress<'_>) -> Outcome<()> {
         let version = planned.version;
-        if let Some(why) = self.held_back(image, version)? {
-            return Ok(Err(why));
-        }
         if let Err(e) = self.objects(&planned.objects, progress)? {
             return Ok(Err(e));
         }
         let manifest = match planned.manifest.map_or_else(|| self.source.manifest(version.manifest), Ok) {
             Ok(manifest) => manifest,
+            // The target had all of it, so it was not pinned, and was removed at the source since.
+            Err(e)
+                if e.kind() == StoreErrorKind::NotFound
+                    && planned.pin.is_none()
+                    && !self.is_listed(image, version) =>
+            {
+                self.copied.present = self.copied.present.saturating_add(1);
+                return Ok(Ok(()));
+            }
             Err(e) => return Ok(Err(e)),
         };
         let publication = self.target.publish()?;
@@ -243,6 +265,11 @@ impl Copying<'_> {
             self.copied.versions = self.copied.versions.saturating_add(1);
         } else {
             self.copied.present = self.copied.present.saturating_add(1);
+        }
+        // At once: newer versions come next, the channels hours later, and the copy may be stopped in between.
+        let is_production = |to: &Pointer| to.version == version.number;
+        if self.channels && image.channel(Channel::Production).is_some_and(is_production) {
+            keep_production(self.target, image)?;
         }
         copy_trace(self.source, self.target, version.manifest);
         Ok(Ok(()))
@@ -307,14 +334,17 @@ impl Copying<'_> {
             }
             _ => error,
         };
-        self.copied.failed.push(NotCopied { image: image.name.clone(), number: version.number, error });
+        self.not_copied(image, version, error);
         Ok(())
+    }
+
+    fn not_copied(&mut self, image: &Image, version: &Version, error: StoreError) {
+        self.copied.failed.push(NotCopied { image: image.name.clone(), number: version.number, error });
     }
 
     /// Whether the source has not removed a version meanwhile.
     fn is_listed(&self, image: &Image, version: &Version) -> bool {
-        let is_it = |there: &Version| there.number == version.number && there.manifest == version.manifest;
-        matches!(self.source.image(&image.name), Ok(Some(there)) if there.versions.iter().any(is_it))
+        matches!(self.source.image(&image.name), Ok(Some(there)) if lists(&there, version))
     }
 
     /// The versions of an image that were not copied.
@@ -324,15 +354,17 @@ impl Copying<'_> {
     }
 
     /// Why a version is not copied although it could be. Machines boot the newest version where production is not set, and
-    /// it cannot be set to one that is not there: so none comes that is newer than that, such as one that was sealed.
+    /// it cannot be set to one that is not there: so none comes that is newer than that, such as one that was sealed. It is no
+    /// more damaged than that one is: the error is of the same kind.
     fn held_back(&self, image: &Image, version: &Version) -> Result<Option<StoreError>, StoreError> {
         let Some(pointer) = image.channel(Channel::Production).filter(|_| self.channels) else {
             return Ok(None);
         };
-        let failed = self.failed_of(image);
-        if pointer.version >= version.number || !failed.contains(&pointer.version) {
+        if pointer.version >= version.number {
             return Ok(None);
         }
+        let is_production = |it: &&NotCopied| it.image == image.name && it.number == pointer.version;
+        let Some(lacking) = self.copied.failed.iter().find(is_production) else { return Ok(None) };
         if let Some(there) = self.target.image(&image.name)?
             && (there.channel(Channel::Production).is_some() || has(&there, version.number))
         {
@@ -342,12 +374,17 @@ impl Copying<'_> {
             "machines would boot it instead of version {}, which production points to and which was not copied",
             pointer.version
         );
-        Ok(Some(StoreError::new(StoreErrorKind::Damaged, why)))
+        Ok(Some(StoreError::new(lacking.error.kind(), why)))
     }
 }
 
 fn has(image: &Image, number: u32) -> bool {
     image.versions.iter().any(|version| version.number == number)
+}
+
+fn lists(image: &Image, version: &Version) -> bool {
+    let is_it = |there: &Version| there.number == version.number && there.manifest == version.manifest;
+    image.versions.iter().any(is_it)
 }
 
 /// An object of the source. It notes how a read failed last: what else fails is the target.
@@ -397,11 +434,12 @@ fn keep_production(target: &dyn Store, image: &Image) -> Result<(), StoreError> 
 }
 
 /// Makes the channels those of the source. Where one points to a version that was not copied they stay: it would be gone, and
-/// without production machines boot the newest version.
+/// without production machines boot the newest version. Where one pointed earlier does not matter: such places are left out.
 fn follow(target: &dyn Store, image: &Image, failed: &[u32]) -> Result<(), StoreError> {
     target.change(&image.name, &mut |there| {
         let is_lacking = |to: &Pointer| failed.contains(&to.version) && !has(there, to.version);
-        if !image.pointers().iter().chain(image.scheduled()).any(is_lacking) {
+        let now = Channel::ALL.into_iter().filter_map(|channel| image.channel(channel));
+        if !now.chain(image.scheduled()).any(is_lacking) {
             there.follow(image);
         }
         Ok(())

@@ -218,12 +218,12 @@ impl Inner {
         }
         let freed_bytes = match self.reclaim(&alone) {
             Ok(freed_bytes) => freed_bytes,
-            // Others have the lock by now.
-            Err(e) if e.kind() == StoreErrorKind::Locked => return Err(e),
             Err(e) => {
-                // The versions are gone all the same.
+                // The versions are gone all the same. Where others have the lock by now, they give back what is left.
                 tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
-                self.want_sweep_if_possible();
+                if e.kind() != StoreErrorKind::Locked {
+                    self.want_sweep_if_possible();
+                }
                 0
             }
         };

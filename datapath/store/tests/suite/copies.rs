@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use headwater_store::{Access, Channel, Hash, Pointer, Store, StoreErrorKind};
+use headwater_store::{Access, Channel, Hash, NewVersion, Pointer, Store, StoreError, StoreErrorKind};
 
-use super::{Place, kind, name, objects_of, publish};
+use super::{Place, kind, name, objects_of, publish, writable};
 
 /// Every other version comes, and the damaged ones are named and come once they are whole.
 pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dyn Place) {
@@ -67,7 +67,11 @@ pub fn a_removal_at_the_source_waits_for_the_copy(place: &dyn Place) {
     let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
     let what = headwater_store::copy::everything(&source).unwrap();
     let mut refused = 0;
-    let copied = headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| {
+    let copied = headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |at| {
+        // Each is pinned when it is read.
+        if at.total_bytes < 6 {
+            return Ok(());
+        }
         assert_eq!(kind(source.remove(&name("a"), Some(2))), StoreErrorKind::InUse);
         refused += 1;
         Ok(())
@@ -76,4 +80,111 @@ pub fn a_removal_at_the_source_waits_for_the_copy(place: &dyn Place) {
     assert_eq!((copied.versions, copied.failed.len()), (2, 0), "{copied:?}");
     assert!(refused > 0);
     source.remove(&name("a"), Some(2)).unwrap();
+}
+
+/// What the target has already is not held at the source.
+pub fn what_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    publish(&source, "a", b"one", &[], b"m-one").unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let sync = |progress: &mut headwater_store::copy::OnProgress<'_>| {
+        let what = headwater_store::copy::everything(&source).unwrap();
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, progress).unwrap()
+    };
+    assert_eq!(sync(&mut |_| Ok(())).versions, 1);
+    publish(&source, "a", b"two", &[], b"m-two").unwrap();
+    let mut removed = false;
+    let copied = sync(&mut |at| {
+        // Version 2 is missing, and counted when all manifests are read.
+        if at.total_bytes > 0 && !removed {
+            removed = true;
+            source.remove(&name("a"), Some(1))?;
+        }
+        Ok(())
+    });
+    assert!(removed);
+    assert_eq!((copied.versions, copied.present, copied.failed.len()), (1, 1, 0), "{copied:?}");
+    assert_eq!(target.image(&name("a")).unwrap().unwrap().versions.len(), 2);
+}
+
+/// Production is set as soon as its version is there, and before newer ones come, where that is what it stood for.
+pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
+    // Once with an empty target, and once with one that has the image.
+    for (image, is_there) in [("a", false), ("b", true)] {
+        let elsewhere = tempfile::tempdir().unwrap();
+        let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+        let sync = |stops: bool| {
+            let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+            let what = headwater_store::copy::everything(&source).unwrap();
+            headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| {
+                let there = target.image(&name(image))?;
+                if stops && there.is_some_and(|it| it.versions.iter().any(|version| version.number == 2)) {
+                    return Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+                }
+                Ok(())
+            })
+        };
+        publish(&source, image, b"one", &[], b"m-one").unwrap();
+        if is_there {
+            assert_eq!(sync(false).unwrap().versions, 1);
+        }
+        let mut publication = source.publish().unwrap();
+        publication.append(b"two").unwrap();
+        publication.finish_object().unwrap();
+        let sealed = NewVersion {
+            name: &name(image),
+            manifest: b"m-two",
+            objects: &[Hash::of(b"two")],
+            size_bytes: 512,
+            created_at_s: 0,
+            source: "",
+            note: "",
+            author: "",
+            unless_newest: false,
+            newest_at_most: None,
+            is_sealed: true,
+        };
+        assert_eq!(publication.commit(sealed).unwrap().production, Some(1));
+        publish(&source, image, b"three", &[], b"m-three").unwrap();
+        assert_eq!(kind(sync(true)), StoreErrorKind::Io);
+        let store = place.open(Access::Read).unwrap();
+        let numbers: Vec<u32> =
+            store.image(&name(image)).unwrap().unwrap().versions.iter().map(|it| it.number).collect();
+        assert_eq!((numbers, store.resolve(&image.parse().unwrap()).unwrap().number), (vec![1, 2], 1));
+        assert_eq!(sync(false).unwrap().versions, 1);
+        assert_eq!(writable(place).image(&name(image)).unwrap(), source.image(&name(image)).unwrap());
+    }
+}
+
+/// Only where channels point now, and will, counts.
+pub fn a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    for word in ["one", "two", "three"] {
+        publish(&source, "a", word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    }
+    let to = |channel, version, at_s| Pointer { channel, version, at_s, author: "ben".into() };
+    let change = |pointer: Pointer| {
+        source.change(&name("a"), &mut |image| image.promote(pointer.clone()).map(drop)).unwrap();
+    };
+    change(to(Channel::Test, 1, 3));
+    change(to(Channel::Production, 1, 4));
+    change(to(Channel::Test, 3, 5));
+    change(to(Channel::Production, 2, 6));
+    let manifest = elsewhere.path().join("manifests").join(Hash::of(b"m-one").to_string());
+    fs::remove_file(&manifest).unwrap();
+    let sync = || {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(())).unwrap()
+    };
+    let copied = sync();
+    assert_eq!((copied.versions, copied.failed.len()), (2, 1), "{copied:?}");
+    let image = place.open(Access::Read).unwrap().image(&name("a")).unwrap().unwrap();
+    assert_eq!(image.pointers(), [to(Channel::Test, 3, 5), to(Channel::Production, 2, 6)]);
+    // The places come with their version.
+    fs::write(&manifest, "m-one").unwrap();
+    assert_eq!(sync().versions, 1);
+    assert_eq!(place.open(Access::Read).unwrap().images().unwrap(), source.images().unwrap());
 }
