@@ -397,12 +397,12 @@ fn refused(target: &Target, path: &str, why: &StoreError) -> Response<AnswerBody
     match why.kind() {
         StoreErrorKind::NotFound => problem(StatusCode::NOT_FOUND, "not_found", &missing(target)),
         // A trace is advice. A server that cannot answer counts as gone for all that its clients read.
-        StoreErrorKind::Damaged if matches!(target, Target::Trace(_)) => {
+        StoreErrorKind::Damaged | StoreErrorKind::NoSpace if matches!(target, Target::Trace(_)) => {
             tracing::warn!(path, error = %why, "has no boot trace to give");
             problem(StatusCode::NOT_FOUND, "not_found", &missing(target))
         }
-        // Who asks waits, as it would if it read this store itself.
-        StoreErrorKind::Unreachable => {
+        // Who asks waits, as it would if it read this store itself. What has no space is memory.
+        StoreErrorKind::Unreachable | StoreErrorKind::NoSpace => {
             tracing::warn!(path, error = %why, "cannot answer now");
             busy()
         }
@@ -422,7 +422,7 @@ fn failed() -> Response<AnswerBody> {
 }
 
 fn busy() -> Response<AnswerBody> {
-    let message = "too much is being read of the store, or it does not answer; ask again";
+    let message = "too much is being read of the store, or not taken by who asked for it, or the store does not answer; ask again";
     let mut refused = problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message);
     put(&mut refused, header::RETRY_AFTER, "1");
     refused

@@ -79,7 +79,7 @@ impl Contents {
             // Others would stay in memory, and no longer be found by who asks for them next.
             let Some(unused) = kept.iter().position(|content| Arc::strong_count(content) == 1) else {
                 let why = "manifests that clients do not take fill the memory that there is for them";
-                return Err(StoreError::new(StoreErrorKind::Unreachable, why));
+                return Err(StoreError::new(StoreErrorKind::NoSpace, why));
             };
             kept.remove(unused);
         };
@@ -124,7 +124,7 @@ mod tests {
     }
 
     fn is_refused(contents: &Contents, name: u8, len: usize) -> bool {
-        keep(contents, name, len).is_err_and(|e| e.kind() == StoreErrorKind::Unreachable)
+        keep(contents, name, len).is_err_and(|e| e.kind() == StoreErrorKind::NoSpace)
     }
 
     #[test]
