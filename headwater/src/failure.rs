@@ -242,7 +242,7 @@ pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
 pub fn image_kind(kind: ImageErrorKind) -> ProblemKind {
     match kind {
         ImageErrorKind::NotFound => ProblemKind::NotFound,
-        ImageErrorKind::Invalid => ProblemKind::Invalid,
+        ImageErrorKind::Invalid | ImageErrorKind::Unchanged => ProblemKind::Invalid,
         ImageErrorKind::Unsupported | ImageErrorKind::Damaged => ProblemKind::Damaged,
         ImageErrorKind::Busy => ProblemKind::Conflict,
         ImageErrorKind::NoSpace => ProblemKind::NoSpace,

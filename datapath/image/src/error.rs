@@ -10,6 +10,8 @@ pub enum ImageErrorKind {
     NotFound,
     /// A file, name or size that cannot be used, whatever is done again.
     Invalid,
+    /// What was to be a new version has the bytes of the one that it was made from.
+    Unchanged,
     /// A format or feature that this program does not read; the message says what to do.
     Unsupported,
     /// Bytes are not what was written.
@@ -118,7 +120,7 @@ impl From<ImageError> for IoError {
             ImageErrorKind::Damaged => IoErrorKind::Corrupt,
             ImageErrorKind::NoSpace => IoErrorKind::NoSpace,
             ImageErrorKind::Unsupported => IoErrorKind::Unsupported,
-            ImageErrorKind::Invalid => IoErrorKind::Invalid,
+            ImageErrorKind::Invalid | ImageErrorKind::Unchanged => IoErrorKind::Invalid,
             _ => IoErrorKind::Device,
         };
         Self::new(kind, error.message)

@@ -68,14 +68,6 @@ impl Foreign {
         }
     }
 
-    /// Opens the disk in the file at a path.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn open(self, path: &Path, hint: &str) -> Result<Arc<dyn FileDisk>, ImageError> {
-        use crate::raw_file::{find_file, open_disk_file};
-        let (file, file_bytes) = open_disk_file(path, &find_file(path)?)?;
-        self.open_file(path, file, file_bytes, hint)
-    }
-
     /// Opens the disk in an open file, of which the path is for messages alone. `hint` says what else can be done.
     pub(crate) fn open_file(
         self,

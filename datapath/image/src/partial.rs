@@ -78,7 +78,7 @@ impl Partial {
         Ok(())
     }
 
-    /// The same by a second name, which nobody gets twice either. The first one goes when this does.
+    /// The same by a second name, which nobody gets twice either.
     fn link(&mut self, to: &Path) -> io::Result<()> {
         let no_links = |e: &io::Error| {
             matches!(
@@ -87,11 +87,14 @@ impl Partial {
             )
         };
         match fs::hard_link(&self.path, to) {
-            Err(e) if no_links(&e) => self.rename(to),
+            Err(e) if no_links(&e) => return self.rename(to),
             // The answer of a server that did it was lost, and it was asked again.
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && self.is_at(to) => Ok(()),
-            linked => linked,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && self.is_at(to) => {}
+            linked => linked?,
         }
+        // Before the directory is synced. Where that fails, it is tried again when this goes.
+        self.in_place = fs::remove_file(&self.path).is_ok();
+        Ok(())
     }
 
     /// The same where there are no second names: who makes one in this moment loses it.

@@ -512,8 +512,9 @@ fn read_checked(
     Ok(stored)
 }
 
-/// As [`unpack`], and refuses a packed chunk in which a bit is set that zstd never sets and ignores: in place of the right one it would
-/// give right chunks, and an object without the hash that is its name.
+/// As [`unpack`], and refuses a packed chunk with the one bit set that RFC 8878 has decoders ignore: in place of the right one it would
+/// give right chunks, and an object without the hash that is its name. Another packing of the same content and length gets
+/// past this; a copy of the object finds it.
 fn unpack_as_packed(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), ImageError> {
     // The descriptor of a frame, behind its magic number, and the unused bit of it (RFC 8878, 3.1.1.1.1.3).
     const DESCRIPTOR: usize = 4;

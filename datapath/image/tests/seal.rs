@@ -102,7 +102,7 @@ fn a_seal_of_nothing_or_of_another_disk_is_refused_and_leaves_nothing() {
     everything.changes = Arc::new(|range, _| vec![(range.len(), true)]);
     for basis in [basis(parent.manifest, &old, &old), everything] {
         let refused = seal(&store, basis, &old).unwrap_err();
-        assert_eq!(refused.kind(), ImageErrorKind::Invalid);
+        assert_eq!(refused.kind(), ImageErrorKind::Unchanged);
         assert!(refused.to_string().contains("nothing differs"), "{refused}");
     }
     let refused = seal(&store, basis(parent.manifest, &old, &new), &new[..30 * CHUNK]).unwrap_err();

@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use headwater_api::{ImageVersion, ProblemKind};
 use headwater_block::{Device, IoError};
 use headwater_image::{Basis, ImportOptions};
-use headwater_service::backend::{BackendError, FrozenDisk, JobControl, SealOrder, SealOutcome};
+use headwater_service::backend::{
+    BackendError, FrozenDisk, JobControl, NOTE_MAX_BYTES, SealOrder, SealOutcome,
+};
 use headwater_store::{ImageName, Pin, Store};
 use headwater_volume::{FrozenView, Volume};
 
@@ -15,6 +17,9 @@ use crate::adapters::disks::blocking;
 use crate::adapters::images::{
     cancel_of, end_of, forward, hash_of, image_failed, made, number_of, store_failed,
 };
+
+// The service refuses longer ones before a guest is asked for anything.
+const _: () = assert!(NOTE_MAX_BYTES == headwater_store::NOTE_MAX_BYTES);
 
 /// A frozen disk.
 pub struct FrozenVolume {
@@ -78,10 +83,7 @@ impl FrozenVolume {
         let source: Arc<dyn Device> = Arc::clone(&self.view) as _;
         let imported =
             headwater_image::import(source, &*self.store, &options, &mut forward(job)).map_err(|e| {
-                let fits = order.note.len() <= headwater_store::NOTE_MAX_BYTES;
-                let nothing = fits
-                    && !self.store.is_read_only()
-                    && e.kind() == headwater_image::ImageErrorKind::Invalid;
+                let nothing = e.kind() == headwater_image::ImageErrorKind::Unchanged;
                 let failed = image_failed(e);
                 if nothing { failed.advise("change something on the machine first") } else { failed }
             })?;

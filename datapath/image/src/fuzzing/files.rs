@@ -304,7 +304,8 @@ pub fn foreign_file(pieces: &[u8]) {
     assert!(there.is_ok(), "{there:?}");
     let Some(format) = Foreign::detect(&start, &last) else { return };
     seal(format, &file, len);
-    let Ok(disk) = tolerant(|| format.open(&path_of(&file), "")) else { return };
+    let open = || format.open_file(&path_of(&file), file.try_clone().unwrap(), len, "");
+    let Ok(disk) = tolerant(open) else { return };
     let size = disk.size_bytes();
     assert!(size > 0 && size.is_multiple_of(512), "{size} bytes");
     let plain = (format == Foreign::Vhd).then(|| PlainVhd::new(&file, len)).flatten();

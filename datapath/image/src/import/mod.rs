@@ -418,7 +418,7 @@ fn check_differs(manifest: &Manifest, parent: &Manifest) -> Result<(), ImageErro
         return Ok(());
     }
     let why = "nothing differs from the version that it was made from";
-    Err(ImageError::new(ImageErrorKind::Invalid, why))
+    Err(ImageError::new(ImageErrorKind::Unchanged, why))
 }
 
 fn thread_count(options: &ImportOptions) -> usize {
