@@ -12,6 +12,7 @@
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headwater_api::name::ImageRef;
@@ -26,6 +27,9 @@ use crate::life::LifeError;
 /// The time between two attempts to make the store's holds what the database says.
 const RETRY_EVERY_MS: u64 = 60_000;
 
+/// The same at most, where the store does not find something again and again: it may be gone for good.
+const RETRY_AT_LEAST_EVERY_MS: u64 = 3_600_000;
+
 /// How long an operation that is done waits for the store to let go of what it held.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
@@ -35,6 +39,16 @@ pub(crate) struct Holds {
     may_differ: AtomicBool,
     /// After an attempt that failed.
     not_before_ms: AtomicU64,
+    /// How long that one made the next wait. 0: something has changed since, or nothing is left to do.
+    pause_ms: AtomicU64,
+    /// The images of which something is not held, and what was logged about that.
+    lacking: Mutex<HashSet<(String, String)>>,
+}
+
+impl Holds {
+    fn lacking(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
+        self.lacking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Who names a version.
@@ -96,15 +110,18 @@ impl Service {
 
     /// The database says something else than before.
     pub(crate) fn holds_changed(&self) {
-        self.hold_state().may_differ.store(true, Ordering::SeqCst);
+        let state = self.hold_state();
+        state.pause_ms.store(0, Ordering::SeqCst);
+        state.may_differ.store(true, Ordering::SeqCst);
     }
 
     /// Makes the store's holds what the database says, where they may differ.
     pub(crate) async fn holds_due(&self) {
         let state = self.hold_state();
         let (now_ms, not_before_ms) = (self.now_ms(), state.not_before_ms.load(Ordering::SeqCst));
-        // One that is further away was set before the clock was set back.
-        let is_early = now_ms < not_before_ms && not_before_ms <= now_ms.saturating_add(RETRY_EVERY_MS);
+        let pause_ms = state.pause_ms.load(Ordering::SeqCst).max(RETRY_EVERY_MS);
+        // One that is further away was set before the clock was set back, or before something changed.
+        let is_early = now_ms < not_before_ms && not_before_ms <= now_ms.saturating_add(pause_ms);
         if is_early || !state.may_differ.load(Ordering::SeqCst) {
             return;
         }
@@ -122,14 +139,23 @@ impl Service {
         if !self.images().keeps_holds() {
             return;
         }
-        let is_settled = self.set_and_release().await.unwrap_or_else(|e| {
-            tracing::warn!("cannot tell the store now which versions are needed here: {}", problem(&e));
-            false
-        });
-        if !is_settled {
-            state.may_differ.store(true, Ordering::SeqCst);
-            state.not_before_ms.store(self.now_ms().saturating_add(RETRY_EVERY_MS), Ordering::SeqCst);
-        }
+        let settled = self.set_and_release().await;
+        let paused_ms = state.pause_ms.load(Ordering::SeqCst);
+        let pause_ms = match settled {
+            Ok(true) => {
+                state.pause_ms.store(0, Ordering::SeqCst);
+                return state.not_before_ms.store(0, Ordering::SeqCst);
+            }
+            Ok(false) => paused_ms.saturating_mul(2).clamp(RETRY_EVERY_MS, RETRY_AT_LEAST_EVERY_MS),
+            Err(e) => {
+                tracing::warn!("cannot tell the store now which versions are needed here: {}", problem(&e));
+                RETRY_EVERY_MS
+            }
+        };
+        state.not_before_ms.store(self.now_ms().saturating_add(pause_ms), Ordering::SeqCst);
+        // Where something changes in this moment it is 0, and stays so: that is not waited for long.
+        let _ = state.pause_ms.compare_exchange(paused_ms, pause_ms, Ordering::SeqCst, Ordering::SeqCst);
+        state.may_differ.store(true, Ordering::SeqCst);
     }
 
     /// Whether the store holds all that the database names now. What it did not find it may have at another time.
@@ -137,7 +163,7 @@ impl Service {
         let failed = |e| LifeError::Leftovers("tell the store which versions are needed", e);
         let there = self.images().holds().await.map_err(failed)?;
         let (wanted, unknown, mut first) = self.wanted_holds().await?;
-        let mut is_settled = unknown.is_empty();
+        let (mut is_settled, mut lacking) = (unknown.is_empty(), HashSet::new());
         for hold in wanted.iter().filter(|hold| !there.iter().any(|it| it.is_same(hold))) {
             match self.images().hold(hold).await {
                 Ok(()) => {}
@@ -148,7 +174,14 @@ impl Service {
                 }
                 // It is so already, and to say so is all that can be done now.
                 Err(e) if matches!(e.kind(), ProblemKind::Conflict | ProblemKind::NotFound) => {
-                    tracing::error!(image = %hold.image, "what {} needs is not held in the store: {e}", hold.holder);
+                    let message = format!("what {} needs is not held in the store: {e}", hold.holder);
+                    let lack = (hold.image.clone(), message.clone());
+                    if self.hold_state().lacking().insert(lack.clone()) {
+                        tracing::error!(image = %hold.image, "{message}");
+                    } else {
+                        tracing::debug!(image = %hold.image, "{message}");
+                    }
+                    lacking.insert(lack);
                     is_settled &= e.kind() == ProblemKind::Conflict;
                 }
                 // The others would be waited for as long, alone with the versions.
@@ -156,6 +189,8 @@ impl Service {
                 Err(e) => first = first.or(Some(e)),
             }
         }
+        // What is held by now, and lacks again later, is an error again.
+        *self.hold_state().lacking() = lacking;
         for hold in there {
             if unknown.contains(&hold.id) || wanted.iter().any(|it| it.is_same(&hold)) {
                 continue;

@@ -51,10 +51,10 @@ pub(crate) async fn of(
 
 impl Service {
     /// Who uses a version, given as `IMAGE@NUMBER`: lines such as `debian@3: machine 'x' runs it`. Nobody where it was removed
-    /// meanwhile. Where that cannot be told, a line says why: it goes with a report of damage, which is not lost for it.
-    pub async fn users_of(&self, version: &str) -> Vec<String> {
+    /// meanwhile. Where that cannot be told, the error is a line that says why: it goes with a report of damage, which is not lost for it.
+    pub async fn users_of(&self, version: &str) -> Result<Vec<String>, String> {
         let uses = self.uses_of(version).await;
-        uses.unwrap_or_else(|why| vec![format!("{version}: cannot tell who uses it: {why}")])
+        uses.map_err(|why| format!("{version}: cannot tell who uses it: {why}"))
     }
 
     /// The same of all versions of an image, whose list need not be readable for that: lines such as `debian: machine 'x' boots it`.

@@ -83,22 +83,38 @@ struct History {
     users: Users,
 }
 
-/// Who uses versions, as a round was told. Much that is damaged can touch the same versions, and each answer takes a look at all
-/// machines and questions to the store. It has no more than the versions of the store.
+/// How long an answer holds of who uses a version: a round may take days.
+const USERS_KEPT: Duration = Duration::from_secs(300);
+
+/// Who uses versions, as was told in this round. Much that is damaged can touch the same versions, and each answer takes a look at
+/// all machines and questions to the store. It has no more than the versions of the store.
 #[derive(Default)]
-struct Users(HashMap<String, Vec<String>>);
+struct Users(HashMap<String, (Instant, Vec<String>)>);
 
 impl Users {
     /// Who uses these versions; and of that, what was not known before.
-    fn of(&mut self, versions: &[String], ask: impl Fn(&str) -> Vec<String>) -> (Vec<String>, Vec<String>) {
+    fn of(
+        &mut self,
+        versions: &[String],
+        ask: impl Fn(&str) -> Result<Vec<String>, String>,
+    ) -> (Vec<String>, Vec<String>) {
         let (mut uses, mut new) = (Vec::new(), Vec::new());
         for version in versions {
-            let of_version = self.0.entry(version.clone()).or_insert_with(|| {
-                let told = ask(version);
-                new.extend_from_slice(&told);
-                told
-            });
-            uses.extend_from_slice(of_version);
+            let known = self.0.remove(version).filter(|(told, _)| told.elapsed() < USERS_KEPT);
+            let of_version = match known.map_or_else(|| Err(ask(version)), Ok) {
+                Ok(known) => self.0.entry(version.clone()).or_insert(known).1.clone(),
+                Err(Ok(told)) => {
+                    new.extend_from_slice(&told);
+                    self.0.insert(version.clone(), (Instant::now(), told.clone()));
+                    told
+                }
+                // The next one asks again.
+                Err(Err(line)) => {
+                    new.push(line.clone());
+                    vec![line]
+                }
+            };
+            uses.extend(of_version);
         }
         (uses, new)
     }
@@ -236,8 +252,12 @@ mod tests {
         let asked = RefCell::new(Vec::new());
         let ask = |version: &str| {
             asked.borrow_mut().push(version.to_owned());
-            // Nobody uses the second one, which is an answer, too.
-            if version == "a@2" { Vec::new() } else { vec![format!("{version}: machine 'lab' runs it")] }
+            match version {
+                // Nobody uses the second one, which is an answer, too.
+                "a@2" => Ok(Vec::new()),
+                "a@4" => Err("a@4: cannot tell who uses it".to_owned()),
+                _ => Ok(vec![format!("{version}: machine 'lab' runs it")]),
+            }
         };
         let mut users = Users::default();
         let [one, two, three] = ["a@1", "a@2", "a@3"].map(str::to_owned);
@@ -247,6 +267,12 @@ mod tests {
         let found = users.of(&[one, two, three], ask);
         assert_eq!(found, (vec![runs("a@1"), runs("a@3")], vec![runs("a@3")]));
         assert_eq!(*asked.borrow(), ["a@1", "a@2", "a@3"]);
+        let four = ["a@4".to_owned()];
+        let unknown = vec!["a@4: cannot tell who uses it".to_owned()];
+        for _ in 0..2 {
+            assert_eq!(users.of(&four, ask), (unknown.clone(), unknown.clone()));
+        }
+        assert_eq!(asked.borrow().len(), 5, "what could not be told is asked again");
     }
 
     #[test]

@@ -218,8 +218,7 @@ impl Service {
         let image = self.unless_given_up(edit.machine, self.images().image(&edit.image)).await;
         // An edit holds its image: that there is none says nothing of its versions.
         let image = image.and_then(|image| image.ok_or_else(|| no_image(edit))).map_err(failed)?;
-        let mark = mark(edit, started_at_ms);
-        Ok(image.versions.into_iter().find(|it| it.source.ends_with(&mark)))
+        Ok(image.versions.into_iter().find(|it| ends_edit(it, edit, started_at_ms)))
     }
 }
 
@@ -234,6 +233,15 @@ fn no_image(edit: &KeptDisk) -> BackendError {
     BackendError::new(ProblemKind::NotFound, message).advise(format!(
         "try again when the store has it; 'headwater image discard {image}' gives up what was edited"
     ))
+}
+
+/// Whether a version was made of an edit since its machine's last start.
+fn ends_edit(version: &ImageVersion, edit: &KeptDisk, started_at_ms: Option<u64>) -> bool {
+    // An earlier release did not name the start. Versions have whole seconds: one of the second of the start may be from
+    // before it, and is not taken. That costs one more version, the other way round work would be lost.
+    let is_since = started_at_ms.is_none_or(|ms| version.created_at_ms > ms);
+    version.source.ends_with(&mark(edit, started_at_ms))
+        || (is_since && version.source.ends_with(&mark_of_disk(edit)))
 }
 
 /// Where a version comes from that is made of an edit.
@@ -257,7 +265,8 @@ fn mark_of_copy(edit: &KeptDisk) -> String {
     format!(", so far on disk {}", edit.id)
 }
 
-/// The start tells what the disk had then from what it took later. Starts are told apart and not ordered: a clock may be set.
+/// The start tells what the disk had then from what it took later. Starts are told apart and not ordered, as a clock may be
+/// set; only for versions of an earlier release there is nothing but the time.
 fn mark(edit: &KeptDisk, started_at_ms: Option<u64>) -> String {
     let since = started_at_ms.map(|ms| format!(" since its start at {ms} ms")).unwrap_or_default();
     mark_of_disk(edit) + &since

@@ -303,7 +303,8 @@ async fn write_out(active: &Active, job: &JobControl) -> Result<(), BackendError
     tokio::select! {
         biased;
         written = active.vm.write_file_systems_out() => written,
-        // The command is ended in the guest. Who asked is told by the caller.
+        // The shell is ended in the guest. A `sync` that it started goes on to its end, which harms nobody. Who asked is told by
+        // the caller.
         () = given_up => Ok(()),
     }
 }

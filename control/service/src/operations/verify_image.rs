@@ -55,7 +55,7 @@ pub(super) async fn verify_image(
         let began = Instant::now();
         let mut report = images.verify(&version, &request, control).await.map_err(failed)?;
         for holder in &report.versions {
-            report.uses.extend(asked.users_of(holder).await);
+            report.uses.extend(asked.users_of(holder).await.unwrap_or_else(|line| vec![line]));
         }
         asked.version_verified(&report, began).await;
         Ok(JobResult::Verified(Box::new(report)))

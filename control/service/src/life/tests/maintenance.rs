@@ -440,6 +440,31 @@ async fn what_a_machine_does_after_a_seal_that_shows_late_is_sealed_too() {
 }
 
 #[tokio::test]
+async fn a_seal_of_an_earlier_release_ends_the_edit_where_it_is_from_after_the_last_start() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    fixture.start().await.unwrap();
+    fixture.stop().await;
+    // It did not name the start.
+    let source = format!("image@1 edited by machine lab, disk {}", edit.id);
+    let show = |number, created_at_ms| {
+        let sealed = ImageVersion { created_at_ms, ..version(number, &source) };
+        fixture.host.versions.lock().unwrap().push(sealed);
+    };
+    let start_ms = fixture.record().await.started_at_ms.unwrap();
+    // Versions have whole seconds.
+    let second_ms = start_ms - start_ms % 1000;
+    show(2, second_ms - 1000);
+    show(3, second_ms);
+    fixture.service.end_sealed_edits().await.unwrap();
+    assert_eq!(fixture.kept().await.len(), 1);
+    show(4, second_ms + 1000);
+    fixture.service.end_sealed_edits().await.unwrap();
+    assert_eq!(fixture.kept().await, []);
+    assert_eq!(*fixture.host.discarded.lock().unwrap(), [edit.id]);
+}
+
+#[tokio::test]
 async fn a_store_that_hides_an_image_does_not_say_that_its_edit_was_not_sealed() {
     let fixture = Fixture::new().await;
     let edit = fixture.edit().await;

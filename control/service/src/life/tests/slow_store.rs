@@ -129,11 +129,26 @@ async fn what_a_store_does_not_find_stays_held_and_is_looked_for_again() {
     // Somebody took it away meanwhile.
     host.holds.lock().unwrap().clear();
     assert_eq!(look(60_000).await, 0);
+    // It may be gone for good, and is looked for less often.
     *host.hidden.lock().unwrap() = None;
-    assert_eq!(look(120_000).await, 1);
+    assert_eq!(look(120_000).await, 0);
+    *host.hidden.lock().unwrap() = Some("image@1".to_owned());
+    assert_eq!(look(180_000).await, 0);
+    *host.hidden.lock().unwrap() = None;
+    assert_eq!(look(300_000).await, 0);
+    // But not where something changed.
+    fixture.service.holds_changed();
+    assert_eq!(look(300_000).await, 1);
     // What the database does not name any more goes.
     assert_eq!(api.ask("DELETE", "machines/lab/pin", "").await.0, 200);
-    assert_eq!(look(180_000).await, 0);
+    assert_eq!(look(360_000).await, 0);
+    // Without a change it is found in the end, too.
+    assert_eq!(api.ask("PUT", "machines/lab/pin", r#"{"version":"image@1"}"#).await.0, 200);
+    host.holds.lock().unwrap().clear();
+    *host.hidden.lock().unwrap() = Some("image@1".to_owned());
+    assert_eq!((look(420_000).await, look(480_000).await), (0, 0));
+    *host.hidden.lock().unwrap() = None;
+    assert_eq!((look(599_999).await, look(600_000).await), (0, 1));
 }
 
 /// A machine that is on, and a reset of it that waits for a store that hangs.
