@@ -250,7 +250,7 @@ impl Copying<'_> {
             Err(e)
                 if e.kind() == StoreErrorKind::NotFound
                     && planned.pin.is_none()
-                    && !self.is_listed(image, version) =>
+                    && !self.is_listed(image, version)? =>
             {
                 self.copied.present = self.copied.present.saturating_add(1);
                 return Ok(Ok(()));
@@ -329,7 +329,7 @@ impl Copying<'_> {
         }
         let error = match error.kind() {
             // What is listed and is not there is lost.
-            StoreErrorKind::NotFound if self.is_listed(image, version) => {
+            StoreErrorKind::NotFound if self.is_listed(image, version)? => {
                 StoreError::new(StoreErrorKind::Damaged, error.to_string())
             }
             _ => error,
@@ -343,8 +343,8 @@ impl Copying<'_> {
     }
 
     /// Whether the source has not removed a version meanwhile.
-    fn is_listed(&self, image: &Image, version: &Version) -> bool {
-        matches!(self.source.image(&image.name), Ok(Some(there)) if lists(&there, version))
+    fn is_listed(&self, image: &Image, version: &Version) -> Result<bool, StoreError> {
+        Ok(self.source.image(&image.name)?.is_some_and(|there| lists(&there, version)))
     }
 
     /// The versions of an image that were not copied.
@@ -370,10 +370,13 @@ impl Copying<'_> {
         {
             return Ok(None);
         }
-        let why = format!(
+        let mut why = format!(
             "machines would boot it instead of version {}, which production points to and which was not copied",
             pointer.version
         );
+        if lacking.error.kind() == StoreErrorKind::NotFound {
+            why.push_str("; the source was changed meanwhile, so give the command again");
+        }
         Ok(Some(StoreError::new(lacking.error.kind(), why)))
     }
 }

@@ -206,10 +206,8 @@ impl Inner {
         if number.is_none()
             && let Err(e) = alone.confirm().and_then(|()| self.bucket.remove(&image_key(name)))
         {
-            // The versions are gone all the same. Where others have the lock by now, they give back what is left.
-            if e.kind() != StoreErrorKind::Locked {
-                self.want_sweep_if_possible();
-            }
+            // The versions are gone all the same. Who has the lock by now need not be one who gives back what is left.
+            self.want_sweep_if_possible();
             // The server may yet take away the list, and must not find the one of an image that was made anew: the lock is to lapse first.
             if e.kind() == StoreErrorKind::Unreachable {
                 alone.leave();
@@ -219,11 +217,9 @@ impl Inner {
         let freed_bytes = match self.reclaim(&alone) {
             Ok(freed_bytes) => freed_bytes,
             Err(e) => {
-                // The versions are gone all the same. Where others have the lock by now, they give back what is left.
+                // The versions are gone all the same. Who has the lock by now need not be one who gives back what is left.
                 tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
-                if e.kind() != StoreErrorKind::Locked {
-                    self.want_sweep_if_possible();
-                }
+                self.want_sweep_if_possible();
                 0
             }
         };
