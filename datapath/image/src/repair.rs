@@ -344,7 +344,8 @@ impl<'a> Repair<'a> {
         let (chunk, object) = (self.chunk(damaged)?, self.object(damaged.object)?);
         let mut why = "no other store was named".to_owned();
         for source in self.sources {
-            match read_checked(source.as_ref(), object, chunk, self.manifest.chunk_bytes()) {
+            match read_checked(source.as_ref(), object, chunk, self.manifest.chunk_bytes(), unpack_as_packed)
+            {
                 Ok(bytes) => return Ok(Patch { offset: chunk.offset, bytes }),
                 Err(e) => why = format!("{}: {e}", source.shown()),
             }
@@ -423,7 +424,8 @@ impl<'a> ByHash<'a> {
                 continue;
             }
             self.take(u64::from(stored_bytes), cancel);
-            match read_checked(self.store, there, &copy, version.chunk_bytes()) {
+            // How it is packed is looked at with all of the object.
+            match read_checked(self.store, there, &copy, version.chunk_bytes(), unpack) {
                 Ok(stored) => return Ok(stored),
                 Err(e) => why = format!("data object {id} has it too: {e}"),
             }
@@ -501,12 +503,13 @@ fn read_checked(
     object: ObjectRef,
     chunk: &ChunkRef,
     chunk_bytes: u32,
+    unpack: fn(&[u8], &mut [u8], &Hash) -> Result<(), ImageError>,
 ) -> Result<Vec<u8>, ImageError> {
     let object = open_of(source, &object)?;
     let mut stored = vec![0; usize_of_u32(chunk.stored_bytes)];
     let mut content = vec![0; usize_of_u32(chunk_bytes)];
     object.read_checked(chunk.offset, &mut stored, &mut |stored| {
-        unpack_as_packed(stored, &mut content, &chunk.hash)
+        unpack(stored, &mut content, &chunk.hash)
             .map_err(|e| StoreError::new(StoreErrorKind::Damaged, e.to_string()))
     })?;
     Ok(stored)
