@@ -146,6 +146,10 @@ impl Service {
                 state.pause_ms.store(0, Ordering::SeqCst);
                 return state.not_before_ms.store(0, Ordering::SeqCst);
             }
+            // Removals look too, however often somebody asks for one.
+            Ok(false) if self.now_ms() < state.not_before_ms.load(Ordering::SeqCst) => {
+                paused_ms.max(RETRY_EVERY_MS)
+            }
             Ok(false) => paused_ms.saturating_mul(2).clamp(RETRY_EVERY_MS, RETRY_AT_LEAST_EVERY_MS),
             Err(e) => {
                 tracing::warn!("cannot tell the store now which versions are needed here: {}", problem(&e));

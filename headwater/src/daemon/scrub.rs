@@ -83,16 +83,23 @@ struct History {
     users: Users,
 }
 
-/// How long an answer holds of who uses a version: a round may take days.
+/// How long an answer holds of who uses a version, since a round may take days; and one that it cannot be told.
 const USERS_KEPT: Duration = Duration::from_secs(300);
+const UNKNOWN_KEPT: Duration = Duration::from_secs(60);
 
 /// Who uses versions, as was told in this round. Much that is damaged can touch the same versions, and each answer takes a look at
 /// all machines and questions to the store. It has no more than the versions of the store.
 #[derive(Default)]
-struct Users(HashMap<String, (Instant, Vec<String>)>);
+struct Users(HashMap<String, Told>);
+
+#[derive(Default)]
+struct Told {
+    until: Option<Instant>,
+    lines: Vec<String>,
+}
 
 impl Users {
-    /// Who uses these versions; and of that, what was not known before.
+    /// Who uses these versions; and of that, what was not said last of the same version.
     fn of(
         &mut self,
         versions: &[String],
@@ -100,21 +107,16 @@ impl Users {
     ) -> (Vec<String>, Vec<String>) {
         let (mut uses, mut new) = (Vec::new(), Vec::new());
         for version in versions {
-            let known = self.0.remove(version).filter(|(told, _)| told.elapsed() < USERS_KEPT);
-            let of_version = match known.map_or_else(|| Err(ask(version)), Ok) {
-                Ok(known) => self.0.entry(version.clone()).or_insert(known).1.clone(),
-                Err(Ok(told)) => {
-                    new.extend_from_slice(&told);
-                    self.0.insert(version.clone(), (Instant::now(), told.clone()));
-                    told
-                }
-                // The next one asks again.
-                Err(Err(line)) => {
-                    new.push(line.clone());
-                    vec![line]
-                }
-            };
-            uses.extend(of_version);
+            let told = self.0.entry(version.clone()).or_default();
+            if told.until.is_none_or(|until| until <= Instant::now()) {
+                let (kept, lines) = match ask(version) {
+                    Ok(lines) => (USERS_KEPT, lines),
+                    Err(line) => (UNKNOWN_KEPT, vec![line]),
+                };
+                new.extend(lines.iter().filter(|line| !told.lines.contains(line)).cloned());
+                *told = Told { until: Instant::now().checked_add(kept), lines };
+            }
+            uses.extend_from_slice(&told.lines);
         }
         (uses, new)
     }
@@ -267,12 +269,15 @@ mod tests {
         let found = users.of(&[one, two, three], ask);
         assert_eq!(found, (vec![runs("a@1"), runs("a@3")], vec![runs("a@3")]));
         assert_eq!(*asked.borrow(), ["a@1", "a@2", "a@3"]);
-        let four = ["a@4".to_owned()];
+        // What could not be told is not kept as long as an answer is.
         let unknown = vec!["a@4: cannot tell who uses it".to_owned()];
-        for _ in 0..2 {
-            assert_eq!(users.of(&four, ask), (unknown.clone(), unknown.clone()));
-        }
-        assert_eq!(asked.borrow().len(), 5, "what could not be told is asked again");
+        let began = Instant::now();
+        assert_eq!(users.of(&["a@4".to_owned()], ask), (unknown.clone(), unknown));
+        assert!(users.0["a@4"].until.unwrap() < began + USERS_KEPT);
+        // When it is asked again, what was said already is not new.
+        users.0.get_mut("a@1").unwrap().until = Some(began);
+        assert_eq!(users.of(&["a@1".to_owned()], ask), (vec![runs("a@1")], Vec::new()));
+        assert_eq!(asked.borrow().len(), 5);
     }
 
     #[test]
