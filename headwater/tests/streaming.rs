@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use headwater_image::Trace;
+use headwater_image::{Manifest, Trace};
 use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::{FileServer, HttpFault, TestTls, wait_until};
 use support::{Daemon, headwater, headwater_on_full_disk, pseudo_random, run, short_dir, signal};
@@ -215,7 +215,10 @@ fn a_boot_trace_that_servers_have_is_fetched_ahead_unless_it_is_switched_off() {
     let there = LocalDir::open(&root, Access::Read).expect("the store");
     let manifest = there.images().expect("a list")[0].versions[0].manifest;
     let touched: Vec<_> = boot.iter().map(|chunk| (*chunk, 0)).collect();
-    there.set_trace(manifest, Some(&Trace::of_boot(manifest, &touched).encode())).expect("readers may");
+    let trace = Trace::of_boot(manifest, &touched);
+    there.set_trace(manifest, Some(&trace.encode())).expect("readers may");
+    let whole = Manifest::decode(&there.manifest(manifest).expect("it is there")).expect("it is sound");
+    let stored_bytes = trace.stored_bytes(&whole);
     let mut server = FileServer::start(&root, None);
     let read = |export: &Export, chunk: u64| {
         let uri = format!("nbd+unix:///?socket={}", export.dir.path().join("nbd").display());
@@ -233,7 +236,9 @@ fn a_boot_trace_that_servers_have_is_fetched_ahead_unless_it_is_switched_off() {
     let export = Export::start(&server.url(), |_, command| {
         command.args(["--readahead", "off"]);
     });
-    wait_until("all of the boot is here", || export.image()["ahead"] == boot.len());
+    // They count as fetched ahead when they are asked for.
+    wait_until("all of the boot is here", || export.image()["store_bytes"] == stored_bytes);
+    assert_eq!(export.image()["ahead"], boot.len());
     server.kill();
     boot.iter().for_each(|chunk| read(&export, *chunk));
     assert_eq!(export.image()["waits"], 0);
