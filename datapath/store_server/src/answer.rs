@@ -422,7 +422,8 @@ fn failed() -> Response<AnswerBody> {
 }
 
 fn busy() -> Response<AnswerBody> {
-    let message = "too much is being read of the store, or not taken by who asked for it, or the store does not answer; ask again";
+    let message = "too much is being read of the store or not taken by who asked for it, or the store does \
+                   not answer; ask again";
     let mut refused = problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message);
     put(&mut refused, header::RETRY_AFTER, "1");
     refused

@@ -78,7 +78,7 @@ impl Contents {
             }
             // Others would stay in memory, and no longer be found by who asks for them next.
             let Some(unused) = kept.iter().position(|content| Arc::strong_count(content) == 1) else {
-                let why = "manifests that clients do not take fill the memory that there is for them";
+                let why = "manifests, lists and traces that clients do not take fill the memory that there is for them";
                 return Err(StoreError::new(StoreErrorKind::NoSpace, why));
             };
             kept.remove(unused);

@@ -36,11 +36,11 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is run in a guest before it is frozen. Linux waits for an RCU grace period, several ticks long, at each of the three levels at
 /// which it keeps writers out of a file system: expedited ones take a fraction of that. The guest takes that back by itself
-/// after ten seconds, whatever becomes of the freeze and of who asked for it, and at once where the agent's service is ended, unless another freeze has asked meanwhile: any number but 0
-/// expedites, so each puts one of its own there. Where writing out takes longer than that, it is asked for again. A guest that has no such file, or is
-/// expedited for good by a 1, is left as it is. What waits for those seconds has none of the shell's files, or the agent would
-/// wait for it, too; it begins before the long part and starts no program at its end, to take no processor from a guest
-/// that stands still.
+/// after ten seconds, whatever becomes of the freeze and of who asked for it, and at once where the agent's service is ended,
+/// unless another freeze has asked meanwhile: any number but 0 expedites, so each puts one of its own there. Where writing out took
+/// longer than that, it is asked for again. A guest that has no such file, or is expedited for good by a 1, is left as it
+/// is. What waits for those seconds has none of the shell's files, or the agent would wait for it, too; it begins before
+/// the long part and starts no program at its end, to take no processor from a guest that stands still.
 const WRITE_OUT: &str = "\
 f=/sys/kernel/rcu_expedited
 expedite() {
