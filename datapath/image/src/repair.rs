@@ -498,12 +498,15 @@ impl Object for Patched {
     }
 }
 
+/// Unpacks a chunk and checks its hash.
+type Unpack = fn(&[u8], &mut [u8], &Hash) -> Result<(), ImageError>;
+
 fn read_checked(
     source: &dyn Store,
     object: ObjectRef,
     chunk: &ChunkRef,
     chunk_bytes: u32,
-    unpack: fn(&[u8], &mut [u8], &Hash) -> Result<(), ImageError>,
+    unpack: Unpack,
 ) -> Result<Vec<u8>, ImageError> {
     let object = open_of(source, &object)?;
     let mut stored = vec![0; usize_of_u32(chunk.stored_bytes)];
