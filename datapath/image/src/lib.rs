@@ -23,9 +23,10 @@
 //! - One content imported into one store is one version hash, whatever the number of threads.
 //!
 //! # Limits
-//! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
+//! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files of a partition, of all as many as [`diff::CHANGED_FILES_BYTES_MAX`] hold, and
+//!   [`diff::PARTITIONS_MAX`] partitions. The directories that are looked into at a time take at most 256 MiB.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes; what is imported has at most what a machine's disk may have
-//!   ([`headwater_block::VOLUME_MAX_BYTES`]).
+//!   ([`headwater_block::VOLUME_MAX_BYTES`]), and as much data as a manifest of [`headwater_store::MANIFEST_MAX_BYTES`] names: 1.3 TiB.
 //! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
 //! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads of each place at a time; as many wait as were taken in.
 //! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
