@@ -62,7 +62,8 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-testkit --package headwater-nbd --package headwater-iscsi \
 	    --package headwater-fuse --package headwater-vhost-user
 	guest/build
-	cargo test --locked --package headwater-volume --test conformance --package headwater --test vhost_user
+	cargo test --locked --package headwater-volume --test it conformance::
+	cargo test --locked --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
 	guest/vhost-test target/release/headwater
 	guest/newer-clients target/release/headwater

@@ -4,6 +4,8 @@
 //!
 //! One test, because booting is what costs. It takes minutes, and so is run by `make conformance`.
 
+#[path = "it/support/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod support;
 
 use std::io::{BufRead, BufReader};

@@ -18,6 +18,7 @@
 //!   run                   runs a program that must succeed, and says what to install where it is missing
 //!   resident_bytes, alone memory of this process, and tests of it one after the other
 //!   on_small_file_system  a part of a test where a file system is to be filled
+//!   test_name             of a test as its program knows it, to run it in a process of its own
 //!   send_to_slow_reader   to a peer that takes what it is sent, but slowly
 //!   wait_until            waits for what others do, and fails with what was waited for
 //! ```
@@ -57,6 +58,7 @@ pub mod reference;
 pub mod s3;
 pub mod slow_reader;
 pub mod small_file_system;
+pub mod test_name;
 #[cfg(feature = "vhost")]
 pub mod vhost;
 pub mod wait;
@@ -75,6 +77,7 @@ pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
 pub use slow_reader::send_to_slow_reader;
 pub use small_file_system::on_small_file_system;
+pub use test_name::test_name;
 #[cfg(feature = "vhost")]
 pub use vhost::VhostDisk;
 pub use wait::wait_until;

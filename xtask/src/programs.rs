@@ -1,16 +1,46 @@
-//! The test programs: built by cargo, and found in what it says.
+//! The test programs: built by cargo, and found in what it says; and their parts, which run in processes of their own.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// One program of tests.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The program that a package has for most of its tests, module by module: linking one for each would take longer than running it.
+const OF_MODULES: &str = "it";
+
+/// One program of tests, or a part of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     pub name: String,
     pub path: PathBuf,
     /// Where it runs: its package, as under `cargo test`.
     pub package: PathBuf,
+    /// Its tests that are meant, by their whole names; none: all of them.
+    pub only: Vec<String>,
+}
+
+impl Program {
+    /// A part for each of its modules, where it is of modules, under the name of that.
+    pub fn parts(self) -> Vec<Self> {
+        if self.name != OF_MODULES {
+            return vec![self];
+        }
+        // One that does not say what it has is run as a whole, and says then what is wrong.
+        let listed = Command::new(&self.path).args(["--list", "--format", "terse"]).output();
+        let parts = listed.map(|listed| self.parts_of(&String::from_utf8_lossy(&listed.stdout)));
+        parts.ok().filter(|parts| !parts.is_empty()).unwrap_or_else(|| vec![self])
+    }
+
+    /// Those of a list of its tests.
+    fn parts_of(&self, list: &str) -> Vec<Self> {
+        let mut modules = BTreeMap::<_, Vec<String>>::new();
+        for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+            let module = test.split_once("::").map_or(OF_MODULES, |(module, _)| module);
+            modules.entry(module).or_default().push(test.to_owned());
+        }
+        let parts = modules.into_iter().map(|(name, only)| Self { name: name.into(), only, ..self.clone() });
+        parts.collect()
+    }
 }
 
 /// Builds test programs with `cargo test --no-run` and these arguments; `found` gets each as soon as it is there. `false`: not all
@@ -45,7 +75,7 @@ fn program_of(message: &str) -> Option<Program> {
     let package = Path::new(&text_of(message, "manifest_path")?).parent()?.to_path_buf();
     let file = path.file_stem()?.to_str()?;
     let name = file.rsplit_once('-').map_or(file, |(name, _hash)| name).to_owned();
-    Some(Program { name, path, package })
+    Some(Program { name, path, package, only: Vec::new() })
 }
 
 /// The text that a key has in a line of JSON, which holds it once. Paths with quotes or backslashes are not understood.
@@ -62,11 +92,32 @@ mod tests {
     #[test]
     fn programs_of_tests_are_found_in_messages() {
         let message = r#"{"reason":"compiler-artifact","manifest_path":"/p/disk/Cargo.toml","target":{"doctest":false,"test":true},"profile":{"opt_level":"1","test":true},"executable":"/t/deps/soak-12ab"}"#;
-        let soak =
-            Program { name: "soak".into(), path: "/t/deps/soak-12ab".into(), package: "/p/disk".into() };
+        let soak = Program {
+            name: "soak".into(),
+            path: "/t/deps/soak-12ab".into(),
+            package: "/p/disk".into(),
+            only: Vec::new(),
+        };
         assert_eq!(program_of(message), Some(soak));
         assert_eq!(program_of(&message.replace("\"1\",\"test\":true", "\"1\",\"test\":false")), None);
         assert_eq!(program_of(&message.replace(r#""doctest":false"#, r#""kind":["bench"]"#)), None);
         assert_eq!(program_of(&message.replace("\"/t/deps/soak-12ab\"", "null")), None);
+    }
+
+    #[test]
+    fn a_program_of_modules_has_a_part_for_each() {
+        let whole = Program { name: OF_MODULES.into(), ..Program::default() };
+        let list =
+            "seal::one: test\ns3::deep::two: test\nseal::three: test\nalone: test\nseal::speed: benchmark\n";
+        let parts = whole.parts_of(list);
+        let parts: Vec<_> = parts.iter().map(|part| (&part.name[..], part.only.join(" "))).collect();
+        let expected = [("it", "alone"), ("s3", "s3::deep::two"), ("seal", "seal::one seal::three")]
+            .map(|(n, t)| (n, t.to_owned()));
+        assert_eq!(parts, expected);
+        // One that lists nothing, or cannot be run, stays whole.
+        for path in ["/bin/true", "/nowhere"] {
+            let whole = Program { path: path.into(), ..whole.clone() };
+            assert_eq!(whole.clone().parts(), [whole]);
+        }
     }
 }

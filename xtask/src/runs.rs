@@ -84,12 +84,15 @@ struct State {
 }
 
 impl Queue {
-    /// Runs this one too.
+    /// Runs this one too, by parts if it has some. Who names tests gets them of it as a whole.
     pub fn add(&self, program: Program) {
-        if self.takes_all || !CONFORMANCE.contains(&program.name.as_str()) {
+        if self.takes_all {
             lock(&self.state).waiting.push(program);
-            self.changed.notify_all();
+        } else if !CONFORMANCE.contains(&program.name.as_str()) {
+            let parts = program.parts();
+            lock(&self.state).waiting.extend(parts);
         }
+        self.changed.notify_all();
     }
 
     /// The next one to run, for the first worker or another one. `None`: that was all.
@@ -224,6 +227,9 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
     let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let begin = Instant::now();
     let mut command = Command::new(&program.path);
+    if !program.only.is_empty() {
+        command.arg("--exact").args(&program.only);
+    }
     command.args(filter).current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
     let child = command.env(MARK, &mark).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
     // It holds the writing ends: with them open here the output would have no end.
@@ -297,7 +303,7 @@ mod tests {
     use super::*;
 
     fn shell(name: &str) -> Program {
-        Program { name: name.into(), path: "/bin/sh".into(), package: "/".into() }
+        Program { name: name.into(), path: "/bin/sh".into(), package: "/".into(), only: Vec::new() }
     }
 
     /// Runs it once with this script.

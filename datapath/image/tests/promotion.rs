@@ -1,5 +1,7 @@
 //! What is fetched ahead goes before what came later once somebody waits for it. A process of its own: it fills the pool.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::sync::{Arc, mpsc};

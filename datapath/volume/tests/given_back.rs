@@ -2,8 +2,10 @@
 //! `writecache/src/host.rs`, with a clock that is set). Alone in its program:
 //! what other tests allocate meanwhile would be counted too.
 
-#[expect(dead_code, reason = "one test needs a part of it")]
+#[path = "it/filling/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod filling;
+#[path = "it/setup/mod.rs"]
 mod setup;
 
 use std::sync::Arc;

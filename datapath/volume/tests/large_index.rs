@@ -2,6 +2,7 @@
 //! all there is: both go on writing and reading, and what is resident stays bounded. Alone in its program: what other tests
 //! allocate meanwhile would be counted too.
 
+#[path = "it/setup/mod.rs"]
 mod setup;
 
 use std::path::Path;

@@ -1,7 +1,9 @@
 //! What the log has of a disk that fails and of a machine at its limit: who and why, and not a line for each time.
 
-#[expect(dead_code, reason = "what it holds is for other tests")]
+#[path = "it/filling/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod filling;
+#[path = "it/setup/mod.rs"]
 mod setup;
 
 use std::fmt::{Debug, Write};

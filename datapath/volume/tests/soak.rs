@@ -7,6 +7,7 @@
 
 #![expect(unsafe_code, reason = "a signal is ignored, which has no other way")]
 
+#[path = "it/setup/mod.rs"]
 mod setup;
 
 use std::path::Path;

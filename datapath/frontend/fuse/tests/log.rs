@@ -1,5 +1,7 @@
 //! The log says which file had what error and why, and a disk that fails all the time does not fill it.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,7 @@
 //! Initiators that send garbage, lie, go away or never read: each costs its own connection, and the server lives on.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::io::{Read, Write};

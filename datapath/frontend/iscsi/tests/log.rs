@@ -1,5 +1,7 @@
 //! What the log says of how connections end.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! Initiators that come in masses, or go, or take nothing, or do not know the secret: the log says who and why, and is not filled.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::io::Write;

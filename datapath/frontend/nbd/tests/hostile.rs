@@ -1,5 +1,7 @@
 //! Clients that send garbage, lie, hang up or never read: each costs its own connection, and the server lives on.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::io::Write;

@@ -1,5 +1,7 @@
 //! Clients that come in masses, or go in the middle: the log says who and why, and is not filled.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::io::Write;

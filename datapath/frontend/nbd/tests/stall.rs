@@ -1,6 +1,8 @@
 //! Clients that ask and never read: each loses its connection when it has taken nothing for too long, and the log says who
 //! it was.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::net::TcpStream;

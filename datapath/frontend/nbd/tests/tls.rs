@@ -1,5 +1,7 @@
 //! TLS with the programs that people use, and every certificate that must not be let in.
 
+#[path = "it/fixture/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod fixture;
 
 use std::io::Write;

@@ -1,5 +1,7 @@
 //! Many machines in one process that do nothing: their threads sleep and take no processor time, and each costs little memory.
 
+#[path = "it/guest/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod guest;
 
 use std::path::PathBuf;

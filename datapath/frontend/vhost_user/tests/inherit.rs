@@ -1,5 +1,7 @@
 //! What a program gets that is started while a machine is connected. Alone in its process, whose descriptors it looks at.
 
+#[path = "it/guest/mod.rs"]
+#[expect(dead_code, reason = "it is for others, too")]
 mod guest;
 
 use std::sync::Arc;

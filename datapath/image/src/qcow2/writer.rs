@@ -273,7 +273,7 @@ mod tests {
     }
 
     /// Every cluster of the file is used once, has a refcount of one, and nothing else has any. `qemu-img check` does the same to
-    /// what tests/export_qcow2.rs makes; here no process is started, whose child would hold the locks of other tests for a moment.
+    /// what tests/it/export_qcow2.rs makes; here no process is started, whose child would hold the locks of other tests for a moment.
     fn check(file: &File) {
         let words = |at: u64, count: u64| {
             let mut bytes = vec![0; usize_of(count * 8)];

@@ -1,0 +1,6 @@
+//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+
+mod conformance;
+mod file;
+mod fixture;
+mod tools;

@@ -1,0 +1,11 @@
+//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+
+mod addresses;
+mod extended;
+#[expect(dead_code, reason = "it is for the programs beside this one, too")]
+mod fixture;
+mod lent;
+mod lying_server;
+mod own_client;
+mod real_clients;
+mod whole_writes;

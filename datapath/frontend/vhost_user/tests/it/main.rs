@@ -1,0 +1,8 @@
+//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+
+mod conformance;
+mod guest;
+mod hostile;
+mod oracle;
+mod queues;
+mod starting;

@@ -1,0 +1,587 @@
+//! What changed between versions, with file systems made and changed by the tools that are used for them: mke2fs and
+//! debugfs, mkfs.vfat and mtools, mkntfs and ntfs-3g; and sfdisk.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::fixture::{disk_of, noise, store};
+use headwater_image::{Cancel, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import};
+use headwater_store::{Hash, LocalDir};
+use headwater_testkit::{output, run, succeed, wait_until};
+
+fn add(store: &LocalDir, disk: Vec<u8>) -> Hash {
+    let options = ImportOptions::new("disk".parse().unwrap(), 0);
+    import(disk_of(disk), store, &options, &mut |_| {}).unwrap().version.manifest
+}
+
+fn compare(store: &LocalDir, from: Hash, to: Hash) -> Difference {
+    diff(store, from, to, &Cancel::new(), &mut |_| {}).unwrap()
+}
+
+#[test]
+fn changed_chunks_and_blocks_are_counted() {
+    let (_kept, store) = store();
+    let mut disk = vec![0; 1 << 20];
+    noise(&mut disk[..300_000], 1);
+    let first = add(&store, disk.clone());
+    assert_eq!(compare(&store, first, first).changed_chunks, 0);
+    // One byte; a block that becomes zero; two blocks in one chunk of what was zero.
+    disk[5000] ^= 1;
+    disk[65_536..65_536 + 4096].fill(0);
+    disk[700_000] = 1;
+    disk[700_000 + 8192] = 1;
+    let second = add(&store, disk.clone());
+    let found = compare(&store, first, second);
+    assert_eq!((found.changed_chunks, found.changed_bytes), (3, 4 * 4096));
+    assert_eq!(found.partitions[0].number, 0);
+    assert!(found.partitions[0].files.is_none());
+    assert!(found.partitions[0].remark.as_ref().unwrap().contains("no ext2, ext3, ext4, FAT or NTFS"));
+    assert_eq!(compare(&store, second, first).changed_bytes, found.changed_bytes);
+    // A larger disk: what is new counts unless it is zero.
+    disk.resize(3 << 20, 0);
+    disk[2 << 20] = 1;
+    let third = add(&store, disk);
+    let found = compare(&store, second, third);
+    assert_eq!((found.from_bytes, found.to_bytes, found.changed_bytes), (1 << 20, 3 << 20, 4096));
+}
+
+/// An ext4 file system with some files.
+fn file_system(dir: &Path) -> Vec<u8> {
+    let tree = dir.join("tree");
+    fs::create_dir_all(tree.join("etc/deep")).unwrap();
+    for (name, text) in
+        [("etc/motd", "hello"), ("etc/deep/same", "same"), ("etc/touched", "touched"), ("gone", "x")]
+    {
+        fs::write(tree.join(name), text).unwrap();
+    }
+    let mut large = vec![0; 3 << 20];
+    noise(&mut large, 7);
+    fs::write(tree.join("large"), large).unwrap();
+    std::os::unix::fs::symlink("etc/motd", tree.join("link")).unwrap();
+    let image = dir.join("fs.img");
+    let _ = fs::remove_file(&image);
+    let (tree, image) = (tree.to_str().unwrap(), image.to_str().unwrap());
+    run("e2fsprogs", "mke2fs", &["-q", "-t", "ext4", "-d", tree, image, "16M"]);
+    fs::read(image).unwrap()
+}
+
+fn debugfs(dir: &Path, commands: &str) -> Vec<u8> {
+    let (script, image) = (dir.join("script"), dir.join("fs.img"));
+    fs::write(&script, commands).unwrap();
+    run("e2fsprogs", "debugfs", &["-w", "-f", script.to_str().unwrap(), image.to_str().unwrap()]);
+    fs::read(image).unwrap()
+}
+
+/// The file system as the second partition of a disk, after one that is not looked into.
+fn on_disk(fs: &[u8], gpt: bool) -> Vec<u8> {
+    let (first, sectors) = (2048u64, (fs.len() / 512) as u64);
+    let mut disk = vec![0; (first as usize) * 512 + fs.len() + (1 << 20)];
+    if gpt {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        fs::File::create(&path).unwrap().set_len(disk.len() as u64).unwrap();
+        sfdisk(&path, &[], &format!("label: gpt\np2 : start={first}, size={sectors}\n"));
+        disk = fs::read(&path).unwrap();
+    } else {
+        let entry = 446 + 16;
+        disk[entry + 4] = 0x83;
+        disk[entry + 8..entry + 12].copy_from_slice(&(first as u32).to_le_bytes());
+        disk[entry + 12..entry + 16].copy_from_slice(&(sectors as u32).to_le_bytes());
+        disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    }
+    disk[(first as usize) * 512..][..fs.len()].copy_from_slice(fs);
+    disk
+}
+
+#[test]
+fn a_comparison_is_cancelled_while_it_looks_at_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = file_system(dir.path());
+    let after = debugfs(dir.path(), "rm /gone\n");
+    let (_kept, store) = store();
+    let (from, to) = (add(&store, before), add(&store, after));
+    // Nothing is told of how far it is from then on.
+    let (is_told, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (all, asks) = (Arc::clone(&is_told), Arc::clone(&asked));
+    let cancel =
+        Cancel::when(move || all.load(Ordering::Relaxed) && asks.fetch_add(1, Ordering::Relaxed) >= 3);
+    let outcome = diff(&store, from, to, &cancel, &mut |at| {
+        is_told.store(at.done_bytes == at.total_bytes, Ordering::Relaxed);
+    });
+    assert_eq!(outcome.unwrap_err().kind(), ImageErrorKind::Cancelled);
+    assert!(asked.load(Ordering::Relaxed) > 3);
+}
+
+#[test]
+fn changed_files_of_ext4_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = file_system(dir.path());
+    fs::write(dir.path().join("new text"), "another hello").unwrap();
+    let new = dir.path().join("new text");
+    let after = debugfs(
+        dir.path(),
+        &format!(
+            "rm /etc/motd\nwrite \"{0}\" /etc/motd\nrm /gone\nmkdir /added\nwrite \"{0}\" /added/file\n\
+             set_inode_field /etc/touched mtime 20200101000000\nset_inode_field /etc/deep mode 040700\n",
+            new.display()
+        ),
+    );
+    let (_kept, store) = store();
+    for layout in [None, Some(true), Some(false)] {
+        let disk = |fs: &[u8]| layout.map_or_else(|| fs.to_vec(), |gpt| on_disk(fs, gpt));
+        let (from, to) = (add(&store, disk(&before)), add(&store, disk(&after)));
+        let found = compare(&store, from, to);
+        let partition = &found.partitions[0];
+        assert_eq!(partition.number, if layout.is_some() { 2 } else { 0 });
+        assert_eq!(partition.remark, None);
+        let files: Vec<(String, FileChange)> =
+            partition.files.clone().unwrap().into_iter().map(|file| (file.path, file.change)).collect();
+        let expected = [
+            ("/added", FileChange::Added),
+            ("/added/file", FileChange::Added),
+            ("/etc/deep", FileChange::Attributes),
+            ("/etc/motd", FileChange::Changed),
+            ("/etc/touched", FileChange::Attributes),
+            ("/gone", FileChange::Removed),
+        ];
+        assert_eq!(files, expected.map(|(path, change)| (path.to_owned(), change)), "{layout:?}");
+        assert!(partition.changed_bytes > 0 && partition.changed_bytes <= found.changed_bytes);
+        // Back again, what was added is gone.
+        let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
+        assert!(back.iter().any(|file| file.path == "/added/file" && file.change == FileChange::Removed));
+    }
+}
+
+fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
+    let partition = &found.partitions[0];
+    assert_eq!(partition.remark, None);
+    let files: Vec<(String, FileChange)> =
+        partition.files.clone().unwrap().into_iter().map(|file| (file.path, file.change)).collect();
+    let expected: Vec<_> = expected.iter().map(|(path, change)| ((*path).to_owned(), *change)).collect();
+    assert_eq!(files, expected);
+}
+
+/// A file outside with this content and a time of change.
+fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
+    let path = dir.join("content");
+    fs::write(&path, content).unwrap();
+    let time =
+        std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_600_000_000 + 60 * minutes);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// A FAT with so many bits, some files, and the way to change them.
+fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
+    let path = dir.join("fat.img");
+    let image = path.to_str().unwrap();
+    let _ = fs::remove_file(&path);
+    fs::File::create(&path).unwrap().set_len(megabytes << 20).unwrap();
+    run("dosfstools", "mkfs.vfat", &["-F", bits, "-s", "1", "-n", "LABEL", image]);
+    let copy = |content: &[u8], minutes: u64, to: &str| {
+        run(
+            "mtools",
+            "mcopy",
+            &["-o", "-m", "-i", image, &outside(dir, content, minutes), &format!("::{to}")],
+        );
+    };
+    run("mtools", "mmd", &["-i", image, "::/EFI", "::/EFI/A directory with a long name"]);
+    let mut large = vec![0; 1 << 20];
+    noise(&mut large, 7);
+    for (name, content) in [
+        ("/EFI/BOOT.EFI", &large[..]),
+        ("/EFI/lower.txt", b"hello"),
+        ("/EFI/A directory with a long name/A file with a long name that takes three entries.conf", b"old"),
+        ("/gone", b"x"),
+        ("/touched", b"same"),
+        ("/kept", b"kept"),
+    ] {
+        copy(content, 0, name);
+    }
+    let before = fs::read(&path).unwrap();
+    large[1_000_000] ^= 1;
+    copy(&large, 1, "/EFI/BOOT.EFI");
+    copy(
+        b"new",
+        1,
+        "/EFI/A directory with a long name/A file with a long name that takes three entries.conf",
+    );
+    copy(b"same", 1, "/touched");
+    run("mtools", "mdel", &["-i", image, "::/gone"]);
+    run("mtools", "mmd", &["-i", image, "::/added"]);
+    for number in 0..40 {
+        copy(&[number], 1, &format!("/added/file number {number}"));
+    }
+    (before, fs::read(&path).unwrap())
+}
+
+#[test]
+fn changed_files_of_fat_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    for (bits, megabytes) in [("12", 2), ("16", 12), ("32", 40)] {
+        let (before, after) = fat(dir.path(), bits, megabytes);
+        let (from, to) = (add(&store, before.clone()), add(&store, after.clone()));
+        let mut expected = vec![
+            (
+                "/EFI/A directory with a long name/A file with a long name that takes three entries.conf",
+                FileChange::Changed,
+            ),
+            ("/EFI/BOOT.EFI", FileChange::Changed),
+            ("/added", FileChange::Added),
+        ];
+        let names: Vec<String> = (0..40).map(|number| format!("/added/file number {number}")).collect();
+        expected.extend(names.iter().map(|name| (name.as_str(), FileChange::Added)));
+        expected.extend([("/gone", FileChange::Removed), ("/touched", FileChange::Attributes)]);
+        expected.sort_by_key(|(path, _)| *path);
+        expect(&compare(&store, from, to), &expected);
+        let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
+        assert!(
+            back.iter()
+                .any(|file| file.path == "/added/file number 39" && file.change == FileChange::Removed)
+        );
+        // In a partition, as firmware finds it.
+        let (from, to) = (add(&store, on_disk(&before, true)), add(&store, on_disk(&after, true)));
+        expect(&compare(&store, from, to), &expected);
+    }
+}
+
+/// Linux reads it; mtools takes it for a FAT16, so that the file is written by hand.
+#[test]
+fn changed_files_of_a_fat32_with_few_clusters_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let path = dir.path().join("fat.img");
+    fs::File::create(&path).unwrap().set_len(40 << 20).unwrap();
+    run("dosfstools", "mkfs.vfat", &["-F", "32", "-s", "8", path.to_str().unwrap()]);
+    let before = fs::read(&path).unwrap();
+    let word = |at: usize| usize::from(u16::from_le_bytes([before[at], before[at + 1]]));
+    let table_bytes = 512 * (word(36) | word(38) << 16);
+    let table = 512 * word(14);
+    let root = table + 2 * table_bytes;
+    let mut after = before.clone();
+    // In cluster 3, which ends there.
+    for copy in [table, table + table_bytes] {
+        after[copy + 12..copy + 16].copy_from_slice(&0x0FFF_FFFF_u32.to_le_bytes());
+    }
+    after[root + 8 * 512..][..5].copy_from_slice(b"hello");
+    after[root..root + 32].copy_from_slice(b"HELLO   TXT\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x03\0\x05\0\0\0");
+    let found = compare(&store, add(&store, before), add(&store, after));
+    let files = found.partitions[0].files.clone().unwrap();
+    let named: Vec<_> =
+        files.iter().map(|file| (file.path.to_lowercase(), file.change, file.size_bytes)).collect();
+    assert_eq!(named, [("/hello.txt".to_owned(), FileChange::Added, 5)]);
+}
+
+#[test]
+fn a_fat_without_room_for_its_root_directory_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let before = fat(dir.path(), "16", 12).0;
+    let mut after = before.clone();
+    after[17..19].fill(0);
+    let found = compare(&store, add(&store, before), add(&store, after));
+    let remark = found.partitions[0].remark.clone().unwrap();
+    assert!(remark.contains("no room for a root directory"), "{remark}");
+}
+
+/// An NTFS in a file, mounted while `work` is done in it.
+fn in_ntfs(dir: &Path, work: impl FnOnce(&Path)) -> Vec<u8> {
+    let (image, at) = (dir.join("ntfs.img"), dir.join("mounted"));
+    fs::create_dir_all(&at).unwrap();
+    run("ntfs-3g", "ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&at)));
+    // Between its fork and its program a child of another test has our files open.
+    wait_until("it is not busy", || output("mount", Command::new("umount").arg(&at)).status.success());
+    // The file system's process writes its last blocks after that.
+    wait_until("its process ends", || !is_open_elsewhere(&image));
+    done.unwrap();
+    fs::read(image).unwrap()
+}
+
+fn is_open_elsewhere(file: &Path) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let mut open = processes.filter_map(|p| fs::read_dir(p.path().join("fd")).ok()).flatten().flatten();
+    open.any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target == file))
+}
+
+/// An NTFS before and after changes.
+fn ntfs(dir: &Path) -> (Vec<u8>, Vec<u8>) {
+    let image = dir.join("ntfs.img");
+    let _ = fs::remove_file(&image);
+    fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+    run(
+        "ntfs-3g",
+        "mkntfs",
+        &["-q", "-F", "-Q", "-p", "0", "-s", "512", "-H", "0", "-S", "0", image.to_str().unwrap()],
+    );
+    let long = "People/A directory/A file with a long name.txt";
+    let mut large = vec![0; 5 << 20];
+    noise(&mut large, 3);
+    let before = in_ntfs(dir, |at| {
+        fs::create_dir_all(at.join("People/A directory")).unwrap();
+        fs::create_dir_all(at.join("many")).unwrap();
+        fs::write(at.join("People/large.bin"), &large).unwrap();
+        for name in [long, "touched", "gone", "Gr\u{fc}\u{df}e.txt"] {
+            fs::write(at.join(name), "hello").unwrap();
+        }
+        // More than fit in the directory's own record.
+        for number in 0..300 {
+            fs::write(at.join(format!("many/file number {number}")), [number as u8; 700]).unwrap();
+        }
+    });
+    let after = in_ntfs(dir, |at| {
+        large[4_000_000] ^= 1;
+        fs::write(at.join("People/large.bin"), &large).unwrap();
+        fs::write(at.join(long), "bye").unwrap();
+        let touched = fs::File::options().write(true).open(at.join("touched")).unwrap();
+        touched.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
+        fs::remove_file(at.join("gone")).unwrap();
+        fs::write(at.join("many/file number 250"), [1; 700]).unwrap();
+        fs::create_dir_all(at.join("added/deep")).unwrap();
+        fs::write(at.join("added/deep/file"), "new").unwrap();
+    });
+    (before, after)
+}
+
+#[test]
+fn changed_files_of_ntfs_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let (before, after) = ntfs(dir.path());
+    let expected = [
+        ("/People/A directory/A file with a long name.txt", FileChange::Changed),
+        ("/People/large.bin", FileChange::Changed),
+        ("/added", FileChange::Added),
+        ("/added/deep", FileChange::Added),
+        ("/added/deep/file", FileChange::Added),
+        ("/gone", FileChange::Removed),
+        ("/many/file number 250", FileChange::Changed),
+        ("/touched", FileChange::Attributes),
+    ];
+    for disk in [<[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, |fs| on_disk(fs, true)] {
+        let (from, to) = (add(&store, disk(&before)), add(&store, disk(&after)));
+        expect(&compare(&store, from, to), &expected);
+        let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
+        assert!(
+            back.iter().any(|file| file.path == "/added/deep/file" && file.change == FileChange::Removed)
+        );
+    }
+}
+
+/// Notes in an NTFS that only the start of a file was ever written.
+fn write_only_start(image: &mut [u8], file: &str, bytes: u64) {
+    let name: Vec<u8> = file.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    // The directory's record has the name too.
+    let is_its = |record: &[u8]| {
+        record.starts_with(b"FILE") && record[22] == 1 && record.windows(name.len()).any(|part| part == name)
+    };
+    let start = (0..image.len()).step_by(1024).find(|at| is_its(&image[*at..at + 1024])).unwrap();
+    let record = &mut image[start..start + 1024];
+    let word = |record: &[u8], at: usize| usize::from(u16::from_le_bytes([record[at], record[at + 1]]));
+    let mut attribute = word(record, 20);
+    while record[attribute] != 0x80 {
+        attribute += word(record, attribute + 4);
+    }
+    // Its last two bytes may be those of the sector, which are kept elsewhere.
+    record[attribute + 56..attribute + 62].copy_from_slice(&bytes.to_le_bytes()[..6]);
+}
+
+#[test]
+fn what_was_never_written_of_an_ntfs_file_is_not_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let (mut before, mut after) = ntfs(dir.path());
+    // The files differ in the byte 4,000,000.
+    for (bytes, change) in [(4_000_001, FileChange::Changed), (4_000_000, FileChange::Attributes)] {
+        write_only_start(&mut before, "large.bin", bytes);
+        write_only_start(&mut after, "large.bin", bytes);
+        let (from, to) = (add(&store, before.clone()), add(&store, after.clone()));
+        let files = compare(&store, from, to).partitions[0].files.clone().unwrap();
+        let large = files.iter().find(|file| file.path == "/People/large.bin").unwrap();
+        assert_eq!(large.change, change, "{bytes}");
+    }
+}
+
+/// Has sfdisk do what a script says to a disk.
+fn sfdisk(disk: &Path, options: &[&str], script: &str) {
+    let path = disk.with_extension("sfdisk");
+    fs::write(&path, script).unwrap();
+    let mut command = Command::new("sfdisk");
+    command.arg("--quiet").args(options).arg(disk).stdin(fs::File::open(path).unwrap());
+    succeed("fdisk", &mut command);
+}
+
+/// The numbers of a disk's partitions, and the sectors where they start, as sfdisk says them.
+fn sfdisk_says(disk: &Path) -> Vec<(u32, usize)> {
+    let name = disk.to_str().unwrap();
+    let dump = run("fdisk", "sfdisk", &["--dump", name]);
+    let place = |line: &str| {
+        let (number, rest) = line.strip_prefix(name)?.split_once(" : start=")?;
+        let (start, _) = rest.split_once(',')?;
+        Some((number.parse().unwrap(), start.trim().parse().unwrap()))
+    };
+    dump.lines().filter_map(place).collect()
+}
+
+#[test]
+fn changed_files_of_logical_partitions_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.img");
+    fs::File::create(&path).unwrap().set_len(32 << 20).unwrap();
+    let table = [
+        "label: dos",
+        "p1 : start=2048, size=2048, type=83",
+        "p2 : start=4096, size=53248, type=f",
+        "p3 : start=57344, size=2048, type=83",
+        "p4 : start=59392, size=2048, type=83",
+        "p5 : size=32768, type=83",
+        "p6 : size=8192, type=83",
+        "p7 : size=2048, type=83",
+    ];
+    sfdisk(&path, &[], &table.join("\n"));
+    // 7 becomes 6, and the new 7 lies between 5 and 6: the chain of tables goes back to it.
+    run("fdisk", "sfdisk", &["--quiet", "--delete", path.to_str().unwrap(), "6"]);
+    sfdisk(&path, &["--append"], "size=4096, type=6\n");
+    let places = sfdisk_says(&path);
+    assert_eq!(places.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7]);
+    let start_of = |number: usize| places[number - 1].1;
+    assert!(start_of(5) < start_of(7) && start_of(7) < start_of(6), "{places:?}");
+
+    let empty = fs::read(&path).unwrap();
+    let disk = |ext: &[u8], fat: &[u8]| {
+        let mut disk = empty.clone();
+        for (number, content) in [(5, ext), (7, fat)] {
+            disk[start_of(number) * 512..][..content.len()].copy_from_slice(content);
+        }
+        disk
+    };
+    let (ext_before, ext_after) = (file_system(dir.path()), debugfs(dir.path(), "rm /gone\n"));
+    let (fat_before, fat_after) = fat(dir.path(), "12", 2);
+    let (_kept, store) = store();
+    let (from, to) = (add(&store, disk(&ext_before, &fat_before)), add(&store, disk(&ext_after, &fat_after)));
+    let found = compare(&store, from, to);
+    let found_places: Vec<_> =
+        found.partitions.iter().map(|p| (p.number, (p.offset_bytes / 512) as usize)).collect();
+    let expected: Vec<_> = places.iter().copied().filter(|(number, _)| *number != 2).collect();
+    assert_eq!(found_places, expected);
+    for partition in &found.partitions {
+        assert_eq!(partition.remark, None, "{}", partition.number);
+        let files = partition.files.iter().flatten().map(|file| (file.path.as_str(), file.change));
+        let files: Vec<_> = files.collect();
+        match partition.number {
+            5 => assert_eq!(files, [("/gone", FileChange::Removed)]),
+            7 => assert!(files.contains(&("/EFI/BOOT.EFI", FileChange::Changed)), "{files:?}"),
+            _ => assert!(partition.changed_bytes == 0 && files.is_empty(), "{partition:?}"),
+        }
+    }
+}
+
+/// A file system of each kind, and where the tables begin whose damage matters most.
+fn one_of_each(dir: &Path) -> Vec<(Vec<u8>, usize)> {
+    let ntfs = ntfs(dir).0;
+    // Its tables begin with the record of the root directory, or of the first file.
+    let record = |number: usize| ntfs.windows(5).position(|w| w == b"FILE0").unwrap() + number * 1024;
+    let (root, first) = (record(5), record(64));
+    vec![
+        (file_system(dir), 1024),
+        (fat(dir, "12", 2).0, 0),
+        (fat(dir, "32", 40).0, 32 * 512),
+        (ntfs.clone(), 0),
+        (ntfs.clone(), root),
+        (ntfs, first),
+    ]
+}
+
+#[test]
+fn a_damaged_file_system_is_a_remark_and_no_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    for (before, tables) in one_of_each(dir.path()) {
+        let from = add(&store, before.clone());
+        for round in 0..30usize {
+            let mut after = before.clone();
+            let at = tables + round * 97;
+            noise(&mut after[at..at + 64], round as u64);
+            let to = add(&store, after);
+            let found = compare(&store, from, to);
+            assert!(found.changed_bytes >= 4096 && found.partitions.len() == 1, "{at}");
+        }
+    }
+}
+
+/// Memory that is not to be had ends a program, and nothing catches that.
+#[test]
+fn what_would_take_all_memory_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let before = file_system(dir.path());
+    let from = add(&store, before.clone());
+    let remark = |after| compare(&store, from, add(&store, after)).partitions[0].remark.clone().unwrap();
+    let link = debugfs(dir.path(), "set_inode_field /link size 1099511627776\n");
+    assert!(remark(link).contains("a symbolic link has 1099511627776 bytes"));
+    // Without the checksum that would be wrong.
+    let with = |at: usize, value: u32| {
+        let mut after = before.clone();
+        after[1024 + 0x64..][..4].copy_from_slice(&0u32.to_le_bytes());
+        after[1024 + at..][..4].copy_from_slice(&value.to_le_bytes());
+        after
+    };
+    assert!(remark(with(0x150, 1 << 18)).contains("groups of blocks"));
+    assert!(remark(with(0x18, 20)).contains("its blocks have 2^30 bytes"));
+}
+
+/// Reading as many zeroes as it claims would take hours.
+#[test]
+fn a_sparse_file_that_claims_more_than_its_partition_counts_as_changed_unread() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    file_system(dir.path());
+    let before = debugfs(dir.path(), "set_inode_field /large size 1099511627776\n");
+    let after = debugfs(dir.path(), "set_inode_field /large mtime 20200101000000\nrm /gone\n");
+    let partition = compare(&store, add(&store, before), add(&store, after)).partitions.remove(0);
+    let files: Vec<_> = partition.files.unwrap().into_iter().map(|f| (f.path, f.change)).collect();
+    let expected = [("/gone", FileChange::Removed), ("/large", FileChange::Changed)];
+    assert_eq!(files, expected.map(|(path, change)| (path.to_owned(), change)));
+    let remark = partition.remark.unwrap();
+    assert!(remark.contains("were not read: 1"), "{remark}");
+}
+
+/// Of a file whose inode makes no sense nobody knows whether it changed.
+#[test]
+fn an_entry_that_cannot_be_read_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let from = add(&store, file_system(dir.path()));
+    let to = add(&store, debugfs(dir.path(), "set_inode_field /gone mode 0\n"));
+    for (from, to) in [(from, to), (to, from)] {
+        let partition = compare(&store, from, to).partitions.remove(0);
+        assert!(partition.files.is_none());
+        let remark = partition.remark.unwrap();
+        assert!(remark.contains("no ext2, ext3, ext4, FAT or NTFS that can be read"), "{remark}");
+    }
+}
+
+#[test]
+fn directories_and_files_without_an_end_are_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = fat(dir.path(), "12", 2).0;
+    let (_kept, store) = store();
+    let from = add(&store, before.clone());
+    // The two copies of the table begin behind the boot sector. Each chain now leads back to its first cluster, and
+    // the first directory's entry names the directory that it is in.
+    let mut loops = before.clone();
+    for entry in loops[512 + 3..4096].chunks_exact_mut(3) {
+        entry.copy_from_slice(&[2, 0x20, 0]);
+    }
+    let remark = compare(&store, from, add(&store, loops)).partitions[0].remark.clone().unwrap();
+    assert!(remark.contains("a directory has no end"), "{remark}");
+    let mut within = before.clone();
+    let entry = before.windows(11).position(|window| window == b"EFI        ").unwrap();
+    within[entry + 26..entry + 28].copy_from_slice(&[0, 0]);
+    let remark = compare(&store, from, add(&store, within)).partitions[0].remark.clone().unwrap();
+    assert!(remark.contains("a directory has no cluster"), "{remark}");
+}

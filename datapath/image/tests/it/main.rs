@@ -1,0 +1,16 @@
+//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+
+mod carry;
+mod damage;
+mod diff;
+mod export_qcow2;
+mod files;
+mod fixture;
+mod foreign;
+mod paged;
+mod repair;
+mod round_trip;
+mod s3;
+mod seal;
+mod sharing;
+mod streaming;

@@ -1,0 +1,753 @@
+//! Reading across a network, with a store that says it is remote: the disk cache, boot traces, readahead, copying.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::fixture::{flip, import_bytes, noise, read_all, store};
+use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
+use headwater_image::{
+    Background, Cancel, ChunkCache, DISK_CACHE_MIN_BYTES, DamagedChunk, DiskCache, ImageErrorKind, Manifest,
+    Pace, Progress, Round, Trace, VersionReader, export_raw, verify_in,
+};
+use headwater_store::{
+    Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, ReadFor, Removed, Store, StoreError,
+    StoreErrorKind, Waiting,
+};
+use headwater_testkit::wait_until;
+
+const CHUNK: usize = 65_536;
+
+/// What all objects of a store share.
+#[derive(Default)]
+struct Line {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    /// The next answers have a wrong bit each; a second copy is right.
+    lies: AtomicU64,
+    gone: AtomicBool,
+    /// Reads wait, as where all servers are gone.
+    waits: AtomicBool,
+    waiting: AtomicU64,
+    /// Who has this object is away: reads of it wait, without a thread where they can.
+    away: Mutex<Option<Hash>>,
+    /// Nobody has this object, and how often it was asked for.
+    missing: Mutex<Option<Hash>>,
+    asked_in_vain: AtomicU64,
+    /// Where reads began of which was said that somebody waits for them.
+    waited_for: Mutex<BTreeSet<u64>>,
+    delay_us: AtomicU64,
+}
+
+/// A store on another host.
+struct Far {
+    store: LocalDir,
+    line: Arc<Line>,
+}
+
+struct FarObject {
+    object: Arc<dyn Object>,
+    line: Arc<Line>,
+}
+
+impl Object for FarObject {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        if self.line.gone.load(Ordering::SeqCst) {
+            return Err(StoreError::new(StoreErrorKind::Io, "the line is cut"));
+        }
+        if *self.line.missing.lock().unwrap() == Some(self.id()) {
+            self.line.asked_in_vain.fetch_add(1, Ordering::SeqCst);
+            return Err(StoreError::new(StoreErrorKind::NotFound, "nobody has it"));
+        }
+        self.line.waiting.fetch_add(1, Ordering::SeqCst);
+        while self.line.waits.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.line.waiting.fetch_sub(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_micros(self.line.delay_us.load(Ordering::SeqCst)));
+        self.line.requests.fetch_add(1, Ordering::SeqCst);
+        self.line.bytes.fetch_add(into.len() as u64, Ordering::SeqCst);
+        self.object.read_range(offset, into)
+    }
+
+    fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
+        let is_away = || *self.line.away.lock().unwrap() == Some(self.id());
+        if is_away() {
+            self.line.waiting.fetch_add(1, Ordering::SeqCst);
+            while is_away() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            self.line.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.read_range(offset, into)?;
+        let lies = self.line.lies.load(Ordering::SeqCst);
+        if lies > 0 {
+            self.line.lies.store(lies - 1, Ordering::SeqCst);
+            let middle = into.len() / 2;
+            into[middle] ^= 1;
+            assert!(check(into).is_err(), "a wrong bit was accepted");
+            into[middle] ^= 1;
+        }
+        check(into)
+    }
+
+    fn read_or_wait(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut Check<'_>,
+        waiting: &mut Waiting,
+    ) -> Result<bool, StoreError> {
+        let (line, id) = (Arc::clone(&self.line), self.id());
+        if waiting.read_for() == ReadFor::Now {
+            line.waited_for.lock().unwrap().insert(offset);
+        }
+        let is_away = move || *line.away.lock().unwrap() == Some(id);
+        match waiting.end::<()>() {
+            None if is_away() => self.line.waiting.fetch_add(1, Ordering::SeqCst),
+            Some(()) if !is_away() => self.line.waiting.fetch_sub(1, Ordering::SeqCst),
+            None => return self.read_checked(offset, into, check).map(|()| true),
+            Some(()) => 0,
+        };
+        if is_away() {
+            waiting.begin((), move |_| !is_away());
+            return Ok(false);
+        }
+        self.read_checked(offset, into, check).map(|()| true)
+    }
+}
+
+impl Store for Far {
+    fn chunk_bytes(&self) -> u32 {
+        self.store.chunk_bytes()
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.store.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.store.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.store.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(Arc::new(FarObject { object: self.store.open_object(id)?, line: Arc::clone(&self.line) }))
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.store.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.store.publish()
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.store.change(name, change)
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.store.remove(name, number)
+    }
+}
+
+struct Setup {
+    store_dir: tempfile::TempDir,
+    cache_dir: tempfile::TempDir,
+    disk: Vec<u8>,
+    manifest: Hash,
+    far: Far,
+}
+
+/// A disk of this many MiB whose chunks do not compress, in a store far away.
+fn setup(mib: usize) -> Setup {
+    let (store_dir, local) = store();
+    let mut disk = vec![0; mib << 20];
+    noise(&mut disk, 5);
+    let manifest = import_bytes(&local, "disk", &disk).version.manifest;
+    let far = Far { store: local, line: Arc::default() };
+    Setup { store_dir, cache_dir: tempfile::tempdir().unwrap(), disk, manifest, far }
+}
+
+impl Setup {
+    /// Opens the directory, which is free as soon as what an earlier reader still fetched ahead is done.
+    fn disk_cache(&self) -> Arc<DiskCache> {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            match DiskCache::open(self.cache_dir.path(), DISK_CACHE_MIN_BYTES) {
+                Err(e) if e.kind() == ImageErrorKind::Busy && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                opened => return opened.unwrap(),
+            }
+        }
+    }
+
+    fn open(&self, cache: Arc<ChunkCache>) -> Arc<VersionReader> {
+        VersionReader::open(&self.far, self.manifest, cache).unwrap()
+    }
+
+    /// Makes a chunk of the disk wrong in the store. Returns how much of the store that is.
+    fn damage(&self, index: usize) -> u64 {
+        let manifest = Manifest::decode(&self.far.store.manifest(self.manifest).unwrap()).unwrap();
+        let chunk = manifest.chunk(index as u64).unwrap();
+        let object = manifest.objects()[chunk.object as usize].id;
+        let file = self.store_dir.path().join("objects").join(object.to_string());
+        let file = std::fs::File::options().write(true).open(file).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 64], chunk.offset + 1000).unwrap();
+        u64::from(chunk.stored_bytes)
+    }
+
+    fn requests(&self) -> u64 {
+        self.far.line.requests.load(Ordering::SeqCst)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.far.line.bytes.load(Ordering::SeqCst)
+    }
+}
+
+fn wait_for(work: &Background) {
+    let state = std::fmt::from_fn(|f| write!(f, "the end of {:?} {:?}", work.progress(), work.failure()));
+    wait_until(state, || work.progress().is_over);
+}
+
+fn read_chunk(reader: &VersionReader, chunk: usize) -> Vec<u8> {
+    let mut into = vec![0; 4096];
+    blocking::read(reader, (chunk * CHUNK) as u64, &mut into).unwrap();
+    into
+}
+
+#[test]
+fn a_sequential_reader_finds_what_it_needs_and_every_byte_comes_once() {
+    let setup = setup(32);
+    let cache = ChunkCache::new(64 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    setup.far.line.delay_us.store(500, Ordering::SeqCst);
+    let mut into = vec![0; 16 << 10];
+    for at in (0..setup.disk.len()).step_by(into.len()) {
+        blocking::read(reader.as_ref(), at as u64, &mut into).unwrap();
+        assert!(into == setup.disk[at..at + into.len()]);
+    }
+    assert_eq!(setup.bytes(), 32 << 20);
+    let counters = cache.counters();
+    assert_eq!(counters.fetched_bytes, 32 << 20);
+    assert!(counters.ahead >= 500, "{counters:?}");
+    // Chunks that lie side by side come together.
+    assert!(setup.requests() <= 512 / 3, "{} requests", setup.requests());
+}
+
+#[test]
+fn random_reads_fetch_only_what_they_touch() {
+    let setup = setup(32);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    for n in 0..60 {
+        let chunk = n * 37 % 512;
+        assert!(read_chunk(&reader, chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
+    }
+    assert_eq!(setup.bytes(), 60 * CHUNK as u64);
+}
+
+#[test]
+fn chunks_come_from_the_local_disk_the_second_time_and_damage_there_is_fetched_again() {
+    let setup = setup(16);
+    // Memory for all: else what was read ahead may have left it before it is on the disk, and comes a second time.
+    let memory = 64 << 20;
+    {
+        let reader = setup.open(ChunkCache::with_disk(memory, setup.disk_cache()));
+        assert!(read_all(reader.as_ref()) == setup.disk);
+    }
+    assert_eq!(setup.bytes(), 16 << 20);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    {
+        let disk = setup.disk_cache();
+        let reader = setup.open(ChunkCache::with_disk(memory, Arc::clone(&disk)));
+        assert!(read_all(reader.as_ref()) == setup.disk);
+        assert!(disk.counters().hits >= 256 && disk.counters().damaged == 0, "{:?}", disk.counters());
+    }
+    // A changed byte in each of three chunks, seen only by their hashes.
+    let path = setup.cache_dir.path().join("segment-0");
+    let mut bytes = std::fs::read(&path).unwrap();
+    for record in [3, 17, 31] {
+        bytes[record * (CHUNK + 48) + 1000] ^= 1;
+    }
+    std::fs::write(&path, bytes).unwrap();
+    setup.far.line.gone.store(false, Ordering::SeqCst);
+    let before = setup.bytes();
+    let disk = setup.disk_cache();
+    let reader = setup.open(ChunkCache::with_disk(memory, Arc::clone(&disk)));
+    assert!(read_all(reader.as_ref()) == setup.disk);
+    assert_eq!(disk.counters().damaged, 3);
+    assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
+    wait_until("they are kept", || disk.counters().writes == 3);
+    // And they are good again.
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    drop(reader);
+    let reader = setup.open(ChunkCache::with_disk(memory, disk));
+    assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
+fn many_readers_share_one_fetch_through_both_caches() {
+    let setup = setup(8);
+    let cache = ChunkCache::with_disk(64 << 20, setup.disk_cache());
+    let readers: Vec<_> = (0..8).map(|_| setup.open(Arc::clone(&cache))).collect();
+    std::thread::scope(|scope| {
+        for reader in &readers {
+            scope.spawn(|| assert!(read_all(reader.as_ref()) == setup.disk));
+        }
+    });
+    assert_eq!(setup.bytes(), 8 << 20);
+    let disk = cache.disk().unwrap();
+    wait_until("all of it is kept", || disk.counters().writes >= 128);
+    assert_eq!(disk.counters().writes, 128);
+}
+
+#[test]
+fn wrong_bytes_are_refused_in_merged_reads_too() {
+    let setup = setup(8);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    setup.far.line.lies.store(5, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+    assert_eq!(setup.far.line.lies.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
+    let setup = setup(32);
+    let boot: Vec<usize> = (0..100).map(|n| n * 41 % 512).collect();
+    let trace = {
+        let reader = setup.open(ChunkCache::new(64 << 20));
+        reader.record(Duration::from_secs(3600));
+        for chunk in &boot {
+            read_chunk(&reader, *chunk);
+        }
+        assert!(!reader.is_recording_over());
+        reader.recorded().unwrap()
+    };
+    assert_eq!(trace.chunks.iter().map(|t| t.chunk as usize).collect::<Vec<_>>(), boot);
+    setup.far.store.set_trace(setup.manifest, Some(&trace.encode())).unwrap();
+    let stored = setup.far.store.trace(setup.manifest).unwrap().unwrap();
+    let trace = Trace::decode(&stored).unwrap();
+
+    let cache = ChunkCache::new(64 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    assert_eq!(trace.stored_bytes(&reader.manifest().unwrap()), 100 * CHUNK as u64);
+    let before = setup.bytes();
+    wait_for(&reader.prefetch(&trace, u64::MAX).unwrap());
+    // Exactly what the boot needs, and nothing is fetched when it comes.
+    assert_eq!(setup.bytes() - before, 100 * CHUNK as u64);
+    for chunk in &boot {
+        assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
+    }
+    assert_eq!(setup.bytes() - before, 100 * CHUNK as u64);
+
+    // The budget is kept, and a trace of another version refused.
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    let before = setup.bytes();
+    let work = reader.prefetch(&trace, 10 * CHUNK as u64 + 5).unwrap();
+    wait_for(&work);
+    assert_eq!(setup.bytes() - before, 10 * CHUNK as u64);
+    assert_eq!(work.progress().done_bytes, 10 * CHUNK as u64);
+    let other = Trace::of_boot(Hash::of(b"other"), &[(1, 1)]);
+    assert_eq!(reader.prefetch(&other, 1).err().unwrap().kind(), ImageErrorKind::Invalid);
+}
+
+#[test]
+fn a_budget_is_spent_on_the_start_of_a_trace() {
+    let setup = setup(32);
+    // Neither in the order of the disk nor in its reverse.
+    let boot: Vec<usize> = (0..100).map(|n| (n * 41 + 200) % 512).collect();
+    let listed: Vec<_> = boot.iter().map(|chunk| (*chunk as u64, 0)).collect();
+    let trace = Trace::of_boot(setup.manifest, &listed);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    wait_for(&reader.prefetch(&trace, 60 * CHUNK as u64 + 5).unwrap());
+    assert_eq!(setup.bytes(), 60 * CHUNK as u64);
+    // What comes first in the trace is here, and what comes later is not.
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    for chunk in &boot[..60] {
+        assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
+    }
+    for chunk in &boot[60..] {
+        let mut into = [0; 4096];
+        assert!(blocking::read(reader.as_ref(), (chunk * CHUNK) as u64, &mut into).is_err(), "{chunk}");
+    }
+}
+
+#[test]
+fn readers_of_a_version_have_one_manifest() {
+    let setup = setup(1);
+    let cache = ChunkCache::new(1 << 20);
+    let readers = [0; 3].map(|_| setup.open(Arc::clone(&cache)));
+    assert!(readers.iter().all(|reader| std::ptr::eq(reader.outline(), readers[0].outline())));
+}
+
+#[test]
+fn a_read_that_must_wait_for_its_last_chunk_copies_none_before() {
+    let setup = setup(1);
+    let cache = ChunkCache::new(1 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    reader.stop_readahead();
+    read_chunk(&reader, 0);
+    let hits = cache.counters().hits;
+    let range = ByteRange::new(512, 2 * CHUNK as u64 - 512).unwrap();
+    let mut into = vec![1; 2 * CHUNK - 512];
+    assert_eq!(reader.try_now(Op::Read { range, into: &mut into }).unwrap(), Attempt::MustWait);
+    assert!(into.iter().all(|byte| *byte == 1) && cache.counters().hits == hits);
+    read_chunk(&reader, 1);
+    assert_eq!(reader.try_now(Op::Read { range, into: &mut into }).unwrap(), Attempt::Done);
+    assert!(into == setup.disk[512..2 * CHUNK]);
+}
+
+#[test]
+fn what_is_lent_counts_as_read() {
+    let setup = setup(8);
+    let cache = ChunkCache::new(64 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    reader.record(Duration::from_secs(3600));
+    let mut parts = Vec::new();
+    let whole = |chunk: u64| ByteRange::new(chunk * CHUNK as u64, CHUNK as u64).unwrap();
+    assert!(!reader.lend(whole(0), &mut parts));
+    for chunk in 0..128 {
+        // Lent where it is in memory, as the NBD server asks for it, and read where not.
+        if !reader.lend(whole(chunk), &mut parts) {
+            read_chunk(&reader, chunk as usize);
+        }
+    }
+    assert!(parts.len() > 8, "only {} were lent", parts.len());
+    assert_eq!(reader.recorded().unwrap().chunks.len(), 128);
+    assert!(cache.counters().ahead > 100, "{:?}", cache.counters());
+}
+
+#[test]
+fn what_somebody_waits_for_overtakes_what_is_prefetched() {
+    let setup = setup(32);
+    let trace = Trace::of_boot(setup.manifest, &(0..512).map(|n| (n, 0)).collect::<Vec<_>>());
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    let line = &setup.far.line;
+    line.waits.store(true, Ordering::SeqCst);
+    let work = reader.prefetch(&trace, u64::MAX).unwrap();
+    // All that may be fetched ahead at a time.
+    wait_until("what is prefetched waits", || line.waiting.load(Ordering::SeqCst) >= 6);
+    let at = 511 * CHUNK;
+    let (tell, told) = std::sync::mpsc::channel();
+    let range = ByteRange::new(at as u64, 4096).unwrap();
+    let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+    reader.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    wait_until("it is read before them", || line.waiting.load(Ordering::SeqCst) >= 7);
+    let progress = work.progress();
+    assert!(progress.done_bytes < progress.total_bytes / 2, "{progress:?}");
+    line.waits.store(false, Ordering::SeqCst);
+    assert!(told.recv().unwrap().unwrap() == setup.disk[at..][..4096]);
+}
+
+#[test]
+fn what_two_machines_prefetch_stays_behind_what_one_of_them_waits_for() {
+    let setup = setup(4);
+    // No two lie side by side, so each is a read of its own; and no more than are asked for at a time.
+    let boot: Vec<(u64, u32)> = (0..12).map(|n| (2 * n, 0)).collect();
+    let trace = Trace::of_boot(setup.manifest, &boot);
+    let cache = ChunkCache::new(64 << 20);
+    let readers = [0; 2].map(|_| setup.open(Arc::clone(&cache)));
+    let line = &setup.far.line;
+    *line.away.lock().unwrap() = Some(readers[0].outline().objects()[0].id);
+    let works = readers.each_ref().map(|reader| reader.prefetch(&trace, u64::MAX).unwrap());
+    for work in &works {
+        // The last byte counts when it is over.
+        wait_until("all of it was asked for", || work.progress().done_bytes == 12 * CHUNK as u64 - 1);
+    }
+    let waited_for = 6;
+    let offset = readers[0].manifest().unwrap().chunk(waited_for).unwrap().offset;
+    let range = ByteRange::new(waited_for * CHUNK as u64, 4096).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+    readers[0].submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    wait_until("it is said that somebody waits", || line.waited_for.lock().unwrap().contains(&offset));
+    *line.away.lock().unwrap() = None;
+    assert!(told.recv().unwrap().unwrap() == setup.disk[6 * CHUNK..][..4096]);
+    works.iter().for_each(wait_for);
+    // Of all others it was not said, although two have asked for each.
+    assert_eq!(*line.waited_for.lock().unwrap(), BTreeSet::from([offset]));
+    assert_eq!(setup.bytes(), 12 * CHUNK as u64);
+}
+
+#[test]
+fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
+    let setup = setup(28);
+    let mut other = vec![0; 28 << 20];
+    noise(&mut other, 6);
+    let other_manifest = import_bytes(&setup.far.store, "other", &other).version.manifest;
+    let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
+    let reader = setup.open(Arc::clone(&cache));
+    let others = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
+    let (line, pace) = (&setup.far.line, Arc::new(Pace::new(None)));
+    *line.away.lock().unwrap() = Some(reader.outline().objects()[0].id);
+    let work = reader.hydrate(&pace).unwrap();
+    wait_until("the copy waits", || line.waiting.load(Ordering::SeqCst) >= 2);
+    // There is room for one of them.
+    assert_eq!(others.hydrate(&pace).err().unwrap().kind(), ImageErrorKind::NoSpace);
+    // The machine stops.
+    let held = Arc::downgrade(&reader);
+    drop(work);
+    drop(reader);
+    wait_until("nobody holds the version", || held.strong_count() == 0);
+    let mut copied = None;
+    wait_until("there is room for the other one", || {
+        copied = others.hydrate(&pace).ok();
+        copied.is_some()
+    });
+    wait_for(&copied.unwrap());
+    assert!(line.away.lock().unwrap().is_some());
+    line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(others.as_ref()) == other);
+}
+
+#[test]
+fn what_an_earlier_process_left_is_read_back_before_a_copy_counts_it() {
+    let setup = setup(16);
+    let pace = Arc::new(Pace::new(None));
+    {
+        let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+        wait_for(&reader.hydrate(&pace).unwrap());
+    }
+    // A changed byte in each of three chunks, seen only by their hashes.
+    for record in [3, 17, 31] {
+        flip(&setup.cache_dir.path().join("segment-0"), record * (CHUNK as u64 + 48) + 1000);
+    }
+    let before = setup.bytes();
+    let disk = setup.disk_cache();
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+    wait_for(&reader.hydrate(&pace).unwrap());
+    assert_eq!(disk.counters().damaged, 3);
+    assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
+fn a_version_that_was_copied_needs_no_server() {
+    let setup = setup(24);
+    let disk = setup.disk_cache();
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+    let none = setup.open(ChunkCache::new(1 << 20)).hydrate(&Arc::new(Pace::new(None)));
+    assert_eq!(none.err().unwrap().kind(), ImageErrorKind::Invalid);
+    // The line is cut in the middle for a moment.
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    wait_until("it meets the cut line", || work.failure().is_some());
+    setup.far.line.gone.store(false, Ordering::SeqCst);
+    wait_for(&work);
+    let progress = work.progress();
+    assert_eq!((progress.done_bytes, progress.total_bytes), (24 << 20, 24 << 20));
+    assert_eq!(setup.bytes(), 24 << 20);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
+fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
+    let setup = setup(8);
+    let mut other = vec![0; 4 << 20];
+    noise(&mut other, 6);
+    let other_manifest = import_bytes(&setup.far.store, "other", &other).version.manifest;
+    let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
+    let copied = setup.open(Arc::clone(&cache));
+    let others = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
+    others.stop_readahead();
+    wait_for(&copied.hydrate(&Arc::new(Pace::new(None))).unwrap());
+    setup.far.line.waits.store(true, Ordering::SeqCst);
+    // More reads that wait than there are threads; no two lie side by side.
+    let (waiting, answers) = std::sync::mpsc::channel();
+    for at in (0..other.len() as u64).step_by(2 * CHUNK) {
+        let waiting = waiting.clone();
+        let range = ByteRange::new(at, 4096).unwrap();
+        let done = Completion::new(move |out| waiting.send((at, out.result.map(|()| out.buffer))).unwrap());
+        others.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    }
+    wait_until("the reads wait", || setup.far.line.waiting.load(Ordering::SeqCst) >= 8);
+    let (all, read) = std::sync::mpsc::channel();
+    std::thread::spawn(move || all.send(read_all(copied.as_ref())));
+    let read = read.recv_timeout(Duration::from_secs(60));
+    setup.far.line.waits.store(false, Ordering::SeqCst);
+    assert!(read.expect("a copied version waits for servers") == setup.disk);
+    drop(waiting);
+    for (at, read) in answers {
+        assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
+    }
+}
+
+#[test]
+fn reads_that_wait_for_who_is_away_hold_up_no_others() {
+    let setup = setup(8);
+    let mut other = vec![0; 4 << 20];
+    noise(&mut other, 6);
+    let other_manifest = import_bytes(&setup.far.store, "other", &other).version.manifest;
+    let cache = ChunkCache::new(64 << 20);
+    let here = setup.open(Arc::clone(&cache));
+    let away = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
+    *setup.far.line.away.lock().unwrap() = Some(away.outline().objects()[0].id);
+    // More than there are threads, of those that read and of those that read ahead.
+    let (waiting, answers) = std::sync::mpsc::channel();
+    let offsets: Vec<u64> = (0..other.len() as u64).step_by(2 * CHUNK).collect();
+    for at in offsets.clone() {
+        let waiting = waiting.clone();
+        let range = ByteRange::new(at, 4096).unwrap();
+        let done = Completion::new(move |out| waiting.send((at, out.result.map(|()| out.buffer))).unwrap());
+        away.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    }
+    drop(waiting);
+    wait_until("the reads wait", || setup.far.line.waiting.load(Ordering::SeqCst) >= 8);
+    let (all, read) = std::sync::mpsc::channel();
+    let reader = Arc::clone(&here);
+    std::thread::spawn(move || all.send(read_all(reader.as_ref())));
+    let read = read.recv_timeout(Duration::from_secs(60));
+    assert!(answers.try_recv().is_err(), "who is away has answered");
+    *setup.far.line.away.lock().unwrap() = None;
+    assert!(read.expect("what is there waits for what is away") == setup.disk);
+    let answers: Vec<_> = answers.iter().collect();
+    assert_eq!(answers.len(), offsets.len());
+    for (at, read) in answers {
+        assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
+    }
+    wait_until("none is left behind", || setup.far.line.waiting.load(Ordering::SeqCst) == 0);
+}
+
+#[test]
+fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
+    let setup = setup(4);
+    let dir = tempfile::tempdir().unwrap();
+    let (to, cancel) = (dir.path().join("disk.raw"), Cancel::new());
+    let mut told = Vec::new();
+    let mut progress = |progress: Progress| told.push(progress.done_bytes);
+    export_raw(&setup.far, setup.manifest, &to, &cancel, &mut progress).unwrap();
+    assert!(std::fs::read(&to).unwrap() == setup.disk);
+    assert!(told.is_sorted() && told.last() == Some(&(4 << 20)), "{told:?}");
+    assert!(setup.requests() <= 64 / 8, "{} requests", setup.requests());
+
+    let verify = |round: &Round, cancel: &Cancel| {
+        let before = setup.requests();
+        let found = verify_in(&setup.far, setup.manifest, round, cancel, &mut |_| {});
+        (found, setup.requests() - before)
+    };
+    let round = Round::new(None);
+    let (found, requests) = verify(&round, &cancel);
+    assert!(found.as_ref().is_ok_and(|found| found.is_sound() && found.chunks == 64), "{found:?}");
+    // One more for the object itself.
+    assert!(requests <= 64 / 8 + 1, "{requests} requests");
+    // What was right in a round is not read again.
+    let (found, requests) = verify(&round, &cancel);
+    assert!(found.is_ok_and(|found| found.is_sound() && found.chunks == 64) && requests == 1);
+
+    setup.damage(10);
+    setup.damage(13);
+    let found = verify(&Round::new(None), &cancel).0.unwrap();
+    let damaged: Vec<u64> = found.damaged.iter().map(|damaged| damaged.image_offset / CHUNK as u64).collect();
+    assert_eq!((damaged, found.damaged_chunks, found.chunks), (vec![10, 13], 2, 64));
+    let names = |damaged: &DamagedChunk| damaged.reason.contains(&format!("at {}+", damaged.object_offset));
+    assert!(found.damaged.iter().all(names), "{found:?}");
+    let failed = export_raw(&setup.far, setup.manifest, &to.with_extension("new"), &cancel, &mut |_| {});
+    assert_eq!(failed.unwrap_err().kind(), ImageErrorKind::Damaged);
+    cancel.cancel();
+    assert_eq!(verify(&round, &cancel).0.unwrap_err().kind(), ImageErrorKind::Cancelled);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    assert_eq!(verify(&Round::new(None), &Cancel::new()).0.unwrap_err().kind(), ImageErrorKind::Io);
+}
+
+#[test]
+fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
+    let setup = setup(24);
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+    // One in each of so many groups that no thread would be left if each waited for one of them.
+    let damaged: Vec<usize> = (0..4).map(|n| n * 90 + 7).collect();
+    let damaged_bytes: u64 = damaged.iter().map(|index| setup.damage(*index)).sum();
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let state = std::fmt::from_fn(|f| write!(f, "all but what is damaged is copied: {:?}", work.progress()));
+    wait_until(state, || work.progress().done_bytes >= work.progress().total_bytes - damaged_bytes);
+    assert!(!work.progress().is_over);
+    assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::Damaged);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    for index in (0..setup.disk.len() / CHUNK).filter(|index| !damaged.contains(index)) {
+        assert!(read_chunk(&reader, index) == setup.disk[index * CHUNK..][..4096], "chunk {index}");
+    }
+}
+
+#[test]
+fn an_object_that_is_missing_holds_up_no_other_one_and_is_not_asked_for_part_by_part() {
+    const HALF: usize = 16 << 20;
+    let setup = setup(HALF >> 20);
+    let mut longer = setup.disk.clone();
+    longer.resize(2 * HALF, 0);
+    noise(&mut longer[HALF..], 6);
+    let manifest = import_bytes(&setup.far.store, "longer", &longer).version.manifest;
+    let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
+    let reader = VersionReader::open(&setup.far, manifest, cache).unwrap();
+    // Its first half is that of the other image, and is copied first.
+    let objects: Vec<Hash> = reader.outline().objects().iter().map(|object| object.id).collect();
+    assert_eq!(objects.len(), 2);
+    let line = &setup.far.line;
+    *line.missing.lock().unwrap() = Some(objects[0]);
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    wait_until("the other one is copied", || work.progress().done_bytes >= HALF as u64);
+    assert!(!work.progress().is_over);
+    assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::NotFound);
+    // It has 16 parts of 1 MiB. Each thread tries one now and then.
+    let asked = line.asked_in_vain.load(Ordering::SeqCst);
+    assert!((1..16).contains(&asked), "asked for {asked} times");
+    for chunk in HALF / CHUNK..2 * HALF / CHUNK {
+        assert!(read_chunk(&reader, chunk) == longer[chunk * CHUNK..][..4096], "chunk {chunk}");
+    }
+    *line.missing.lock().unwrap() = None;
+    wait_for(&work);
+    line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == longer);
+}
+
+#[test]
+fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
+    let setup = setup(32);
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+    let started = Instant::now();
+    let work = reader.hydrate(&Arc::new(Pace::new(Some(4 << 20)))).unwrap();
+    wait_until("4 MiB are copied", || work.progress().done_bytes >= 4 << 20);
+    // 4 MiB at 4 MiB/s, of which the first MiB of each thread comes at once. All would take seconds more.
+    assert!(started.elapsed() >= Duration::from_millis(450), "{:?}", started.elapsed());
+    drop(work);
+    let at_the_end = setup.bytes();
+    std::thread::sleep(Duration::from_millis(1200));
+    assert!(setup.bytes() <= at_the_end + (3 << 20));
+    assert!(setup.bytes() < 32 << 20);
+}
+
+#[test]
+fn a_line_that_is_cut_fails_requests_and_not_the_reader() {
+    let setup = setup(4);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    let range = ByteRange::new(0, 1 << 20).unwrap();
+    let read = blocking::wait(reader.as_ref(), Request::Read { range, buffer: vec![0; 1 << 20] });
+    assert!(read.unwrap_err().to_string().contains("cut"));
+    setup.far.line.gone.store(false, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+    assert_eq!(reader.geometry().size_bytes, 4 << 20);
+}

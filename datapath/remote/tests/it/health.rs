@@ -1,0 +1,387 @@
+//! How the state of servers changes, and whom that concerns.
+
+use std::io::{BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::{
+    MANIFEST, all_up, impatient_limits, is_slow, limits, message, object, open, open_impatient, options,
+    read, store, until,
+};
+use headwater_remote::{Options, RemoteStore, ServerState};
+use headwater_store::{Check, Hash, Object, Store, StoreError, StoreErrorKind, Waiting};
+use headwater_testkit::{FileServer, HttpFault};
+
+#[test]
+fn a_token_that_was_replaced_is_shown_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let token = dir.path().join("token");
+    std::fs::write(&token, "old").unwrap();
+    server.ask_for_token("old");
+    let remote =
+        RemoteStore::open(Options { token_file: Some(token.clone()), ..options(&[&server]) }).unwrap();
+    let object = object(&remote, &bytes);
+    read(&*object, &bytes, 0, 1000).unwrap();
+    std::fs::write(&token, "new").unwrap();
+    server.ask_for_token("new");
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let (object, bytes) = (&object, &bytes);
+            scope.spawn(move || read(&**object, bytes, n * 1000, 1000).unwrap());
+        }
+    });
+    let status = remote.status();
+    assert_eq!((status.servers[0].state, status.servers[0].failures), (ServerState::Up, 0), "{status:?}");
+    assert_eq!(remote.counters().waits, 0);
+}
+
+#[test]
+fn a_read_that_waits_needs_no_thread_until_its_server_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let mut server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    let object = object(&remote, &bytes);
+    server.kill();
+    // All of them on this thread.
+    let mut into = vec![0; 1000];
+    let mut waiting: Vec<Waiting> = (0..40).map(|_| Waiting::default()).collect();
+    let mut go_on = |number: usize, waiting: &mut Waiting| {
+        let at = number * 1000;
+        let check: &mut Check<'_> = &mut |_| Ok(());
+        let is_read = object.read_or_wait(at as u64, &mut into, check, waiting).unwrap();
+        assert!(!is_read || into == bytes[at..at + 1000], "read {number}");
+        is_read
+    };
+    for (number, waiting) in waiting.iter_mut().enumerate() {
+        assert!(!go_on(number, waiting), "read {number}");
+    }
+    assert_eq!(remote.status().waiting, 40);
+    // One that is given up counts no more.
+    waiting.pop();
+    assert_eq!((remote.status().waiting, remote.counters().waits), (39, 0));
+    server.revive();
+    for (number, waiting) in waiting.iter_mut().enumerate() {
+        until(&remote, "it is read", || waiting.is_due(Instant::now()) && go_on(number, waiting));
+    }
+    assert_eq!((remote.status().waiting, remote.counters().waits), (0, 39));
+    // A store that is closed keeps nobody.
+    server.kill();
+    let mut waiting = Waiting::default();
+    until(&remote, "the server is missed", || !go_on(0, &mut waiting));
+    remote.close();
+    assert!(waiting.is_due(Instant::now()));
+    assert!(object.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut waiting).is_err());
+}
+
+/// Waits until a thread is done, so that a read that hangs is a failure of its test.
+fn joined<T>(thread: std::thread::JoinHandle<T>, remote: &RemoteStore) -> T {
+    until(remote, "the read ends", || thread.is_finished());
+    thread.join().unwrap()
+}
+
+/// A read of what is no good on any server.
+fn failing(object: &Arc<dyn Object>) -> std::thread::JoinHandle<StoreError> {
+    let object = Arc::clone(object);
+    std::thread::spawn(move || object.read_range(0, &mut [0; 10]).unwrap_err())
+}
+
+/// A name for which a web server answers 403, as for all that is no file.
+fn refused(dir: &Path) -> Hash {
+    let name = Hash::of(b"refused");
+    std::fs::create_dir(dir.join("objects").join(name.to_string())).unwrap();
+    name
+}
+
+#[test]
+fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    let (good, bad) = (object(&remote, &bytes), remote.open_object_of(refused(dir.path()), 1 << 20).unwrap());
+    let failed = failing(&bad);
+    let until = Instant::now() + Duration::from_secs(60);
+    while !failed.is_finished() && Instant::now() < until {
+        read(&*good, &bytes, 0, 1000).unwrap();
+    }
+    let error = joined(failed, &remote);
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+    assert!(error.to_string().contains("status 403"), "{error}");
+    // Of other parts of it that is known: the server is not put aside again.
+    all_up(&remote);
+    for _ in 0..3 {
+        let before = server.object_requests();
+        assert_eq!(joined(failing(&bad), &remote).kind(), StoreErrorKind::Damaged);
+        assert_eq!(server.object_requests(), before + 2);
+        assert_eq!(remote.status().servers[0].state, ServerState::Up);
+    }
+    read(&*good, &bytes, 0, 1000).unwrap();
+}
+
+/// What stands before a server, and may answer in its place: it gets the head of a request, and how many came before it on its
+/// connection. After an answer that says so it closes the connection.
+type Answers = dyn Fn(&str, usize) -> Option<Vec<u8>> + Send + Sync;
+
+/// Reads through what stands before a server. It ends with the test's process.
+fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, behind) = (listener.local_addr().unwrap(), server.address());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, answers) = (client.unwrap(), Arc::clone(&answers));
+            std::thread::spawn(move || pass(client, behind, &*answers));
+        }
+    });
+    let url = format!("http://{address}").parse().unwrap();
+    RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap()
+}
+
+fn pass(mut client: TcpStream, behind: SocketAddr, answers: &Answers) -> Option<()> {
+    let mut server = TcpStream::connect(behind).ok()?;
+    let (mut asks, mut passed) =
+        (BufReader::new(client.try_clone().unwrap()), BufReader::new(server.try_clone().unwrap()));
+    for nth in 0.. {
+        let (asked, _) = message(&mut asks)?;
+        if let Some(answer) = answers(&asked, nth) {
+            client.write_all(&answer).ok()?;
+            if String::from_utf8_lossy(&answer).contains("Connection: close") {
+                return None;
+            }
+            continue;
+        }
+        server.write_all(asked.as_bytes()).ok()?;
+        let (head, body) = message(&mut passed)?;
+        client.write_all(&[head.as_bytes(), &body].concat()).ok()?;
+    }
+    None
+}
+
+fn status(status: u16) -> Option<Vec<u8>> {
+    Some(format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n").into_bytes())
+}
+
+/// A read of good bytes.
+fn reading(remote: &RemoteStore, bytes: &[u8]) -> std::thread::JoinHandle<Result<(), StoreError>> {
+    let (object, bytes) = (object(remote, bytes), bytes.to_vec());
+    std::thread::spawn(move || read(&*object, &bytes, 1000, 5000))
+}
+
+#[test]
+fn a_server_that_refuses_the_token_is_not_said_to_have_no_list() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    // It says what it answers, where it has none.
+    let text = remote.images().unwrap_err().to_string();
+    assert!(text.contains("do not list") && text.contains("status 403"), "{text}");
+    server.ask_for_token("sesame");
+    let error = remote.images().unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.kind(), StoreErrorKind::Io, "{text}");
+    assert!(text.contains("status 401") && text.contains(&server.url()), "{text}");
+    assert!(!text.contains("do not list"), "{text}");
+    assert!(remote.trace(Hash::of(MANIFEST)).is_err());
+}
+
+#[test]
+fn what_a_cache_says_is_not_there_is_asked_for_past_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remembers = |asked: &str, _| {
+        let is_hit = asked.contains(" /objects/") && !asked.contains("no-cache");
+        if is_hit { status(404) } else { None }
+    };
+    let remote = open_behind(&server, Arc::new(remembers));
+    joined(reading(&remote, &bytes), &remote).unwrap();
+    assert_eq!(remote.status().servers[0].state, ServerState::Up);
+}
+
+#[test]
+fn a_directory_that_is_gone_behind_a_cache_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (at, away) = (dir.path().join("store"), dir.path().join("away"));
+    let bytes = store(&at);
+    let server = FileServer::start(&at, None);
+    let kept = std::fs::read(at.join("store")).unwrap()[..16].to_vec();
+    let opened = Arc::new(AtomicBool::new(false));
+    let is_open = Arc::clone(&opened);
+    let has_store = move |asked: &str, _| {
+        let is_hit = asked.contains(" /store ") && !asked.contains("no-cache");
+        let head = "HTTP/1.1 206 x\r\nContent-Length: 16\r\nContent-Range: bytes 0-15/64\r\n\r\n";
+        (is_hit && is_open.load(Ordering::SeqCst)).then(|| [head.as_bytes(), &kept].concat())
+    };
+    let remote = open_behind(&server, Arc::new(has_store));
+    opened.store(true, Ordering::SeqCst);
+    std::fs::rename(&at, &away).unwrap();
+    let read = reading(&remote, &bytes);
+    // It is put aside, and stays so although the cache has the file `store`.
+    until(&remote, "it is asked past the cache", || read.is_finished() || server.requests() >= 8);
+    std::fs::rename(&away, &at).unwrap();
+    joined(read, &remote).unwrap();
+}
+
+#[test]
+fn servers_are_told_past_caches_which_versions_are_open() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let mut server = FileServer::start(dir.path(), None);
+    let told = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&told);
+    // A cache that has all manifests.
+    let has_manifests = move |asked: &str, _| {
+        if !asked.contains(" /manifests/") {
+            return None;
+        }
+        if asked.contains("Cache-Control: no-cache") && asked.contains("Range: bytes=0-0") {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        let head = "HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/64\r\n\r\na";
+        Some(head.as_bytes().to_vec())
+    };
+    // Each of them when it is opened, and all of them when the server is back: the next time would be in ten minutes.
+    let remote = open_behind(&server, Arc::new(has_manifests));
+    let _pins = [b"1", b"2"].map(|version| {
+        let before = told.load(Ordering::SeqCst);
+        let pin = remote.pin(Hash::of(version)).unwrap();
+        until(&remote, "the server is told", || told.load(Ordering::SeqCst) > before);
+        pin
+    });
+    let before = told.load(Ordering::SeqCst);
+    server.kill();
+    let asking = remote.clone();
+    let name = "debian".parse().unwrap();
+    until(&remote, "the server is missed", || asking.image(&name).is_err());
+    server.revive();
+    until(&remote, "it is told again", || told.load(Ordering::SeqCst) >= before + 2);
+}
+
+#[test]
+fn a_list_of_images_without_an_end_is_not_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let lines = Arc::new(AtomicUsize::new(1));
+    let repeated = Arc::clone(&lines);
+    let lists = move |asked: &str, _| {
+        if !asked.contains(" /images/ ") {
+            return None;
+        }
+        let list = "debian\n".repeat(repeated.load(Ordering::SeqCst));
+        Some(format!("HTTP/1.1 200 x\r\nContent-Length: {}\r\n\r\n{list}", list.len()).into_bytes())
+    };
+    let remote = open_behind(&server, Arc::new(lists));
+    assert_eq!(remote.images().unwrap().len(), 1);
+    for (count, says) in [(2, "no list of images"), (4 << 20, "at most 16777216 can be")] {
+        lines.store(count, Ordering::SeqCst);
+        let error = remote.images().unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_wait_is_not_told_that_nothing_is_there_where_a_directory_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (at, away) = (dir.path().join("store"), dir.path().join("away"));
+    let bytes = store(&at);
+    let (a, b) = (FileServer::start(&at, None), FileServer::start(&at, None));
+    let name = "debian".parse().unwrap();
+    for servers in [&[&a][..], &[&a, &b][..]] {
+        // Each with servers that are up: the first of these reads has them put aside.
+        for look in [0, 1, 2] {
+            let remote = open(servers);
+            all_up(&remote);
+            std::fs::rename(&at, &away).unwrap();
+            let error = match look {
+                0 => remote.image(&name).unwrap_err(),
+                1 => remote.manifest(Hash::of(MANIFEST)).unwrap_err(),
+                _ => remote.open_object(Hash::of(&bytes)).map(drop).unwrap_err(),
+            };
+            assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+            assert!(error.to_string().contains("there is no store at this URL"), "{error}");
+            std::fs::rename(&away, &at).unwrap();
+            all_up(&remote);
+            assert!(remote.image(&name).unwrap().is_some());
+            // What a store does not have is not there.
+            assert!(remote.image(&"other".parse().unwrap()).unwrap().is_none());
+        }
+    }
+}
+
+#[test]
+fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    for gateway in [502, 504] {
+        let server = FileServer::start(dir.path(), None);
+        let asked_times = Arc::new(AtomicU64::new(0));
+        let is_back = Arc::new(AtomicBool::new(false));
+        let (counted, reached) = (Arc::clone(&asked_times), Arc::clone(&is_back));
+        let answers = move |asked: &str, _| {
+            if !asked.contains(" /objects/") || reached.load(Ordering::SeqCst) {
+                return None;
+            }
+            counted.fetch_add(1, Ordering::SeqCst);
+            status(gateway)
+        };
+        let remote = open_behind(&server, Arc::new(answers));
+        let read = reading(&remote, &bytes);
+        // More often than one that breaks off is asked, for longer than better bytes are waited for.
+        until(&remote, "it is asked again", || read.is_finished() || asked_times.load(Ordering::SeqCst) >= 5);
+        is_back.store(true, Ordering::SeqCst);
+        joined(read, &remote).unwrap();
+    }
+}
+
+#[test]
+fn opening_and_listing_end_where_a_server_sends_a_byte_now_and_then() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open_impatient(&Options { limits: impatient_limits(), ..options(&[&server]) });
+    server.fail_all(HttpFault::Drip(Duration::from_millis(50)));
+    let asking = remote.clone();
+    let asked = std::thread::spawn(move || asking.manifest(Hash::of(MANIFEST)).unwrap_err());
+    let error = joined(asked, &remote);
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+    assert!(is_slow(&error.to_string()), "{error}");
+}
+
+#[test]
+fn a_server_that_sends_a_byte_now_and_then_keeps_no_read_that_another_one_can_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (crawling, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    // So that the other one is preferred, by all of many reads.
+    good.fail_all(HttpFault::Delay(Duration::from_millis(200)));
+    let remote = open(&[&crawling, &good]);
+    all_up(&remote);
+    crawling.fail(HttpFault::Drip(Duration::from_millis(50)));
+    let reads: Vec<_> = (0..40).map(|_| reading(&remote, &bytes)).collect();
+    reads.into_iter().for_each(|read| joined(read, &remote).unwrap());
+}
+
+#[test]
+fn a_kept_connection_that_is_ended_with_408_is_not_the_servers_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let ends = |asked: &str, nth| {
+        let is_late = asked.contains(" /objects/") && nth > 0;
+        is_late.then(|| b"HTTP/1.1 408 x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec())
+    };
+    let remote = open_behind(&server, Arc::new(ends));
+    let failures = remote.status().servers[0].failures;
+    for _ in 0..5 {
+        joined(reading(&remote, &bytes), &remote).unwrap();
+    }
+    let status = remote.status();
+    assert_eq!((status.servers[0].state, status.servers[0].failures), (ServerState::Up, failures));
+}

@@ -1,0 +1,130 @@
+//! A store on a file system without any room: what gives room back is done all the same.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use headwater_store::{
+    Access, Channel, Image, ImageName, LocalDir, NOTE_MAX_BYTES, NewVersion, Pointer, Store, StoreError,
+    StoreErrorKind,
+};
+use headwater_testkit::{on_small_file_system, test_name};
+
+const SIZE_MIB: u64 = 8;
+
+#[test]
+fn a_store_without_any_room_gives_room_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let this = test_name(a_store_without_any_room_gives_room_back);
+    on_small_file_system(this, dir.path(), SIZE_MIB, in_it);
+}
+
+/// Takes all room that there is, as somebody else does.
+fn fill(dir: &Path) {
+    let mut ballast = File::options().append(true).create(true).open(dir.join("ballast")).unwrap();
+    let full = std::iter::repeat_with(|| ballast.write(&[7; 4096]).map(|_| ())).find_map(Result::err);
+    assert_eq!(full.unwrap().kind(), ErrorKind::StorageFull);
+    // There really is none.
+    let probe = dir.join("probe");
+    assert_eq!(fs::write(&probe, b"x").unwrap_err().kind(), ErrorKind::StorageFull);
+    fs::remove_file(probe).unwrap();
+}
+
+fn name() -> ImageName {
+    "a".parse().unwrap()
+}
+
+/// A version with one object of a mebibyte.
+fn publish(store: &LocalDir, fill: u8) -> Result<(), StoreError> {
+    let mut publication = store.publish()?;
+    publication.append(&vec![fill; 1 << 20])?;
+    let object = publication.finish_object()?.unwrap().0;
+    let new = NewVersion {
+        name: &name(),
+        manifest: &[fill; 20],
+        objects: &[object],
+        size_bytes: 4096,
+        created_at_s: 5,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+        newest_at_most: None,
+        is_sealed: false,
+    };
+    publication.commit(new).map(drop)
+}
+
+fn to_version(version: u32) -> Pointer {
+    Pointer { channel: Channel::Production, version, at_s: 7, author: "anna".into() }
+}
+
+/// The child's part of the test above.
+fn in_it(dir: &Path) {
+    let place = dir.join("store");
+    let spare = || fs::metadata(place.join("spare")).map(|file| file.len()).ok();
+    let store = LocalDir::open(&place, Access::WRITE).unwrap();
+    let image = || store.image(&name()).unwrap().unwrap();
+    let numbers = || image().versions.iter().map(|version| version.number).collect::<Vec<_>>();
+    let production = || image().pointers().iter().map(|pointer| pointer.version).next_back();
+    for version in 1..=5u8 {
+        publish(&store, version).unwrap();
+    }
+    let kept = spare().unwrap();
+    assert!(kept >= 64 << 10);
+
+    // Removal of one version of several, which writes a list, gives its room back, and the spare file is there again.
+    fill(dir);
+    assert_eq!(publish(&store, 9).unwrap_err().kind(), StoreErrorKind::NoSpace);
+    assert_eq!(spare(), Some(kept), "a publication took it");
+    fill(dir);
+    let removed = store.remove(&name(), Some(1)).unwrap();
+    assert!(removed.freed_bytes >= 1 << 20, "{removed:?}");
+    assert_eq!((numbers(), spare()), (vec![2, 3, 4, 5], Some(kept)));
+
+    // So are changes of channels, each in turn once there was room in between.
+    type Change = fn(&mut Image) -> Result<(), StoreError>;
+    let changes: [Change; 6] = [
+        |image| image.promote(to_version(3)).map(drop),
+        |image| image.promote(to_version(4)).map(drop),
+        |image| image.revert(Channel::Production).map(drop),
+        |image| image.retire(2, true),
+        |image| image.set_note(2, &"x".repeat(NOTE_MAX_BYTES)).map(drop),
+        |image| image.schedule(to_version(5)),
+    ];
+    for (number, mut change) in changes.into_iter().enumerate() {
+        fill(dir);
+        store.change(&name(), &mut change).unwrap_or_else(|e| panic!("change {number}: {e}"));
+        fs::remove_file(dir.join("ballast")).unwrap();
+        store.reclaim_left().unwrap();
+        assert_eq!(spare(), Some(kept), "change {number}");
+    }
+    assert_eq!(production(), Some(3));
+    fill(dir);
+    let due = &mut |image: &mut Image| {
+        image.promote_due(9);
+        Ok(())
+    };
+    store.change(&name(), due).unwrap();
+    assert_eq!(production(), Some(5));
+
+    // Without a spare file, as it was made by an earlier release, it is an error that changes nothing.
+    let _ = fs::remove_file(place.join("spare"));
+    fill(dir);
+    let before = fs::read(place.join("images/a")).unwrap();
+    let refused = store.remove(&name(), Some(2)).map(drop);
+    assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::NoSpace);
+    assert_eq!(fs::read(place.join("images/a")).unwrap(), before);
+    drop(store);
+
+    // A writer opens it all the same, and the whole image can be removed.
+    let store = LocalDir::open(&place, Access::WRITE).unwrap();
+    assert!(spare().is_none() && left(&place.join("tmp")).is_empty());
+    let removed = store.remove(&name(), None).unwrap();
+    assert_eq!((removed.versions, spare()), (vec![2, 3, 4, 5], Some(kept)));
+    assert!(left(&place.join("objects")).is_empty());
+}
+
+fn left(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}

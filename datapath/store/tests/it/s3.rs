@@ -1,0 +1,941 @@
+//! The store in S3, against a real server on loopback: the suite of all stores, several writers, holders that die,
+//! and a network and a server that fail.
+
+mod changes;
+mod faults;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::suite::{self, Place, files, kind, name, publish};
+use headwater_store::hold::Purpose;
+use headwater_store::{
+    Access, Hash, Hold, Keys, NewVersion, Object, ReadFor, S3Options, S3Store, S3Url, Store, StoreError,
+    StoreErrorKind, Waiting,
+};
+use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+use headwater_testkit::{Fault, HttpRelay, Rng, test_name, wait_until};
+
+/// The server is this program once more, in this test.
+fn served_by() -> &'static str {
+    test_name(what_passes_is_tried_again)
+}
+
+fn server() -> &'static S3Server {
+    static SERVER: OnceLock<(S3Server, tempfile::TempDir)> = OnceLock::new();
+    let started = SERVER.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        (S3Server::start(dir.path(), served_by()), dir)
+    });
+    &started.0
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// A bucket with a prefix, as several processes open it.
+struct InBucket {
+    url: S3Url,
+    dir: PathBuf,
+    stale_after: Duration,
+    timeout: Duration,
+}
+
+impl InBucket {
+    fn new(address: std::net::SocketAddr) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let bucket = format!("bucket-{}-{number}", std::process::id());
+        let dir = server().bucket(&bucket).join("some/prefix");
+        let url = format!("s3://{bucket}/some/prefix?endpoint=http://{address}").parse().unwrap();
+        Self { url, dir, stale_after: Duration::from_secs(600), timeout: Duration::from_secs(20) }
+    }
+
+    fn options(&self) -> S3Options {
+        let mut options = S3Options::new(format!("tester-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
+        options.stale_after = self.stale_after;
+        options.timeout = Some(self.timeout);
+        options.pause = Duration::from_millis(5);
+        options
+    }
+
+    /// The same place, without the relay.
+    fn direct(&self) -> Self {
+        let url = S3Url { endpoint: Some(format!("http://{}", server().address())), ..self.url.clone() };
+        Self { url, dir: self.dir.clone(), stale_after: self.stale_after, timeout: self.timeout }
+    }
+
+    fn keys(&self, folder: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.dir.join(folder)) else { return Vec::new() };
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Place for InBucket {
+    fn open(&self, access: Access) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(Arc::new(S3Store::open(&self.url, access, &self.options())?))
+    }
+
+    fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+fn with_place(test: impl FnOnce(&dyn Place)) {
+    let place = InBucket::new(server().address());
+    test(&place);
+    assert_eq!(place.keys("locks"), [] as [&str; 0], "a lock is left");
+}
+
+store_suite!(with_place);
+
+/// A store behind a relay that can fail, with one version whose object has many bytes.
+fn behind_a_relay() -> (InBucket, HttpRelay, Vec<u8>) {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let object: Vec<u8> = (0..100_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    publish(suite::writable(&place).as_ref(), "a", &object, &[], b"manifest").unwrap();
+    relay.take_seen();
+    (place, relay, object)
+}
+
+#[test]
+fn what_passes_is_tried_again() {
+    serve_if_asked();
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = Duration::from_secs(1);
+    let store = place.open(Access::Read).unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let faults =
+        [Fault::Status(500), Fault::Status(503), Fault::Refuse, Fault::Cut, Fault::Silence, Fault::Trickle];
+    for fault in faults {
+        relay.fail("GET", "/objects/", fault, 2);
+        let mut bytes = vec![0; object.len() - 3];
+        opened.read_range(3, &mut bytes).unwrap_or_else(|e| panic!("{fault:?}: {e}"));
+        assert!(bytes == object[3..], "{fault:?}");
+        relay.fail("GET", "/manifests/", fault, 2);
+        assert_eq!(store.manifest(Hash::of(b"manifest")).unwrap(), b"manifest", "{fault:?}");
+        relay.heal();
+    }
+}
+
+#[test]
+fn what_does_not_pass_ends_and_says_what_to_do() {
+    let (mut place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap();
+    place.timeout = Duration::from_secs(1);
+    let impatient = place.open(Access::Read).unwrap();
+    let open = |store: &dyn Store| store.open_object(Hash::of(&object)).unwrap();
+    let (opened, opened_impatiently) = (open(store.as_ref()), open(impatient.as_ref()));
+    let key = format!("some/prefix/objects/{}", Hash::of(&object));
+    let cases = [
+        (Fault::Status(500), 5, "500 (Injected: by the relay). The server has trouble"),
+        (Fault::Status(403), 1, "AWS_ACCESS_KEY_ID"),
+        (Fault::Refuse, 5, "Check that http://127.0.0.1"),
+        (Fault::Silence, 5, "did not answer in full within 1.0 s"),
+        (Fault::Trickle, 5, "did not answer in full within 1.0 s"),
+        (Fault::Cut, 5, "Check that http://127.0.0.1"),
+    ];
+    for (fault, requests, says) in cases {
+        relay.take_seen();
+        relay.fail("GET", "/objects/", fault, u32::MAX);
+        let mut bytes = vec![0; 70_000];
+        let is_slow = matches!(fault, Fault::Silence | Fault::Trickle);
+        let reads = if is_slow { &opened_impatiently } else { &opened };
+        let error = reads.read_range(0, &mut bytes).unwrap_err();
+        relay.heal();
+        let refused = fault == Fault::Status(403);
+        let wanted = if refused { StoreErrorKind::Io } else { StoreErrorKind::Unreachable };
+        assert_eq!(error.kind(), wanted, "{error}");
+        let message = error.to_string();
+        for word in ["cannot read", &place.url.bucket, &key, says] {
+            assert!(message.contains(word), "{fault:?}: no '{word}' in: {message}");
+        }
+        assert_eq!(relay.take_seen().len(), requests, "{fault:?}");
+    }
+    // And it goes on when the server is well again.
+    opened.read_range(0, &mut [0; 10]).unwrap();
+}
+
+#[test]
+fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
+    let (place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let read = || opened.read_range(0, &mut [0; 70_000]);
+    for status in [400, 401, 403, 404] {
+        relay.fail("GET", "/objects/", Fault::Status(status), u32::MAX);
+        let wanted = if status == 404 { StoreErrorKind::NotFound } else { StoreErrorKind::Io };
+        assert_eq!(kind(read()), wanted, "{status}");
+        relay.heal();
+    }
+    // An object that was cut short says so itself, whether the range begins before its end or after it.
+    let key = place.dir().join("objects").join(Hash::of(&object).to_string());
+    fs::write(&key, &object[..1000]).unwrap();
+    for offset in [0, 2000] {
+        assert_eq!(kind(opened.read_range(offset, &mut [0; 2000])), StoreErrorKind::Damaged, "{offset}");
+    }
+    fs::write(&key, &object).unwrap();
+    assert_eq!(store.traffic().unwrap().waits, 0);
+    // More often than a request is sent.
+    relay.fail("GET", "/objects/", Fault::Status(503), 7);
+    read().unwrap();
+    assert_eq!(store.traffic().unwrap().waits, 1);
+}
+
+#[test]
+fn reads_ahead_leave_room_for_what_somebody_waits_for() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
+    relay.take_seen();
+    let mut seen = 0;
+    let mut are_asked_for = |wanted: usize| {
+        wait_until(format!("{wanted} parts are asked for"), || {
+            seen += relay.take_seen().iter().filter(|it| it.starts_with("GET")).count();
+            seen >= wanted
+        });
+        assert_eq!(seen, wanted);
+    };
+    let read = |read_for| {
+        let mut waiting = Waiting::default();
+        waiting.set_read_for(read_for);
+        assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut waiting).unwrap());
+        waiting
+    };
+    let mut ahead: Vec<Waiting> = (0..9).map(|_| read(ReadFor::Later)).collect();
+    are_asked_for(6);
+    // One that somebody waits for by now is asked for as well.
+    assert!(!ahead[8].is_due(Instant::now()));
+    ahead[8].set_read_for(ReadFor::Now);
+    assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut ahead[8]).unwrap());
+    are_asked_for(7);
+    let _waited_for = read(ReadFor::Now);
+    are_asked_for(8);
+    let later = read(ReadFor::Now);
+    assert!(!later.is_due(Instant::now()));
+    // Copies have room of their own, and no more.
+    let _copies: Vec<Waiting> = (0..3).map(|_| read(ReadFor::Copy)).collect();
+    are_asked_for(10);
+    // What is given up makes room.
+    drop(ahead);
+    assert!(later.is_due(Instant::now()));
+}
+
+#[test]
+fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let pin = store.pin(Hash::of(b"manifest")).unwrap();
+    relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
+    relay.take_seen();
+    let (ended, outcome) = std::sync::mpsc::channel();
+    let theirs = Arc::clone(&opened);
+    std::thread::spawn(move || ended.send(theirs.read_range(0, &mut [0; 10])).unwrap());
+    wait_until("something is asked for", || !relay.take_seen().is_empty());
+    store.close();
+    let ended = outcome.recv_timeout(Duration::from_secs(60)).expect("the read ends");
+    assert_eq!(kind(ended), StoreErrorKind::Io);
+    relay.heal();
+    assert_eq!(kind(opened.read_range(0, &mut [0; 10])), StoreErrorKind::Io);
+    // What others look at is put in order all the same.
+    drop(pin);
+    assert_eq!(place.keys(&format!("pins/{}", Hash::of(b"manifest"))), [] as [&str; 0]);
+}
+
+#[test]
+fn bytes_that_change_on_their_way_are_asked_for_again() {
+    let (place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap();
+    relay.fail("GET", "/manifests/", Fault::Flip, 1);
+    assert_eq!(store.manifest(Hash::of(b"manifest")).unwrap(), b"manifest");
+    relay.fail("GET", "/manifests/", Fault::Flip, u32::MAX);
+    assert_eq!(kind(store.manifest(Hash::of(b"manifest"))), StoreErrorKind::Damaged);
+    relay.heal();
+
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let (mut bytes, right) = (vec![0; 100], object[..100].to_vec());
+    let mut check = |bytes: &[u8]| {
+        let wrong = || StoreError::new(StoreErrorKind::Damaged, "wrong");
+        if bytes == right { Ok(()) } else { Err(wrong()) }
+    };
+    relay.fail("GET", "/objects/", Fault::Flip, 1);
+    opened.read_checked(0, &mut bytes, &mut check).unwrap();
+    relay.fail("GET", "/objects/", Fault::Flip, u32::MAX);
+    assert_eq!(kind(opened.read_checked(0, &mut bytes, &mut check)), StoreErrorKind::Damaged);
+    relay.heal();
+
+    relay.fail("GET", "/images/", Fault::Flip, u32::MAX);
+    assert_eq!(kind(store.image(&name("a"))), StoreErrorKind::Damaged);
+}
+
+#[test]
+fn a_bucket_or_a_key_that_is_not_there_is_named() {
+    let mut place = InBucket::new(server().address());
+    place.url.bucket = "no-such-bucket".into();
+    let error = place.open(Access::WRITE).map(drop).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::NotFound, "{error}");
+    let message = error.to_string();
+    assert!(message.contains("no-such-bucket") && message.contains("Make the bucket"), "{message}");
+
+    let place = InBucket::new(server().address());
+    let mut options = place.options();
+    options.keys = Keys::Given { id: KEY_ID.into(), secret: "wrong".into() };
+    let message = S3Store::open(&place.url, Access::WRITE, &options).unwrap_err().to_string();
+    assert!(message.contains("AWS_SECRET_ACCESS_KEY") && message.contains("s3:GetObject"), "{message}");
+
+    let mut place = InBucket::new("127.0.0.1:1".parse().unwrap());
+    place.timeout = Duration::from_millis(500);
+    let message = place.open(Access::Read).map(drop).unwrap_err().to_string();
+    assert!(message.contains("http://127.0.0.1:1") && message.contains("can be reached"), "{message}");
+}
+
+#[test]
+fn a_prefix_with_other_things_is_not_taken_over() {
+    let place = InBucket::new(server().address());
+    fs::create_dir_all(place.dir()).unwrap();
+    fs::write(place.dir().join("holiday.jpg"), b"sun").unwrap();
+    let error = place.open(Access::WRITE).map(drop).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::UnknownFormat);
+    assert!(error.to_string().contains("holiday.jpg"), "{error}");
+    assert_eq!(kind(place.open(Access::Read)), StoreErrorKind::NotFound);
+    fs::remove_file(place.dir().join("holiday.jpg")).unwrap();
+    let odd = place.open(Access::Write { new_chunk_bytes: 5000 });
+    assert_eq!(kind(odd), StoreErrorKind::Invalid);
+    let store = place.open(Access::Write { new_chunk_bytes: 8192 }).unwrap();
+    assert_eq!(store.chunk_bytes(), 8192);
+    assert_eq!(suite::writable(&place).chunk_bytes(), 8192);
+    assert_eq!(fs::read(place.dir().join("store")).unwrap().len(), 64);
+}
+
+/// Sets when a mark was last renewed, as the server tells it.
+fn make_older(file: &Path, by: Duration) {
+    let long_ago = std::time::SystemTime::now() - by;
+    fs::File::options().write(true).open(file).unwrap().set_modified(long_ago).unwrap();
+}
+
+#[test]
+fn a_writer_that_died_holds_nobody_up_for_ever_and_is_cleaned_up_after() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let before = files(place.dir());
+    // As a process that was killed leaves it.
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let writer = place.dir().join("locks/writer-dead-1");
+    fs::write(&writer, b"dead\n").unwrap();
+    for (folder, bytes) in [("objects", b"orphan"), ("manifests", b"parent")] {
+        fs::write(place.dir().join(folder).join(Hash::of(bytes).to_string()), bytes).unwrap();
+    }
+    // For as long as it may live, nothing is given back, and an image is not removed as a whole.
+    suite::writable(&place);
+    assert_eq!(files(place.dir()).len(), before.len() + 2);
+    let error = store.remove(&name("a"), None).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InUse);
+    assert!(error.to_string().contains("dead"), "{error}");
+    make_older(&writer, Duration::from_secs(700));
+    suite::writable(&place);
+    assert_eq!(files(place.dir()), before);
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let lock = place.dir().join("locks/exclusive");
+    fs::write(&lock, b"dead-1\n").unwrap();
+    make_older(&lock, Duration::from_secs(700));
+    publish(store.as_ref(), "b", b"another", &[], b"m3").unwrap();
+    let pin = store.pin(version.manifest).unwrap();
+    assert_eq!(kind(store.remove(&name("a"), Some(1))), StoreErrorKind::InUse);
+    drop(pin);
+    let folder = format!("pins/{}", version.manifest);
+    fs::create_dir_all(place.dir().join(&folder)).unwrap();
+    fs::write(place.dir().join(&folder).join("dead-2"), b"dead-2\n").unwrap();
+    let error = store.remove(&name("a"), Some(1)).unwrap_err();
+    assert!(error.to_string().contains("dead-2"), "{error}");
+    make_older(&place.dir().join(&folder).join("dead-2"), Duration::from_secs(700));
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert!(!place.dir().join("objects").join(Hash::of(b"object").to_string()).exists());
+
+    // One that lives is waited for.
+    fs::write(&lock, b"alive\n").unwrap();
+    let since = Instant::now();
+    let freeing = std::thread::spawn({
+        let lock = lock.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(600));
+            fs::remove_file(lock).unwrap();
+        }
+    });
+    publish(store.as_ref(), "b", b"later", &[], b"m4").unwrap();
+    assert!(since.elapsed() >= Duration::from_millis(600));
+    freeing.join().unwrap();
+}
+
+/// A need of a version of image `a`.
+fn hold(manifest: Hash, daemon: &str, purpose: Purpose) -> Hold {
+    let (image, daemon) = (name("a"), daemon.to_owned());
+    Hold {
+        image,
+        manifest,
+        purpose,
+        id: "disk-1".into(),
+        holder: format!("machine 'lab' of {daemon}"),
+        daemon,
+    }
+}
+
+/// How many there are. The server leaves empty folders.
+fn holds_in(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().map(Result::unwrap);
+    entries.map(|entry| if entry.path().is_dir() { holds_in(&entry.path()) } else { 1 }).sum()
+}
+
+#[test]
+fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
+    let place = InBucket::new(server().address());
+    let (one, other) = (suite::writable(&place), suite::writable(&place));
+    let first = publish(one.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(one.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    publish(one.as_ref(), "b", b"object", &[], b"m").unwrap();
+    let held = hold(first.manifest, "d1", Purpose::Disk);
+    one.hold(&held).unwrap();
+    one.hold(&held).unwrap();
+    drop(one);
+    // It does not lapse.
+    let key = place.dir().join(format!("holds/{}/a/disk.d1.disk-1", first.manifest));
+    assert_eq!(fs::read_to_string(&key).unwrap(), "machine 'lab' of d1\n");
+    make_older(&key, NEVER);
+    for number in [Some(1), None] {
+        let refused = other.remove(&name("a"), number).unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::InUse);
+        let told = refused.to_string();
+        for says in ["a@1", "machine 'lab' of d1 has a kept disk over it", "gone for ever", "disk.d1.disk-1"]
+        {
+            assert!(told.contains(says), "no {says} in {told}");
+        }
+    }
+    // Other versions, and the same one of another image, are not its.
+    other.remove(&name("a"), Some(2)).unwrap();
+    other.remove(&name("b"), None).unwrap();
+    // Nor is it given back where the list of its image is lost.
+    let list = fs::read(place.dir().join("images/a")).unwrap();
+    fs::remove_file(place.dir().join("images/a")).unwrap();
+    publish(other.as_ref(), "b", b"third", &[], b"m3").unwrap();
+    other.remove(&name("b"), None).unwrap();
+    fs::write(place.dir().join("images/a"), list).unwrap();
+    assert_eq!(other.manifest(first.manifest).unwrap(), b"m");
+    other.open_object(first.objects[0]).unwrap();
+
+    let mine = other.holds_of("d1").unwrap();
+    assert_eq!((mine.len(), mine[0].manifest, other.holds_of("d2").unwrap().len()), (1, first.manifest, 0));
+    other.release(&mine[0]).unwrap();
+    other.release(&mine[0]).unwrap();
+    assert_eq!(holds_in(&place.dir().join("holds")), 0);
+    other.remove(&name("a"), None).unwrap();
+    assert_eq!(files(place.dir()), []);
+    // What is gone cannot be held any more, and nothing is left of the attempt.
+    assert_eq!(kind(other.hold(&held)), StoreErrorKind::NotFound);
+    assert_eq!(holds_in(&place.dir().join("holds")), 0);
+}
+
+#[test]
+fn a_version_that_is_held_stays_also_where_another_one_has_its_bytes() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let held = hold(first.manifest, "d1", Purpose::Disk);
+    store.hold(&held).unwrap();
+    // By which number the holder opens it is not in the hold.
+    for number in [1, 3] {
+        let refused = store.remove(&name("a"), Some(number)).unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::InUse);
+        let told = format!("a@{number}: machine 'lab' of d1 has a kept disk over it");
+        assert!(refused.to_string().contains(&told), "{refused}");
+    }
+    store.release(&held).unwrap();
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!(store.manifest(first.manifest).unwrap(), b"m");
+}
+
+#[test]
+fn an_image_is_edited_by_one_daemon_of_a_bucket() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let second = publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    store.hold(&hold(first.manifest, "d1", Purpose::Edit)).unwrap();
+    let refused = store.hold(&hold(second.manifest, "d2", Purpose::Edit)).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::InUse);
+    assert!(refused.to_string().contains("machine 'lab' of d1 edits image 'a' already"), "{refused}");
+    assert_eq!(store.holds_of("d2").unwrap(), []);
+    store.hold(&hold(second.manifest, "d2", Purpose::Disk)).unwrap();
+    store.release(&hold(first.manifest, "d1", Purpose::Edit)).unwrap();
+    store.hold(&hold(second.manifest, "d2", Purpose::Edit)).unwrap();
+}
+
+#[test]
+fn who_holds_a_version_waits_for_a_removal_that_did_not_see_it() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    fs::write(place.dir().join("locks/exclusive"), b"alive\n").unwrap();
+    let holding = std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || store.hold(&hold(version.manifest, "d1", Purpose::Disk))
+    });
+    wait_until("it is noted", || holds_in(&place.dir().join("holds")) == 1);
+    // The removal goes on.
+    fs::remove_file(place.dir().join("images/a")).unwrap();
+    fs::remove_file(place.dir().join("locks/exclusive")).unwrap();
+    assert_eq!(kind(holding.join().unwrap()), StoreErrorKind::NotFound);
+    assert_eq!(holds_in(&place.dir().join("holds")), 0);
+}
+
+#[test]
+fn who_slept_while_it_removed_removes_nothing_that_was_published_meanwhile() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
+    // It has forgotten the version and looks which objects nobody needs.
+    relay.fail("GET", "objects", Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        wait_until("it looks for objects", || relay.take_seen().iter().any(|it| it.contains("objects")));
+        make_older(&place.dir().join("locks/exclusive"), Duration::from_secs(700));
+        publish(other.as_ref(), "b", &object, &[], b"manifest").unwrap();
+        relay.heal();
+        // The version is gone; what it needed is left to others.
+        assert_eq!(removing.join().unwrap().unwrap().freed_bytes, 0);
+    });
+    let version = store.resolve(&"b".parse().unwrap()).unwrap();
+    assert_eq!(store.manifest(version.manifest).unwrap(), b"manifest");
+    let mut bytes = vec![0; object.len()];
+    store.open_object(version.objects[0]).unwrap().read_range(0, &mut bytes).unwrap();
+    assert!(bytes == object);
+    assert_eq!(place.keys("locks"), ["sweep"], "whoever writes next gives back what is left");
+}
+
+#[test]
+fn who_slept_while_it_removed_an_image_leaves_the_list_that_was_written_meanwhile() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
+    // It has taken the lock, confirmed it, and emptied the list.
+    relay.fail("PUT", "/locks/exclusive", Fault::Delay(Duration::ZERO), 2);
+    relay.fail("PUT", "/locks/exclusive", Fault::Silence, u32::MAX);
+    for (method, target) in [("POST", "delete"), ("DELETE", "/images/")] {
+        relay.fail(method, target, Fault::Silence, u32::MAX);
+    }
+    let is_empty = || other.image(&name("a")).unwrap().is_some_and(|image| image.versions.is_empty());
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), None));
+        wait_until("the list is empty", is_empty);
+        make_older(&place.dir().join("locks/exclusive"), Duration::from_secs(700));
+        publish(other.as_ref(), "a", &object, &[], b"manifest").unwrap();
+        relay.heal();
+        assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
+    });
+    let version = other.resolve(&"a".parse().unwrap()).unwrap();
+    assert_eq!(other.manifest(version.manifest).unwrap(), b"manifest");
+    other.open_object(version.objects[0]).unwrap();
+    assert_eq!(place.keys("locks"), ["sweep"], "whoever writes next gives back what is left");
+}
+
+#[test]
+fn a_dead_writer_cannot_wake_up_once_it_was_looked_at_what_is_needed() {
+    let (mut place, relay, _) = behind_a_relay();
+    // It cannot go on before it is let.
+    place.timeout = NEVER;
+    let store = suite::writable(&place);
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let writer = place.dir().join("locks/writer-dead-1");
+    fs::write(&writer, b"dead-1\n").unwrap();
+    make_older(&writer, Duration::from_secs(700));
+    // It looks for objects when it has read all lists of versions.
+    let listing = "objects";
+    relay.fail("GET", listing, Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        wait_until("it looks for objects", || relay.take_seen().iter().any(|it| it.contains(listing)));
+        let is_there = writer.exists();
+        relay.heal();
+        removing.join().unwrap().unwrap();
+        assert!(!is_there, "the writer could have woken up and committed");
+    });
+    assert_eq!(place.keys("objects"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_writer_that_was_taken_for_dead_does_not_commit() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    publish(store.as_ref(), "a", b"shared", &[], b"m1").unwrap();
+    let sleeper = suite::writable(&place);
+    let publication = sleeper.publish().unwrap();
+    let writer = place.keys("locks").into_iter().find(|key| key.starts_with("writer-")).unwrap();
+    make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
+    store.remove(&name("a"), Some(1)).unwrap();
+    let refused = publication.commit(NewVersion {
+        name: &name("b"),
+        manifest: b"m2",
+        objects: &[Hash::of(b"shared")],
+        size_bytes: 512,
+        created_at_s: 0,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+        newest_at_most: None,
+        is_sealed: false,
+    });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Locked);
+    assert!(error.to_string().contains("try again"), "{error}");
+    assert!(store.image(&name("b")).unwrap().is_none());
+}
+
+#[test]
+fn a_copy_that_was_taken_for_dead_publishes_nothing_without_its_objects() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    publish(&source, "a", b"object", &[], b"m").unwrap();
+    let place = InBucket::new(server().address());
+    let other = suite::writable(&place);
+    let target = suite::writable(&place);
+    let what = headwater_store::copy::everything(&source).unwrap();
+    let copy = |progress: &mut headwater_store::copy::OnProgress<'_>| {
+        let objects_of = |_: &[u8]| Ok(vec![(Hash::of(b"object"), 6)]);
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, progress)
+    };
+    let mut slept = false;
+    let refused = copy(&mut |at| {
+        if at.total_bytes > 0 && at.done_bytes == at.total_bytes && !slept {
+            slept = true;
+            // The object is there. The host sleeps for longer than its mark lasts, and another one removes a version.
+            let locks = place.keys("locks");
+            let writer = locks.into_iter().find(|key| key.starts_with("writer-")).unwrap();
+            make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
+            publish(other.as_ref(), "b", b"other", &[], b"m2")?;
+            other.remove(&name("b"), Some(1))?;
+        }
+        Ok(())
+    });
+    assert!(slept);
+    assert_eq!(place.keys("objects"), [] as [&str; 0], "it was not reclaimed");
+    assert_eq!(kind(refused), StoreErrorKind::Locked);
+    assert!(target.image(&name("a")).unwrap().is_none_or(|image| image.versions.is_empty()));
+    // Once more, and it is whole.
+    assert_eq!(copy(&mut |_| Ok(())).unwrap().objects, 1);
+    let version = target.resolve(&"a".parse().unwrap()).unwrap();
+    assert!(target.open_object(version.objects[0]).is_ok());
+}
+
+/// Puts somebody else's exclusive lock in place of the one that is held, as who takes its holder for dead does.
+fn take_the_lock(place: &InBucket) {
+    server().replace(&place.url.bucket, "some/prefix/locks/exclusive", b"successor\n");
+}
+
+#[test]
+fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = suite::writable(&place);
+    relay.fail("GET", "/images/", Fault::Silence, 4);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        // It has the lock by then.
+        let looks = |request: &String| request.contains("/images/a");
+        wait_until("it looks at the image", || relay.take_seen().iter().any(looks));
+        take_the_lock(&place);
+        relay.heal();
+        assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
+    });
+    assert_eq!(fs::read(place.dir().join("locks/exclusive")).unwrap(), b"successor\n");
+    assert_eq!(store.image(&name("a")).unwrap().unwrap().versions.len(), 1);
+    fs::remove_file(place.dir().join("locks/exclusive")).unwrap();
+}
+
+#[test]
+fn who_is_taken_for_dead_while_it_removes_stops_removing() {
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = suite::writable(&place);
+    for orphan in 0..200u8 {
+        let id = Hash::of(&[orphan]);
+        fs::write(place.dir().join("objects").join(id.to_string()), [orphan]).unwrap();
+    }
+    // The first eight of a batch of 32 go; the others wait until the lock is taken.
+    for (method, target) in [("POST", "delete"), ("DELETE", "/objects/")] {
+        relay.fail(method, target, Fault::Delay(Duration::ZERO), 8);
+        relay.fail(method, target, Fault::Silence, u32::MAX);
+    }
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        wait_until("something is removed", || place.keys("objects").len() < 200);
+        take_the_lock(&place);
+        relay.heal();
+        assert_eq!(removing.join().unwrap().unwrap().freed_bytes, 0);
+    });
+    let left = place.keys("objects").len();
+    assert!(left > 100, "{left} are left");
+    assert_eq!(fs::read(place.dir().join("locks/exclusive")).unwrap(), b"successor\n");
+}
+
+#[test]
+fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    relay.fail("GET", "objects", Fault::Status(403), u32::MAX);
+    let removed = store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!((removed.versions.as_slice(), removed.freed_bytes), (&[1][..], 0));
+    assert!(store.image(&name("a")).unwrap().unwrap().versions.is_empty());
+    relay.heal();
+    assert!(store.reclaim_left().unwrap() > 0);
+    for folder in ["objects", "manifests", "locks"] {
+        assert_eq!(place.keys(folder), [] as [&str; 0], "{folder}");
+    }
+}
+
+#[test]
+fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
+    let relay = HttpRelay::start(server().address());
+    let mut place = InBucket::new(relay.address());
+    place.stale_after = Duration::from_secs(10);
+    let store = suite::writable(&place);
+    // Longer than the pause between two renewals.
+    relay.fail("PUT", "/locks/writer", Fault::Delay(Duration::from_millis(1200)), u32::MAX);
+    let published = std::sync::atomic::AtomicU32::new(0);
+    let (store, published) = (Arc::new(store), Arc::new(published));
+    for writer in 0..4u8 {
+        let (store, published) = (Arc::clone(&store), Arc::clone(&published));
+        // Not joined: one that is blocked would block this test.
+        std::thread::spawn(move || {
+            publish(store.as_ref().as_ref(), "a", &[writer; 9], &[], &[writer; 7]).unwrap();
+            published.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    wait_until("all are published", || published.load(Ordering::SeqCst) == 4);
+    relay.heal();
+    assert_eq!(store.image(&name("a")).unwrap().unwrap().versions.len(), 4);
+}
+
+#[test]
+fn marks_are_renewed_while_they_are_held() {
+    let mut place = InBucket::new(server().address());
+    place.stale_after = Duration::from_secs(60);
+    let store = suite::writable(&place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let pin = store.pin(version.manifest).unwrap();
+    // As one that was set long ago.
+    let folder = format!("pins/{}", version.manifest);
+    let mark = place.dir().join(&folder).join(&place.keys(&folder)[0]);
+    make_older(&mark, Duration::from_secs(700));
+    wait_until("it is renewed", || {
+        let written = fs::metadata(&mark).unwrap().modified().unwrap();
+        written.elapsed().is_ok_and(|age| age < Duration::from_secs(300))
+    });
+    assert_eq!(kind(store.remove(&name("a"), Some(1))), StoreErrorKind::InUse);
+    drop(pin);
+    store.remove(&name("a"), Some(1)).unwrap();
+}
+
+#[test]
+fn a_version_that_is_used_without_its_bucket_is_pinned_when_that_is_back() {
+    let (mut place, relay, _) = behind_a_relay();
+    // No renewal comes in this test.
+    place.stale_after = NEVER;
+    let store = place.open(Access::Read).unwrap();
+    relay.fail("PUT", "/pins/", Fault::Status(503), u32::MAX);
+    relay.take_seen();
+    let pin = store.pin_later(Hash::of(b"manifest")).unwrap();
+    wait_until("it is tried", || relay.take_seen().iter().any(|it| it.contains("/pins/")));
+    let pins = || place.keys(&format!("pins/{}", Hash::of(b"manifest")));
+    assert!(pins().is_empty());
+    relay.heal();
+    wait_until("it is pinned", || pins().len() == 1);
+    drop(pin);
+    assert!(pins().is_empty());
+}
+
+#[test]
+fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(1).bytes(84 << 20);
+    let version = publish_whole(&source, &bytes);
+    let object = source.open_object(version).unwrap();
+
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    // The second round of parts fails for good; what the first sent stays.
+    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
+    let error = target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("s3:PutObject"), "{error}");
+    relay.heal();
+    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
+    drop(target);
+    relay.take_seen();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let mut copied = 0;
+    let mut publication = target.publish().unwrap();
+    publication
+        .copy_object(object.as_ref(), &mut |bytes| {
+            copied += bytes;
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(copied, bytes.len() as u64);
+    let sent: Vec<String> =
+        relay.take_seen().into_iter().filter(|r| r.starts_with("PUT") && r.contains("partNumber")).collect();
+    assert_eq!(sent.len(), 2, "{sent:?}");
+    assert_eq!(place.keys("tmp"), [] as [&str; 0]);
+    let copy = target.open_object(version).unwrap();
+    let mut back = vec![0; bytes.len()];
+    copy.read_range(0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+#[test]
+fn parts_that_nobody_went_on_with_for_a_week_are_given_back() {
+    let (place, relay, _) = behind_a_relay();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(3).bytes(17 << 20);
+    let id = publish_whole(&source, &bytes);
+    let object = source.open_object(id).unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let stop = |_| Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+    target.publish().unwrap().copy_object(object.as_ref(), &mut { stop }).unwrap_err();
+    let (old, new) = (format!("{id}.upload"), format!("{}.upload", Hash::of(b"new")));
+    assert_eq!(place.keys("tmp"), [old.as_str()]);
+    fs::write(place.dir().join("tmp").join(&new), b"headwater upload 2\n16777216\nanother\n").unwrap();
+    for (state, days) in [(&old, 8), (&new, 6)] {
+        make_older(&place.dir().join("tmp").join(state), Duration::from_secs(days * 24 * 3600));
+    }
+    // While the server refuses that, it is kept, and holds nothing else up.
+    relay.fail("DELETE", "uploadId", Fault::Status(403), 1);
+    let store = suite::writable(&place);
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!(place.keys("tmp").len(), 2);
+    relay.take_seen();
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    store.remove(&name("a"), Some(2)).unwrap();
+    assert_eq!(place.keys("tmp"), [new]);
+    let given_back = format!("objects/{id}?uploadId=");
+    let seen = relay.take_seen();
+    assert!(seen.iter().any(|it| it.starts_with("DELETE") && it.contains(&given_back)), "{seen:?}");
+}
+
+/// One object in a store, without the small appends of the suite.
+fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
+    let mut publication = store.publish().unwrap();
+    publication.append(bytes).unwrap();
+    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let new = NewVersion {
+        name: &name("large"),
+        manifest: b"large",
+        objects: &[id],
+        size_bytes: 512,
+        created_at_s: 0,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+        newest_at_most: None,
+        is_sealed: false,
+    };
+    publication.commit(new).unwrap();
+    id
+}
+
+/// An object of which a byte is another one.
+struct Flipped(Arc<dyn Object>);
+
+impl Object for Flipped {
+    fn id(&self) -> Hash {
+        self.0.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read_range(offset, into)?;
+        if offset == 0 {
+            into[1000] ^= 1;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(2).bytes(84 << 20);
+    let version = publish_whole(&source, &bytes);
+    let object = source.open_object(version).unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let copy = |object: &dyn Object| target.publish().unwrap().copy_object(object, &mut |_| Ok(()));
+
+    // The first of the parts that stay is wrong.
+    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
+    copy(&Flipped(Arc::clone(&object))).unwrap_err();
+    relay.heal();
+    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
+    relay.take_seen();
+    copy(object.as_ref()).unwrap();
+    let is_part = |request: &String| request.starts_with("PUT") && request.contains("partNumber");
+    let sent: Vec<String> = relay.take_seen().into_iter().filter(is_part).collect();
+    assert_eq!(sent.len(), 3, "the wrong one and the two that were missing: {sent:?}");
+    let mut back = vec![0; bytes.len()];
+    target.open_object(version).unwrap().read_range(0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+#[test]
+fn parts_that_nobody_can_go_on_with_are_given_back() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(3).bytes(17 << 20);
+    let id = publish_whole(&source, &bytes);
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    fs::create_dir_all(place.dir().join("tmp")).unwrap();
+    let state = place.dir().join("tmp").join(format!("{id}.upload"));
+    fs::write(&state, "headwater upload 1\n16777216\nof-an-old-release\n").unwrap();
+    relay.take_seen();
+    let object = source.open_object(id).unwrap();
+    target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap();
+    let given_back = |request: &String| {
+        request.starts_with("DELETE") && request.contains(&format!("objects/{id}?uploadId=of-an-old-release"))
+    };
+    let seen = relay.take_seen();
+    assert!(seen.iter().any(given_back), "{seen:?}");
+    assert!(!state.exists());
+}

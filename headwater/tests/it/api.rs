@@ -1,0 +1,184 @@
+//! The API by an HTTP client over the real daemon's socket.
+
+use crate::support::{self, Daemon, http};
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_db::{Database, NewEvent};
+use serde_json::{Value, json};
+
+fn parse(answer: &str) -> Value {
+    serde_json::from_str(answer).unwrap_or_else(|e| panic!("{answer:?} is no JSON: {e}"))
+}
+
+#[test]
+fn every_failure_is_a_problem_with_the_right_status() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    let create = |change: Value| {
+        let mut body = json!({"name": "new", "image": "tiny"});
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        ("POST", "/api/v1/machines", Some(body.to_string()))
+    };
+    let cases = [
+        (("GET", "/api/v1/nothing", None), 404, "not_found"),
+        (("PUT", "/api/v1/machines", None), 405, "invalid"),
+        (("GET", "/api/v1/machines/nobody", None), 404, "not_found"),
+        (("GET", "/api/v1/images/none", None), 404, "not_found"),
+        (("GET", "/api/v1/images/tiny@9", None), 404, "not_found"),
+        (("GET", "/api/v1/images/tiny@zz", None), 400, "invalid"),
+        (("GET", "/api/v1/images/..%2F..%2Fetc", None), 400, "invalid"),
+        (("POST", "/api/v1/images/none/verify", None), 404, "not_found"),
+        (("POST", "/api/v1/machines", Some("{".to_owned())), 400, "invalid"),
+        (create(json!({"name": "Odd_Name"})), 400, "invalid"),
+        (create(json!({"name": "lab"})), 409, "conflict"),
+        (create(json!({"image": "none"})), 404, "not_found"),
+        (create(json!({"memroy_bytes": 1})), 400, "invalid"),
+        (create(json!({"memory_bytes": 1u64 << 60})), 400, "invalid"),
+        (create(json!({"cpus": 0})), 400, "invalid"),
+        (create(json!({"cache": {"mode": "tape"}})), 400, "invalid"),
+        (create(json!({"cache": {"ram_bytes": 1u64 << 60}})), 400, "invalid"),
+        (create(json!({"cache": {"ram_bytes": 1}})), 400, "invalid"),
+        (create(json!({"cache": {"disk_bytes": 0}})), 400, "invalid"),
+        (create(json!({"host_name": "a b"})), 400, "invalid"),
+        (create(json!({"user_data": "hello"})), 400, "invalid"),
+        (("POST", "/api/v1/machines/lab/stop?forse=true", None), 400, "invalid"),
+        (("POST", "/api/v1/machines/nobody/start", None), 404, "not_found"),
+        (("GET", "/api/v1/machines/lab/console/attach", None), 400, "invalid"),
+        (("POST", "/api/v1/machines/lab/exec", Some(r#"{"argv":["true"]}"#.to_owned())), 409, "conflict"),
+        (("POST", "/api/v1/machines/lab/exec", Some(r#"{"argv":[]}"#.to_owned())), 400, "invalid"),
+    ];
+    for ((method, path, body), status, kind) in cases {
+        let (got, answer) = http(&daemon.socket(), method, path, body.as_deref());
+        let problem = parse(&answer);
+        assert_eq!((got, &problem["kind"]), (status, &kind.into()), "{method} {path} {body:?}: {answer}");
+        assert!(!problem["message"].as_str().unwrap().is_empty());
+    }
+    let (_, machines) = http(&daemon.socket(), "GET", "/api/v1/machines", None);
+    assert_eq!(parse(&machines)["machines"].as_array().unwrap().len(), 1, "a refused machine was created");
+}
+
+#[test]
+fn a_machine_has_an_identity_of_its_own_and_a_history() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("one");
+    let body = json!({"name": "two", "image": "tiny@1", "host_name": "web", "user_data": "#cloud-config\n"});
+    let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines", Some(&body.to_string()));
+    assert_eq!(status, 201, "{answer}");
+    let (one, two) = (daemon.machine("one"), parse(&answer));
+    assert!(one["mac"].as_str().unwrap().starts_with("52:54:00:"));
+    for field in ["uuid", "mac"] {
+        assert_ne!(one[field], two[field]);
+    }
+    assert_ne!(one["identity"]["machine_id"], two["identity"]["machine_id"]);
+    assert_eq!(
+        (&two["identity"]["host_name"], &one["identity"]["host_name"]),
+        (&"web".into(), &"one".into())
+    );
+    assert!(!answer.contains("PRIVATE KEY"));
+    // Stopping what is off changes nothing.
+    let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines/two/stop", None);
+    assert_eq!((status, &parse(&answer)["state"]), (200, &"created".into()));
+    let (status, _) = http(&daemon.socket(), "DELETE", "/api/v1/machines/two", None);
+    assert_eq!(status, 204);
+    let (_, events) = http(&daemon.socket(), "GET", "/api/v1/events?subject=machine%20two", None);
+    let events = parse(&events)["events"].clone();
+    let actions: Vec<&str> =
+        events.as_array().unwrap().iter().map(|event| event["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["removed", "created"]);
+    assert!(events[0]["actor"].as_str().unwrap().starts_with("uid "));
+}
+
+/// A history of so many events.
+fn write_events(database: &std::path::Path, count: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let database = SqliteDatabase::open(database).await.unwrap();
+        let mut repo = database.write().await.unwrap();
+        for at_ms in 0..count {
+            let (actor, subject, detail) = ("daemon".into(), "machine old".into(), String::new());
+            let event = NewEvent { at_ms, actor, subject, action: "state", detail };
+            repo.events().append(event).await.unwrap();
+        }
+        repo.save().await.unwrap();
+        database.close().await;
+    });
+}
+
+#[test]
+fn the_history_is_given_in_pages() {
+    let dir = support::short_dir();
+    write_events(&dir.path().join("headwater.db"), 1200);
+    let daemon = Daemon::start_in(dir, |_| {});
+    let get = |query: &str| {
+        let (status, answer) = http(&daemon.socket(), "GET", &format!("/api/v1/events?{query}"), None);
+        (status, parse(&answer))
+    };
+    let ids = |list: &Value| -> Vec<i64> {
+        list["events"].as_array().unwrap().iter().map(|event| event["id"].as_i64().unwrap()).collect()
+    };
+    let (status, first) = get("limit=1000");
+    let first = ids(&first);
+    assert_eq!((status, first.len()), (200, 1000));
+    let (_, second) = get(&format!("limit=1000&before={}", first[999]));
+    let all = [first.clone(), ids(&second)].concat();
+    assert!(all.len() >= 1200 && all.is_sorted_by(|a, b| a > b), "{} events", all.len());
+
+    let (status, problem) = get("limit=1001");
+    assert_eq!((status, &problem["kind"]), (400, &"invalid".into()), "{problem}");
+    assert!(problem["advice"].as_str().unwrap().contains("before=ID"), "{problem}");
+
+    // People ask once.
+    let shown = |args: &[&str]| daemon.cli(&[&["events", "--json"], args].concat()).ok();
+    assert_eq!(ids(&parse(&shown(&["--limit", "50000"]))), all);
+    assert_eq!(ids(&parse(&shown(&["--limit", "1001"]))), all[..1001]);
+    let before = all[1000].to_string();
+    assert_eq!(ids(&parse(&shown(&["--before", &before]))), all[1001..1101]);
+    let two = daemon.cli(&["events", "--limit", "2"]);
+    assert_eq!(two.err, format!("older ones, if there are any: --before {}\n", all[1]));
+}
+
+#[test]
+fn the_daemon_describes_itself() {
+    let daemon = Daemon::start();
+    let (status, served) = http(&daemon.socket(), "GET", "/api/v1/openapi.json", None);
+    assert_eq!(status, 200);
+    let checked_in = include_str!("../../../docs/openapi.json");
+    assert_eq!(parse(&served), parse(checked_in), "docs/openapi.json is not what the daemon serves");
+    let (_, status) = http(&daemon.socket(), "GET", "/api/v1/status", None);
+    assert_eq!(parse(&status)["pid"], daemon.pid());
+}
+
+#[test]
+fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
+    use std::io::{Read, Write};
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--listen", "127.0.0.1:0"]);
+    });
+    let (_, after) = daemon.log.split_once("tcp=127.0.0.1:").expect("it says where it listens");
+    let port: String = after.chars().take_while(char::is_ascii_digit).collect();
+    let address = format!("127.0.0.1:{port}");
+    let ask = |headers: &str| {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        let request = format!("GET /api/v1/machines HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let token_file = daemon.path().join("api.token");
+    let token = std::fs::read_to_string(&token_file).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(token_file).unwrap().permissions());
+    assert_eq!((mode & 0o777, token.trim_end().len()), (0o600, 64));
+    let token = format!("authorization: Bearer {}\r\n", token.trim_end());
+    assert!(ask(&format!("host: {address}\r\n{token}")).starts_with("HTTP/1.1 200"));
+    for wrong in ["", "authorization: Bearer 0123\r\n", "authorization: Basic cm9vdDpyb290\r\n"] {
+        let refused = ask(&format!("host: {address}\r\n{wrong}"));
+        assert!(
+            refused.starts_with("HTTP/1.1 401") && refused.contains("www-authenticate: Bearer"),
+            "{refused}"
+        );
+        assert!(refused.contains("\"unauthorized\"") && refused.contains("api.token"), "{refused}");
+    }
+    assert!(ask(&format!("host: evil.example\r\n{token}")).starts_with("HTTP/1.1 400"));
+    let with_origin = ask(&format!("host: {address}\r\norigin: http://evil.example\r\n{token}"));
+    assert!(with_origin.starts_with("HTTP/1.1 400"));
+}

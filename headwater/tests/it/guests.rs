@@ -1,0 +1,272 @@
+//! End to end with real guests: two Debian machines on one image, through the real daemon and QEMU, under
+//! whatever acceleration this host has.
+//!
+//! One test, because booting is what costs: both machines boot at once, one writes more than its RAM holds, the
+//! other does not notice; a reset, a daemon that is killed, and a fresh start, on which one edits the image and the other
+//! boots what became of it.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::support::{self, Daemon, is_alive};
+use headwater_testkit::wait_until;
+
+/// How much of random data is written; the write cache has 64 MiB of RAM.
+const FILE_MB: u64 = 100;
+
+/// The machine's cache in RAM.
+const RAM_BYTES: u64 = 64 << 20;
+
+/// Takes its time and leaves its mark: who runs a command in the guest is to find it.
+const USER_DATA: &str = "#!/bin/sh\nsleep 3\nhostname >/var/tmp/applied\n";
+
+/// The Debian guest, built unless it is there.
+fn guest() -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/build");
+    let output = Command::new(&script).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.unwrap_or_else(|e| panic!("cannot run {}: {e}", script.display()));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{} failed; its messages are above", script.display());
+    text.lines().last().expect("it prints the image's path").to_owned()
+}
+
+/// Runs a script in a guest and returns what it printed.
+fn sh(daemon: &Daemon, machine: &str, script: &str) -> String {
+    daemon.cli(&["machine", "exec", machine, "--", "sh", "-c", script]).ok().trim().to_owned()
+}
+
+fn pid(daemon: &Daemon, machine: &str) -> u64 {
+    daemon.machine(machine)["pid"].as_u64().unwrap_or_else(|| panic!("{machine} is not on"))
+}
+
+fn hash_of(daemon: &Daemon, image: &str) -> serde_json::Value {
+    let json = daemon.cli(&["--json", "image", "show", image]).ok();
+    let image: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    image["versions"][0]["hash"].clone()
+}
+
+#[test]
+fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_daemon() {
+    // A write that finds no room waits a second in the daemon, not half a minute.
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--pause", "1"]);
+    });
+    let user_data = daemon.path().join("user-data");
+    std::fs::write(&user_data, USER_DATA).expect("the user data can be written");
+    daemon.cli(&["image", "import", &guest(), "--name", "debian"]).ok();
+    let hash = hash_of(&daemon, "debian");
+    assert!(hash.is_string(), "the image has no hash: {hash}");
+    let create =
+        ["machine", "create", "one", "debian", "--ram", "64M", "--disk", "4G", "--host-name", "desk-one"];
+    daemon.cli(&create).ok();
+    let user_data = user_data.to_str().expect("UTF-8");
+    daemon
+        .cli(&[
+            "machine",
+            "create",
+            "two",
+            "debian",
+            "--ram",
+            "64M",
+            "--disk",
+            "4G",
+            "--user-data",
+            user_data,
+            "--transport",
+            "nbd",
+        ])
+        .ok();
+    daemon.cli(&["machine", "start", "one", "two", "--wait"]).ok();
+
+    each_guest_is_itself(&daemon);
+    output_that_is_cut_is_no_success(&daemon);
+    a_command_ends_with_its_client(&daemon);
+    a_command_reads_what_it_is_given(&daemon);
+    what_one_writes_overflows_and_is_its_own(&daemon);
+    a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
+
+    // A reset forgets it, for this machine only.
+    daemon.cli(&["machine", "reset", "one", "--wait"]).ok();
+    assert_eq!(sh(&daemon, "one", "test -e /var/tmp/random.bin || echo gone; hostname"), "gone\ndesk-one");
+    assert_eq!(sh(&daemon, "two", "cat /var/tmp/mark"), "two was here");
+    assert!(daemon.cli(&["image", "verify", "debian"]).ok().contains("sound"));
+    assert_eq!(hash_of(&daemon, "debian"), hash, "the image has changed");
+
+    // A daemon that is killed while machines run.
+    let pids = [pid(&daemon, "one"), pid(&daemon, "two")];
+    let dir = daemon.kill();
+    // Before another daemon can clean up.
+    wait_until("QEMU ends with the daemon", || !pids.iter().any(|pid| is_alive(*pid)));
+    let daemon = Daemon::start_in(dir, |_| {});
+    for machine in ["one", "two"] {
+        let lost = daemon.machine(machine);
+        assert_eq!((&lost["state"], &lost["wanted"]), (&"lost".into(), &"running".into()), "{lost}");
+    }
+    assert_eq!(std::fs::read_dir(daemon.path().join("cache")).expect("a directory").count(), 0);
+    daemon.cli(&["image", "edit", "debian", "--machine", "two"]).ok();
+    // A command for a guest that still boots waits for it.
+    daemon.cli(&["machine", "start", "two"]).ok();
+    assert_eq!(sh(&daemon, "two", "test -e /var/tmp/mark || echo pristine"), "pristine");
+    assert_eq!(sh(&daemon, "two", "cat /var/tmp/applied"), "two");
+    what_one_edits_the_other_boots(&daemon);
+}
+
+/// A version of the guest while it runs, one of what was done to it in all, and the other machine on that.
+fn what_one_edits_the_other_boots(daemon: &Daemon) {
+    let seal = |what: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&daemon.cli(&[&["--json"], what].concat()).ok()).expect("JSON")
+    };
+    // Not written out by the guest yet: freezing its file systems does that.
+    sh(daemon, "two", "echo early >/var/tmp/edited");
+    wait_until("the guest is up", || daemon.machine("two")["state"] == "running");
+    let live = seal(&["machine", "seal", "two", "--note", "while it ran"]);
+    println!("{}", live["pause"]);
+    assert!(live["pause"]["guest_ms"].is_u64(), "its file systems were not frozen: {live}");
+    assert_eq!((&live["version"]["number"], &live["parent"]), (&2.into(), &"debian@1".into()), "{live}");
+    sh(daemon, "two", "echo late >>/var/tmp/edited");
+    daemon.cli(&["machine", "stop", "two"]).ok();
+    assert_eq!(daemon.machine("two").get("reason"), None, "the guest did not switch itself off");
+    let sealed = seal(&["image", "seal", "debian", "--note", "edited"]);
+    let size = |name: &str| sealed["version"][name].as_u64().expect("a size");
+    assert!(size("stored_bytes") < size("size_bytes") / 10, "it cost as much as an import: {sealed}");
+    daemon.cli(&["image", "promote", "debian@2", "test"]).ok();
+    daemon.cli(&["image", "promote", "debian@3", "production"]).ok();
+    daemon.cli(&["machine", "start", "one"]).ok();
+    assert_eq!(sh(daemon, "one", "cat /var/tmp/edited; hostname"), "early\nlate\ndesk-one");
+    daemon.cli(&["machine", "stop", "one", "--force"]).ok();
+    // The version that was made while the guest ran holds what it had written by then, in a sound file system.
+    let diff = daemon.cli(&["image", "diff", "debian@2", "debian@3"]).ok();
+    let changed = |line: &str| line.starts_with("  M /var/tmp/edited ");
+    assert!(diff.lines().any(changed), "{diff}");
+    is_a_file_system_at_rest(daemon, "debian@2");
+    assert!(daemon.cli(&["image", "verify", "debian:test"]).ok().contains("sound"));
+}
+
+/// One that was frozen has nothing left to do: one that was only written out would have to go through its journal first.
+fn is_a_file_system_at_rest(daemon: &Daemon, version: &str) {
+    let raw = daemon.path().join("version.raw");
+    let raw = raw.to_str().expect("a path in UTF-8");
+    daemon.cli(&["image", "export", version, raw]).ok();
+    let at = format!("{raw}?offset={}", 1 << 20);
+    let run = |program: &str, option: &str| {
+        let output = Command::new(format!("/sbin/{program}")).args([option, &at]).output();
+        let output = output.unwrap_or_else(|e| panic!("cannot run {program} (Debian: e2fsprogs): {e}"));
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let (code, features) = run("dumpe2fs", "-h");
+    assert!(code == Some(0) && features.contains("has_journal"), "{features}");
+    assert!(!features.contains("needs_recovery"), "{features}");
+    let (code, checked) = run("e2fsck", "-fn");
+    assert_eq!(code, Some(0), "{checked}");
+    std::fs::remove_file(raw).expect("it is there");
+}
+
+/// The disk limit falls below what is there: what is written then waits, with an alarm, until it is raised.
+fn a_full_cache_makes_a_guest_wait_and_no_more(daemon: &Daemon) {
+    daemon.cli(&["machine", "set", "one", "--ram", "16M", "--disk", "32M"]).ok();
+    let script = "(head -c 64000000 /dev/urandom | tee /var/tmp/more.bin | b2sum >/var/tmp/more.sum; sync; \
+                  touch /var/tmp/done) >/dev/null 2>&1 &";
+    sh(daemon, "one", script);
+    wait_until("the machine's writes wait", || {
+        let machine = daemon.machine("one");
+        machine["alarm"]["message"].as_str().is_some_and(|text| text.contains("is full and writes wait"))
+    });
+    assert_eq!(sh(daemon, "two", "cat /var/tmp/mark"), "two was here", "the other machine is disturbed");
+    daemon.cli(&["machine", "set", "one", "--ram", "64M", "--disk", "4G"]).ok();
+    wait_until("the alarm is over", || daemon.machine("one").get("alarm").is_none());
+    let wait = "while ! test -e /var/tmp/done; do sleep 0.2; done; echo 3 >/proc/sys/vm/drop_caches; \
+                cd /var/tmp; sed 's/-$/more.bin/' more.sum | b2sum --check; b2sum --check random.sum; \
+                dmesg | grep -ci 'i/o error'";
+    assert_eq!(sh_any(daemon, "one", wait), "more.bin: OK\nrandom.bin: OK\n0");
+}
+
+/// As [`sh`], whatever the exit code is: `grep -c` fails where it counts none.
+fn sh_any(daemon: &Daemon, machine: &str, script: &str) -> String {
+    sh(daemon, machine, &format!("{script}; true"))
+}
+
+/// Its host name, machine-id and host key are its own, and were there before the first command could run.
+fn each_guest_is_itself(daemon: &Daemon) {
+    for (machine, host_name) in [("one", "desk-one"), ("two", "two")] {
+        let identity = daemon.machine(machine)["identity"].clone();
+        let said = sh(daemon, machine, "hostname; cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub");
+        let serial = daemon.machine(machine)["uuid"].as_str().expect("a UUID").replace('-', "");
+        assert_eq!(sh(daemon, machine, "cat /sys/block/vda/serial"), serial[..20], "{machine}'s disk");
+        let lines: Vec<&str> = said.lines().collect();
+        let key = identity["ssh_host_key_public"].as_str().expect("a key");
+        assert_eq!(lines.first(), Some(&host_name), "{said}");
+        assert_eq!(lines.get(1).copied(), identity["machine_id"].as_str(), "{said}");
+        assert!(lines.get(2).is_some_and(|line| line.starts_with(key)), "{said} does not hold {key}");
+    }
+    assert_eq!(sh(daemon, "two", "cat /var/tmp/applied"), "two", "it ran before the user data had");
+    assert_eq!(sh(daemon, "one", "test -e /var/tmp/applied || echo none"), "none");
+}
+
+fn output_that_is_cut_is_no_success(daemon: &Daemon) {
+    let ran = daemon.cli(&["machine", "exec", "two", "--", "head", "-c", "17000000", "/dev/zero"]);
+    assert_eq!((ran.code, ran.out.len()), (1, 16 << 20), "{}", ran.err);
+    assert!(ran.err.starts_with("headwater: the output is not whole"), "{}", ran.err);
+    let ran = daemon.cli(&["machine", "exec", "two", "--", "sh", "-c", "head -c 17000000 /dev/zero; exit 3"]);
+    assert_eq!(ran.code, 3, "{}", ran.err);
+}
+
+fn a_command_ends_with_its_client(daemon: &Daemon) {
+    let mut client = support::headwater()
+        .arg("--data-dir")
+        .arg(daemon.path())
+        .args(["machine", "exec", "two", "--", "sleep", "4242"])
+        .spawn()
+        .expect("it starts");
+    let running = || sh(daemon, "two", "pgrep -xf 'sleep 4242' || echo none") != "none";
+    wait_until("the command runs", running);
+    // Not SIGINT, which programs ignore that were started in the background.
+    support::signal(client.id(), "TERM");
+    assert_eq!(client.wait().expect("it ends").code(), None, "it ended otherwise than by the signal");
+    wait_until("the command ends", || !running());
+}
+
+fn a_command_reads_what_it_is_given(daemon: &Daemon) {
+    let file = daemon.path().join("input");
+    let exec = |more: &[&str]| {
+        let mut command = support::headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(["machine", "exec", "two"]).args(more);
+        command.args(["--", "b2sum"]).stdin(std::fs::File::open(&file).expect("the input"));
+        support::Ran::from(command.output().expect("it runs"))
+    };
+    let sum = || {
+        let input = std::fs::File::open(&file).expect("the input");
+        String::from_utf8(Command::new("b2sum").stdin(input).output().expect("it runs").stdout).expect("text")
+    };
+    std::fs::write(&file, "").expect("it can be written");
+    let nothing = sum();
+    let mut input = support::pseudo_random(1 << 20, 3);
+    std::fs::write(&file, &input).expect("it can be written");
+    assert_eq!(exec(&["-i"]).ok(), sum());
+    assert_eq!(exec(&[]).ok(), nothing);
+    input.push(0);
+    std::fs::write(&file, &input).expect("it can be written");
+    exec(&["--stdin"]).fails(2, &["longer than 1.0 MiB"]);
+}
+
+fn what_one_writes_overflows_and_is_its_own(daemon: &Daemon) {
+    sh(daemon, "two", "echo two was here >/var/tmp/mark; sync");
+    let before = daemon.machine("two")["disk"]["written_bytes"].as_u64().expect("counters");
+    // The checksum is of the stream as it was made, not of the file, so that a wrong write shows too.
+    let script = format!(
+        "set -e; cd /var/tmp; head -c {FILE_MB}000000 /dev/urandom | tee random.bin | b2sum >random.sum; \
+         sed -i 's/-$/random.bin/' random.sum; sync; echo 3 >/proc/sys/vm/drop_caches; b2sum --check random.sum"
+    );
+    assert_eq!(sh(daemon, "one", &script), "random.bin: OK");
+    let disk = daemon.machine("one")["disk"].clone();
+    let counter = |name: &str| disk[name].as_u64().unwrap_or_else(|| panic!("no {name} in {disk}"));
+    assert!(counter("ram_used_bytes") <= RAM_BYTES, "{disk}");
+    assert!(counter("spilled_bytes") >= FILE_MB * 1_000_000 - RAM_BYTES, "{disk}");
+    // What is in RAM no more came from the overflow disk, not from the image.
+    assert!(counter("written_bytes") >= FILE_MB * 1_000_000, "{disk}");
+
+    let said = sh(daemon, "two", "cat /var/tmp/mark; test -e /var/tmp/random.bin || echo nothing else");
+    assert_eq!(said, "two was here\nnothing else");
+    let after = daemon.machine("two")["disk"]["written_bytes"].as_u64().expect("counters");
+    assert!(after - before < FILE_MB * 100_000, "the other machine's disk was written: {before} -> {after}");
+}

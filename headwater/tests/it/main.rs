@@ -1,0 +1,30 @@
+//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+
+mod api;
+mod attach;
+mod bad_input;
+mod cache_limits;
+mod channels;
+mod cli;
+mod damage;
+mod exports;
+mod front_ends;
+mod full_cache;
+mod fuse;
+mod guests;
+mod images;
+mod logging;
+mod machines;
+mod maintenance;
+mod outage;
+mod persistent;
+mod plain_web_server;
+mod relay;
+mod remote_machines;
+mod restart;
+mod space;
+mod stats;
+mod stores;
+mod streaming;
+mod support;
+mod vhost_user_machines;

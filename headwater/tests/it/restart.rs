@@ -1,0 +1,280 @@
+//! A daemon that is killed, and what the next one makes of it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::support::{Daemon, headwater, is_alive, run, short_dir, signal};
+use headwater_testkit::wait_until;
+
+/// A directory with QEMU and nothing else in it, for `PATH`: no `setpriv` ties QEMU to the daemon.
+fn only_qemu() -> tempfile::TempDir {
+    let dir = short_dir();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let qemu =
+        std::env::split_paths(&path).map(|dir| dir.join("qemu-system-x86_64")).find(|file| file.exists());
+    let qemu = qemu.expect("QEMU is needed: apt-get install qemu-system-x86");
+    std::os::unix::fs::symlink(qemu, dir.path().join("qemu-system-x86_64")).unwrap();
+    dir
+}
+
+#[test]
+fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
+    let path = only_qemu();
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.env("PATH", path.path());
+    });
+    daemon.with_tiny_machine("ran");
+    daemon.create("idle", "tiny", &[]);
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    daemon.console("ran", "w", Some("W"));
+    let orphan = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let dir = daemon.kill();
+    assert!(is_alive(orphan), "QEMU is to outlive the daemon, or this tests nothing");
+    run(headwater().arg("--data-dir").arg(dir.path()).args(["machine", "list"]))
+        .fails(7, &["cannot reach the daemon"]);
+
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert!(!is_alive(orphan));
+    let lost = daemon.machine("ran");
+    assert_eq!((&lost["state"], &lost["wanted"]), (&"lost".into(), &"running".into()));
+    assert!(lost["reason"].as_str().unwrap().contains("was ended"), "{lost}");
+    assert_eq!(lost.get("disk"), None);
+    assert_eq!(daemon.machine("idle")["state"], "created");
+    assert!(daemon.cli(&["machine", "list"]).ok().contains("lost"));
+    assert!(
+        daemon
+            .cli(&["events", "--subject", "machine ran"])
+            .ok()
+            .contains("the daemon ended while it was running")
+    );
+    assert_eq!(std::fs::read_dir(daemon.path().join("cache")).unwrap().count(), 0);
+    let mut left: Vec<_> = std::fs::read_dir(daemon.path().join("run/ran"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["console.log", "qemu.log"]);
+
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    assert!(daemon.cli(&["machine", "console", "ran", "--log"]).ok().contains("0 writes"));
+}
+
+#[test]
+fn kill_9_ends_the_machines_too() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran"]).ok();
+    let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let dir = daemon.kill();
+    wait_until("QEMU is gone", || !is_alive(pid));
+    let daemon = Daemon::start_in(dir, |_| {});
+    let lost = daemon.machine("ran");
+    assert_eq!(lost["state"], "lost");
+    assert!(lost["reason"].as_str().unwrap().contains("its process was gone"), "{lost}");
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    let daemon = Daemon::start();
+    let second = run(headwater().args(["serve", "--data-dir"]).arg(daemon.path()));
+    let pid = daemon.pid().to_string();
+    second.fails(4, &["in use by process", &pid]);
+    run(headwater().args(["run", "x", "--data-dir"]).arg(daemon.path()))
+        .fails(4, &["in use by process", &pid]);
+    daemon.cli(&["status"]).ok();
+}
+
+#[test]
+fn a_socket_that_cannot_be_is_refused() {
+    let dir = short_dir();
+    let deep = dir.path().join("x".repeat(120));
+    run(headwater().args(["serve", "--data-dir"]).arg(&deep)).fails(2, &["at most 107", "shorter path"]);
+    std::fs::write(dir.path().join("api.sock"), "precious").unwrap();
+    run(headwater().args(["serve", "--data-dir"]).arg(dir.path())).fails(4, &["api.sock", "not a socket"]);
+    assert_eq!(std::fs::read(dir.path().join("api.sock")).unwrap(), b"precious");
+}
+
+#[test]
+fn tcp_is_for_loopback_and_a_port_in_use_is_said() {
+    let dir = short_dir();
+    let serve =
+        |address: &str| run(headwater().args(["serve", "--listen", address, "--data-dir"]).arg(dir.path()));
+    serve("0.0.0.0:0").fails(2, &["only loopback"]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    serve(&address).fails(4, &[&address, "in use"]);
+    // Nothing is left that would keep the next one from starting.
+    assert!(!dir.path().join("api.sock").exists());
+    Daemon::start_in(dir, |_| {});
+}
+
+/// A daemon on a bucket whose server accepts connections and never answers.
+fn serve_from(silent: &TcpListener, data_dir: &Path) -> Command {
+    let store = format!("s3://images/golden?endpoint=http://{}&region=x", silent.local_addr().unwrap());
+    let mut command = headwater();
+    command.args(["serve", "--store", &store, "--data-dir"]).arg(data_dir);
+    command.env("AWS_ACCESS_KEY_ID", "x").env("AWS_SECRET_ACCESS_KEY", "x");
+    command
+}
+
+#[test]
+fn a_start_that_waits_for_a_store_says_so_and_ends_when_told() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dir = short_dir();
+    let mut serve = serve_from(&silent, dir.path()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(serve.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("opening the store") {
+        assert!(log.read_line(&mut seen).unwrap() > 0, "it ended: {seen}");
+    }
+    signal(serve.id(), "TERM");
+    log.read_to_string(&mut seen).unwrap();
+    assert_eq!(serve.wait().unwrap().code(), Some(0), "{seen}");
+    assert!(seen.contains("ended by SIGTERM while opening the store"), "{seen}");
+    assert!(!dir.path().join("api.sock").exists());
+    Daemon::start_in(dir, |_| {});
+}
+
+#[test]
+fn a_start_that_waits_for_the_disk_of_the_chunk_cache_says_so() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (dir, cache) = (short_dir(), tempfile::tempdir().unwrap());
+    // To open it waits for a reader who never comes.
+    assert!(Command::new("mkfifo").arg(cache.path().join("lock")).status().unwrap().success());
+    let mut command = serve_from(&silent, dir.path());
+    command.arg("--chunk-cache").arg(format!("{}:64M", cache.path().display()));
+    let mut serve = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(serve.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("still starting: opening the chunk cache") {
+        assert!(log.read_line(&mut seen).unwrap() > 0, "it ended: {seen}");
+    }
+    signal(serve.id(), "TERM");
+    log.read_to_string(&mut seen).unwrap();
+    assert_eq!(serve.wait().unwrap().code(), Some(0), "{seen}");
+    assert!(seen.contains("ended by SIGTERM while opening the chunk cache"), "{seen}");
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_made_is_said() {
+    let dir = short_dir();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let inside = file.join("data");
+    run(headwater().args(["serve", "--data-dir"]).arg(&inside)).fails(1, &["cannot use the data directory"]);
+}
+
+#[test]
+fn damaged_files_of_a_data_directory_are_said_to_be_damaged() {
+    let serve =
+        |dir: &Path| run(headwater().args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir));
+    let dir = short_dir();
+    for (name, words) in
+        [("api.token", ["api.token", "remove it"]), ("daemon.id", ["daemon.id", "remove it"])]
+    {
+        for text in ["0123", "\u{e4}"] {
+            std::fs::write(dir.path().join(name), &text.as_bytes()[..text.len().div_ceil(2)]).unwrap();
+            serve(dir.path()).fails(6, &words);
+        }
+        std::fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    // In a directory of its own: what an earlier start left in the log of its database would repair it.
+    let dir = short_dir();
+    std::fs::write(dir.path().join("headwater.db"), "no database, ".repeat(100)).unwrap();
+    serve(dir.path()).fails(6, &["headwater.db", "not a database", "backup"]);
+}
+
+#[test]
+fn a_database_that_was_lost_leaves_the_kept_disks_alone() {
+    let dir = short_dir();
+    let disk = "disk-00000000-0000-0000-0000-000000000007";
+    let (map, key) = (dir.path().join("cache").join(disk).join("map"), dir.path().join("keys").join(disk));
+    for file in [&map, &key] {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "").unwrap();
+    }
+    // Also the second time, with the database that the first one made.
+    for _ in 0..2 {
+        run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
+            .fails(1, &["knows no machine", disk, "restore the database"]);
+        assert!(map.exists() && key.exists());
+    }
+    std::fs::remove_file(key).unwrap();
+    // Without a key here it may be another daemon's, with which this one shares the directory.
+    let _daemon = Daemon::start_in(dir, |_| {});
+    assert!(map.exists());
+}
+
+#[test]
+fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    let (_, dir) = daemon.terminate();
+    let (store, aside) = (dir.path().join("store"), dir.path().join("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    // Also the second time, and where it is the place of another file system that is not mounted.
+    for _ in 0..2 {
+        let gone = ["there is no store in", "1 machine(s)", "--new-store"];
+        run(headwater().args(["serve", "--data-dir"]).arg(dir.path())).fails(3, &gone);
+        run(headwater().args(["serve", "--store"]).arg(&store).arg("--data-dir").arg(dir.path()))
+            .fails(3, &gone);
+    }
+    std::fs::remove_dir_all(&store).unwrap();
+    std::fs::rename(&aside, &store).unwrap();
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert!(daemon.cli(&["image", "list"]).ok().contains("tiny"));
+    let (_, dir) = daemon.terminate();
+    std::fs::remove_dir_all(&store).unwrap();
+    let _daemon = Daemon::start_in(dir, |command| {
+        command.arg("--new-store");
+    });
+
+    // Also where there are no machines.
+    let daemon = Daemon::start();
+    let (_, dir) = daemon.terminate();
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    let daemon = Daemon::start_in(dir, |_| {});
+    let disk = daemon.path().join("d.raw");
+    std::fs::write(&disk, [1; 4096]).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    let (_, dir) = daemon.terminate();
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
+        .fails(3, &["there is no store in", "the history has images of one", "--new-store"]);
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let dir = short_dir();
+    let path = dir.path().join("notify");
+    let notify = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    notify.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    let told = || {
+        let mut message = [0; 200];
+        let n = notify.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..n]).into_owned()
+    };
+    // A start that takes its time.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut serve = serve_from(&silent, dir.path()).env("NOTIFY_SOCKET", &path).spawn().unwrap();
+    assert!(told().contains("EXTEND_TIMEOUT_USEC=60000000"));
+    signal(serve.id(), "TERM");
+    assert_eq!(serve.wait().unwrap().code(), Some(0));
+
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    let mut said = told();
+    // On a busy host this start is slow, too.
+    while said.contains("EXTEND_TIMEOUT_USEC") {
+        said = told();
+    }
+    assert!(said.contains("READY=1"), "{said}");
+    let (code, _dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    assert!(told().contains("STOPPING=1"));
+    assert!(told().contains("EXTEND_TIMEOUT_USEC=60000000"));
+}
