@@ -89,6 +89,9 @@ struct Arguments {
     relay: Option<String>,
     #[arg(long, value_name = "MS", requires = "relay", default_value_t = 0, hide = true)]
     delay_ms: u64,
+    /// Only read from this NBD server what standard input lists, OFFSET LENGTH each, and say how long it took: from an end of the slow line
+    #[arg(long, value_name = "URI", hide = true)]
+    read_over: Option<String>,
     /// Raw image of the guest; without one the comparisons that need it are left out, and say so.
     #[arg(long, default_value = "build/guest/guest.raw")]
     image: PathBuf,
@@ -125,6 +128,9 @@ fn main() -> Result<ExitCode> {
     }
     if let Some(between) = &arguments.relay {
         return streaming::relay(between, arguments.delay_ms).map(|()| ExitCode::SUCCESS);
+    }
+    if let Some(uri) = &arguments.read_over {
+        return streaming::read_over(uri).map(|()| ExitCode::SUCCESS);
     }
     if let Some(socket) = &arguments.drive {
         return drive(&arguments, socket).map(|()| ExitCode::SUCCESS);

@@ -11,6 +11,7 @@
 mod boot_log;
 mod guests;
 mod line;
+mod over_nbd;
 mod remote;
 mod replay;
 mod server;
@@ -25,6 +26,7 @@ use crate::Plan;
 use crate::targets::{Goal, Unavailable};
 
 pub use line::relay;
+pub use over_nbd::read_over;
 
 /// Figures of ours beside those of somebody else, or beside what is to be reached.
 #[derive(Clone, Debug, Serialize)]

@@ -12,6 +12,7 @@ use headwater_block::{Device, blocking};
 
 use super::boot_log::{self, Read};
 use super::line::{FAR, Line};
+use super::over_nbd::{self, Nbdkit};
 use super::server::{Export, Exported, Offer, Tls};
 use super::stores::Made;
 use super::{Comparison, Rounds, mib, need_guest};
@@ -47,7 +48,9 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     let tls = Tls::make(&plan.sockets, &[FAR])?;
     let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;
     let mut rounds = Rounds::new();
+    let nbdkit = Nbdkit::start(&line, &plan.image)?;
     for (delay_ms, figure) in DELAYS_MS {
+        let over_nbd = line.relay(nbdkit.port(), delay_ms)?;
         let from = format!("https://{FAR}:{}", line.relay(offer.port(), delay_ms)?);
         let ca = tls.authority.display().to_string();
         for round in 0..plan.rounds {
@@ -67,6 +70,13 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
                 all.push(replayed);
             }
             let [trace, demand, readahead] = &all[..] else { bail!("there are three ways") };
+            let peer = over_nbd::seconds(&line, over_nbd, &reads)?;
+            println!(
+                "  round {}/{}, {delay_ms} ms each way  {:<26}{peer:>7.3} s",
+                round + 1,
+                plan.rounds,
+                over_nbd::PEER
+            );
             // Without readahead exactly those chunks came that the boot needs.
             let needed = demand.store_bytes;
             let url = format!("{from}/{}", made.largest_object()?.display());
@@ -89,6 +99,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
                 goal,
             };
             rounds.add(like(figure, trace.seconds, WAYS[1].0, demand.seconds, goal(Goal::AtMost(1.0 / 3.0))));
+            rounds.add(like(figure, trace.seconds, over_nbd::PEER, peer, goal(Goal::AtMost(1.0 / 3.0))));
             rounds.add(like(figure, trace.seconds, WAYS[2].0, readahead.seconds, Goal::None));
             rounds.add(like(figure, trace.seconds, "the line alone", bare, goal(Goal::AtMost(1.15))));
             if is_case {
