@@ -1,7 +1,8 @@
-//! A small fuzzer without coverage: the same changed bytes each time, for a bounded test of what real fuzzers do for hours, and
+//! A small fuzzer without coverage: the same changed bytes each time, for some seconds of what real fuzzers do for hours, beginning also with
 //! what those found that reaches something else.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use headwater_block::fuzzing::unpack;
 
@@ -14,6 +15,10 @@ pub type Target = (&'static str, fn(&[u8]), Vec<Vec<u8>>);
 /// Values that break arithmetic.
 const ODD: [u64; 8] = [0, 1, 0x7f, 0xff, 1 << 31, u32::MAX as u64, 1 << 63, u64::MAX];
 
+/// How long each target is fed. There are three dozen: a minute for the readers of images and stores, and most of another for the rest.
+const TIME: Duration = Duration::from_secs(3);
+/// Changed copies of each sample at least, however slow the machine.
+const LEAST_COPIES: u32 = 2000;
 /// Inputs of each target that have nothing to do with a sample.
 const RANDOM_INPUTS: u32 = 200;
 /// Their length at most.
@@ -24,9 +29,14 @@ fn kept(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/kept").join(name)
 }
 
-/// Feeds each target with its samples, with `rounds` of its name changed copies of each, with random bytes, and with what the
-/// fuzzers found and was kept. Returns how many inputs there were; says which one it was when one panics.
-pub fn all(targets: Vec<Target>, rounds: impl Fn(&str) -> u32) -> u64 {
+/// Feeds each target for three seconds, one after the other: with its samples, with what the fuzzers found and was kept, with random bytes,
+/// and with changed copies of all that. The inputs and their order are the same each time, and 2,000 copies of each sample are always among
+/// them; how many more there are is for the machine. Returns how many there were; says which one it was when one panics.
+pub fn all(targets: Vec<Target>) -> u64 {
+    feed(targets, TIME)
+}
+
+fn feed(targets: Vec<Target>, time: Duration) -> u64 {
     let mut fed = 0;
     let mut feed = |name: &'static str, oracle: fn(&[u8]), bytes: &[u8]| {
         let said = Said { name, bytes };
@@ -36,28 +46,37 @@ pub fn all(targets: Vec<Target>, rounds: impl Fn(&str) -> u32) -> u64 {
     };
     for (name, oracle, samples) in targets {
         assert!(!samples.is_empty(), "{name} has nothing to begin with");
-        for (seed, sample) in (1..).zip(&samples) {
+        let begin = Instant::now();
+        for sample in &samples {
             assert!(!sample.is_empty(), "{name}: a sample is empty");
             feed(name, oracle, sample);
-            let mut rng = Rng::new(seed);
-            for _ in 0..rounds(name) {
-                let mut bytes = sample.clone();
-                for _ in 0..=rng.below(3) {
-                    change(&mut bytes, &mut rng);
-                }
-                feed(name, oracle, &bytes);
-            }
         }
+        // A target that was not fuzzed yet has none.
+        let file = std::fs::read(kept(name)).unwrap_or_default();
+        let found = unpack(&file);
+        found.iter().for_each(|input| feed(name, oracle, input));
         let mut rng = Rng::new(0);
         for _ in 0..RANDOM_INPUTS {
             let len = rng.below(RANDOM_BYTES + 1);
             feed(name, oracle, &rng.bytes(usize::try_from(len).unwrap_or(0)));
         }
-        // A target that was not fuzzed yet has none.
-        let file = std::fs::read(kept(name)).unwrap_or_default();
-        unpack(&file).into_iter().for_each(|input| feed(name, oracle, input));
+        for _ in 0..LEAST_COPIES {
+            samples.iter().for_each(|sample| feed(name, oracle, &changed(sample, &mut rng)));
+        }
+        let mut all = samples.iter().map(Vec::as_slice).chain(found.iter().copied()).cycle();
+        while begin.elapsed() < time {
+            all.by_ref().take(64).for_each(|bytes| feed(name, oracle, &changed(bytes, &mut rng)));
+        }
     }
     fed
+}
+
+fn changed(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..=rng.below(3) {
+        change(&mut bytes, rng);
+    }
+    bytes
 }
 
 /// Tells of the bytes that made an oracle panic.
@@ -126,9 +145,10 @@ mod tests {
         }
         let targets: Vec<Target> =
             vec![("one", count, vec![vec![1; 8], vec![2; 8]]), ("other", count, vec![vec![3; 8]])];
-        let fed = all(targets, |name| if name == "one" { 100 } else { 10 });
-        assert_eq!(fed, 2 * 101 + 11 + 2 * u64::from(RANDOM_INPUTS));
+        let fed = feed(targets.clone(), Duration::ZERO);
+        assert_eq!(fed, 3 * u64::from(1 + LEAST_COPIES) + 2 * u64::from(RANDOM_INPUTS));
         assert_eq!(FED.load(Ordering::Relaxed), fed);
+        assert!(feed(targets, Duration::from_millis(100)) > fed);
         assert!(LONGEST.load(Ordering::Relaxed) > 500);
     }
 }
