@@ -20,6 +20,11 @@ const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
 /// How long an agent that is to freeze file systems may take to say that it is there.
 const AGENT_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a guest that has written out what it could may take to leave a processor to its agent, so that it is frozen then.
+const QUIET_SOON: Duration = Duration::from_millis(100);
+/// How long a guest that does not do so is waited for: one that is always busy is frozen all the same.
+const QUIET_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
 const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -177,7 +182,18 @@ impl Vm for QemuVm {
     }
 
     async fn write_file_systems_out(&self) -> Result<(), BackendError> {
-        self.guest.agent().write_file_systems_out(AGENT_PATIENCE).await.map_err(failed)
+        let agent = self.guest.agent();
+        agent.write_file_systems_out(AGENT_PATIENCE).await.map_err(failed)?;
+        // What comes next is a freeze, and a guest whose processors are busy takes long to answer and to thaw. Who has to be waited for
+        // may have written much meanwhile, which is not to be left to the freeze.
+        if self.guest.was_busy(QUIET_SOON).await {
+            self.guest.was_busy(QUIET_PATIENCE).await;
+            if let Err(error) = agent.write_file_systems_out(AGENT_PATIENCE).await {
+                // It was there a moment ago, and is busy: what it has to freeze tells whether it answers.
+                tracing::debug!(%error, "a busy guest did not write out once more before it is frozen");
+            }
+        }
+        Ok(())
     }
 
     async fn freeze_file_systems(&self) -> Result<(), BackendError> {

@@ -30,6 +30,7 @@ use crate::orphan;
 use crate::probe::{self, Probe};
 use crate::process::ProcessId;
 use crate::qmp::Qmp;
+use crate::quiet;
 use crate::spec::{GuestSpec, RunFiles};
 use crate::supervise::{self, Order, Supervisor};
 
@@ -145,6 +146,7 @@ pub struct MonitorStatus {
 #[derive(Clone, Debug)]
 pub struct Guest {
     name: Arc<str>,
+    cpus: u32,
     process: ProcessId,
     files: RunFiles,
     monitor: Arc<Qmp>,
@@ -187,7 +189,8 @@ impl Guest {
             agent: Arc::clone(&agent),
             orders: order_queue,
         });
-        Ok(Self { name: spec.name.as_str().into(), process, files, monitor, agent, state, orders })
+        let (name, cpus) = (spec.name.as_str().into(), spec.cpus);
+        Ok(Self { name, cpus, process, files, monitor, agent, state, orders })
     }
 
     async fn finish_start(spec: &GuestSpec, child: &mut Child, files: &RunFiles) -> Result<(ProcessId, Qmp)> {
@@ -261,6 +264,11 @@ impl Guest {
             (None, Some(boot)) => Ok(boot),
             (None, None) => Err(timed_out()),
         }
+    }
+
+    /// Waits for a moment in which the guest has a processor to spare, for as long as `patience`. Returns whether that is over without one.
+    pub async fn was_busy(&self, patience: Duration) -> bool {
+        quiet::was_busy(self.process.pid, self.cpus, patience).await
     }
 
     /// Waits until QEMU has ended.

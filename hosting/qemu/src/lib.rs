@@ -43,6 +43,7 @@ pub mod orphan;
 pub mod probe;
 mod process;
 pub mod qmp;
+mod quiet;
 pub mod seed;
 pub mod spec;
 mod supervise;

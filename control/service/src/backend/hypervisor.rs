@@ -128,7 +128,8 @@ pub trait Vm: Send + Sync + 'static {
     /// Ends the process at once, also while somebody waits in [`Vm::stop`], which then returns.
     async fn kill(&self) -> Result<(), BackendError>;
 
-    /// Has the guest write to its disk what it can while it goes on, through its agent. Fails soon where none answers.
+    /// Has the guest write to its disk what it can while it goes on, through its agent, and waits a little for a moment in which it has a
+    /// processor to spare. Fails soon where none answers.
     async fn write_file_systems_out(&self) -> Result<(), BackendError>;
 
     /// Has the guest write everything to its disk and write no more until it is thawed.
