@@ -16,6 +16,8 @@
 //!   two writes to different sectors of one block both survive.
 //! - Over a persistent write cache, a flush and a write with FUA are answered when they are durable; elsewhere
 //!   a flush is a no-op, because what a machine writes is forgotten at its next boot.
+//! - What a read waits for in the base alone holds the base and nothing else: a view that was dropped is gone, and so is what a
+//!   volume had, however long the base takes.
 //!
 //! # Limits
 //! - Volumes up to 16 TiB less 8 KiB; the size is the base's size; logical blocks of 512 bytes.

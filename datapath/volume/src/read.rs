@@ -1,12 +1,16 @@
 //! Reads that miss RAM: the parts are fetched side by side into one buffer. One that is the image's as a whole is the image's
 //! to answer, with the buffer that it came with.
+//!
+//! A read holds its volume, and its frozen state, while there is anything to look up. What waits for the image alone holds
+//! neither: the image's store may be away for hours. A view that was dropped would keep the volume frozen for so long, and a
+//! volume that is closed its key, its memory and its overflow file.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, Device, IoError, Request};
+use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, Device, IoError, IoErrorKind, Request};
 use headwater_writecache::{Fetched, Found, FrozenCache, ReadTally, Ticket};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::counters::Own;
 use crate::latency::Class;
@@ -27,10 +31,6 @@ impl Side {
         matches!(self, Side::Now)
     }
 
-    fn base<'a>(&self, inner: &'a Inner) -> &'a Arc<dyn Device> {
-        if self.is_machine() { &inner.base } else { &inner.base_of_views }
-    }
-
     /// Whether all of a range is the image's.
     fn is_absent(&self, inner: &Inner, range: ByteRange) -> bool {
         match self {
@@ -40,21 +40,96 @@ impl Side {
     }
 }
 
+/// The image, as the machine or a view reads it.
+fn image_of(inner: &Inner, is_machine: bool) -> &Arc<dyn Device> {
+    if is_machine { &inner.base } else { &inner.base_of_views }
+}
+
+/// What a read under way holds of its volume.
+enum Held {
+    /// All of it, to look up what the machine reads.
+    Now(Arc<Inner>),
+    /// All of it, and a frozen state.
+    Frozen(Arc<Inner>, Arc<FrozenCache>),
+    /// Nothing: a read of the machine is counted where the volume is still there at its end.
+    Count(Weak<Inner>),
+    /// Nothing.
+    Nothing,
+}
+
+impl Held {
+    fn is_machine(&self) -> bool {
+        matches!(self, Self::Now(_) | Self::Count(_))
+    }
+
+    /// Looks a piece up. `None` once it is let go of.
+    fn read(&self, piece: &Piece, into: &mut [u8]) -> Option<Found> {
+        match self {
+            Self::Now(inner) => Some(inner.cache.read(piece.block, piece.skip, into)),
+            Self::Frozen(_, cache) => Some(cache.read(piece.block, piece.skip, into)),
+            Self::Count(_) | Self::Nothing => None,
+        }
+    }
+
+    fn inner(&self) -> Option<Arc<Inner>> {
+        match self {
+            Self::Now(inner) | Self::Frozen(inner, _) => Some(Arc::clone(inner)),
+            Self::Count(_) | Self::Nothing => None,
+        }
+    }
+
+    /// Gives away what only look-ups need. To be dropped without a lock: it may be the last of a volume.
+    fn let_go(&mut self) -> Self {
+        let rest = match self {
+            Self::Now(inner) => Self::Count(Arc::downgrade(inner)),
+            Self::Frozen(..) | Self::Count(_) | Self::Nothing => Self::Nothing,
+        };
+        std::mem::replace(self, rest)
+    }
+
+    /// Ends it, and counts a read of the machine.
+    fn end(self, count: impl FnOnce(&Inner)) {
+        match self {
+            Self::Now(inner) => count(&inner),
+            Self::Count(inner) => {
+                if let Some(inner) = inner.upgrade() {
+                    count(&inner);
+                }
+            }
+            Self::Frozen(..) | Self::Nothing => {}
+        }
+    }
+}
+
+/// A fault of ours: what is looked up in is there until the last look-up is over.
+fn let_go_early() -> IoError {
+    IoError::new(IoErrorKind::Device, "a block was looked up when its request no longer held the volume")
+}
+
 struct State {
     buffer: Vec<u8>,
     /// Gone before the answer: a frozen view ends with whoever uses it, not a little later.
-    side: Side,
-    /// Parts under way, and one for the one who starts them.
-    parts: usize,
+    held: Held,
+    /// Look-ups under way: that of the one who starts them, and of each block that is fetched.
+    lookups: usize,
+    /// Runs under way that are the image's.
+    runs: usize,
+    image_bytes: u64,
     error: Option<IoError>,
     /// The slowest place that a part came from.
     class: Class,
     done: Option<Completion>,
 }
 
+/// A part of a read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    LookUp,
+    Image,
+}
+
 /// A read under way.
 struct Gather {
-    inner: Arc<Inner>,
     range: ByteRange,
     since: Instant,
     state: Mutex<State>,
@@ -65,34 +140,42 @@ pub(crate) fn start(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Ve
     if side.is_absent(inner, range) {
         return read_image(inner, side, range, buffer, done);
     }
+    let held = match side {
+        Side::Now => Held::Now(Arc::clone(inner)),
+        Side::Frozen(cache) => Held::Frozen(Arc::clone(inner), cache),
+    };
     let (class, done) = (Class::ReadRam, Some(done));
-    let state = Mutex::new(State { buffer, side, parts: 1, error: None, class, done });
-    let gather = Arc::new(Gather { inner: Arc::clone(inner), range, since: Instant::now(), state });
-    gather.look_up(pieces(range));
-    gather.part_done(Ok(()));
+    let state = State { buffer, held, lookups: 1, runs: 0, image_bytes: 0, error: None, class, done };
+    let gather = Arc::new(Gather { range, since: Instant::now(), state: Mutex::new(state) });
+    gather.look_up(inner, pieces(range));
+    gather.part_done(Part::LookUp, Ok(()));
 }
 
 /// Reads what is the image's as a whole. Whoever asks tried before what needs no waiting.
 fn read_image(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>, done: Completion) {
-    let (is_machine, since) = (side.is_machine(), Instant::now());
-    let base = side.base(inner);
+    let is_machine = side.is_machine();
     // As in `State`: a frozen view is gone before the answer.
     drop(side);
-    let this = Arc::clone(inner);
+    let counted = is_machine.then(|| (Arc::downgrade(inner), Instant::now()));
+    let image = image_of(inner, is_machine);
+    // Of the volume, only the image stays until it has answered.
+    let held = Arc::clone(image);
     let done = Completion::new(move |outcome| {
-        if is_machine {
-            this.counters.add(Own::ImageBytes, range.len());
-            this.latencies.waited(Class::ReadImage, since);
+        if let Some((inner, since)) = counted
+            && let Some(inner) = inner.upgrade()
+        {
+            inner.counters.add(Own::ImageBytes, range.len());
+            inner.latencies.waited(Class::ReadImage, since);
         }
-        drop(this);
+        drop(held);
         done.complete(outcome.result, outcome.buffer);
     });
-    base.submit(Request::Read { range, buffer }, done);
+    image.submit(Request::Read { range, buffer }, done);
 }
 
 impl Gather {
     /// Looks pieces up: copies what is in RAM, and starts fetching the rest.
-    fn look_up(self: &Arc<Self>, wanted: impl Iterator<Item = Piece>) {
+    fn look_up(self: &Arc<Self>, inner: &Inner, wanted: impl Iterator<Item = Piece>) {
         let mut tally = ReadTally::default();
         let mut absent: Vec<ByteRange> = Vec::new();
         let mut spilled: Vec<(Piece, Ticket)> = Vec::new();
@@ -104,9 +187,9 @@ impl Gather {
                     state.error.get_or_insert(bad_buffer());
                     return;
                 };
-                let found = match &state.side {
-                    Side::Now => self.inner.cache.read(piece.block, piece.skip, part),
-                    Side::Frozen(cache) => cache.read(piece.block, piece.skip, part),
+                let Some(found) = state.held.read(&piece, part) else {
+                    state.error.get_or_insert(let_go_early());
+                    return;
                 };
                 match found {
                     Found::Done(from) => tally.add(from),
@@ -119,49 +202,48 @@ impl Gather {
                     }
                 }
             }
-            if state.side.is_machine() {
-                self.inner.cache.count_reads(tally);
+            if state.held.is_machine() {
+                inner.cache.count_reads(tally);
             }
-            state.parts += absent.len();
+            state.runs += absent.len();
+            state.image_bytes += absent.iter().map(ByteRange::len).sum::<u64>();
             if !absent.is_empty() {
                 state.class = Class::ReadImage;
             } else if !spilled.is_empty() && state.class != Class::ReadImage {
                 state.class = Class::ReadDisk;
             }
         }
-        absent.into_iter().for_each(|run| self.read_base(run));
-        self.read_spilled(spilled);
+        absent.into_iter().for_each(|run| self.read_base(inner, run));
+        self.read_spilled(inner, &spilled);
     }
 
-    fn read_base(self: &Arc<Self>, run: ByteRange) {
-        let (base, attempt) = {
+    /// Looks a block up that was not where it was to be fetched.
+    fn look_up_again(self: &Arc<Self>, piece: Piece) -> Result<(), IoError> {
+        let inner = self.state.lock().held.inner().ok_or_else(let_go_early)?;
+        self.look_up(&inner, std::iter::once(piece));
+        Ok(())
+    }
+
+    fn read_base(self: &Arc<Self>, inner: &Inner, run: ByteRange) {
+        let (image, attempt) = {
             let mut state = self.state.lock();
-            let state = &mut *state;
-            let base = state.side.base(&self.inner);
-            (base, read_base_now(base, self.range, run, &mut state.buffer))
+            let image = image_of(inner, state.held.is_machine());
+            (image, read_base_now(image, self.range, run, &mut state.buffer))
         };
         match attempt {
-            Ok(Attempt::Done) => {
-                self.count_image(run);
-                return self.part_done(Ok(()));
-            }
-            Err(error) => return self.part_done(Err(error)),
+            Ok(Attempt::Done) => return self.part_done(Part::Image, Ok(())),
+            Err(error) => return self.part_done(Part::Image, Err(error)),
             Ok(Attempt::MustWait) => {}
         }
-        let this = Arc::clone(self);
+        // As in `read_image`: of the volume, only the image stays until it has answered.
+        let (this, held) = (Arc::clone(self), Arc::clone(image));
         let buffer = vec![0; usize::try_from(run.len()).unwrap_or(0)];
         let done = Completion::new(move |outcome| {
             let result = outcome.result.and_then(|()| this.put(run, &outcome.buffer));
-            this.count_image(run);
-            this.part_done(result);
+            drop(held);
+            this.part_done(Part::Image, result);
         });
-        base.submit(Request::Read { range: run, buffer }, done);
-    }
-
-    fn count_image(&self, run: ByteRange) {
-        if self.state.lock().side.is_machine() {
-            self.inner.counters.add(Own::ImageBytes, run.len());
-        }
+        image.submit(Request::Read { range: run, buffer }, done);
     }
 
     fn put(&self, run: ByteRange, bytes: &[u8]) -> Result<(), IoError> {
@@ -172,8 +254,8 @@ impl Gather {
         Ok(())
     }
 
-    fn read_spilled(self: &Arc<Self>, spilled: Vec<(Piece, Ticket)>) {
-        let mut rest = spilled.as_slice();
+    fn read_spilled(self: &Arc<Self>, inner: &Inner, spilled: &[(Piece, Ticket)]) {
+        let mut rest = spilled;
         while let Some((_, first)) = rest.first() {
             let count = 1 + rest
                 .iter()
@@ -183,24 +265,22 @@ impl Gather {
                 .count();
             let Some((run, others)) = rest.split_at_checked(count) else { return };
             rest = others;
-            self.fetch(run.to_vec());
+            self.fetch(inner, run.to_vec());
         }
     }
 
-    fn fetch(self: &Arc<Self>, run: Vec<(Piece, Ticket)>) {
-        self.state.lock().parts += run.len();
+    fn fetch(self: &Arc<Self>, inner: &Inner, run: Vec<(Piece, Ticket)>) {
+        self.state.lock().lookups += run.len();
         let tickets = run.iter().map(|(_, ticket)| *ticket).collect();
         let this = Arc::clone(self);
-        self.inner.cache.fetch(tickets, move |index, fetched| {
+        inner.cache.fetch(tickets, move |index, fetched| {
             let Some((piece, _)) = run.get(index).copied() else { return };
-            match fetched {
-                Fetched::Data(block) => this.part_done(this.put_piece(&piece, block)),
-                Fetched::Failed(error) => this.part_done(Err(error)),
-                Fetched::Moved => {
-                    this.look_up(std::iter::once(piece));
-                    this.part_done(Ok(()));
-                }
-            }
+            let result = match fetched {
+                Fetched::Data(block) => this.put_piece(&piece, block),
+                Fetched::Failed(error) => Err(error),
+                Fetched::Moved => this.look_up_again(piece),
+            };
+            this.part_done(Part::LookUp, result);
         });
     }
 
@@ -213,24 +293,36 @@ impl Gather {
         Ok(())
     }
 
-    fn part_done(&self, result: Result<(), IoError>) {
+    fn part_done(&self, part: Part, result: Result<(), IoError>) {
         let mut state = self.state.lock();
         if let Err(error) = result {
             state.error.get_or_insert(error);
         }
-        state.parts -= 1;
-        if state.parts > 0 {
+        if part == Part::LookUp && state.lookups == 1 && state.runs > 0 {
+            // The image alone is waited for. This look-up counts as under way until all is let go of: or the image's answer, on
+            // its own thread, would answer the read while there is still a view.
+            let unneeded = state.held.let_go();
+            MutexGuard::unlocked(&mut state, || drop(unneeded));
+        }
+        match part {
+            Part::LookUp => state.lookups -= 1,
+            Part::Image => state.runs -= 1,
+        }
+        if state.lookups + state.runs > 0 {
             return;
         }
         let Some(done) = state.done.take() else { return };
-        let side = std::mem::replace(&mut state.side, Side::Now);
-        if side.is_machine() {
-            self.inner.latencies.waited(state.class, self.since);
-        }
+        let held = std::mem::replace(&mut state.held, Held::Nothing);
+        let (class, image_bytes) = (state.class, state.image_bytes);
         let buffer = std::mem::take(&mut state.buffer);
         let result = state.error.take().map_or(Ok(()), Err);
         drop(state);
-        drop(side);
+        held.end(|inner| {
+            if image_bytes > 0 {
+                inner.counters.add(Own::ImageBytes, image_bytes);
+            }
+            inner.latencies.waited(class, self.since);
+        });
         done.complete(result, buffer);
     }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use headwater_block::{ByteRange, Device, IoErrorKind, blocking};
+use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, blocking};
 use headwater_testkit::conformance::{self, Options};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
 use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume, VolumeOptions};
 
+use crate::image_reads::{self, Asked};
 use crate::setup;
 
 const MIB: u64 = 1 << 20;
@@ -226,6 +227,101 @@ fn one_view_at_a_time_and_none_is_written() {
     drop((volume, device, host));
     blocking::read(&*view, 0, &mut found).unwrap();
     assert_eq!(found, vec![8; BLOCK]);
+}
+
+/// Two blocks, of which only the second is the image's.
+fn two_blocks(at: u64) -> ByteRange {
+    ByteRange::new(at, 2 * BLOCK as u64).unwrap()
+}
+
+#[test]
+fn a_view_that_was_dropped_is_gone_while_its_read_waits_for_the_image_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let asked = Arc::new(Asked::default());
+    let base: Arc<dyn Device> = Arc::clone(&asked) as _;
+    let (volume, device) = setup::open(&setup::options(&base, CacheMode::Ram, 16, 0, dir.path()), &host);
+    blocking::write(&*device, 0, &[7; BLOCK]).unwrap();
+    let view = volume.freeze().unwrap();
+    let (_, answer) = image_reads::read(&*view, two_blocks(0));
+    blocking::write(&*device, 0, &[8; BLOCK]).unwrap();
+    drop(view);
+    // A store that is away answers in hours.
+    let next = volume.freeze().unwrap();
+    let (range, mut buffer, done) = asked.take();
+    assert_eq!((range.offset(), range.len()), (BLOCK as u64, BLOCK as u64));
+    buffer.fill(9);
+    done.complete(Ok(()), buffer);
+    assert_eq!(answer.recv().unwrap().buffer, [[7; BLOCK], [9; BLOCK]].concat());
+    drop(next);
+}
+
+#[test]
+fn a_view_whose_read_was_on_disk_is_gone_once_that_was_fetched() {
+    const BLOCKS: u64 = 6_000;
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let asked = Arc::new(Asked::default());
+    let base: Arc<dyn Device> = Arc::clone(&asked) as _;
+    let options = setup::options(&base, CacheMode::RamDisk, 16, 128, dir.path());
+    let (volume, device) = setup::open(&options, &host);
+    // Every second block, and more of them than there is RAM for.
+    let step = 2 * BLOCK as u64;
+    let held = |number: u64| Rng::new(number).bytes(BLOCK);
+    (0..BLOCKS).for_each(|number| blocking::write(&*device, number * step, &held(number)).unwrap());
+    let view = volume.freeze().unwrap();
+    let is_on_disk = |number: &u64| {
+        let range = ByteRange::new(*number * step, BLOCK as u64).unwrap();
+        view.try_now(Op::Read { range, into: &mut [0; BLOCK] }).unwrap() == Attempt::MustWait
+    };
+    let mut found = None;
+    wait_until("a block is on disk alone", || {
+        found = (0..BLOCKS).find(is_on_disk);
+        found.is_some()
+    });
+    let number = found.unwrap();
+    let (_, answer) = image_reads::read(&*view, two_blocks(number * step));
+    drop(view);
+    // The disk answers; the image does not.
+    wait_until("the view is gone", || volume.freeze().is_ok());
+    let (_, mut buffer, done) = asked.take();
+    buffer.fill(9);
+    done.complete(Ok(()), buffer);
+    assert_eq!(answer.recv().unwrap().buffer, [held(number), vec![9; BLOCK]].concat());
+}
+
+#[test]
+fn a_volume_that_is_closed_gives_all_back_while_reads_wait_for_the_image_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let asked = Arc::new(Asked::default());
+    let base: Arc<dyn Device> = Arc::clone(&asked) as _;
+    let (volume, device) = setup::open(&setup::options(&base, CacheMode::Ram, 16, 0, dir.path()), &host);
+    blocking::write(&*device, 0, &[7; BLOCK]).unwrap();
+    let view = volume.freeze().unwrap();
+    let both = two_blocks(0);
+    let images = ByteRange::new(BLOCK as u64, BLOCK as u64).unwrap();
+    // Of the view, and of the machine.
+    let answers = [
+        image_reads::read(&*view, both).1,
+        image_reads::read(&*view, images).1,
+        image_reads::read(&*device, both).1,
+        image_reads::read(&*device, images).1,
+    ];
+    assert!(host.used_bytes() > 0);
+    volume.close();
+    drop((view, volume, device));
+    wait_until("its memory is given back", || host.used_bytes() == 0);
+    // They are answered all the same.
+    for (_, mut buffer, done) in asked.take_all() {
+        buffer.fill(9);
+        done.complete(Ok(()), buffer);
+    }
+    let answers = answers.map(|answer| answer.recv().unwrap());
+    let [seen, of_image, read, of_image_too] =
+        answers.map(|outcome| outcome.result.map(|()| outcome.buffer).unwrap());
+    assert!(seen == [[7; BLOCK], [9; BLOCK]].concat() && read == seen);
+    assert!(of_image == [9; BLOCK] && of_image_too == of_image);
 }
 
 /// Writers take turns, so that there is one order of all writes. A view holds a beginning of it, and at least what

@@ -15,20 +15,27 @@ const MIB: u64 = 1 << 20;
 
 /// An image that answers when it is told to.
 #[derive(Default)]
-struct Asked {
+pub struct Asked {
     tries: AtomicU64,
     requests: Mutex<Vec<(Request, Completion)>>,
 }
 
 impl Asked {
-    /// The one request under way: its range, its buffer and where its answer goes.
-    fn take(&self) -> (ByteRange, Vec<u8>, Completion) {
-        let mut requests = self.requests.lock().unwrap();
-        assert_eq!(requests.len(), 1);
-        match requests.pop() {
-            Some((Request::Read { range, buffer }, done)) => (range, buffer, done),
+    /// The requests under way: their ranges, their buffers and where their answers go.
+    pub fn take_all(&self) -> Vec<(ByteRange, Vec<u8>, Completion)> {
+        let requests = std::mem::take(&mut *self.requests.lock().unwrap());
+        let parts = requests.into_iter().map(|(request, done)| match request {
+            Request::Read { range, buffer } => (range, buffer, done),
             other => panic!("{other:?}"),
-        }
+        });
+        parts.collect()
+    }
+
+    /// The one that there is.
+    pub fn take(&self) -> (ByteRange, Vec<u8>, Completion) {
+        let mut requests = self.take_all();
+        assert_eq!(requests.len(), 1);
+        requests.remove(0)
     }
 }
 
@@ -58,7 +65,7 @@ impl Device for Asked {
 }
 
 /// Starts a read, and says where its buffer is and where its answer comes.
-fn read(device: &dyn Device, range: ByteRange) -> (usize, mpsc::Receiver<Outcome>) {
+pub fn read(device: &dyn Device, range: ByteRange) -> (usize, mpsc::Receiver<Outcome>) {
     let (tell, told) = mpsc::channel();
     let buffer = vec![1; range.len() as usize];
     let at = buffer.as_ptr().addr();
