@@ -25,7 +25,7 @@ const PREFETCH_WINDOW: usize = 48;
 pub struct BackgroundProgress {
     /// Bytes to fetch, as they are stored.
     pub total_bytes: u64,
-    /// Of which are here: all of them once it is over, when what is kept has been synced as well.
+    /// Of which are here: all of them once it is over and went well, when what is kept has been synced as well.
     pub done_bytes: u64,
     /// Whether it ended, well or not.
     pub is_over: bool,
@@ -70,6 +70,31 @@ impl Work {
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
+
+    /// So much is not here yet, or not any more.
+    pub(crate) fn set_left(&self, left_bytes: u64) {
+        self.done_bytes.store(self.total_bytes.saturating_sub(left_bytes), Ordering::Relaxed);
+    }
+
+    /// It ends before all was done, and nobody is to take it for whole.
+    pub(crate) fn falls_short(&self) {
+        self.done_bytes.fetch_min(self.total_bytes.saturating_sub(1), Ordering::Relaxed);
+    }
+}
+
+/// Ends the work when it is dropped, also where it panics: else those who wait for its end would do so for ever.
+struct Over<'a>(&'a Work);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let why =
+                "the thread that fetches in the background panicked: what it left is fetched when it is read";
+            *self.0.failure.lock() = Some(ImageError::new(ImageErrorKind::Io, why));
+            self.0.falls_short();
+        }
+        self.0.over.store(true, Ordering::Release);
+    }
 }
 
 /// Starts to fetch `total_bytes`; how much there is to do is known from the first moment on.
@@ -81,8 +106,8 @@ pub(crate) fn start(
     let shared = Arc::new(Work { total_bytes, ..Work::default() });
     let theirs = Arc::clone(&shared);
     let run = move || {
+        let _over = Over(&theirs);
         work(&theirs);
-        theirs.over.store(true, Ordering::Release);
     };
     match std::thread::Builder::new().name(name.into()).spawn(run) {
         Ok(_) => Ok(Background(shared)),
@@ -212,5 +237,19 @@ mod tests {
         sync.send(()).unwrap();
         wait_until("it is over", || work.progress().is_over);
         assert_eq!(work.progress().done_bytes, 10);
+    }
+
+    #[test]
+    fn work_that_panics_is_over_and_not_whole() {
+        let at_once = start("x", 10, |_| panic!("a bug")).unwrap();
+        let at_the_end = start("x", 10, |work| {
+            work.done_bytes.fetch_add(10, Ordering::Relaxed);
+            panic!("a bug");
+        });
+        for (work, done_bytes) in [(at_once, 0), (at_the_end.unwrap(), 9)] {
+            wait_until("it is over", || work.progress().is_over);
+            assert_eq!(work.progress().done_bytes, done_bytes);
+            assert!(work.failure().unwrap().to_string().contains("panicked"));
+        }
     }
 }

@@ -3,11 +3,14 @@
 //! | state of a chunk | lookup | fetch ends well | fetch fails |
 //! |---|---|---|---|
 //! | absent | becomes *fetching*; the caller fetches | | |
-//! | fetching | the caller is added to those who wait | becomes *ready*; all who wait get it | becomes absent; all who wait get the error |
-//! | ready | hit | | |
+//! | fetching from this place | the caller is added to those who wait | becomes *ready*; all who wait get it, wherever from | those who wait for this place get the error; absent once nobody waits |
+//! | fetching from others | the caller is added, and fetches | the same | the same |
+//! | ready | hit | stays | stays |
 //!
 //! So each chunk is fetched once however many wait for it, and it is checked once, before it becomes *ready*.
-//! Chunks are found by hash: two versions with an equal chunk share it.
+//! Chunks are found by hash: two versions with an equal chunk share it. Where they have it in different places, since it was carried
+//! out of an object or stored again as it was damaged, each place is fetched from: the server of one may be away, and what lies there be
+//! damaged, while the other is sound. Whichever comes first is for all.
 //!
 //! Who fetches ahead is told as well, and is not waited for: a fetch is in a hurry once one of those who joined it is.
 //!
@@ -30,6 +33,7 @@ use crate::disk_cache::DiskCache;
 use crate::error::ImageError;
 use crate::fetch_pool::Urgency;
 use crate::index::HashTable;
+use crate::manifest::ChunkRef;
 use crate::open_maps::OpenMaps;
 use crate::units::{u64_of, usize_of};
 
@@ -46,9 +50,36 @@ pub(crate) type Chunk = SharedPages;
 /// Called once with the chunk, or with why there is none.
 pub(crate) type Waiter = Box<dyn FnOnce(Result<&[u8], &IoError>) + Send>;
 
+/// Where a chunk is fetched from. Equal chunks may lie in several objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkPlace {
+    object: Hash,
+    offset: u64,
+    stored_bytes: u32,
+}
+
+impl ChunkPlace {
+    /// That of a chunk which a manifest names in this object.
+    pub(crate) fn new(object: Hash, chunk: &ChunkRef) -> Self {
+        Self { object, offset: chunk.offset, stored_bytes: chunk.stored_bytes }
+    }
+}
+
+/// Somebody who waits for a chunk, and from where it is to come.
+struct Waiting {
+    place: ChunkPlace,
+    /// Whether it is waited for, and not fetched ahead.
+    is_urgent: bool,
+    tell: Waiter,
+}
+
 enum Slot {
-    Ready { chunk: Chunk, used: bool },
-    Fetching { waiters: Vec<Waiter>, is_waited_for: bool },
+    Ready {
+        chunk: Chunk,
+        used: bool,
+    },
+    /// Those who wait, at least one: it is fetched from the places that they name, once from each.
+    Fetching(Vec<Waiting>),
 }
 
 #[derive(Default)]
@@ -162,7 +193,16 @@ impl ChunkCache {
 
     /// Whether somebody waits for a chunk that is on its way, and not only those who fetch it ahead.
     pub(crate) fn is_waited_for(&self, hash: &Hash) -> bool {
-        let is_so = |slot: &Slot| matches!(slot, Slot::Fetching { is_waited_for: true, .. });
+        self.is_awaited(hash, |waiting| waiting.is_urgent)
+    }
+
+    /// Whether somebody still waits for a chunk from this place: it may have come from another one.
+    pub(crate) fn is_awaited_from(&self, hash: &Hash, place: &ChunkPlace) -> bool {
+        self.is_awaited(hash, |waiting| waiting.place == *place)
+    }
+
+    fn is_awaited(&self, hash: &Hash, by: impl Fn(&Waiting) -> bool) -> bool {
+        let is_so = |slot: &Slot| matches!(slot, Slot::Fetching(waiting) if waiting.iter().any(&by));
         self.shard(hash).is_some_and(|shard| shard.lock().slots.get(hash).is_some_and(is_so))
     }
 
@@ -219,23 +259,27 @@ impl ChunkCache {
         }
     }
 
-    /// Has `waiter` called with the chunk, at once or when it was fetched.
-    pub(crate) fn join(&self, hash: &Hash, urgency: Urgency, waiter: Waiter) -> Joined {
+    /// Has `waiter` called with the chunk, at once or when it was fetched: from this place, or from another one before.
+    pub(crate) fn join(&self, hash: &Hash, place: ChunkPlace, urgency: Urgency, waiter: Waiter) -> Joined {
         let Some(shard) = self.shard(hash) else {
             return Joined::MustFetch;
         };
-        let waits = urgency == Urgency::Waited;
+        let joins = Waiting { place, is_urgent: urgency == Urgency::Waited, tell: waiter };
         let mut shard = shard.lock();
         let chunk = match shard.slots.entry(*hash) {
             Entry::Vacant(absent) => {
-                absent.insert(Slot::Fetching { waiters: vec![waiter], is_waited_for: waits });
+                absent.insert(Slot::Fetching(vec![joins]));
                 self.counters.fetches.fetch_add(1, Ordering::Relaxed);
                 return Joined::MustFetch;
             }
             Entry::Occupied(mut slot) => match slot.get_mut() {
-                Slot::Fetching { waiters, is_waited_for } => {
-                    waiters.push(waiter);
-                    *is_waited_for |= waits;
+                Slot::Fetching(waiting) => {
+                    let is_coming = waiting.iter().any(|other| other.place == place);
+                    waiting.push(joins);
+                    if !is_coming {
+                        self.counters.fetches.fetch_add(1, Ordering::Relaxed);
+                        return Joined::MustFetch;
+                    }
                     self.counters.joined.fetch_add(1, Ordering::Relaxed);
                     return Joined::Waiting;
                 }
@@ -248,36 +292,29 @@ impl ChunkCache {
         };
         drop(shard);
         self.counters.hits.fetch_add(1, Ordering::Relaxed);
-        waiter(Ok(&chunk));
+        (joins.tell)(Ok(&chunk));
         Joined::Waiting
     }
 
-    /// Ends a fetch: keeps the chunk, makes room, and tells all who wait.
-    pub(crate) fn fetched(&self, hash: &Hash, outcome: Result<Pages, IoError>) {
+    /// Ends a fetch from this place: keeps the chunk, makes room, and tells all who wait; after an error those who wait for this place.
+    pub(crate) fn fetched(&self, hash: &Hash, place: &ChunkPlace, outcome: Result<Pages, IoError>) {
         let outcome = outcome.map(Pages::share);
         let mut evicted = Vec::new();
-        let mut waiters = Vec::new();
+        let mut told = Vec::new();
         if let Some(shard) = self.shard(hash) {
             let mut shard = shard.lock();
-            if let Some(Slot::Fetching { waiters: told, .. }) = shard.slots.remove(hash) {
-                waiters = told;
-            }
-            if let Ok(chunk) = &outcome {
-                // Before it is in the line itself: where all others were used it would be the first to go.
-                let bytes = u64_of(chunk.memory_bytes());
-                shard.make_room(bytes, self.shard_bytes, &mut evicted);
-                shard.bytes += bytes;
-                shard.order.push_back(*hash);
-                shard.slots.insert(*hash, Slot::Ready { chunk: chunk.clone(), used: false });
-            }
+            told = match &outcome {
+                Ok(chunk) => shard.came(hash, chunk, self.shard_bytes, &mut evicted),
+                Err(_) => shard.did_not_come(hash, place),
+            };
         }
         self.counters.evictions.fetch_add(u64_of(evicted.len()), Ordering::Relaxed);
         self.keep_spare(evicted);
         match &outcome {
-            Ok(chunk) => waiters.into_iter().for_each(|waiter| waiter(Ok(chunk))),
+            Ok(chunk) => told.into_iter().for_each(|waiting| (waiting.tell)(Ok(chunk))),
             Err(e) => {
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                waiters.into_iter().for_each(|waiter| waiter(Err(e)));
+                told.into_iter().for_each(|waiting| (waiting.tell)(Err(e)));
             }
         }
     }
@@ -316,6 +353,38 @@ impl ChunkCache {
 }
 
 impl Shard {
+    /// Keeps a chunk, unless it came from another place before. Returns all who wait for it.
+    fn came(
+        &mut self,
+        hash: &Hash,
+        chunk: &Chunk,
+        limit_bytes: u64,
+        evicted: &mut Vec<Chunk>,
+    ) -> Vec<Waiting> {
+        let waiting = match self.slots.get_mut(hash) {
+            Some(Slot::Ready { .. }) => return Vec::new(),
+            Some(Slot::Fetching(waiting)) => std::mem::take(waiting),
+            None => Vec::new(),
+        };
+        // Before it is in the line itself: where all others were used it would be the first to go.
+        let bytes = u64_of(chunk.memory_bytes());
+        self.make_room(bytes, limit_bytes, evicted);
+        self.bytes += bytes;
+        self.order.push_back(*hash);
+        self.slots.insert(*hash, Slot::Ready { chunk: chunk.clone(), used: false });
+        waiting
+    }
+
+    /// Returns those who wait for a chunk from a place that does not give it. Others go on waiting for theirs.
+    fn did_not_come(&mut self, hash: &Hash, place: &ChunkPlace) -> Vec<Waiting> {
+        let Some(Slot::Fetching(waiting)) = self.slots.get_mut(hash) else { return Vec::new() };
+        let told = waiting.extract_if(.., |waiting| waiting.place == *place).collect();
+        if waiting.is_empty() {
+            self.slots.remove(hash);
+        }
+        told
+    }
+
     /// Drops chunks until so many bytes more fit, or none is left.
     fn make_room(&mut self, bytes: u64, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
         while self.bytes.saturating_add(bytes) > limit_bytes {
@@ -357,9 +426,18 @@ mod tests {
         Hash::of(&[n])
     }
 
+    /// A place in one of several objects.
+    fn place(object: u8) -> ChunkPlace {
+        ChunkPlace { object: hash(object), offset: 16, stored_bytes: 4096 }
+    }
+
+    fn chunk(n: u8) -> Result<Pages, IoError> {
+        Ok(Pages::copy_of(&[n; 4096]).unwrap())
+    }
+
     fn fill(cache: &ChunkCache, n: u8, len: usize) {
-        assert_eq!(cache.join(&hash(n), Urgency::Waited, Box::new(|_| {})), Joined::MustFetch);
-        cache.fetched(&hash(n), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
+        assert_eq!(cache.join(&hash(n), place(0), Urgency::Waited, Box::new(|_| {})), Joined::MustFetch);
+        cache.fetched(&hash(n), &place(0), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
     }
 
     /// What a chunk takes on this machine.
@@ -375,13 +453,13 @@ mod tests {
             let tx = tx.clone();
             Box::new(move |chunk| tx.send(chunk.unwrap().len()).unwrap())
         };
-        let join = |tx| cache.join(&hash(1), Urgency::Waited, waiter(tx));
+        let join = |tx| cache.join(&hash(1), place(0), Urgency::Waited, waiter(tx));
         assert_eq!(join(&tx), Joined::MustFetch);
         for _ in 0..5 {
             assert_eq!(join(&tx), Joined::Waiting);
         }
         assert!(rx.try_recv().is_err());
-        cache.fetched(&hash(1), Ok(Pages::copy_of(&[1; 4096]).unwrap()));
+        cache.fetched(&hash(1), &place(0), chunk(1));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [4096; 6]);
         assert_eq!(join(&tx), Joined::Waiting);
         assert_eq!(rx.try_iter().count(), 1);
@@ -392,7 +470,7 @@ mod tests {
     #[test]
     fn a_chunk_that_is_only_fetched_ahead_is_not_waited_for_however_often() {
         let cache = ChunkCache::new(1 << 20);
-        let join = |n, urgency| cache.join(&hash(n), urgency, Box::new(|_| {}));
+        let join = |n, urgency| cache.join(&hash(n), place(0), urgency, Box::new(|_| {}));
         assert!(!cache.is_waited_for(&hash(1)));
         assert_eq!(join(1, Urgency::Ahead), Joined::MustFetch);
         assert_eq!(join(1, Urgency::Ahead), Joined::Waiting);
@@ -404,7 +482,7 @@ mod tests {
         assert_eq!(join(2, Urgency::Waited), Joined::MustFetch);
         assert!(cache.is_waited_for(&hash(2)) && !cache.is_waited_for(&hash(3)));
         // It is here.
-        cache.fetched(&hash(1), Ok(Pages::copy_of(&[1; 4096]).unwrap()));
+        cache.fetched(&hash(1), &place(0), chunk(1));
         assert!(!cache.is_waited_for(&hash(1)));
     }
 
@@ -413,13 +491,50 @@ mod tests {
         let cache = ChunkCache::new(1 << 20);
         let (tx, rx) = mpsc::channel();
         let waiter: Waiter = Box::new(move |chunk| tx.send(chunk.unwrap_err().kind()).unwrap());
-        assert_eq!(cache.join(&hash(1), Urgency::Waited, waiter), Joined::MustFetch);
-        cache.fetched(&hash(1), Err(IoError::new(IoErrorKind::Corrupt, "bad")));
+        assert_eq!(cache.join(&hash(1), place(0), Urgency::Waited, waiter), Joined::MustFetch);
+        cache.fetched(&hash(1), &place(0), Err(IoError::new(IoErrorKind::Corrupt, "bad")));
         assert_eq!(rx.recv().unwrap(), IoErrorKind::Corrupt);
         assert!(cache.get(&hash(1)).is_none());
         fill(&cache, 1, 4096);
         assert!(cache.get(&hash(1)).is_some());
         assert_eq!(cache.counters().failures, 1);
+    }
+
+    #[test]
+    fn a_place_that_fails_or_takes_its_time_holds_up_nobody_who_has_another_one() {
+        let cache = ChunkCache::new(1 << 20);
+        let (tx, rx) = mpsc::channel();
+        let join = |who: &'static str, object| {
+            let tx = tx.clone();
+            let tell = move |chunk: Result<&[u8], &IoError>| tx.send((who, chunk.is_ok())).unwrap();
+            cache.join(&hash(1), place(object), Urgency::Waited, Box::new(tell))
+        };
+        let bad = || Err(IoError::new(IoErrorKind::Corrupt, "bad"));
+        let told = || rx.try_iter().collect::<Vec<_>>();
+        assert_eq!(join("a", 0), Joined::MustFetch);
+        assert_eq!(join("b", 1), Joined::MustFetch);
+        assert_eq!((join("c", 1), join("d", 0)), (Joined::Waiting, Joined::Waiting));
+        // The first place is damaged, and that is no news of the other one.
+        cache.fetched(&hash(1), &place(0), bad());
+        assert_eq!(told(), [("a", false), ("d", false)]);
+        assert!(cache.is_waited_for(&hash(1)) && cache.is_awaited_from(&hash(1), &place(1)));
+        assert!(!cache.is_awaited_from(&hash(1), &place(0)));
+        // It is tried again, and does not answer. What comes is for all.
+        assert_eq!(join("e", 0), Joined::MustFetch);
+        cache.fetched(&hash(1), &place(1), chunk(1));
+        assert_eq!(told(), [("b", true), ("c", true), ("e", true)]);
+        // However it ends then, the chunk stays, and counts once.
+        let held_bytes = cache.counters().held_bytes;
+        cache.fetched(&hash(1), &place(0), bad());
+        cache.fetched(&hash(1), &place(0), chunk(1));
+        assert!(told().is_empty() && cache.get(&hash(1)).is_some());
+        let counters = cache.counters();
+        assert_eq!((counters.held_bytes, counters.fetches, counters.joined), (held_bytes, 3, 2));
+        assert_eq!((counters.failures, counters.evictions), (2, 0));
+        // The last one who waits leaves nothing behind.
+        assert_eq!(cache.join(&hash(2), place(0), Urgency::Waited, Box::new(|_| {})), Joined::MustFetch);
+        cache.fetched(&hash(2), &place(0), bad());
+        assert!(!cache.is_known(&hash(2)));
     }
 
     #[test]

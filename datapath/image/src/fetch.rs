@@ -9,7 +9,7 @@ use headwater_block::{IoError, IoErrorKind, Pages};
 use headwater_store::{Check, Object, ReadFor, StoreError, StoreErrorKind, Waiting};
 
 use crate::chunk;
-use crate::chunk_cache::ChunkCache;
+use crate::chunk_cache::{ChunkCache, ChunkPlace};
 use crate::disk_cache::DiskCache;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch_pool::{Task, Urgency};
@@ -125,26 +125,42 @@ fn unpack_one(
 pub(crate) struct Fetch {
     cache: Arc<ChunkCache>,
     pub chunk: ChunkRef,
+    place: ChunkPlace,
     ended: bool,
 }
 
 impl Fetch {
-    /// For a chunk that [`ChunkCache::join`] said must be fetched.
-    pub(crate) fn new(cache: &Arc<ChunkCache>, chunk: ChunkRef) -> Self {
-        Self { cache: Arc::clone(cache), chunk, ended: false }
+    /// For a chunk that [`ChunkCache::join`] said must be fetched from this place.
+    pub(crate) fn new(cache: &Arc<ChunkCache>, chunk: ChunkRef, place: ChunkPlace) -> Self {
+        Self { cache: Arc::clone(cache), chunk, place, ended: false }
     }
 
     pub(crate) fn end(mut self, outcome: Result<Pages, IoError>) {
+        self.tell(outcome);
+    }
+
+    /// The same where it is a part of a read that goes on. Once only: whoever comes after that begins another one.
+    fn tell(&mut self, outcome: Result<Pages, IoError>) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.cache.fetched(&self.chunk.hash, &self.place, outcome);
+        }
+    }
+
+    /// Whether anybody still waits for it.
+    fn is_needed(&self) -> bool {
+        !self.ended && self.cache.is_awaited_from(&self.chunk.hash, &self.place)
+    }
+
+    /// Ends it where nobody waits for it: whoever comes now begins another one.
+    fn end_unneeded(mut self) {
         self.ended = true;
-        self.cache.fetched(&self.chunk.hash, outcome);
     }
 }
 
 impl Drop for Fetch {
     fn drop(&mut self) {
         if !self.ended {
-            let given_up = IoError::new(IoErrorKind::Device, "reading the chunk was given up");
-            self.cache.fetched(&self.chunk.hash, Err(given_up));
+            self.tell(Err(IoError::new(IoErrorKind::Device, "reading the chunk was given up")));
         }
     }
 }
@@ -273,8 +289,8 @@ impl Source {
         })
     }
 
-    /// Reads back those of the chunks that an earlier process left on the local disk, once in each process. What is not what it
-    /// should be is forgotten.
+    /// Reads back those of the chunks that an earlier process left on the local disk, once in each process, and those that could not
+    /// be synced: these are put once more, and need not come from the store again. What is not what it should be is forgotten.
     pub(crate) fn read_back(&self, chunks: &[ChunkRef], is_over: impl Fn() -> bool) {
         let Some(disk) = self.cache.disk() else { return };
         PACKED.with_borrow_mut(|packed| {
@@ -284,7 +300,11 @@ impl Source {
                     continue;
                 }
                 match chunk::unpack(packed, &mut bytes, &chunk.hash) {
-                    Ok(()) => disk.was_right(&chunk.hash),
+                    Ok(()) => {
+                        disk.was_right(&chunk.hash);
+                        // What is not lacking is not put again.
+                        disk.put(&chunk.hash, packed);
+                    }
                     Err(e) => disk.forget(&chunk.hash, &e),
                 }
             }
@@ -301,63 +321,120 @@ pub(crate) struct Fetching {
     source: Source,
     /// Nobody waited for it when it was made.
     is_ahead: bool,
-    /// What is on the local disk was not looked for yet.
+    /// It was not run yet.
     is_new: bool,
-    /// What is left to be read, each in one read.
-    parts: VecDeque<Vec<Fetch>>,
-    /// Of the first part.
+    /// The read that waits for its store, with all that it was asked for: of that some may have come otherwise, and ended.
+    asked: Vec<Fetch>,
     waiting: Waiting,
+    /// What is left to be read after it, each in one read.
+    parts: VecDeque<Vec<Fetch>>,
     /// What was read and is still to be kept on the local disk, packed: that may make room first, which nobody is to wait for.
     to_keep: Vec<(Vec<ChunkRef>, Vec<u8>)>,
 }
 
 impl Fetching {
     pub(crate) fn new(source: Source, fetches: Vec<Fetch>, urgency: Urgency) -> Self {
-        let parts = VecDeque::from([fetches]);
-        let is_ahead = urgency == Urgency::Ahead;
-        Self { source, is_ahead, is_new: true, parts, waiting: Waiting::default(), to_keep: Vec::new() }
+        Self {
+            source,
+            is_ahead: urgency == Urgency::Ahead,
+            is_new: true,
+            asked: Vec::new(),
+            waiting: Waiting::default(),
+            parts: VecDeque::from([fetches]),
+            to_keep: Vec::new(),
+        }
     }
 
-    /// Takes out what is on the local disk.
-    fn take_kept(&mut self, packed: &mut Vec<u8>) {
-        let mut part = Vec::new();
-        let mut parts = VecDeque::new();
-        for fetch in self.parts.drain(..).flatten() {
-            match self.source.kept_on_disk(&fetch.chunk, packed) {
-                Some(bytes) => {
-                    fetch.end(Ok(bytes));
-                    // What lies before this one is not beside what comes after it.
-                    parts.push_back(std::mem::take(&mut part));
-                }
-                None => part.push(fetch),
+    /// What has not ended.
+    fn left(&self) -> impl Iterator<Item = &Fetch> {
+        self.asked.iter().chain(self.parts.iter().flatten()).filter(|fetch| !fetch.ended)
+    }
+
+    /// Whether the read that waits is to be asked for again.
+    fn goes_on(&self, now: Instant) -> bool {
+        // A store may have kept room for what somebody waits for.
+        self.waiting.is_due(now) || (self.waiting.read_for() == ReadFor::Later && self.is_waited_for())
+    }
+
+    /// Whether something came while this waited for its store: to the local disk, with a copy, or from another place.
+    fn has_come(&self) -> bool {
+        let disk = self.source.keeps_on();
+        let is_here = |fetch: &Fetch| disk.is_some_and(|disk| disk.has_now(&fetch.chunk.hash));
+        self.left().any(|fetch| !fetch.is_needed() || is_here(fetch))
+    }
+
+    /// Takes out what is on the local disk, and what came from another place. The read that waits goes on as it was asked for: its
+    /// bytes may be on their way, and whoever is away is asked less and less often.
+    fn take_out(&mut self, packed: &mut Vec<u8>) {
+        for fetch in self.asked.iter_mut().filter(|fetch| !fetch.ended) {
+            if !fetch.is_needed() {
+                fetch.ended = true;
+            } else if let Some(bytes) = self.source.kept_on_disk(&fetch.chunk, packed) {
+                fetch.tell(Ok(bytes));
             }
         }
-        parts.push_back(part);
+        let mut parts = VecDeque::new();
+        for part in self.parts.drain(..) {
+            let mut rest = Vec::new();
+            for fetch in part {
+                match self.source.kept_on_disk(&fetch.chunk, packed) {
+                    Some(bytes) => fetch.end(Ok(bytes)),
+                    None if fetch.is_needed() => {
+                        rest.push(fetch);
+                        continue;
+                    }
+                    None => fetch.end_unneeded(),
+                }
+                // What lies before this one is not beside what comes after it.
+                parts.push_back(std::mem::take(&mut rest));
+            }
+            parts.push_back(rest);
+        }
         self.parts = parts;
     }
 
-    /// Reads the first part. Whether it waits, and is still there.
-    fn read_first(&mut self, packed: &mut Vec<u8>) -> bool {
-        let Some(part) = self.parts.pop_front().filter(|part| !part.is_empty()) else { return false };
-        let chunks: Vec<ChunkRef> = part.iter().map(|fetch| fetch.chunk).collect();
-        match self.source.read(&chunks, packed, &mut self.waiting) {
-            Ok(Some(unpacked)) => {
-                part.into_iter().zip(unpacked).for_each(|(fetch, bytes)| fetch.end(Ok(bytes)));
+    /// Gives the read that waits up where nobody needs anything of it any more.
+    fn give_up_unneeded(&mut self) {
+        if !self.asked.iter().any(Fetch::is_needed) {
+            self.asked.drain(..).for_each(Fetch::end_unneeded);
+            self.waiting = Waiting::default();
+        }
+    }
+
+    /// Whether there is something to read: the next part, where no read waits.
+    fn has_next(&mut self) -> bool {
+        while self.asked.is_empty() {
+            let Some(part) = self.parts.pop_front() else { return false };
+            self.asked = part;
+        }
+        true
+    }
+
+    /// Reads what was asked for. Whether it waits.
+    fn read_asked(&mut self, packed: &mut Vec<u8>) -> bool {
+        let chunks: Vec<ChunkRef> = self.asked.iter().map(|fetch| fetch.chunk).collect();
+        let read = self.source.read(&chunks, packed, &mut self.waiting);
+        let Some(read) = read.transpose() else { return true };
+        let asked = std::mem::take(&mut self.asked);
+        match read {
+            Ok(unpacked) => {
+                asked.into_iter().zip(unpacked).for_each(|(fetch, bytes)| fetch.end(Ok(bytes)));
                 if self.source.keeps_on().is_some() {
                     self.to_keep.push((chunks, std::mem::take(packed)));
                 }
             }
-            Ok(None) => {
-                self.parts.push_front(part);
-                return true;
-            }
             // Damage is that of one chunk: the others are good.
-            Err(e) if e.kind() == ImageErrorKind::Damaged && part.len() > 1 => {
-                part.into_iter().rev().for_each(|fetch| self.parts.push_front(vec![fetch]));
+            Err(e) if e.kind() == ImageErrorKind::Damaged && asked.len() > 1 => {
+                let left = asked.into_iter().filter(|fetch| !fetch.ended);
+                left.rev().for_each(|fetch| self.parts.push_front(vec![fetch]));
             }
             Err(e) => {
                 let error = IoError::from(e);
-                part.into_iter().for_each(|fetch| fetch.end(Err(error.clone())));
+                for fetch in asked.into_iter().filter(|fetch| !fetch.ended) {
+                    // It may have come with a copy while this waited.
+                    let kept = self.source.kept_on_disk(&fetch.chunk, packed);
+                    fetch.end(kept.ok_or_else(|| error.clone()));
+                }
             }
         }
         false
@@ -378,12 +455,24 @@ impl Task for Fetching {
     fn run(mut self: Box<Self>) -> Option<Box<dyn Task>> {
         PACKED.with_borrow_mut(|packed| {
             if std::mem::take(&mut self.is_new) {
-                self.take_kept(packed);
+                if self.source.keeps_on().is_some() {
+                    self.take_out(packed);
+                }
+            } else {
+                // A copy or another version's fetch may bring something while this waits. Where the read is due all of it may be here.
+                if !self.goes_on(Instant::now()) && self.has_come() {
+                    self.take_out(packed);
+                }
+                self.give_up_unneeded();
+                // What waits is not asked for again before its time because others came.
+                if !self.goes_on(Instant::now()) {
+                    return Some(self as Box<dyn Task>);
+                }
             }
-            while !self.parts.is_empty() {
+            while self.has_next() {
                 let later = self.is_ahead && !self.is_waited_for();
                 self.waiting.set_read_for(if later { ReadFor::Later } else { ReadFor::Now });
-                if self.read_first(packed) {
+                if self.read_asked(packed) {
                     return Some(self as Box<dyn Task>);
                 }
             }
@@ -393,12 +482,11 @@ impl Task for Fetching {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        // A store may have kept room for what somebody waits for.
-        self.waiting.is_due(now) || (self.waiting.read_for() == ReadFor::Later && self.is_waited_for())
+        self.goes_on(now) || self.has_come()
     }
 
     fn is_waited_for(&self) -> bool {
-        self.parts.iter().flatten().any(|fetch| self.source.cache.is_waited_for(&fetch.chunk.hash))
+        self.left().any(|fetch| self.source.cache.is_waited_for(&fetch.chunk.hash))
     }
 }
 
@@ -439,14 +527,16 @@ fn stored_of<'a>(chunks: &'a [ChunkRef], packed: &'a [u8]) -> impl Iterator<Item
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use headwater_store::Hash;
 
     use super::*;
     use crate::chunk_cache::Joined;
     use crate::disk_cache::DISK_CACHE_MIN_BYTES;
+    use crate::disk_cache::tests::sync_in_vain;
 
-    /// Three chunks of 4 KiB as they are.
+    /// Chunks of 4 KiB as they are.
     struct Bytes(Vec<u8>);
 
     impl Object for Bytes {
@@ -465,22 +555,228 @@ mod tests {
         }
     }
 
+    /// Three of them, side by side.
+    fn three_chunks() -> (Vec<u8>, Vec<ChunkRef>) {
+        let bytes: Vec<u8> = (1..=3).flat_map(|n| [n; 4096]).collect();
+        let chunks = bytes.chunks(4096).zip(0..).map(|(chunk, n)| ChunkRef {
+            hash: Hash::of(chunk),
+            object: 0,
+            stored_bytes: 4096,
+            offset: n * 4096,
+        });
+        let chunks = chunks.collect();
+        (bytes, chunks)
+    }
+
+    /// An object whose server is away, for good.
+    struct Away;
+
+    impl Object for Away {
+        fn id(&self) -> Hash {
+            Hash([0; 32])
+        }
+
+        fn len_bytes(&self) -> u64 {
+            3 * 4096
+        }
+
+        fn read_range(&self, _: u64, _: &mut [u8]) -> Result<(), StoreError> {
+            Err(StoreError::new(StoreErrorKind::Unreachable, "it is away"))
+        }
+
+        fn read_or_wait(
+            &self,
+            _: u64,
+            _: &mut [u8],
+            _: &mut Check<'_>,
+            waiting: &mut Waiting,
+        ) -> Result<bool, StoreError> {
+            waiting.begin((), |_| false);
+            Ok(false)
+        }
+    }
+
+    #[test]
+    fn what_comes_while_a_read_waits_for_its_store_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
+        let (bytes, chunks) = three_chunks();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let join = |chunk: &ChunkRef, object: Hash| {
+            let (told, place) = (Arc::clone(&told), ChunkPlace::new(object, chunk));
+            let tell = move |chunk: Result<&[u8], &IoError>| told.lock().unwrap().push(chunk.unwrap()[0]);
+            assert_eq!(cache.join(&chunk.hash, place, Urgency::Waited, Box::new(tell)), Joined::MustFetch);
+            Fetch::new(&cache, *chunk, place)
+        };
+        let fetches = chunks.iter().map(|chunk| join(chunk, Away.id())).collect();
+        let source =
+            Source { object: Arc::new(Away), cache: Arc::clone(&cache), chunk_bytes: 4096, is_remote: true };
+        let task = Box::new(Fetching::new(source, fetches, Urgency::Waited)).run().expect("it does not wait");
+        assert!(!task.is_due(Instant::now()));
+        // Another version has the last one elsewhere, and a copy brings the one in the middle.
+        join(&chunks[2], Hash([1; 32])).end(Ok(Pages::copy_of(&bytes[8192..]).unwrap()));
+        disk.put(&chunks[1].hash, &bytes[4096..8192]);
+        assert_eq!(*told.lock().unwrap(), [3, 3]);
+        assert!(task.is_due(Instant::now()));
+        let task = task.run().expect("it does not wait for the first one");
+        assert_eq!(*told.lock().unwrap(), [3, 3, 2]);
+        assert!(!task.is_due(Instant::now()));
+        disk.put(&chunks[0].hash, &bytes[..4096]);
+        assert!(task.is_due(Instant::now()) && task.run().is_none());
+        assert_eq!(*told.lock().unwrap(), [3, 3, 2, 1]);
+    }
+
+    /// The same as [`Bytes`], on their way until they are here.
+    struct Coming {
+        bytes: Vec<u8>,
+        are_here: Arc<AtomicBool>,
+        /// How often they were asked for, and given up.
+        asked: AtomicU64,
+        given_up: Arc<AtomicU64>,
+    }
+
+    /// Bytes on their way.
+    struct Transfer(Arc<AtomicU64>);
+
+    impl Drop for Transfer {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Object for Coming {
+        fn id(&self) -> Hash {
+            Hash([0; 32])
+        }
+
+        fn len_bytes(&self) -> u64 {
+            u64_of(self.bytes.len())
+        }
+
+        fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+            let at = usize::try_from(offset).unwrap();
+            into.copy_from_slice(&self.bytes[at..at + into.len()]);
+            Ok(())
+        }
+
+        fn read_or_wait(
+            &self,
+            offset: u64,
+            into: &mut [u8],
+            check: &mut Check<'_>,
+            waiting: &mut Waiting,
+        ) -> Result<bool, StoreError> {
+            let transfer = waiting.end::<Transfer>().unwrap_or_else(|| {
+                self.asked.fetch_add(1, Ordering::SeqCst);
+                Transfer(Arc::clone(&self.given_up))
+            });
+            if !self.are_here.load(Ordering::SeqCst) {
+                let are_here = Arc::clone(&self.are_here);
+                waiting.begin(transfer, move |_| are_here.load(Ordering::SeqCst));
+                return Ok(false);
+            }
+            self.read_checked(offset, into, check)?;
+            // It is over, and not given up.
+            self.given_up.fetch_sub(1, Ordering::SeqCst);
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_not_asked_for_again_because_a_part_of_it_came_otherwise() {
+        for is_late in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+            let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
+            let (bytes, chunks) = three_chunks();
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let join = |chunk: &ChunkRef, object: Hash| {
+                let (told, place) = (Arc::clone(&told), ChunkPlace::new(object, chunk));
+                let tell = move |chunk: Result<&[u8], &IoError>| told.lock().unwrap().push(chunk.unwrap()[0]);
+                let joined = cache.join(&chunk.hash, place, Urgency::Waited, Box::new(tell));
+                assert_eq!(joined, Joined::MustFetch);
+                Fetch::new(&cache, *chunk, place)
+            };
+            let (are_here, given_up) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+            let object = Arc::new(Coming {
+                bytes: bytes.clone(),
+                are_here: Arc::clone(&are_here),
+                asked: AtomicU64::new(0),
+                given_up: Arc::clone(&given_up),
+            });
+            let counts = || (object.asked.load(Ordering::SeqCst), given_up.load(Ordering::SeqCst));
+            let start = |chunks: &[ChunkRef]| {
+                let fetches = chunks.iter().map(|chunk| join(chunk, Hash([0; 32]))).collect();
+                let source = Source {
+                    object: Arc::clone(&object) as Arc<dyn Object>,
+                    cache: Arc::clone(&cache),
+                    chunk_bytes: 4096,
+                    is_remote: true,
+                };
+                let task = Box::new(Fetching::new(source, fetches, Urgency::Waited));
+                task.run().expect("it does not wait")
+            };
+            let mut task = start(&chunks);
+            // Another version has the last one elsewhere, and a copy brings the one in the middle.
+            join(&chunks[2], Hash([1; 32])).end(Ok(Pages::copy_of(&bytes[8192..]).unwrap()));
+            disk.put(&chunks[1].hash, &bytes[4096..8192]);
+            assert!(task.is_due(Instant::now()));
+            if is_late {
+                // Whoever waits for these is told, and the other one goes on coming.
+                task = task.run().expect("it does not wait for the first one");
+                assert_eq!(*told.lock().unwrap(), [3, 3, 2]);
+                assert!(!task.is_due(Instant::now()));
+            }
+            are_here.store(true, Ordering::SeqCst);
+            assert!(task.is_due(Instant::now()) && task.run().is_none());
+            let mut told_last = told.lock().unwrap().split_off(2);
+            told_last.sort_unstable();
+            assert_eq!(told_last, [1, 2]);
+            assert_eq!(counts(), (1, 0), "what was on its way was given up");
+            assert_eq!(cache.counters().fetched_bytes, 3 * 4096);
+
+            // Nobody needs what is on its way any more.
+            are_here.store(false, Ordering::SeqCst);
+            let other = [4_u8; 4096];
+            let chunk = ChunkRef { hash: Hash::of(&other), object: 0, stored_bytes: 4096, offset: 0 };
+            let task = start(&[chunk]);
+            disk.put(&chunk.hash, &other);
+            assert!(task.is_due(Instant::now()) && task.run().is_none());
+            assert_eq!((told.lock().unwrap().last(), counts()), (Some(&4), (2, 1)));
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_synced_is_put_once_more_and_not_fetched() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let (bytes, chunks) = three_chunks();
+        // Of the last one there is something else.
+        chunks.iter().zip([&bytes[..4096], &bytes[4096..8192], &[9; 4096][..]]).for_each(
+            |(chunk, stored)| {
+                disk.put(&chunk.hash, stored);
+            },
+        );
+        sync_in_vain(&disk, 0);
+        assert!(chunks.iter().all(|chunk| disk.lacks(&chunk.hash) && disk.has(&chunk.hash)));
+        let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
+        let object = Arc::new(Bytes(Vec::new()));
+        Source { object, cache, chunk_bytes: 4096, is_remote: true }.read_back(&chunks, || false);
+        disk.sync().unwrap();
+        let durable: Vec<bool> = chunks.iter().map(|chunk| disk.is_durable(&chunk.hash)).collect();
+        assert_eq!((durable, disk.has(&chunks[2].hash)), (vec![true, true, false], false));
+        assert_eq!((disk.counters().writes, disk.counters().damaged), (5, 1));
+        // Once is enough.
+        assert!(!disk.get_unread(&chunks[0].hash, &mut Vec::new()));
+    }
+
     #[test]
     fn whoever_waits_is_answered_before_what_came_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
         let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
-        let bytes: Vec<u8> = (1..=3).flat_map(|n| [n; 4096]).collect();
-        let chunks: Vec<ChunkRef> = bytes
-            .chunks(4096)
-            .zip(0..)
-            .map(|(chunk, n)| ChunkRef {
-                hash: Hash::of(chunk),
-                object: 0,
-                stored_bytes: 4096,
-                offset: n * 4096,
-            })
-            .collect();
+        let (bytes, chunks) = three_chunks();
         // The one in the middle is here: those beside it are read one after the other.
         disk.put(&chunks[1].hash, &bytes[4096..8192]);
         let kept_then = Arc::new(Mutex::new(Vec::new()));
@@ -490,8 +786,9 @@ mod tests {
                 assert_eq!(chunk.unwrap().len(), 4096);
                 kept_then.lock().unwrap().push(disk.counters().writes);
             };
-            assert_eq!(cache.join(&chunk.hash, Urgency::Waited, Box::new(waiter)), Joined::MustFetch);
-            Fetch::new(&cache, *chunk)
+            let place = ChunkPlace::new(Hash([0; 32]), chunk);
+            assert_eq!(cache.join(&chunk.hash, place, Urgency::Waited, Box::new(waiter)), Joined::MustFetch);
+            Fetch::new(&cache, *chunk, place)
         };
         let fetches = chunks.iter().map(fetch).collect();
         let object = Arc::new(Bytes(bytes));

@@ -6,6 +6,10 @@
 //!
 //! What an earlier process left on the local disk is here once it was read back: nobody knows what became of it meanwhile.
 //!
+//! At the end all of it is synced, and the manifest kept. What turns out not to be here then, since a sync failed or a read found it
+//! damaged, is copied again, and the copy is not over before. What could not be synced is put once more from where it is, if it can
+//! be read; the more there is to be copied again, the longer that waits.
+//!
 //! A copy that waits for its store ends soon after it is cancelled, and lets go of the version.
 
 use std::collections::{BTreeMap, HashSet};
@@ -29,6 +33,8 @@ const COPY_THREADS: usize = 2;
 /// How long what could not be copied waits before it is tried again; twice as long each time, up to the second one.
 const COPY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 const COPY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
+/// What was copied in vain is not copied again before as long as that took; twice as long each time, up to this.
+const COPY_IN_VAIN_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a copy waits of which the cache took nothing; twice as long each time, up to the second one. What is fetched
 /// in vain costs others the line.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
@@ -85,7 +91,7 @@ impl Parts {
             }
             return false;
         }
-        let pause = COPY_AGAIN_AFTER.saturating_mul(1 << part.failures.min(10)).min(COPY_AGAIN_AFTER_MAX);
+        let pause = doubled(COPY_AGAIN_AFTER, part.failures, COPY_AGAIN_AFTER_MAX);
         let (at, failures) = (now + pause, part.failures.saturating_add(1));
         if why == ImageErrorKind::NotFound {
             let object = part.object();
@@ -106,9 +112,16 @@ fn distinct(manifest: &Manifest) -> impl Iterator<Item = &ChunkRef> {
     manifest.data().map(|(_, chunk)| chunk).filter(move |chunk| seen.insert(chunk.hash))
 }
 
+/// In the order in which they lie in the objects.
+fn in_order<'a>(chunks: impl Iterator<Item = &'a ChunkRef>) -> Vec<ChunkRef> {
+    let mut chunks: Vec<ChunkRef> = chunks.copied().collect();
+    chunks.sort_unstable_by_key(|chunk| (chunk.object, chunk.offset));
+    chunks
+}
+
 impl VersionReader {
     /// Copies the whole version to the local disk cache, as fast as `pace` allows (as stored), and keeps it there
-    /// while this reader is open. From its end on, no server is needed.
+    /// while this reader is open. From its end on, no server is needed; until then the progress is short of the whole.
     pub fn hydrate(self: &Arc<Self>, pace: &Arc<Pace>) -> Result<Background, ImageError> {
         let Some(disk) = self.cache().disk() else {
             let why = "copying an image to this host needs a chunk cache on disk: give one with --chunk-cache DIR:SIZE";
@@ -118,28 +131,44 @@ impl VersionReader {
         let all = manifest.data().map(|(_, chunk)| (chunk.hash, chunk.stored_bytes));
         let kept = disk.keep(self.id(), all)?;
         self.keep_on_disk(kept);
-        let mut chunks: Vec<ChunkRef> = distinct(&manifest).copied().collect();
-        chunks.sort_unstable_by_key(|chunk| (chunk.object, chunk.offset));
+        let chunks = in_order(distinct(&manifest));
         // Only while the version is open.
         let (reader, pace) = (Arc::downgrade(self), Arc::clone(pace));
         start("hydrate", stored(&chunks), move |work| {
-            let (mut parts, now) = (Parts::default(), Instant::now());
-            for chunks in group(chunks, MergeLimit::COPY) {
-                parts.push(now, Part { chunks, failures: 0 });
-            }
-            let parts = Mutex::new(parts);
-            std::thread::scope(|scope| {
-                for _ in 0..COPY_THREADS {
-                    scope.spawn(|| copy(&reader, &parts, &pace, work));
-                }
-            });
-            // Before it is said that no server is needed: that is to hold after a power cut, too.
-            if let Some(reader) = reader.upgrade().filter(|_| !work.is_cancelled())
-                && let Some(Err(e)) = reader.cache().disk().map(|disk| disk.sync())
-            {
-                tracing::warn!(error = %e, version = %reader.id().short(), "what was copied may be lost in a power cut");
+            if !copy_whole(&reader, chunks, &pace, work) {
+                // All of it may have come, and is not durable.
+                work.falls_short();
             }
         })
+    }
+
+    /// Makes what was copied durable, and what it takes to open the version again: before it is said that no server is needed, which is
+    /// to hold after a power cut, too. An error where some of it is not here.
+    fn settle(&self) -> Result<(), ImageError> {
+        let Some(disk) = self.cache().disk() else { return Ok(()) };
+        let manifest = self.manifest()?;
+        // Where the disk was full when the version was opened it is not kept yet. In front of the sync, which its directory needs.
+        let kept = disk.must_keep_manifest(self.id(), &manifest.encode());
+        disk.sync()?;
+        kept?;
+        // What a machine found damaged and fetched again while this synced may be here, and not synced.
+        let others = distinct(&manifest).filter(|chunk| !disk.is_durable(&chunk.hash));
+        let others_bytes: u64 = others.map(|chunk| u64::from(chunk.stored_bytes)).sum();
+        if others_bytes > 0 {
+            let why = format!(
+                "{others_bytes} bytes of what was copied to this host were found damaged or could not be synced meanwhile, and are \
+                 copied again where they are not here yet (if that goes on, look after the disk)"
+            );
+            return Err(ImageError::new(ImageErrorKind::Io, why));
+        }
+        Ok(())
+    }
+
+    /// The chunks that are not on the local disk, or not so that they could be synced.
+    fn missing(&self) -> Result<Vec<ChunkRef>, ImageError> {
+        let Some(disk) = self.cache().disk() else { return Ok(Vec::new()) };
+        let manifest = self.manifest()?;
+        Ok(in_order(distinct(&manifest).filter(|chunk| disk.lacks(&chunk.hash))))
     }
 
     /// What a copy of the whole version has to fetch, as it is stored.
@@ -152,18 +181,19 @@ impl VersionReader {
         let Some(disk) = self.cache().disk() else { return Ok(()) };
         let source = |chunk: &ChunkRef| self.object(usize_of_u32(chunk.object));
         let is_over = || work.is_cancelled();
-        if let Some(source) = chunks.first().and_then(source) {
-            source.read_back(chunks, is_over);
-        }
+        let lacking = || chunks.iter().filter(|chunk| disk.lacks(&chunk.hash)).count();
         let missing = || chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).copied().collect::<Vec<_>>();
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: chunks.len() };
         while !work.is_cancelled() {
-            let wanted = stored(&missing());
-            if wanted == 0 {
+            // What could not be synced is here all the same, unless it had to go: no server is asked for it.
+            if let Some(source) = chunks.first().and_then(source) {
+                source.read_back(chunks, is_over);
+            }
+            if lacking() == 0 {
                 work.done_bytes.fetch_add(stored(chunks), Ordering::Relaxed);
                 return Ok(());
             }
-            pace.take(wanted, is_over);
+            pace.take(stored(&missing()), is_over);
             if work.is_cancelled() {
                 break;
             }
@@ -173,7 +203,7 @@ impl VersionReader {
                     source.copy_to_disk(&group, is_over)?;
                 }
             }
-            let still = missing().len();
+            let still = lacking();
             if still > 0 {
                 // The cache makes room at this moment, or its disk is full or fails.
                 pause(no_room.pause(still), work);
@@ -181,6 +211,45 @@ impl VersionReader {
         }
         Ok(())
     }
+}
+
+/// Copies these chunks, and whatever turns out not to be here, until all of the version is, durably. `false`: it was ended before.
+fn copy_whole(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, pace: &Pace, work: &Work) -> bool {
+    let (mut chunks, mut again) = (chunks, Again::default());
+    loop {
+        let (began, copied_bytes) = (Instant::now(), stored(&chunks));
+        copy_all(reader, chunks, pace, work);
+        let took = began.elapsed();
+        let Some(open) = reader.upgrade().filter(|_| !work.is_cancelled()) else { return false };
+        let Err(e) = open.settle() else { return true };
+        tracing::warn!(error = %e, version = %open.id().short(), "the copy of an image is not complete; trying again later");
+        *work.failure.lock() = Some(e);
+        // Where even that cannot be told, the next end says why.
+        chunks = open.missing().unwrap_or_default();
+        let left_bytes = stored(&chunks);
+        work.set_left(left_bytes);
+        drop(open);
+        pause(again.pause(part_of(took, left_bytes, copied_bytes)), work);
+    }
+}
+
+/// Copies chunks, here and on other threads, as far as there are some.
+fn copy_all(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, pace: &Pace, work: &Work) {
+    let (mut parts, now) = (Parts::default(), Instant::now());
+    for chunks in group(chunks, MergeLimit::COPY) {
+        parts.push(now, Part { chunks, failures: 0 });
+    }
+    let parts = Mutex::new(parts);
+    let copies = || copy(reader, &parts, pace, work);
+    std::thread::scope(|scope| {
+        for _ in 1..COPY_THREADS {
+            let started = std::thread::Builder::new().name("hydrate".into()).spawn_scoped(scope, copies);
+            if let Err(e) = started {
+                tracing::warn!(error = %e, "cannot start one more thread that copies an image; going on without it");
+            }
+        }
+        copies();
+    });
 }
 
 /// Copies part after part, and does not give up.
@@ -208,6 +277,41 @@ fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, pace: &Pace, work: &
     }
 }
 
+/// How long a copy waits that did not become whole, or not durable.
+#[derive(Default)]
+struct Again {
+    failures: u32,
+    /// Of these the last ones, after which something has to be copied again.
+    in_vain: u32,
+}
+
+impl Again {
+    /// The pause where copying again what is left takes so long.
+    fn pause(&mut self, cost: Duration) -> Duration {
+        let pause = doubled(COPY_AGAIN_AFTER, self.failures, COPY_AGAIN_AFTER_MAX);
+        // A disk that takes everything and syncs nothing would have the whole version come over the line, and go, all the time.
+        // The first time it may be over, and what is still here is read from here.
+        let pause = match self.in_vain {
+            0 => pause,
+            before => pause.max(doubled(cost, before.saturating_sub(1), COPY_IN_VAIN_AFTER_MAX)),
+        };
+        self.failures = self.failures.saturating_add(1);
+        self.in_vain = if cost.is_zero() { 0 } else { self.in_vain.saturating_add(1) };
+        pause
+    }
+}
+
+/// Twice as long each time.
+fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    first.saturating_mul(1 << times.min(16)).min(most)
+}
+
+/// What it took of `time` to copy `left` of `copied` bytes: all of it, where more is left than was copied.
+fn part_of(time: Duration, left: u64, copied: u64) -> Duration {
+    let ms = time.as_millis().saturating_mul(u128::from(left.min(copied))) / u128::from(copied.max(1));
+    u64::try_from(ms).map_or(time, Duration::from_millis)
+}
+
 /// How long to wait for room.
 struct NoRoom {
     pause: Duration,
@@ -230,7 +334,66 @@ impl NoRoom {
 
 #[cfg(test)]
 mod tests {
+    use headwater_store::{Access, LocalDir};
+    use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
+
     use super::*;
+    use crate::chunk_cache::ChunkCache;
+    use crate::disk_cache::tests::fail_syncs;
+    use crate::disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache};
+    use crate::import::{ImportOptions, import};
+
+    #[test]
+    fn what_could_not_be_synced_is_copied_again_before_the_version_counts_as_here() {
+        let (store_dir, cache_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = LocalDir::open(store_dir.path(), Access::WRITE).unwrap();
+        let options = ReferenceOptions { read_only: true, ..Default::default() };
+        let source = Arc::new(ReferenceDisk::with_contents(Rng::new(3).bytes(1 << 20), options));
+        let options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+        let version = import(source, &store, &options, &mut |_| {}).unwrap().version;
+
+        // All of it goes to a segment that takes what is written and cannot be synced.
+        let disk = DiskCache::open(cache_dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        disk.put(&Hash::of(b"another one"), &[1; 4096]);
+        fail_syncs(&disk, 0);
+        let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
+        let reader = VersionReader::open(&store, version.manifest, cache).unwrap();
+        let chunks: Vec<Hash> = distinct(&reader.manifest().unwrap()).map(|chunk| chunk.hash).collect();
+        let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+        wait_until("it is copied", || {
+            let progress = work.progress();
+            let is_whole = progress.done_bytes == progress.total_bytes;
+            let mut stored = Vec::new();
+            assert!(
+                !is_whole || chunks.iter().all(|hash| disk.get(hash, &mut stored)),
+                "what is said to be here is lost"
+            );
+            progress.is_over
+        });
+        let progress = work.progress();
+        assert_eq!((progress.done_bytes, progress.total_bytes), (1 << 20, 1 << 20));
+        assert!(work.failure().unwrap().to_string().contains("segment-0"));
+        // Each chunk twice, and the other one.
+        assert_eq!(disk.counters().writes, 2 * 16 + 1);
+    }
+
+    #[test]
+    fn what_was_copied_in_vain_waits_for_as_long_as_that_took() {
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        let pauses = |costs: &[Duration]| {
+            let mut again = Again::default();
+            costs.iter().map(|cost| again.pause(*cost).as_secs()).collect::<Vec<_>>()
+        };
+        // Nothing has to be copied again, as where only the manifest cannot be kept.
+        assert_eq!(pauses(&[Duration::ZERO; 7]), [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses(&[second; 9]), [2, 4, 8, 16, 32, 60, 60, 64, 128]);
+        assert_eq!(pauses(&[hour; 7])[1..], [1, 2, 4, 8, 16, 24].map(|hours| hours * 3600));
+        assert_eq!(pauses(&[hour, hour, Duration::ZERO, hour, hour]), [2, 3600, 8, 16, 3600]);
+        assert_eq!(part_of(hour, 25, 100), hour / 4);
+        assert_eq!(part_of(hour, 1000, 100), hour);
+        assert_eq!((part_of(hour, 0, 100), part_of(hour, 1, 0)), (Duration::ZERO, Duration::ZERO));
+        assert_eq!(part_of(hour * 1_000_000, u64::MAX, u64::MAX), hour * 1_000_000);
+    }
 
     fn part(object: u32, offsets: &[u64]) -> Part {
         let chunk = |offset: &u64| ChunkRef {

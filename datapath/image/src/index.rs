@@ -125,7 +125,7 @@ pub(crate) struct ChunkIndex {
 
 impl ChunkIndex {
     /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its
-    /// chunks are stored once more.
+    /// chunks are stored once more. Where the store does not say whether it has a data object, that is the error.
     pub(crate) fn build(store: &dyn Store, on_read: &mut OnRead<'_>) -> Result<Self, ImageError> {
         Self::build_of(store, None, on_read)
     }
@@ -212,13 +212,11 @@ impl ChunkIndex {
             }
         }
         for objects in new.chunks(at_a_time) {
-            let usable = side_by_side("index", objects, |object| {
-                store.open_object(object.id).is_ok_and(|opened| opened.len_bytes() == object.len_bytes)
-            });
-            let usable = usable.map_err(no_threads)?;
-            for (object, _) in objects.iter().zip(usable).filter(|(_, usable)| *usable) {
-                if let (Entry::Vacant(new), Ok(number)) =
-                    (self.numbers.entry(object.id), u32::try_from(self.objects.len()))
+            let usable = side_by_side("index", objects, |object| is_usable(store, object));
+            for (object, is_usable) in objects.iter().zip(usable.map_err(no_threads)?) {
+                if is_usable?
+                    && let (Entry::Vacant(new), Ok(number)) =
+                        (self.numbers.entry(object.id), u32::try_from(self.objects.len()))
                 {
                     new.insert(number);
                     self.objects.push(**object);
@@ -347,6 +345,16 @@ fn together(versions: &[(&Image, &Version)], at_a_time: usize) -> usize {
 fn read_manifest(store: &dyn Store, version: &Version) -> Result<(u64, Manifest), ImageError> {
     let bytes = store.manifest(version.manifest)?;
     Ok((u64_of(bytes.len()), Manifest::decode(&bytes)?))
+}
+
+/// Whether chunks of an object may be referred to. Where the store does not say, nothing is known of it: taken for lost, all of its
+/// chunks would be stored again, and a version that is made of one which needs it would be refused as damaged.
+fn is_usable(store: &dyn Store, object: &ObjectRef) -> Result<bool, ImageError> {
+    match store.open_object(object.id).map_err(ImageError::from) {
+        Ok(opened) => Ok(opened.len_bytes() == object.len_bytes),
+        Err(e) if e.kind().is_damage() => Ok(false),
+        Err(e) => Err(e.context("cannot look at what the store has")),
+    }
 }
 
 fn no_threads(error: std::io::Error) -> ImageError {

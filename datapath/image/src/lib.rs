@@ -17,7 +17,7 @@
 //! - A new version refers to no chunk of a store on this host that was damaged when it was made.
 //! - Every chunk is checked against its hash when it enters memory, once; damage becomes an error that names
 //!   the object and the place, and concerns only the requests that need that chunk.
-//! - A chunk is fetched once however many machines wait for it.
+//! - A chunk is fetched once however many machines wait for it: from each place where their versions have it, and they get what comes first.
 //! - An import that fails, is cancelled or is killed leaves nothing behind; so does an export.
 //! - A version that is made from another one ([`Basis`]) costs its changed chunks: those alone are read, packed and stored.
 //! - One content imported into one store is one version hash, whatever the number of threads.

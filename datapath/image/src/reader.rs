@@ -5,7 +5,8 @@
 //! 2. Zero: fill. In the chunk cache: copy. If that was all, the request is done on the caller's thread,
 //!    without an allocation or a system call ([`Device::try_now`]).
 //! 3. Otherwise `submit` joins the fetch of each missing chunk. Whoever comes first for a chunk queues the
-//!    fetch, the others wait for the same.
+//!    fetch, the others wait for the same. A version that has it in another object fetches it from there: what another one reads
+//!    may be damaged, or on a server that is away.
 //! 4. A thread of the fetch pool reads the chunk's range of its object (chunks side by side in one read), unpacks
 //!    it, checks its hash, puts it into the cache and copies from it for each request that waits. The last piece
 //!    of a request answers it. A chunk of a remote store is then kept on the local disk. What is there is read by threads that
@@ -24,7 +25,7 @@ use headwater_block::{
 };
 use headwater_store::{Hash, Object, Pin, Store, StoreErrorKind};
 
-use crate::chunk_cache::{ChunkCache, Joined, Waiter};
+use crate::chunk_cache::{ChunkCache, ChunkPlace, Joined, Waiter};
 use crate::chunk_map::{ChunkMap, NotRead};
 use crate::disk_cache::{DiskCache, Kept};
 use crate::error::ImageError;
@@ -466,7 +467,15 @@ impl VersionReader {
     /// Has `waiter` called with the chunk. Returns it if it must be fetched: from then on others may wait for
     /// it, and [`VersionReader::fetch`] must follow.
     fn join(&self, chunk: ChunkRef, urgency: Urgency, waiter: Waiter) -> Option<ChunkRef> {
-        (self.cache.join(&chunk.hash, urgency, waiter) == Joined::MustFetch).then_some(chunk)
+        let joined = self.cache.join(&chunk.hash, self.place(&chunk), urgency, waiter);
+        (joined == Joined::MustFetch).then_some(chunk)
+    }
+
+    /// Where the version has a chunk.
+    fn place(&self, chunk: &ChunkRef) -> ChunkPlace {
+        let object = self.outline().objects().get(usize_of_u32(chunk.object));
+        // A manifest that was parsed names no object that it lacks.
+        ChunkPlace::new(object.map_or(Hash([0; 32]), |object| object.id), chunk)
     }
 
     fn fetch(&self, chunks: Vec<ChunkRef>, urgency: Urgency, limit: MergeLimit) {
@@ -480,7 +489,8 @@ impl VersionReader {
     fn fetch_group(&self, pool: &Arc<FetchPool>, group: Vec<ChunkRef>, urgency: Urgency) {
         let source = group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object)));
         let chunks: Vec<Hash> = group.iter().map(|chunk| chunk.hash).collect();
-        let fetches: Vec<Fetch> = group.into_iter().map(|chunk| Fetch::new(&self.cache, chunk)).collect();
+        let fetch = |chunk: ChunkRef| Fetch::new(&self.cache, chunk, self.place(&chunk));
+        let fetches: Vec<Fetch> = group.into_iter().map(fetch).collect();
         // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
         let Some(source) = source else { return };
         let other = (!Arc::ptr_eq(pool, &self.pool)).then(|| Arc::clone(&self.pool));

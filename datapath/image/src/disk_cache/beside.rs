@@ -56,7 +56,11 @@ impl Folder {
     pub(super) fn keep(&self, id: Hash, bytes: &[u8]) -> io::Result<()> {
         make_own(&self.dir)?;
         let Some(room) = self.limit_bytes.checked_sub(u64_of(bytes.len())) else {
-            return Err(io::Error::other(format!("it has {} bytes: make the cache larger", bytes.len())));
+            let (len, limit_bytes) = (bytes.len(), self.limit_bytes);
+            let why = format!(
+                "it has {len} bytes, and at most {limit_bytes} are kept there: make the cache larger"
+            );
+            return Err(io::Error::other(why));
         };
         self.thin(room, id)?;
         let part = self.dir.join(format!("{PART}-{}", WRITES.fetch_add(1, Ordering::Relaxed)));

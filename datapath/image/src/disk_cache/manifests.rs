@@ -6,6 +6,7 @@ use headwater_store::{Hash, MANIFEST_MAX_BYTES};
 
 use crate::disk_cache::DiskCache;
 use crate::disk_cache::beside::Folder;
+use crate::error::ImageError;
 
 const DIR: &str = "manifests";
 /// Manifests take at most one part in so many of what the cache may take, beside it.
@@ -22,12 +23,24 @@ impl DiskCache {
         (Hash::of(&bytes) == id).then_some(bytes)
     }
 
-    /// Keeps a manifest. Those that were not used for longest go for it.
+    /// Keeps a manifest, as far as that can be done. Those that were not used for longest go for it.
     pub(crate) fn keep_manifest(&self, id: Hash, bytes: &[u8]) {
-        if let Err(e) = self.try_keep_manifest(id, bytes) {
-            tracing::warn!(version = %id.short(), dir = %self.dir.display(), error = %e,
-                "cannot keep the manifest of a version: it cannot be opened while all servers are gone");
+        if let Err(e) = self.must_keep_manifest(id, bytes) {
+            tracing::warn!(error = %e, "opening a version all the same");
         }
+    }
+
+    /// The same for who relies on it.
+    pub(crate) fn must_keep_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), ImageError> {
+        self.try_keep_manifest(id, bytes).map_err(|e| {
+            let (version, dir) = (id.short(), self.dir.join(DIR));
+            let tried = format!(
+                "cannot keep the manifest of version {version} in {}, without which it cannot be opened while all servers are gone \
+                 (look whether there is room, and whether it is a directory that can be written)",
+                dir.display()
+            );
+            ImageError::from_os(tried, &e)
+        })
     }
 
     /// Marks a manifest as used now. Whether it is there.
@@ -39,7 +52,10 @@ impl DiskCache {
         if self.manifest(id).is_some() {
             return self.use_manifest(id).map(drop);
         }
-        self.manifests().keep(id, bytes)
+        self.manifests().keep(id, bytes).inspect_err(|_| {
+            // Where its name could not be synced it is there, and the next one would take it for kept.
+            let _ = self.manifests().remove(id);
+        })
     }
 }
 
@@ -69,7 +85,10 @@ mod tests {
         keep(&vec![9; (DISK_CACHE_MIN_BYTES / SHARE) as usize - (2 << 20)]);
         assert_eq!(manifests.iter().map(|bytes| is_kept(bytes)).collect::<Vec<_>>(), [true, false, true]);
         // Too large for all of the room.
-        keep(&vec![8; (DISK_CACHE_MIN_BYTES / SHARE) as usize + 1]);
+        let too_large = vec![8; (DISK_CACHE_MIN_BYTES / SHARE) as usize + 1];
+        let refused = cache.must_keep_manifest(Hash::of(&too_large), &too_large).unwrap_err().to_string();
+        assert!(refused.contains("it has 4194305 bytes, and at most 4194304 are kept"), "{refused}");
+        assert!(refused.ends_with("make the cache larger"), "{refused}");
         assert!(is_kept(&manifests[0]));
         let path = dir.path().join(DIR).join(Hash::of(&manifests[0]).to_string());
         fs::write(&path, [0; 5]).unwrap();

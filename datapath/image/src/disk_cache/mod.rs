@@ -4,6 +4,7 @@
 //!   DIR/cache          what the directory is
 //!   DIR/lock           locked by the one process that uses it
 //!   DIR/segment-N      records, one after another; N counts up
+//!   DIR/lost-N         one that could not be synced: it is read as long as it is there, and nothing in it counts as durable
 //!   DIR/moving         the segment to be, while what is to stay of one that goes is copied
 //!   DIR/traces/HASH    boot traces that were recorded here
 //!   DIR/manifests/HASH manifests of versions that were opened
@@ -21,17 +22,18 @@
 //! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
 //!   the read.
 //! - What belongs to a version that is kept goes only when it is elsewhere: until it was copied, and where that fails, its
-//!   segment stays.
+//!   segment stays. What cannot be synced is read as before, but is lacking: it can be put once more, and is the first to go.
 //!
 //! # Lock order
-//! `keeping`; `beginning`, `state`. `state`, which every read waits for, is not held across I/O, but where a segment is removed
-//! because it could not be moved.
+//! `keeping`; `syncing`, `beginning`, `state`. `state`, which every read waits for, is not held across I/O, but where a segment is
+//! removed because it could not be moved.
 
 mod beside;
 mod manifests;
 mod moving;
 pub(crate) mod segment;
 pub(crate) mod stores;
+mod sync;
 mod traces;
 
 use std::collections::VecDeque;
@@ -76,12 +78,22 @@ struct Place {
     used: bool,
     /// An earlier process wrote it, and nobody has looked since whether it is what it should be.
     is_unread: bool,
+    synced: Synced,
 }
 
 impl Place {
     fn new(segment: u64, offset: u64, len: u32) -> Self {
-        Self { segment, offset, len, used: false, is_unread: false }
+        Self { segment, offset, len, used: false, is_unread: false, synced: Synced::NotYet }
     }
+}
+
+/// Whether what is in a place outlasts a power cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Synced {
+    NotYet,
+    Yes,
+    /// That failed, and no later sync tells: nobody knows what is on the disk. As long as it is read it is checked.
+    Failed,
 }
 
 #[derive(Debug)]
@@ -92,6 +104,14 @@ struct Segment {
     /// Claimed so far.
     len: u64,
     hashes: Vec<Hash>,
+    /// A sync failed. Nothing is put here any more: nobody knows which of its pages are on the disk.
+    is_lost: bool,
+}
+
+impl Segment {
+    fn new(number: u64, path: PathBuf, file: File, len: u64, hashes: Vec<Hash>) -> Self {
+        Self { number, path, file: Arc::new(file), len, hashes, is_lost: false }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +136,10 @@ impl State {
     fn file_of(&self, place: Place) -> Option<Arc<File>> {
         let segment = self.segments.iter().find(|segment| segment.number == place.segment)?;
         Some(Arc::clone(&segment.file))
+    }
+
+    fn segment_mut(&mut self, number: u64) -> Option<&mut Segment> {
+        self.segments.iter_mut().find(|segment| segment.number == number)
     }
 }
 
@@ -169,6 +193,8 @@ pub struct DiskCache {
     keeping: Mutex<()>,
     /// Held while a segment's file is made. Only those who put wait for it.
     beginning: Mutex<()>,
+    /// Held while what is here is synced: of two who sync a file at a time, the system tells only one that it failed.
+    syncing: Mutex<()>,
     counters: Counters,
 }
 
@@ -212,6 +238,7 @@ impl DiskCache {
             state: Mutex::default(),
             keeping: Mutex::default(),
             beginning: Mutex::default(),
+            syncing: Mutex::default(),
             counters: Counters::default(),
         };
         cache.load().map_err(failed)?;
@@ -243,7 +270,8 @@ impl DiskCache {
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if let Some(number) = name.strip_prefix("segment-").and_then(|number| number.parse().ok()) {
+            let number = name.strip_prefix("segment-").or_else(|| name.strip_prefix(sync::LOST));
+            if let Some(number) = number.and_then(|number| number.parse().ok()) {
                 found.push((number, path));
             }
         }
@@ -256,15 +284,18 @@ impl DiskCache {
             // In order: of a chunk that is there twice, the newer one counts.
             for (((number, path), (file, len)), records) in some.iter().zip(opened).zip(scanned) {
                 let (number, path) = (*number, path.clone());
+                let is_lost = sync::is_lost(&path);
+                let synced = if is_lost { Synced::Failed } else { Synced::NotYet };
                 state.next_number = number + 1;
                 let mut hashes = Vec::with_capacity(records.len());
                 for (hash, offset, stored_bytes) in records {
-                    let place = Place { is_unread: true, ..Place::new(number, offset, stored_bytes) };
+                    let place = Place { is_unread: true, synced, ..Place::new(number, offset, stored_bytes) };
                     state.index.insert(hash, place);
                     hashes.push(hash);
                 }
                 state.bytes += len;
-                state.segments.push_back(Segment { number, path, file: Arc::new(file), len, hashes });
+                let segment = Segment::new(number, path, file, len, hashes);
+                state.segments.push_back(Segment { is_lost, ..segment });
             }
         }
         let mut state = self.state.lock();
@@ -311,11 +342,12 @@ impl DiskCache {
     }
 
     /// Fills `into` with the stored bytes of a chunk that an earlier process left here, until somebody says that
-    /// it [was right](Self::was_right). Neither counted nor kept for that.
+    /// it [was right](Self::was_right), and of one that could not be synced. Neither counted nor kept for that.
     pub(crate) fn get_unread(&self, hash: &Hash, into: &mut Vec<u8>) -> bool {
         let found = {
             let state = self.state.lock();
-            let place = state.index.get(hash).copied().filter(|place| place.is_unread);
+            let is_doubtful = |place: &Place| place.is_unread || place.synced == Synced::Failed;
+            let place = state.index.get(hash).copied().filter(is_doubtful);
             place.and_then(|place| Some((place, state.file_of(place)?)))
         };
         found.is_some_and(|(place, file)| self.read(hash, place, &file, into))
@@ -331,6 +363,21 @@ impl DiskCache {
     /// Whether a chunk is here; nothing is read.
     pub(crate) fn has(&self, hash: &Hash) -> bool {
         self.state.lock().index.contains_key(hash)
+    }
+
+    /// Whether a chunk is to be put: it is not here, or could not be synced.
+    pub(crate) fn lacks(&self, hash: &Hash) -> bool {
+        self.state.lock().index.get(hash).is_none_or(|place| place.synced == Synced::Failed)
+    }
+
+    /// Whether a chunk is here, and outlasts a power cut.
+    pub(crate) fn is_durable(&self, hash: &Hash) -> bool {
+        self.state.lock().index.get(hash).is_some_and(|place| place.synced == Synced::Yes)
+    }
+
+    /// Whether it is here as far as it can be told at this moment, without waiting for others.
+    pub(crate) fn has_now(&self, hash: &Hash) -> bool {
+        self.state.try_lock().is_some_and(|state| state.index.contains_key(hash))
     }
 
     /// What was here was not the chunk.
@@ -362,7 +409,7 @@ impl DiskCache {
     fn try_put(&self, hash: &Hash, stored: &[u8]) -> Result<(), std::io::Error> {
         let len = u64_of(stored.len() + RECORD_HEADER_BYTES);
         let Ok(stored_bytes) = u32::try_from(stored.len()) else { return Ok(()) };
-        if len > self.record_max_bytes() || self.has(hash) {
+        if len > self.record_max_bytes() || !self.lacks(hash) {
             return Ok(());
         }
         let Some((number, file, offset)) = self.claim(len)? else { return Ok(()) };
@@ -371,24 +418,14 @@ impl DiskCache {
         file.write_all_at(&record, offset)?;
         let mut state = self.state.lock();
         state.failing = false;
-        // The segment may be gone again.
-        if let Some(segment) = state.segments.iter_mut().find(|segment| segment.number == number) {
+        // The segment may be gone again, or a sync that failed may have lost what was just written.
+        if let Some(segment) = state.segment_mut(number).filter(|segment| !segment.is_lost) {
             segment.hashes.push(*hash);
             let offset = offset + u64_of(RECORD_HEADER_BYTES);
             state.index.insert(*hash, Place::new(number, offset, stored_bytes));
             self.counters.writes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    /// Makes what is here durable.
-    pub(crate) fn sync(&self) -> std::io::Result<()> {
-        let files: Vec<Arc<File>> =
-            self.state.lock().segments.iter().map(|segment| Arc::clone(&segment.file)).collect();
-        for file in files {
-            file.sync_data()?;
-        }
-        File::open(&self.dir)?.sync_all()
     }
 
     /// How much of what may go can come, before what came first goes for it: what the versions leave that are kept.
@@ -556,4 +593,4 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,5 @@
 //! Making room in the chunk cache: a segment goes, after what is to stay of it is elsewhere. It is the oldest one that has
-//! something to give: what is kept as a whole would only be written anew.
+//! something to give: what is kept as a whole would only be written anew. One that could not be synced goes before.
 //!
 //! 1. It becomes the first one, and what is not to stay of it leaves the index.
 //! 2. Everything else, and what still arrives in the segment meanwhile, is copied to the file `moving`. Nobody else knows
@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use headwater_store::Hash;
 
 use crate::disk_cache::segment::{RECORD_HEADER_BYTES, record_header};
-use crate::disk_cache::{DiskCache, Place, Segment, State, open_own};
+use crate::disk_cache::{DiskCache, Place, Segment, State, Synced, open_own};
 use crate::index::HashTable;
 use crate::units::{u64_of, usize_of_u32};
 
@@ -107,11 +107,9 @@ impl DiskCache {
         }
     }
 
-    /// The segment that is to go, unless all there is must stay: of the oldest, if these have anything to give. Nobody else removes one meanwhile.
+    /// The segment that is to go, unless all there is must stay: of the first, if these have anything to give. Nobody else removes one meanwhile.
     fn choose(&self) -> Option<u64> {
-        let numbers: Vec<u64> = self.state.lock().segments.iter().map(|segment| segment.number).collect();
-        // The newest one is being filled.
-        let (_, numbers) = numbers.split_last()?;
+        let numbers = may_go(&self.state.lock());
         let mut best = None;
         for (looked_at, number) in numbers.iter().enumerate() {
             if looked_at >= MOST_LOOKED_AT && best.is_some() {
@@ -164,7 +162,8 @@ impl DiskCache {
     fn newest<'a>(&self, state: &'a mut State, len: u64) -> Option<&'a mut Segment> {
         let fresh_from = state.fresh_from;
         let newest = state.segments.back_mut()?;
-        (newest.number >= fresh_from && newest.len + len <= self.segment_bytes).then_some(newest)
+        let takes_more = newest.number >= fresh_from && !newest.is_lost;
+        (takes_more && newest.len + len <= self.segment_bytes).then_some(newest)
     }
 
     /// Begins a segment, unless somebody has done so meanwhile. A disk that takes its time to make a file holds up nobody who reads.
@@ -177,8 +176,7 @@ impl DiskCache {
         let (number, path) = self.next_name(&mut state);
         drop(state);
         let file = open_own(File::options().read(true).write(true).create(true).truncate(true), &path)?;
-        let segment = Segment { number, path, file: Arc::new(file), len: 0, hashes: Vec::new() };
-        self.state.lock().segments.push_back(segment);
+        self.state.lock().segments.push_back(Segment::new(number, path, file, 0, Vec::new()));
         Ok(())
     }
 
@@ -269,13 +267,14 @@ impl DiskCache {
             for (hash, offset) in copy.places {
                 // It may have been forgotten meanwhile, and put elsewhere.
                 if let Some(place) = state.index.get_mut(&hash).filter(|place| place.segment == number) {
-                    *place = Place { segment, offset, used: false, ..*place };
+                    // The copy was synced before it got its name. What it was made from may be wrong where that could not be.
+                    let synced = if place.synced == Synced::Failed { Synced::Failed } else { Synced::Yes };
+                    *place = Place { segment, offset, used: false, synced, ..*place };
                     hashes.push(hash);
                 }
             }
             state.bytes += copy.len;
-            let file = Arc::new(copy.file);
-            state.segments.push_back(Segment { number: segment, path, file, len: copy.len, hashes });
+            state.segments.push_back(Segment::new(segment, path, copy.file, copy.len, hashes));
         }
         self.take_first(state)
     }
@@ -350,17 +349,28 @@ pub(super) fn places_in<'a>(
     segment.hashes.iter().filter_map(move |hash| Some((*hash, place(hash)?)))
 }
 
+/// The segments that may go, in the order in which they are looked at: what could not be synced is lacking in any case.
+fn may_go(state: &State) -> Vec<u64> {
+    // It is being filled, as long as it can be.
+    let newest = state.segments.back().filter(|newest| !newest.is_lost).map(|newest| newest.number);
+    let others = state.segments.iter().filter(|segment| Some(segment.number) != newest);
+    let (lost, sound): (Vec<&Segment>, Vec<&Segment>) = others.partition(|segment| segment.is_lost);
+    lost.into_iter().chain(sound).map(|segment| segment.number).collect()
+}
+
 /// Says which of a segment's chunks are to stay: those of versions that are kept, and of the others what was used, but not
-/// more than half of the segment with it.
+/// more than half of the segment with it. What could not be synced stays nowhere.
 fn part(state: &State, segment: &Segment) -> Parted {
     let record_bytes = |place: &Place| u64::from(place.len) + u64_of(RECORD_HEADER_BYTES);
     let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
-    let (kept, others): (Vec<_>, Vec<_>) = places_in(state, segment).partition(|(hash, _)| is_kept(hash));
+    let may_stay = |place: &Place| place.synced != Synced::Failed;
+    let (kept, others): (Vec<_>, Vec<_>) =
+        places_in(state, segment).partition(|(hash, place)| may_stay(place) && is_kept(hash));
     let mut parted =
         Parted { stay_bytes: kept.iter().map(|(_, place)| record_bytes(place)).sum(), ..Parted::default() };
     parted.stay = kept.into_iter().map(|(hash, _)| hash).collect();
     for (hash, place) in others {
-        if place.used && parted.stay_bytes < segment.len / 2 {
+        if place.used && may_stay(&place) && parted.stay_bytes < segment.len / 2 {
             parted.stay_bytes += record_bytes(&place);
             parted.stay.push(hash);
         } else {

@@ -41,6 +41,135 @@ fn bytes_on_disk(dir: &Path) -> u64 {
         .sum()
 }
 
+/// From now on a segment takes what is written, and cannot be synced: what is no file on a disk cannot.
+pub fn fail_syncs(cache: &DiskCache, number: u64) {
+    let no_file = File::options().read(true).write(true).open("/dev/null").unwrap();
+    cache.state.lock().segment_mut(number).unwrap().file = Arc::new(no_file);
+}
+
+/// Syncs, which fails for a segment. What is in it can be read all the same.
+pub fn sync_in_vain(cache: &DiskCache, number: u64) {
+    let file = Arc::clone(&cache.state.lock().segment_mut(number).unwrap().file);
+    fail_syncs(cache, number);
+    let failed = cache.sync().unwrap_err().to_string();
+    assert!(failed.contains(&format!("segment-{number}")), "{failed}");
+    cache.state.lock().segment_mut(number).unwrap().file = file;
+}
+
+#[test]
+fn what_cannot_be_synced_is_lacking_and_all_else_is_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let known = |range: std::ops::Range<u32>| range.filter(|n| !cache.lacks(&chunk(*n).0)).count();
+    let durable = |range: std::ops::Range<u32>| range.filter(|n| cache.is_durable(&chunk(*n).0)).count();
+    // 41 chunks a segment.
+    (0..50).for_each(|n| put(&cache, n));
+    fail_syncs(&cache, 0);
+    let failed = cache.sync().unwrap_err().to_string();
+    assert!(failed.contains("segment-0"), "{failed}");
+    assert_eq!((known(0..41), known(41..50)), (0, 9));
+    assert_eq!((durable(0..41), durable(41..50)), (0, 9));
+    // The next one has nothing left to fail with, and that brings nothing back.
+    cache.sync().unwrap();
+    assert_eq!((known(0..41), cache.counters().failures), (0, 1));
+
+    // What was durable before stays, whatever came to the same segment.
+    (50..60).for_each(|n| put(&cache, n));
+    fail_syncs(&cache, 1);
+    assert!(cache.sync().unwrap_err().to_string().contains("segment-1"));
+    assert_eq!((known(41..50), known(50..60)), (9, 0));
+    // What comes again comes to another one.
+    (50..60).for_each(|n| put(&cache, n));
+    assert_eq!((known(50..60), durable(50..60)), (10, 0));
+    cache.sync().unwrap();
+    assert!((50..60).all(|n| has(&cache, n)));
+    assert_eq!((durable(41..50), durable(50..60)), (9, 10));
+
+    // A later process reads what it was called, and is told nothing by the system: what is nowhere else is read, and is to be put again.
+    drop(cache);
+    let cache = open_again(dir.path());
+    assert!((0..60).all(|n| has(&cache, n)));
+    cache.sync().unwrap();
+    let (lacking, durable): (Vec<u32>, Vec<u32>) = (0..60).partition(|n| cache.lacks(&chunk(*n).0));
+    assert_eq!((lacking, durable), ((0..50).collect(), (50..60).collect()));
+    (0..50).for_each(|n| put(&cache, n));
+    cache.sync().unwrap();
+    assert!((0..60).all(|n| cache.is_durable(&chunk(n).0)));
+}
+
+#[test]
+fn what_could_not_be_synced_is_read_until_its_room_is_needed_first_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let _kept = cache.keep(Hash::of(b"v"), (41..82).map(|n| (chunk(n).0, 100_000))).unwrap();
+    // 41 chunks a segment.
+    (0..90).for_each(|n| put(&cache, n));
+    sync_in_vain(&cache, 1);
+    assert!((0..90).all(|n| has(&cache, n)));
+    assert!((0..90).all(|n| cache.lacks(&chunk(n).0) == (41..82).contains(&n)));
+    // Put once more it is in another segment, and is durable with that.
+    put(&cache, 41);
+    assert!(!cache.lacks(&chunk(41).0));
+    cache.sync().unwrap();
+    assert!(cache.is_durable(&chunk(41).0) && !cache.is_durable(&chunk(42).0));
+    for n in 1000..2000 {
+        if !dir.path().join("lost-1").exists() {
+            break;
+        }
+        put(&cache, n);
+    }
+    // It is not the oldest one, and is kept as a whole but for that.
+    assert!(!dir.path().join("lost-1").exists() && dir.path().join("segment-0").exists());
+    assert!((0..42).chain(82..90).all(|n| has(&cache, n)) && (42..82).all(|n| !has(&cache, n)));
+    assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
+}
+
+#[test]
+fn what_comes_while_a_segment_is_synced_is_not_durable_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    (0..3).for_each(|n| put(&cache, n));
+    let to_sync = cache.state.lock().to_sync(0).unwrap();
+    // One is found damaged and fetched again, and another one is new: both in the same segment.
+    cache.forget(&chunk(1).0, &"a bit flipped");
+    put(&cache, 1);
+    put(&cache, 3);
+    cache.state.lock().was_synced(0, &to_sync.chunks);
+    let durable = || (0..4).map(|n| cache.is_durable(&chunk(n).0)).collect::<Vec<_>>();
+    assert_eq!(durable(), [true, false, true, false]);
+    cache.sync().unwrap();
+    assert_eq!(durable(), [true; 4]);
+    // Nothing is left to fail with.
+    fail_syncs(&cache, 0);
+    cache.sync().unwrap();
+    assert_eq!(durable(), [true; 4]);
+}
+
+#[test]
+fn what_was_durable_stays_so_where_its_segment_cannot_be_moved_and_then_not_be_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let _kept = cache.keep(Hash::of(b"v"), (0..20).map(|n| (chunk(n).0, 100_000))).unwrap();
+    // Half of a segment is kept, and half of that is durable.
+    (100..105).chain(0..10).for_each(|n| put(&cache, n));
+    cache.sync().unwrap();
+    (105..116).chain(10..20).for_each(|n| put(&cache, n));
+    // Where it is moved to, the disk is full.
+    let moving = dir.path().join("moving");
+    std::os::unix::fs::symlink("/dev/full", &moving).unwrap();
+    for n in 1000..2000 {
+        if cache.counters().failures > 0 {
+            break;
+        }
+        put(&cache, n);
+    }
+    assert!(!moving.is_symlink() && dir.path().join("segment-0").exists(), "it was not moved in vain");
+    assert!((0..20).all(|n| has(&cache, n)) && (100..116).all(|n| !has(&cache, n)));
+    sync_in_vain(&cache, 0);
+    assert!((0..10).all(|n| cache.is_durable(&chunk(n).0)));
+    assert!((10..20).all(|n| cache.lacks(&chunk(n).0)));
+}
+
 #[test]
 fn golden_bytes_of_the_mark() {
     let dir = tempfile::tempdir().unwrap();

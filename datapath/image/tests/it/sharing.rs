@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use crate::fixture::{disk_of, import_bytes, noise, read_all, store};
+use crate::fixture::{disk_of, files, import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
-use headwater_image::{ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import};
+use headwater_image::{Basis, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import};
 use headwater_store::{
     Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError, StoreErrorKind,
 };
+
+const CHUNK: usize = 65_536;
 
 /// A store whose objects count the bytes that are read, and take their time.
 struct SlowStore {
@@ -18,6 +20,8 @@ struct SlowStore {
     delay: Duration,
     /// Whether reads fail, for a reason that has nothing to do with the bytes.
     fails: Arc<AtomicBool>,
+    /// Whether the next object cannot be opened, for such a reason.
+    fails_to_open: AtomicBool,
 }
 
 struct SlowObject {
@@ -65,6 +69,9 @@ impl Store for SlowStore {
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        if self.fails_to_open.swap(false, Ordering::SeqCst) {
+            return Err(StoreError::new(StoreErrorKind::Io, "the disk is away"));
+        }
         let object = self.store.open_object(id)?;
         let (read_bytes, fails) = (Arc::clone(&self.read_bytes), Arc::clone(&self.fails));
         Ok(Arc::new(SlowObject { object, read_bytes, delay: self.delay, fails }))
@@ -93,7 +100,8 @@ impl Store for SlowStore {
 
 fn slow(store: LocalDir, delay_ms: u64) -> SlowStore {
     let delay = Duration::from_millis(delay_ms);
-    SlowStore { store, read_bytes: Arc::default(), delay, fails: Arc::default() }
+    let (read_bytes, fails, fails_to_open) = (Arc::default(), Arc::default(), AtomicBool::new(false));
+    SlowStore { store, read_bytes, delay, fails, fails_to_open }
 }
 
 #[test]
@@ -147,6 +155,38 @@ fn a_store_that_cannot_be_read_for_now_is_not_taken_for_damaged() {
     store.fails.store(false, Ordering::SeqCst);
     let found = again().unwrap();
     assert_eq!((found.shared_bytes, found.damaged_chunks), (found.data_bytes, 0));
+}
+
+#[test]
+fn an_object_that_cannot_be_opened_for_now_is_not_taken_for_lost() {
+    let (dir, store) = store();
+    let mut disk = vec![0; 2 << 20];
+    noise(&mut disk, 1);
+    let parent = import_bytes(&store, "disk", &disk).version.manifest;
+    let before = files(dir.path());
+    let store = slow(store, 0);
+    let again = ImportOptions::new("again".parse().unwrap(), 1_700_000_000);
+    let mut seal = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    // The first chunk differs.
+    let changes = |range: ByteRange, _: usize| {
+        let differs = (CHUNK as u64).saturating_sub(range.offset()).min(range.len());
+        let runs = [(differs, true), (range.len() - differs, false)];
+        runs.into_iter().filter(|(len, _)| *len > 0).collect::<Vec<_>>()
+    };
+    seal.basis = Some(Basis { parent, changes: Arc::new(changes) });
+    let mut changed = disk.clone();
+    noise(&mut changed[..CHUNK], 2);
+    for (options, disk) in [(&again, &disk), (&seal, &changed)] {
+        store.fails_to_open.store(true, Ordering::SeqCst);
+        let error = import(disk_of(disk.clone()), &store, options, &mut |_| {}).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Io, "{error}");
+        assert!(error.to_string().contains("cannot look at what the store has"), "{error}");
+        assert_eq!(files(dir.path()), before, "something is left");
+    }
+    let imported = import(disk_of(disk), &store, &again, &mut |_| {}).unwrap();
+    assert_eq!(imported.shared_bytes, imported.data_bytes);
+    let sealed = import(disk_of(changed), &store, &seal, &mut |_| {}).unwrap();
+    assert_eq!(sealed.data_bytes - sealed.shared_bytes, CHUNK as u64);
 }
 
 #[test]

@@ -634,6 +634,79 @@ fn reads_that_wait_for_who_is_away_hold_up_no_others() {
 }
 
 #[test]
+fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
+    const AT: usize = 5 * CHUNK;
+    let setup = setup(1);
+    // It has rotted, so that the next version has it in an object of its own.
+    setup.damage(AT / CHUNK);
+    let newer = import_bytes(&setup.far.store, "disk", &setup.disk).version.manifest;
+    let open = |cache: &Arc<ChunkCache>| {
+        let newer = VersionReader::open(&setup.far, newer, Arc::clone(cache)).unwrap();
+        let readers = [setup.open(Arc::clone(cache)), newer];
+        readers.iter().for_each(|reader| reader.stop_readahead());
+        readers
+    };
+    let submit = |reader: &VersionReader| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let range = ByteRange::new(AT as u64, 4096).unwrap();
+        let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+        reader.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+        told
+    };
+    let line = &setup.far.line;
+    let waiting = || line.waiting.load(Ordering::SeqCst);
+    let cache = ChunkCache::new(64 << 20);
+    let [older, newer] = open(&cache);
+    *line.away.lock().unwrap() = Some(older.outline().objects()[0].id);
+    let first = submit(&older);
+    wait_until("the older version waits for its object", || waiting() == 1);
+    let second = submit(&newer).recv_timeout(Duration::from_secs(60));
+    assert!(second.expect("it waits for the object of the other one").unwrap() == setup.disk[AT..][..4096]);
+    // What came is that chunk for the older one, too.
+    let first = first.recv_timeout(Duration::from_secs(60));
+    assert!(first.expect("it goes on waiting").unwrap() == setup.disk[AT..][..4096]);
+    assert_eq!((cache.counters().fetches, cache.counters().joined), (2, 0));
+    *line.away.lock().unwrap() = None;
+
+    // The damage is that of the older one, whichever is read first.
+    let cache = ChunkCache::new(64 << 20);
+    let [older, newer] = open(&cache);
+    let before = waiting();
+    line.waits.store(true, Ordering::SeqCst);
+    let (first, second) = (submit(&older), submit(&newer));
+    wait_until("both are read", || waiting() == before + 2);
+    line.waits.store(false, Ordering::SeqCst);
+    assert!(second.recv().unwrap().unwrap() == setup.disk[AT..][..4096]);
+    // Damaged, or right where the other one was faster.
+    if let Ok(read) = first.recv().unwrap() {
+        assert!(read == setup.disk[AT..][..4096]);
+    }
+}
+
+#[test]
+fn a_copy_is_not_whole_before_its_version_can_be_opened_again() {
+    let setup = setup(4);
+    let disk = setup.disk_cache();
+    // As where the disk is full: the manifest is not kept when the version is opened.
+    let manifests = setup.cache_dir.path().join("manifests");
+    std::fs::write(&manifests, "").unwrap();
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, disk));
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let state = std::fmt::from_fn(|f| write!(f, "it cannot be kept: {:?}", work.progress()));
+    wait_until(state, || work.failure().is_some());
+    let (progress, failure) = (work.progress(), work.failure().unwrap().to_string());
+    assert!(!progress.is_over && progress.done_bytes < progress.total_bytes, "{progress:?}");
+    assert!(failure.contains("cannot keep the manifest"), "{failure}");
+    std::fs::remove_file(&manifests).unwrap();
+    wait_for(&work);
+    let progress = work.progress();
+    assert_eq!((progress.done_bytes, progress.total_bytes), (4 << 20, 4 << 20));
+    let kept = std::fs::read(manifests.join(setup.manifest.to_string())).unwrap();
+    assert_eq!(Hash::of(&kept), setup.manifest);
+    assert_eq!(setup.bytes(), 4 << 20, "nothing was copied twice");
+}
+
+#[test]
 fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
     let setup = setup(4);
     let dir = tempfile::tempdir().unwrap();
