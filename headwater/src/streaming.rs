@@ -198,7 +198,11 @@ impl Streaming {
         let store = store.patient().unwrap_or(store);
         let (boot_trace, readahead) = (args.boot_trace, args.readahead);
         let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(Pace::new(rate)));
-        let traces = Arc::new(Traces::new(Arc::clone(&store), Arc::clone(&chunks)));
+        let traces = Traces::new(Arc::clone(&store), Arc::clone(&chunks));
+        let traces = Arc::new(match boot_trace {
+            BootTrace::Auto => traces,
+            BootTrace::Off => traces.without_recordings(),
+        });
         Self { store, chunks, traces, pace, copies: Copies::default(), boot_trace, readahead }
     }
 

@@ -16,6 +16,12 @@ const PARTS_MAX: u32 = 4;
 /// Versions of which these are counted.
 const PARTS_VERSIONS_MAX: usize = 256;
 
+/// Why a boot is not recorded where that is switched off.
+const SWITCHED_OFF: &str = "the daemon was started with --boot-trace off";
+/// The same where there is no place for a trace.
+const NO_PLACE: &str =
+    "the store is only read, and there is no chunk cache on disk (--chunk-cache) to keep it in";
+
 /// Where a trace is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -33,12 +39,30 @@ pub struct Traces {
     changing: Mutex<()>,
     /// How many starts that were no whole boots were taken in.
     parts: Mutex<HashMap<Hash, u32>>,
+    /// Whether no boot is recorded, as was asked for.
+    is_off: bool,
 }
 
 impl Traces {
     /// Those of `store`, and of the cache over it.
     pub fn new(store: Arc<dyn Store>, chunks: Arc<ChunkCache>) -> Self {
-        Self { store, chunks, changing: Mutex::new(()), parts: Mutex::default() }
+        Self { store, chunks, changing: Mutex::new(()), parts: Mutex::default(), is_off: false }
+    }
+
+    /// The same where no boot is recorded.
+    #[must_use]
+    pub fn without_recordings(self) -> Self {
+        Self { is_off: true, ..self }
+    }
+
+    /// Why boots are not recorded, or not kept, where that is known before the first.
+    pub fn unrecorded(&self) -> Option<&'static str> {
+        let has_place = !self.store.is_read_only() || self.chunks.disk().is_some();
+        match (self.is_off, has_place) {
+            (true, _) => Some(SWITCHED_OFF),
+            (false, false) => Some(NO_PLACE),
+            (false, true) => None,
+        }
     }
 
     /// The trace that knows most boots: that of the store, or the one recorded on this host. One that cannot be
@@ -125,10 +149,7 @@ impl Traces {
         }
         match self.chunks.disk() {
             Some(disk) => disk.set_trace(trace.manifest, Some(&trace.encode())).map(|()| Place::Host),
-            None => Err(ImageError::new(
-                ImageErrorKind::Unsupported,
-                "the store is only read, and there is no chunk cache on disk (--chunk-cache) to keep it in",
-            )),
+            None => Err(ImageError::new(ImageErrorKind::Unsupported, NO_PLACE)),
         }
     }
 

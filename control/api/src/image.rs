@@ -326,9 +326,12 @@ pub struct VerifyReport {
     /// Chunks and data objects that were damaged and are right again.
     #[serde(default)]
     pub repaired: u64,
-    /// Files that cannot be read because of the damage, and what could not be looked into.
+    /// Files that cannot be read because of the damage.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Why there may be more of them: what could not be looked into, one line each.
+    #[serde(default)]
+    pub remarks: Vec<String>,
     /// The versions that hold what is damaged: this one, and others that share it, as `IMAGE@NUMBER`.
     #[serde(default)]
     pub versions: Vec<String>,

@@ -12,12 +12,16 @@ use crate::maintenance::Sealed;
 use crate::problem::Problem;
 
 /// How far an operation is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     /// Bytes done.
     pub done_bytes: u64,
     /// Bytes in all; 0 while that is unknown.
     pub total_bytes: u64,
+    /// What it does now, for people, where these bytes do not say it: a verification that repairs, or looks for what the damage
+    /// touches, has read them all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doing: Option<String>,
 }
 
 /// What an operation ended with.

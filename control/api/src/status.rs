@@ -29,6 +29,10 @@ pub struct Status {
     /// Whether images are only read here, as where the store is one of servers: nothing can be imported.
     #[serde(default)]
     pub store_read_only: bool,
+    /// Why boots of images are not recorded, as where `--boot-trace off` says so. Absent where they are, and from a daemon that does
+    /// not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boots_unrecorded: Option<String>,
     /// Whether the two may be others by now: this daemon changed the store since, or that does not answer. It answers where no
     /// alarm has `store` as its subject.
     #[serde(default)]

@@ -52,6 +52,8 @@ pub struct Findings<'a> {
     pub damage: &'a [String],
     /// Files that cannot be read because of it.
     pub files: &'a [String],
+    /// Why there may be more of them.
+    pub remarks: &'a [String],
     /// Who uses versions that hold it, as [`Service::users_of`] says it.
     pub uses: &'a [String],
 }
@@ -64,12 +66,9 @@ impl Findings<'_> {
             (1, _) => "1 chunk of it is damaged".to_owned(),
             (chunks, _) => format!("{chunks} chunks of it are damaged"),
         };
-        let files: Vec<&str> = self.files.iter().map(String::as_str).collect();
-        let files = match files.is_empty() {
-            true => String::new(),
-            false => format!("; cannot be read because of that: {}", brief(&files)),
-        };
-        format!("{what}{}{files}", touches(self.uses))
+        let files = told("cannot be read because of that", self.files);
+        let remarks = told("files may be touched that are not named", self.remarks);
+        format!("{what}{}{files}{remarks}", touches(self.uses))
     }
 
     fn alarm(&self, name: &str, since_ms: u64) -> Alarm {
@@ -88,6 +87,15 @@ pub fn touches(uses: &[String]) -> String {
     match uses.is_empty() {
         true => String::new(),
         false => format!("; it touches {}", brief(&[machines, others].concat())),
+    }
+}
+
+/// The first of these, after what they are. Empty where there are none.
+fn told(what: &str, texts: &[String]) -> String {
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    match texts.is_empty() {
+        true => String::new(),
+        false => format!("; {what}: {}", brief(&texts)),
     }
 }
 
@@ -317,6 +325,7 @@ impl Service {
             damaged_chunks: report.damaged_chunks,
             damage: &report.damage,
             files: &report.files,
+            remarks: &report.remarks,
             uses: &report.uses,
         };
         self.version_checked(found).await;
@@ -383,6 +392,7 @@ mod tests {
                 damaged_chunks: chunks,
                 damage: &damage,
                 files: &[],
+                remarks: &[],
                 uses: &[],
             };
             self.damage.checked(&found, ended * 1000, at(self.start, ended));
@@ -489,6 +499,7 @@ mod tests {
             damaged_chunks: 0,
             damage: &texts(&["the manifest aa is damaged"]),
             files: &files,
+            remarks: &[],
             uses: &uses,
         };
         let message = found.message();
@@ -497,6 +508,13 @@ mod tests {
         let (users, files) = rest.split_once("; cannot be read because of that: ").unwrap();
         assert!(users.ends_with("a@1: machine 'm7' boots it and 13 more"), "{message}");
         assert!(files.starts_with("partition 0: /etc/large.conf, xxx") && files.len() < 200, "{message}");
+        // What could not be looked into is no file.
+        let remarks = texts(&["partition 1 is too damaged to be looked into"]);
+        let none = Findings { damaged_chunks: 2, files: &[], remarks: &remarks, uses: &[], ..found };
+        assert_eq!(
+            none.message(),
+            "2 chunks of it are damaged; files may be touched that are not named: partition 1 is too damaged to be looked into"
+        );
         assert!(found.alarm("a@1", 0).advice.contains("image verify a@1 --repair-from"));
         assert_eq!(touches(&[]), "");
     }

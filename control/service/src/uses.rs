@@ -20,6 +20,7 @@ pub(crate) async fn of(
 ) -> Result<Vec<String>, Failure> {
     let mut uses = match version {
         Some(version) => channels_of(service, version).await?,
+        // Those of a whole image the store looks at in the step that removes it, in which none can be set.
         None => Vec::new(),
     };
     let mut repo = service.db().read().await?;

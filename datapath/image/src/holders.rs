@@ -12,12 +12,14 @@ use crate::units::{u64_of, usize_of_u32};
 use crate::verify::Verified;
 
 /// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. One whose
-/// manifest or whose image's list cannot be read is left out: it is damaged in its own way.
+/// manifest or whose image's list cannot be read is left out: it is damaged in its own way. `progress` is told how many versions
+/// were looked at, and how many there are.
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
     round: &Round,
     cancel: &Cancel,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<String>, ImageError> {
     let lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
     let mut damaged: HashMap<Hash, HashSet<u64>> = HashMap::new();
@@ -37,9 +39,13 @@ pub fn versions_touched(
         }
         listed => listed?.images,
     };
+    let all: u64 = images.iter().map(|image| u64_of(image.versions.len())).sum();
+    let mut seen = 0_u64;
     for image in images {
         for version in &image.versions {
             cancel.check("the search for versions that are touched")?;
+            progress(seen, all);
+            seen = seen.saturating_add(1);
             let holds = *known.entry(version.manifest).or_insert_with(|| {
                 let manifest = store.manifest(version.manifest).map_err(ImageError::from);
                 manifest

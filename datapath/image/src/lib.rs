@@ -125,7 +125,7 @@ pub use partial::Partial;
 pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
 pub use reader::{VersionReader, pin};
-pub use repair::{Repaired, repair, repair_manifest};
+pub use repair::{RepairProgress, Repaired, repair, repair_manifest};
 pub use round::Round;
 pub use trace::Trace;
 pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_in};

@@ -61,21 +61,26 @@ pub enum Backing {
 /// known to be something else is refused. The files of the chain must not change while it is used.
 ///
 /// A raw disk that an untrusted guest has written could pass itself off as a qcow2 image that names a file
-/// beside it as its backing file; import such a disk with its format ([`open_source`]).
+/// beside it as its backing file; open such a disk with its format ([`open_chain`], [`open_source`]).
 pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
     open_file_backed(path, Backing::Beside)
 }
 
 /// The same, with backing files from elsewhere where these are allowed.
 pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(open_chain(path, backing)?.0)
+    Ok(open_chain(path, None, backing)?.0)
 }
 
-/// The same, and the files that it is read from: its own, then its backing files.
-pub fn open_chain(path: &Path, backing: Backing) -> Result<(Arc<dyn Device>, Vec<PathBuf>), ImageError> {
+/// The same, and the files that it is read from: its own, then its backing files. Where its format is known, as with
+/// [`open_source`].
+pub fn open_chain(
+    path: &Path,
+    format: Option<FileFormat>,
+    backing: Backing,
+) -> Result<(Arc<dyn Device>, Vec<PathBuf>), ImageError> {
     let mut chain = Chain { is_served: true, ..Chain::default() };
     let within = place(path, backing);
-    let disk = open_layer(path, &find_file(path)?, None, within.as_deref(), &mut chain)?;
+    let disk = open_layer(path, &find_file(path)?, format, within.as_deref(), &mut chain)?;
     Ok((PooledDisk::open(disk, Place::Here, chain.locks)?, chain.files))
 }
 

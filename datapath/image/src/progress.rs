@@ -9,9 +9,10 @@ use crate::error::{ImageError, ImageErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes of the image dealt with; holes count as soon as they are passed. Of an import that sends its data object once the image
-    /// is dealt with, those that are sent too.
+    /// is dealt with, those that are sent too; of a verification that reads data objects as a whole then, those of these.
     pub done_bytes: u64,
-    /// Bytes of the image, and from when it is sent on those of the data object.
+    /// Bytes of the image, and from when it is sent on those of the data object; of a verification with those of data objects that it
+    /// reads as a whole.
     pub total_bytes: u64,
 }
 

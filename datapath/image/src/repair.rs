@@ -1,9 +1,11 @@
 //! Repair: right bytes from another store or server in place of what a verification found damaged.
 //!
 //! A version has the same objects everywhere, so a damaged chunk is at the same place of the same object elsewhere. It is
-//! read there and checked against the hash in the manifest before it is put in place; where an object is lost or has the
-//! wrong length, it is copied as a whole, and also where the store writes an object only as a whole and it is damaged in
-//! other places too, which this version does not need. What cannot be repaired stays as it is.
+//! read there and checked against the hash in the manifest before it is put in place. What cannot be repaired stays as it is.
+//!
+//! An object is copied as a whole where it is lost or has the wrong length; where it is damaged in what this version does not need, and that
+//! is to be checked with this version (`Round`), or the store writes objects only as a whole; and where much of it is damaged
+//! (`is_for_a_copy`). Of the last, what cannot be copied, as without room for it twice, is repaired chunk by chunk all the same.
 //!
 //! Stores in which versions came in another order have equal chunks in other objects. So a chunk of an object that no source has is looked
 //! for by its hash (`ByHash`), in the store itself and then in the sources. What is right when unpacked may still be other bytes than
@@ -19,8 +21,8 @@
 //! A manifest is named by its hash and the same everywhere, too: [`repair_manifest`] comes first, for without it nothing
 //! is known of a version.
 
-use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::sync::Arc;
 
@@ -30,14 +32,20 @@ use crate::chunk::unpack;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::index::ChunkIndex;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
-use crate::progress::Cancel;
-use crate::round::Round;
+use crate::progress::{Cancel, Progress};
+use crate::round::{FAILURES_MAX, Place, Round};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, open_of, verify_in};
 
 /// Right bytes that wait in memory to be put in place, but for those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
 
+/// A copy reads an object in one go, and patches ask a source for each chunk: so it may read so many times what they would.
+const COPY_MAX_TIMES: u64 = 16;
+
+/// Why an object that was copied is not copied again.
+const COPIED_BEFORE: &str =
+    "it was copied in this repair, and is damaged again: the disk of the store may be failing";
 /// Why packed chunks of other objects are not tried.
 const MORE_IS_DAMAGED: &str =
     "more is damaged in it, so that its hash could not say whether they are packed in the same way";
@@ -56,6 +64,22 @@ pub struct Repaired {
     pub left: Verified,
     /// Why something could not be repaired, one line each.
     pub reasons: Vec<String>,
+}
+
+/// How far a repair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepairProgress {
+    /// It puts right what is listed as damaged.
+    Repairing {
+        /// Chunks and data objects that were tried.
+        done: u64,
+        /// Chunks and data objects that are listed.
+        listed: u64,
+        /// Bytes of data objects that were copied or written anew, as a whole.
+        copied_bytes: u64,
+    },
+    /// It verifies the version again.
+    Verifying(Progress),
 }
 
 /// Puts the manifest of a version that this store lists right, where it is lost or damaged, from the first of `sources` that has
@@ -89,22 +113,24 @@ pub fn repair_manifest(
 
 /// Repairs what [`verify_in`] found in the version with this manifest, from the first of `sources` that has it or from another data
 /// object, and verifies the version again, in the same round, where something was done: what was right then is not read again.
-/// Where more chunks are damaged than are listed, it goes on with the next ones for as long as they get fewer.
+/// Where more chunks are damaged than are listed, it goes on with the next ones for as long as they get fewer, and it goes on with data
+/// objects of which only now all damaged chunks are right, so that more of them was looked at. `progress` is told how far it is.
 pub fn repair(
     store: &dyn Store,
     manifest: Hash,
     found: &Verified,
-    sources: &[Arc<dyn Store>],
-    round: &Round,
+    (round, sources): (&Round, &[Arc<dyn Store>]),
     cancel: &Cancel,
+    progress: &mut dyn FnMut(RepairProgress),
 ) -> Result<Repaired, ImageError> {
     if found.is_sound() {
         return Ok(Repaired::default());
     }
     let _pin = store.pin(manifest)?;
     let parsed = Manifest::decode(&store.manifest(manifest)?)?;
-    let repair = Repair::new(store, &parsed, sources, round, cancel);
+    let repair = Repair::new(store, &parsed, (round, sources), cancel, progress);
     let mut outcome = Repaired { left: found.clone(), ..Repaired::default() };
+    let mut known: BTreeSet<Hash> = found.objects.iter().map(|object| object.object).collect();
     loop {
         let before = (outcome.chunks, outcome.objects);
         // What could not be repaired is tried, and told, again.
@@ -113,11 +139,15 @@ pub fn repair(
         if (outcome.chunks, outcome.objects) == before {
             return Ok(outcome);
         }
-        let left = verify_in(store, manifest, round, cancel, &mut |_| {})?;
+        let again = &mut |at| repair.tell(RepairProgress::Verifying(at));
+        let left = verify_in(store, manifest, round, cancel, again)?;
         let is_fewer = left.damaged_chunks < outcome.left.damaged_chunks;
         let had_more = outcome.left.damaged_chunks > u64_of(outcome.left.damaged.len());
         outcome.left = left;
-        if outcome.left.is_sound() || !had_more || !is_fewer {
+        // Each of them once: so it ends.
+        let new = outcome.left.objects.iter().filter(|object| known.insert(object.object)).count();
+        let goes_on = (had_more && is_fewer) || new > 0;
+        if outcome.left.is_sound() || !goes_on {
             return Ok(outcome);
         }
     }
@@ -132,24 +162,66 @@ struct Repair<'a> {
     by_hash: Vec<ByHash<'a>>,
     round: &'a Round,
     cancel: &'a Cancel,
+    /// Objects that were to be copied, and why they are not again. Each is tried once, as a copy may take long to fail.
+    tried: RefCell<BTreeMap<Hash, String>>,
+    /// Whoever is told how far it is.
+    progress: RefCell<&'a mut dyn FnMut(RepairProgress)>,
+    at: At,
+}
+
+/// How far a repair of what is listed is, as [`RepairProgress::Repairing`] has it.
+#[derive(Default)]
+struct At {
+    done: Cell<u64>,
+    listed: Cell<u64>,
+    copied_bytes: Cell<u64>,
 }
 
 impl<'a> Repair<'a> {
     fn new(
         store: &'a dyn Store,
         manifest: &'a Manifest,
-        sources: &'a [Arc<dyn Store>],
-        round: &'a Round,
+        (round, sources): (&'a Round, &'a [Arc<dyn Store>]),
         cancel: &'a Cancel,
+        progress: &'a mut dyn FnMut(RepairProgress),
     ) -> Self {
-        let own = ByHash::new(store, Some(round));
-        let theirs = sources.iter().map(|source| ByHash::new(source.as_ref(), None));
-        Self { store, manifest, sources, by_hash: iter::once(own).chain(theirs).collect(), round, cancel }
+        let own = ByHash::new(store, round, true);
+        let theirs = sources.iter().map(|source| ByHash::new(source.as_ref(), round, false));
+        let by_hash = iter::once(own).chain(theirs).collect();
+        let (progress, at, tried) = (RefCell::new(progress), At::default(), RefCell::default());
+        Self { store, manifest, sources, by_hash, round, cancel, tried, progress, at }
+    }
+
+    fn tell(&self, at: RepairProgress) {
+        // It is free: who is told knows nothing of this repair, and cannot come back to it.
+        if let Ok(mut progress) = self.progress.try_borrow_mut() {
+            (*progress)(at);
+        }
+    }
+
+    /// So many of what is listed are dealt with.
+    fn tell_done(&self, done: u64) {
+        self.at.done.set(done);
+        let (listed, copied_bytes) = (self.at.listed.get(), self.at.copied_bytes.get());
+        self.tell(RepairProgress::Repairing { done, listed, copied_bytes });
+    }
+
+    /// One chunk more is.
+    fn tell_one_more(&self) {
+        self.tell_done(self.at.done.get().saturating_add(1));
+    }
+
+    fn tell_copied(&self, copied_bytes: u64) {
+        self.at.copied_bytes.set(copied_bytes);
+        self.tell_done(self.at.done.get());
     }
 
     /// Repairs what is listed as damaged, and notes what came of it.
     fn listed(&self, outcome: &mut Repaired) -> Result<(), ImageError> {
         let found = outcome.left.clone();
+        let listed = u64_of(found.objects.len()).saturating_add(u64_of(found.damaged.len()));
+        self.at.listed.set(listed);
+        self.tell_done(0);
         let mut whole = Vec::new();
         for lost in &found.objects {
             self.cancel.check("the repair")?;
@@ -165,14 +237,21 @@ impl<'a> Repair<'a> {
         for damaged in found.damaged.iter().filter(|damaged| !whole.contains(&damaged.object)) {
             by_object.entry(damaged.object).or_default().push(damaged);
         }
+        // With an object that was copied, its chunks are right, too.
+        let mut left: u64 = by_object.values().map(|damaged| u64_of(damaged.len())).sum();
+        self.tell_done(listed.saturating_sub(left));
         by_object.into_iter().try_for_each(|(object, damaged)| {
             let is_lost = found.objects.iter().any(|lost| lost.object == object);
-            self.chunks(object, &damaged, is_lost, outcome)
+            left = left.saturating_sub(u64_of(damaged.len()));
+            self.chunks(object, &damaged, is_lost, outcome)?;
+            self.tell_done(listed.saturating_sub(left));
+            Ok(())
         })
     }
 
     /// Repairs chunks of one object, as many at a time as there is room for. A store across a network writes objects only as a
-    /// whole: there one with more damage than that is copied. With `is_lost` the object is no good as a whole.
+    /// whole: there one with more damage than that is copied, and elsewhere one of which much is damaged, if that can be. With `is_lost` the
+    /// object is no good as a whole, and could not be copied.
     fn chunks(
         &self,
         object: Hash,
@@ -186,6 +265,12 @@ impl<'a> Repair<'a> {
             self.whole(object, &why, outcome);
             return Ok(());
         }
+        if !is_lost
+            && self.object(object).is_ok_and(|it| is_for_a_copy(it.len_bytes, all_bytes, &outcome.left))
+            && self.copy_first(object, outcome)
+        {
+            return Ok(());
+        }
         let (mut patches, mut bytes) = (Vec::new(), 0usize);
         let (mut missing, mut stays_damaged) = (Vec::new(), false);
         let mut damaged = damaged.iter().peekable();
@@ -195,11 +280,13 @@ impl<'a> Repair<'a> {
                 Ok(patch) => {
                     bytes = bytes.saturating_add(patch.bytes.len());
                     patches.push(patch);
+                    self.tell_one_more();
                 }
                 Err(why) if self.is_packed(chunk) && !is_lost => missing.push((*chunk, why)),
                 Err(why) => {
                     outcome.reasons.push(format!("{chunk}: {why}"));
                     stays_damaged = true;
+                    self.tell_one_more();
                 }
             }
             // An object that is written only as a whole gets all at once, and what is missing is looked for at the end.
@@ -258,6 +345,7 @@ impl<'a> Repair<'a> {
                     stays_damaged = true;
                 }
             }
+            self.tell_one_more();
         }
         if patches.is_empty() {
             return Ok(());
@@ -295,13 +383,32 @@ impl<'a> Repair<'a> {
         patches.sort_by_key(|patch| patch.offset);
         let patched = Patched { damaged: self.store.open_object(object)?, patches };
         let mut read_bytes = 0_u64;
+        let before = self.at.copied_bytes.get();
         let mut go_on = |bytes: u64| {
             self.round.take(bytes.saturating_sub(read_bytes), self.cancel);
             read_bytes = bytes;
+            self.tell_copied(before.saturating_add(bytes));
             self.go_on()
         };
         let mut publication = self.store.publish()?;
         headwater_store::copy_object(publication.as_mut(), &patched, &mut go_on)
+    }
+
+    /// Copies an object of which much is damaged, unless that was tried before. Returns whether it is right now.
+    fn copy_first(&self, object: Hash, outcome: &mut Repaired) -> bool {
+        if self.tried_before(object).is_some() {
+            return false;
+        }
+        match self.copy_object(object) {
+            Ok(()) => {
+                outcome.objects += 1;
+                true
+            }
+            Err(why) => {
+                tracing::info!(%object, why, "much of it is damaged, and is repaired chunk by chunk, as it cannot be copied");
+                false
+            }
+        }
     }
 
     /// Copies an object as a whole, which `why` asks for. Returns whether it is right now.
@@ -314,10 +421,33 @@ impl<'a> Repair<'a> {
         copied.is_ok()
     }
 
+    /// Copies an object from the first source that has it, unless that was tried before.
     fn copy_object(&self, id: Hash) -> Result<(), String> {
+        if let Some(why) = self.tried_before(id) {
+            return Err(why);
+        }
+        let copied = self.copy_from_sources(id);
+        let why_not_again = copied.clone().err().unwrap_or_else(|| COPIED_BEFORE.to_owned());
+        // It is free: nobody holds it for longer than this.
+        if let Ok(mut tried) = self.tried.try_borrow_mut() {
+            tried.insert(id, why_not_again);
+        }
+        copied
+    }
+
+    /// Why an object is not to be copied once more.
+    fn tried_before(&self, id: Hash) -> Option<String> {
+        self.tried.try_borrow().ok().and_then(|tried| tried.get(&id).cloned())
+    }
+
+    fn copy_from_sources(&self, id: Hash) -> Result<(), String> {
         let ObjectRef { id, len_bytes } = self.object(id)?;
         let mut why = "no other store was named".to_owned();
-        let mut go_on = |_: u64| self.go_on();
+        let before = self.at.copied_bytes.get();
+        let mut go_on = |bytes: u64| {
+            self.tell_copied(before.saturating_add(bytes));
+            self.go_on()
+        };
         for source in self.sources {
             let to = headwater_store::copy_object;
             let copied = source
@@ -325,6 +455,8 @@ impl<'a> Repair<'a> {
                 .and_then(|object| to(self.store.publish()?.as_mut(), object.as_ref(), &mut go_on));
             match copied {
                 Ok(()) => return Ok(()),
+                // It takes as much room from another source.
+                Err(e) if e.kind() == StoreErrorKind::NoSpace => return Err(e.to_string()),
                 Err(e) => why = e.to_string(),
             }
         }
@@ -359,17 +491,13 @@ impl<'a> Repair<'a> {
     /// Bytes of the same length as another object has them, from which the right chunk is unpacked.
     fn of_other_object(&self, damaged: &DamagedChunk) -> Result<Patch, String> {
         let chunk = self.chunk(damaged)?;
-        if self.round.is_unfound(&chunk.hash) {
-            return Err("no other data object has it, as was found out for another version".to_owned());
-        }
         let mut reasons = Vec::new();
-        for place in &self.by_hash {
-            match place.read(chunk, damaged.object, self.manifest, self.cancel) {
+        for by_hash in &self.by_hash {
+            match by_hash.read(chunk, damaged.object, self.manifest, self.cancel) {
                 Ok(bytes) => return Ok(Patch { offset: chunk.offset, bytes }),
-                Err(why) => reasons.push(format!("{}: {why}", place.store.shown())),
+                Err(why) => reasons.push(format!("{}: {why}", by_hash.store.shown())),
             }
         }
-        self.round.not_found(chunk.hash);
         Err(reasons.join("; "))
     }
 
@@ -389,21 +517,45 @@ impl<'a> Repair<'a> {
     }
 }
 
+/// Whether so much of an object is damaged that all of it is to be copied, if that can be. `listed_bytes` of it are listed. Where more is
+/// damaged than is listed, each list that was mended has all that is still damaged read again, to find the next one: with a million
+/// chunks that would be a hundred times. A little of a large object is mended chunk by chunk all the same: a copy has it twice for a
+/// while, and machines need the room.
+fn is_for_a_copy(len_bytes: u64, listed_bytes: u64, found: &Verified) -> bool {
+    let lists = found.damaged_chunks.div_ceil(u64_of(found.damaged.len()).max(1));
+    if lists <= 1 && listed_bytes <= u64_of(PATCHES_MAX_BYTES) {
+        return false;
+    }
+    // It is taken to have its share of what is not listed.
+    let damaged_bytes = listed_bytes.saturating_mul(lists);
+    len_bytes <= damaged_bytes.saturating_mul(lists).saturating_mul(COPY_MAX_TIMES)
+}
+
 /// A store in which chunks are looked for by their hash, whatever data objects it has them in.
 struct ByHash<'a> {
     store: &'a dyn Store,
-    /// Of the store that is repaired: at whose rate it is read.
-    round: Option<&'a Round>,
+    round: &'a Round,
+    /// It is the store that is repaired, which is read at the rate of the round.
+    is_own: bool,
     /// Where it has the chunks of the version, as all its manifests say: these are read when the first chunk is looked for, and once.
-    index: OnceCell<Result<ChunkIndex, String>>,
+    /// `None` where its chunks have another size, so that it has none of them.
+    index: OnceCell<Result<Option<ChunkIndex>, String>>,
+}
+
+/// Why a store gave no copy of a chunk.
+struct NoCopy {
+    why: String,
+    /// It answered, and has none that could be used.
+    is_certain: bool,
 }
 
 impl<'a> ByHash<'a> {
-    fn new(store: &'a dyn Store, round: Option<&'a Round>) -> Self {
-        Self { store, round, index: OnceCell::new() }
+    fn new(store: &'a dyn Store, round: &'a Round, is_own: bool) -> Self {
+        Self { store, round, is_own, index: OnceCell::new() }
     }
 
-    /// The bytes of a chunk in another data object than `object`, as long as they are there.
+    /// The bytes of a chunk in another data object than `object`, as long as they are there, or why not. What a store was found not to have
+    /// is not looked for in it again in the round, whatever the other stores said.
     fn read(
         &self,
         chunk: &ChunkRef,
@@ -411,8 +563,33 @@ impl<'a> ByHash<'a> {
         version: &Manifest,
         cancel: &Cancel,
     ) -> Result<Vec<u8>, String> {
-        let index = self.index(version, cancel)?;
-        let mut why = "no other data object has it".to_owned();
+        let shown = self.store.shown();
+        let place = Place::new(&object, chunk).sought_in(&shown);
+        if self.round.is_unfound(place) {
+            return Err("no other data object has it, as was found out for another version".to_owned());
+        }
+        self.look_for(chunk, object, version, cancel).map_err(|NoCopy { why, is_certain }| {
+            // A store that did not answer now may do so when the next version is repaired.
+            if is_certain {
+                self.round.not_found(place);
+            }
+            why
+        })
+    }
+
+    fn look_for(
+        &self,
+        chunk: &ChunkRef,
+        object: Hash,
+        version: &Manifest,
+        cancel: &Cancel,
+    ) -> Result<Vec<u8>, NoCopy> {
+        let index = self.index(version, cancel).map_err(|why| NoCopy { why, is_certain: false })?;
+        let Some(index) = index else {
+            let why = "its chunks have another size".to_owned();
+            return Err(NoCopy { why, is_certain: true });
+        };
+        let (mut why, mut is_certain) = ("no other data object has it".to_owned(), true);
         for copy in index.copies(&chunk.hash) {
             let Some(there) = index.object(copy.object).filter(|there| there.id != object) else { continue };
             let (id, stored_bytes) = (there.id, chunk.stored_bytes);
@@ -427,29 +604,39 @@ impl<'a> ByHash<'a> {
             // How it is packed is looked at with all of the object.
             match read_checked(self.store, there, &copy, version.chunk_bytes(), unpack) {
                 Ok(stored) => return Ok(stored),
-                Err(e) => why = format!("data object {id} has it too: {e}"),
+                Err(e) => {
+                    why = format!("data object {id} has it too: {e}");
+                    // One that is damaged is none.
+                    is_certain &= e.kind().is_damage();
+                }
             }
         }
-        Err(why)
+        Err(NoCopy { why, is_certain })
     }
 
-    fn index(&self, version: &Manifest, cancel: &Cancel) -> Result<&ChunkIndex, String> {
+    fn index(&self, version: &Manifest, cancel: &Cancel) -> Result<Option<&ChunkIndex>, String> {
         let index = self.index.get_or_init(|| {
             if self.store.chunk_bytes() != version.chunk_bytes() {
-                return Err("its chunks have another size".to_owned());
+                return Ok(None);
             }
-            ChunkIndex::build_for(self.store, version, &mut |bytes| {
+            if self.round.is_given_up(&self.store.shown()) {
+                return Err(format!(
+                    "what its data objects have could not be read for {FAILURES_MAX} versions, and is asked for again in the next round"
+                ));
+            }
+            let built = ChunkIndex::build_for(self.store, version, &mut |bytes| {
                 self.take(bytes, cancel);
                 cancel.check("the repair")
-            })
-            .map_err(|e| format!("what its data objects have cannot be read: {e}"))
+            });
+            self.round.has_told(&self.store.shown(), built.is_ok());
+            built.map(Some).map_err(|e| format!("what its data objects have cannot be read: {e}"))
         });
-        index.as_ref().map_err(String::clone)
+        index.as_ref().map(Option::as_ref).map_err(String::clone)
     }
 
     fn take(&self, bytes: u64, cancel: &Cancel) {
-        if let Some(round) = self.round {
-            round.take(bytes, cancel);
+        if self.is_own {
+            self.round.take(bytes, cancel);
         }
     }
 }
@@ -536,6 +723,35 @@ fn unpack_as_packed(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), I
 mod tests {
     use super::*;
     use crate::chunk::Packer;
+
+    #[test]
+    fn much_damage_is_for_a_copy_and_a_little_of_a_large_object_is_not() {
+        const MIB: u64 = 1 << 20;
+        let chunk = DamagedChunk {
+            image_offset: 0,
+            image_bytes: 4096,
+            object: Hash([0; 32]),
+            object_offset: 16,
+            stored_bytes: 4096,
+            reason: "it is wrong".to_owned(),
+        };
+        // Of so many damaged chunks ten are listed.
+        let found = |damaged_chunks| Verified {
+            damaged_chunks,
+            damaged: vec![chunk.clone(); 10],
+            ..Verified::default()
+        };
+        // All are listed: what fits into memory is put in place at once.
+        assert!(!is_for_a_copy(32 * MIB, 32 * MIB, &found(10)));
+        assert!(is_for_a_copy(33 * MIB, 33 * MIB, &found(10)));
+        assert!(is_for_a_copy(16 * 33 * MIB, 33 * MIB, &found(10)));
+        assert!(!is_for_a_copy(16 * 33 * MIB + 1, 33 * MIB, &found(10)));
+        // More are damaged than are listed.
+        assert!(is_for_a_copy(MIB, MIB / 10, &found(100)));
+        assert!(is_for_a_copy(16 * 4 * MIB, MIB, &found(20)));
+        assert!(!is_for_a_copy(16 * 4 * MIB + 1, MIB, &found(20)));
+        assert!(!is_for_a_copy(MIB, 0, &found(100)));
+    }
 
     #[test]
     fn a_bit_that_unpacking_ignores_is_not_put_in_place() {

@@ -1,19 +1,29 @@
 //! Verify: read everything that a version needs, and name what is damaged.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use headwater_store::hash::Hashing;
 use headwater_store::{Hash, Object, Store, StoreError};
 
 use crate::chunk::header_fault;
 use crate::error::ImageError;
-use crate::manifest::{Manifest, ObjectRef};
+use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::round::{Place, Round};
-use crate::units::{u64_of, usize_of_u32};
+use crate::units::{u64_of, usize_of, usize_of_u32};
 use crate::walk::Walk;
 
 /// The most damaged chunks that are listed; more are counted.
 pub const DAMAGED_LISTED_MAX: usize = 10_000;
+
+/// How much of an object that is read as a whole is read at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// What is done, for people.
+const WHAT: &str = "verification";
+/// What is wrong with an object whose chunks are right as far as a version needs them.
+const NOT_ITS_HASH: &str = "it does not have the hash that is its name: what this version needs of it is right, and something else in it \
+     is damaged, so that no version that needs it can be copied from here; a repair from a store that has it puts it right";
 
 /// What a verification found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,9 +98,9 @@ impl std::fmt::Display for DamagedChunk {
     }
 }
 
-/// Reads the whole version with this manifest and checks all of it. Damage is part of the answer and does not
-/// end it; an error means that the manifest itself cannot be read, that the store did not answer, so that nothing is known
-/// of the rest, or that it was cancelled.
+/// Reads the whole version with this manifest and checks all of it, and of data objects that no other version needs also what it does
+/// not need. Damage is part of the answer and does not end it; an error means that the manifest itself cannot be read, that the store
+/// did not answer, so that nothing is known of the rest, or that it was cancelled.
 pub fn verify(
     store: &dyn Store,
     manifest: Hash,
@@ -100,7 +110,8 @@ pub fn verify(
     verify_in(store, manifest, &Round::new(None), cancel, progress)
 }
 
-/// As [`verify`], in a round of checks: what was found right in it is not read again.
+/// As [`verify`], in a round of checks: what was found right in it is not read again. What no version needs of a data object is
+/// checked with the last of the versions that need that object, and told of this one.
 pub fn verify_in(
     store: &dyn Store,
     manifest: Hash,
@@ -119,80 +130,173 @@ pub fn verify_in(
         result.objects.extend(reason.map(|reason| DamagedObject { object: object.id, reason }));
         objects.push(opened);
     }
+    let mut wholes = round.due_as_wholes(store, manifest, &parsed)?;
+    wholes.retain(|whole| result.objects.iter().all(|lost| lost.object != whole.id));
 
-    let chunk_bytes = u64::from(parsed.chunk_bytes());
-    let total_bytes = parsed.size_bytes();
-    let data_bytes = parsed.data_chunks() * chunk_bytes;
-    let mut done_bytes = total_bytes.saturating_sub(data_bytes);
-    progress(Progress { done_bytes, total_bytes });
+    let (image_bytes, chunk_bytes) = (parsed.size_bytes(), u64::from(parsed.chunk_bytes()));
+    let wholes_bytes = wholes.iter().fold(0_u64, |sum, whole| sum.saturating_add(whole.len_bytes));
+    let total_bytes = image_bytes.saturating_add(wholes_bytes);
+    let mut done_bytes = 0_u64;
+    let mut tell = |to_bytes: u64| {
+        // What is read a second time, from another server, is no way back.
+        done_bytes = done_bytes.max(to_bytes);
+        progress(Progress { done_bytes, total_bytes });
+    };
+    let mut passed_bytes = image_bytes.saturating_sub(parsed.data_chunks() * chunk_bytes);
+    tell(passed_bytes);
     let walk = Walk {
         manifest: &parsed,
         objects: &objects,
         is_remote: store.is_remote(),
         round: Some(round),
         cancel,
-        what: "verification",
+        what: WHAT,
     };
+    let mut spoilt = HashSet::new();
     walk.run(
-        |index, chunk, bytes| {
-            let number = usize_of_u32(chunk.object);
-            let object = parsed.objects().get(number).map_or(Hash([0; 32]), |o| o.id);
-            let e = match bytes {
-                Ok(_) => {
-                    round.found_sound(Place::new(&object, chunk));
-                    return Ok(None);
-                }
-                Err(e) if e.kind().is_damage() => e,
-                Err(e) => return Err(e.context("cannot verify it to the end")),
-            };
-            let image_offset = index * chunk_bytes;
-            Ok(Some(DamagedChunk {
-                image_offset,
-                image_bytes: chunk_bytes.min(total_bytes - image_offset),
-                object,
-                object_offset: chunk.offset,
-                stored_bytes: chunk.stored_bytes,
-                reason: e.to_string(),
-            }))
-        },
+        |index, chunk, bytes| judge(&parsed, round, (index, chunk), bytes),
         |chunks, found| {
             result.chunks += chunks;
             for damaged in found {
                 result.damaged_chunks += 1;
+                spoilt.insert(damaged.object);
                 if result.damaged.len() < DAMAGED_LISTED_MAX {
                     result.damaged.push(damaged);
                 }
             }
-            done_bytes = done_bytes.saturating_add(chunks * chunk_bytes).min(total_bytes);
-            progress(Progress { done_bytes, total_bytes });
+            passed_bytes = passed_bytes.saturating_add(chunks * chunk_bytes).min(image_bytes);
+            tell(passed_bytes);
         },
     )?;
     result.damaged.sort_by_key(|damaged| damaged.image_offset);
+    let read = &mut |bytes: u64| tell(image_bytes.saturating_add(bytes));
+    result.objects.extend(read_wholes(store, (&wholes, &spoilt), (round, cancel), read)?);
     Ok(result)
+}
+
+/// What is wrong with a chunk of a version, which was read.
+fn judge(
+    version: &Manifest,
+    round: &Round,
+    (index, chunk): (u64, &ChunkRef),
+    bytes: Result<&[u8], ImageError>,
+) -> Result<Option<DamagedChunk>, ImageError> {
+    let number = usize_of_u32(chunk.object);
+    let object = version.objects().get(number).map_or(Hash([0; 32]), |o| o.id);
+    let e = match bytes {
+        Ok(_) => {
+            round.found_sound(Place::new(&object, chunk));
+            return Ok(None);
+        }
+        Err(e) if e.kind().is_damage() => e,
+        Err(e) => return Err(e.context("cannot verify it to the end")),
+    };
+    let chunk_bytes = u64::from(version.chunk_bytes());
+    let image_offset = index * chunk_bytes;
+    Ok(Some(DamagedChunk {
+        image_offset,
+        image_bytes: chunk_bytes.min(version.size_bytes() - image_offset),
+        object,
+        object_offset: chunk.offset,
+        stored_bytes: chunk.stored_bytes,
+        reason: e.to_string(),
+    }))
+}
+
+/// Reads data objects as wholes and returns those that are no good. One that has damaged chunks is not read: its hash says nothing new, and is
+/// looked at when these were repaired. `read` is told how many bytes of all are dealt with.
+fn read_wholes(
+    store: &dyn Store,
+    (wholes, spoilt): (&[ObjectRef], &HashSet<Hash>),
+    (round, cancel): (&Round, &Cancel),
+    read: &mut dyn FnMut(u64),
+) -> Result<Vec<DamagedObject>, ImageError> {
+    let (mut found, mut before) = (Vec::new(), 0_u64);
+    for object in wholes {
+        if !spoilt.contains(&object.id) {
+            let read = &mut |bytes: u64| read(before.saturating_add(bytes));
+            match whole_fault(store, object, (round, cancel), read)? {
+                None => round.found_whole(object.id),
+                Some(reason) => found.push(DamagedObject { object: object.id, reason }),
+            }
+        }
+        before = before.saturating_add(object.len_bytes);
+        read(before);
+    }
+    Ok(found)
+}
+
+/// What is wrong with a data object as a whole, of which no chunk was found damaged.
+fn whole_fault(
+    store: &dyn Store,
+    object: &ObjectRef,
+    (round, cancel): (&Round, &Cancel),
+    read: &mut dyn FnMut(u64),
+) -> Result<Option<String>, ImageError> {
+    // Opened anew: while the chunks were read, somebody may have put another file in its place, to repair it.
+    let opened = match open_of(store, object) {
+        Ok(opened) => opened,
+        Err(e) => return damage(e).map(Some),
+    };
+    loop {
+        match hash_of(opened.as_ref(), object.len_bytes, (round, cancel), read)? {
+            Ok(hash) if hash == object.id => return Ok(None),
+            // As a copy does: another server may have the right bytes.
+            Ok(_) if opened.was_wrong() => {}
+            Ok(_) => return Ok(Some(NOT_ITS_HASH.to_owned())),
+            Err(e) => return damage(e).map(Some),
+        }
+    }
+}
+
+/// The hash of all bytes of an object, or why they cannot be read.
+fn hash_of(
+    object: &dyn Object,
+    len_bytes: u64,
+    (round, cancel): (&Round, &Cancel),
+    read: &mut dyn FnMut(u64),
+) -> Result<Result<Hash, StoreError>, ImageError> {
+    let (mut hashing, mut piece) = (Hashing::default(), Vec::<u8>::new());
+    let mut at = 0_u64;
+    while at < len_bytes {
+        let len = PIECE_BYTES.min(usize_of(len_bytes.saturating_sub(at)));
+        round.take(u64_of(len), cancel);
+        cancel.check(WHAT)?;
+        piece.resize(len, 0);
+        if let Err(e) = object.read_range(at, &mut piece) {
+            return Ok(Err(e));
+        }
+        hashing.update(&piece);
+        at = at.saturating_add(u64_of(len));
+        read(at);
+    }
+    Ok(Ok(hashing.finish()))
 }
 
 /// A data object, if it is there, and what is wrong with it as a whole.
 type Opened = (Option<Arc<dyn Object>>, Option<String>);
 
-/// Opens a data object if that is possible at all, and says what is wrong with it as a whole.
+/// Opens a data object if that is possible at all, and says what is wrong with it as far as its length and header show.
 fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Result<Opened, ImageError> {
-    let damage = |e: StoreError| {
-        let e = ImageError::from(e);
-        if e.kind().is_damage() { Ok(Some(e.to_string())) } else { Err(e.context("cannot verify it")) }
-    };
     let opened = match open_of(store, object) {
         Ok(opened) => opened,
-        Err(e) => return Ok((None, damage(e)?)),
+        Err(e) => return Ok((None, Some(damage(e)?))),
     };
     let mut header = [0; 16];
     let reason = if opened.len_bytes() != object.len_bytes {
         Some(format!("it has {} bytes instead of {}", opened.len_bytes(), object.len_bytes))
     } else if let Err(e) = opened.read_range(0, &mut header) {
-        damage(e)?
+        Some(damage(e)?)
     } else {
         header_fault(&header, chunk_bytes)
     };
     Ok((Some(opened), reason))
+}
+
+/// What is wrong with an object that a store cannot give; an error where that says nothing of the object.
+fn damage(e: StoreError) -> Result<String, ImageError> {
+    let e = ImageError::from(e);
+    if e.kind().is_damage() { Ok(e.to_string()) } else { Err(e.context("cannot verify it")) }
 }
 
 /// Opens a data object. One of the wrong length can be read where it is, but for a store that has it in several places: there only

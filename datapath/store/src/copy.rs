@@ -29,8 +29,14 @@ const MANIFESTS_MAX_BYTES: usize = 64 << 20;
 pub struct CopyProgress {
     /// Bytes of objects that were missing and are there now.
     pub done_bytes: u64,
-    /// Bytes of objects that were missing.
+    /// Bytes of objects that were missing. It grows until all manifests are read.
     pub total_bytes: u64,
+    /// Versions that are to be in the target.
+    pub versions: u64,
+    /// Those whose manifests were read, to find what is missing.
+    pub read_versions: u64,
+    /// Those that were dealt with: they are there, or it is known why not.
+    pub done_versions: u64,
 }
 
 /// What a copy did.
@@ -44,6 +50,9 @@ pub struct Copied {
     pub objects: u32,
     /// Their bytes.
     pub bytes: u64,
+    /// Images whose channels, promotions to come, notes or retired versions were others in the target than in the source, and were
+    /// made the source's.
+    pub followed: u32,
     /// Versions that were not copied.
     pub failed: Vec<NotCopied>,
 }
@@ -90,7 +99,7 @@ pub fn copy(
         missing: BTreeSet::new(),
         no_good: BTreeMap::new(),
         room_bytes: MANIFESTS_MAX_BYTES,
-        at: CopyProgress::default(),
+        at: CopyProgress { versions: what.iter().map(versions_of).sum(), ..CopyProgress::default() },
         copied: Copied::default(),
     };
     let planned = copying.plan(what, progress)?;
@@ -99,6 +108,10 @@ pub fn copy(
         copying.image(image, versions, progress)?;
     }
     Ok(copying.copied)
+}
+
+fn versions_of((_, versions): &(Image, Vec<Version>)) -> u64 {
+    u64::try_from(versions.len()).unwrap_or(u64::MAX)
 }
 
 fn refuse_other_chunks(source: &dyn Store, target: &dyn Store) -> Result<(), StoreError> {
@@ -169,8 +182,12 @@ impl Copying<'_> {
                         }
                         readable.push(read);
                     }
-                    Err(e) => self.failed(image, version, e, progress)?,
+                    Err(e) => {
+                        self.failed(image, version, e, progress)?;
+                        self.count_done();
+                    }
                 }
+                self.at.read_versions = self.at.read_versions.saturating_add(1);
             }
             // Ascending, so that production's version comes before newer ones, or is known not to come.
             readable.sort_by_key(|read| read.version.number);
@@ -217,29 +234,36 @@ impl Copying<'_> {
         versions: Vec<Planned<'_>>,
         progress: &mut OnProgress<'_>,
     ) -> Result<(), StoreError> {
-        if self.channels {
-            keep_production(self.target, image)?;
-        }
+        let mut is_changed = self.channels && keep_production(self.target, image)?;
         let mut is_there = false;
         for planned in versions {
             progress(self.at)?;
             let version = planned.version;
             if let Some(why) = self.held_back(image, version)? {
                 self.not_copied(image, version, why);
+                self.count_done();
                 continue;
             }
             match self.version(image, planned, progress)? {
-                Ok(()) => is_there = true,
+                Ok(is_kept) => (is_there, is_changed) = (true, is_changed || is_kept),
                 Err(e) => self.failed(image, version, e, progress)?,
             }
+            self.count_done();
         }
         if self.channels && is_there {
-            follow(self.target, image, &self.failed_of(image))?;
+            is_changed |= follow(self.target, image, &self.failed_of(image))?;
         }
+        self.copied.followed = self.copied.followed.saturating_add(u32::from(is_changed));
         Ok(())
     }
 
-    fn version(&mut self, image: &Image, planned: Planned<'_>, progress: &mut OnProgress<'_>) -> Outcome<()> {
+    /// Returns whether production was set with it.
+    fn version(
+        &mut self,
+        image: &Image,
+        planned: Planned<'_>,
+        progress: &mut OnProgress<'_>,
+    ) -> Outcome<bool> {
         let version = planned.version;
         if let Err(e) = self.objects(&planned.objects, progress)? {
             return Ok(Err(e));
@@ -253,7 +277,7 @@ impl Copying<'_> {
                     && !self.is_listed(image, version)? =>
             {
                 self.copied.present = self.copied.present.saturating_add(1);
-                return Ok(Ok(()));
+                return Ok(Ok(false));
             }
             Err(e) => return Ok(Err(e)),
         };
@@ -268,11 +292,11 @@ impl Copying<'_> {
         }
         // At once: newer versions come next, the channels hours later, and the copy may be stopped in between.
         let is_production = |to: &Pointer| to.version == version.number;
-        if self.channels && image.channel(Channel::Production).is_some_and(is_production) {
-            keep_production(self.target, image)?;
-        }
+        let is_kept = self.channels
+            && image.channel(Channel::Production).is_some_and(is_production)
+            && keep_production(self.target, image)?;
         copy_trace(self.source, self.target, version.manifest);
-        Ok(Ok(()))
+        Ok(Ok(is_kept))
     }
 
     fn objects(&mut self, objects: &[(Hash, u64)], progress: &mut OnProgress<'_>) -> Outcome<()> {
@@ -336,6 +360,11 @@ impl Copying<'_> {
         };
         self.not_copied(image, version, error);
         Ok(())
+    }
+
+    /// A version was dealt with.
+    fn count_done(&mut self) {
+        self.at.done_versions = self.at.done_versions.saturating_add(1);
     }
 
     fn not_copied(&mut self, image: &Image, version: &Version, error: StoreError) {
@@ -416,9 +445,10 @@ impl Object for Watched {
     }
 }
 
-/// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be.
-fn keep_production(target: &dyn Store, image: &Image) -> Result<(), StoreError> {
-    let Some(pointer) = image.channel(Channel::Production) else { return Ok(()) };
+/// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be. Returns whether
+/// it was.
+fn keep_production(target: &dyn Store, image: &Image) -> Result<bool, StoreError> {
+    let Some(pointer) = image.channel(Channel::Production) else { return Ok(false) };
     let manifest_in = |image: &Image| {
         image.versions.iter().find(|it| it.number == pointer.version && !it.retired).map(|it| it.manifest)
     };
@@ -428,25 +458,35 @@ fn keep_production(target: &dyn Store, image: &Image) -> Result<(), StoreError> 
             && manifest_in(there) == manifest_in(image)
     };
     if !target.image(&image.name)?.as_ref().is_some_and(is_meant) {
-        return Ok(());
+        return Ok(false);
     }
+    let mut is_set = false;
     target.change(&image.name, &mut |there| {
-        // Somebody may have changed it meanwhile.
-        if is_meant(there) { there.promote(pointer.clone()).map(drop) } else { Ok(()) }
-    })
+        // Somebody may have changed it meanwhile, also since this was called last.
+        is_set = is_meant(there);
+        if is_set { there.promote(pointer.clone()).map(drop) } else { Ok(()) }
+    })?;
+    Ok(is_set)
 }
 
 /// Makes the channels those of the source. Where one points to a version that was not copied they stay: it would be gone, and
-/// without production machines boot the newest version. Where one pointed earlier does not matter: such places are left out.
-fn follow(target: &dyn Store, image: &Image, failed: &[u32]) -> Result<(), StoreError> {
+/// without production machines boot the newest version. Where one pointed earlier does not matter: such places are left out. Returns
+/// whether they, or what goes with them, were others.
+fn follow(target: &dyn Store, image: &Image, failed: &[u32]) -> Result<bool, StoreError> {
+    let mut is_changed = false;
     target.change(&image.name, &mut |there| {
+        let mut before = there.clone();
         let is_lacking = |to: &Pointer| failed.contains(&to.version) && !has(there, to.version);
         let now = Channel::ALL.into_iter().filter_map(|channel| image.channel(channel));
         if !now.chain(image.scheduled()).any(is_lacking) {
             there.follow(image);
         }
+        // From where numbers go on is nothing that anybody sees.
+        before.next_number = there.next_number;
+        is_changed = *there != before;
         Ok(())
-    })
+    })?;
+    Ok(is_changed)
 }
 
 fn must_list_all(

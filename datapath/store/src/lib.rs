@@ -20,7 +20,7 @@
 //! - One process writes at a time; any number read. A version that somebody holds with [`Store::pin`], in
 //!   any process, cannot be removed.
 //! - Version numbers count up and are not used again while the image exists, even without versions. What a
-//!   channel points to, or will, cannot be removed.
+//!   channel points to, or will, cannot be removed, but with its whole image where that is asked for.
 //! - Removing a version frees exactly the objects that no other version needs, and none while a publication
 //!   that may refer to them is under way.
 //! - Every file says what it is and in which format version; an unknown one is refused, never guessed at.

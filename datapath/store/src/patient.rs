@@ -185,6 +185,10 @@ impl<S: Store + Clone> Store for PatientStore<S> {
         self.below.remove(name, number)
     }
 
+    fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
+        self.below.remove_unless_promoted(name)
+    }
+
     fn reclaim_left(&self) -> Result<u64, StoreError> {
         self.below.reclaim_left()
     }

@@ -191,6 +191,16 @@ pub trait Store: Send + Sync + 'static {
     /// last version is removed, so that numbers go on.
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError>;
 
+    /// Removes a whole image, unless a channel points, or will point, to one of its versions: that is [`StoreErrorKind::InUse`]. A
+    /// store that is changed while this runs looks for channels in the step that removes: a promotion that comes between the look and
+    /// the removal would be answered, and its version gone.
+    fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
+        if let Some(image) = self.image(name)? {
+            image.check_removal(None)?;
+        }
+        self.remove(name, None)
+    }
+
     /// Frees what an earlier removal had to leave because somebody used it, if nobody does any more. Returns the bytes freed. Cheap
     /// where nothing was left; nobody is told when a pin ends, so it is to be called now and then.
     fn reclaim_left(&self) -> Result<u64, StoreError> {

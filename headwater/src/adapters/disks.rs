@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use self::served::{ServedParts, ServedVolume, Server};
-use crate::adapters::frozen::FrozenVolume;
+use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{hash_of, image_failed};
 use crate::adapters::kept::{self, KeptFiles};
 use crate::adapters::lending::{Lending, Reader};
@@ -183,6 +183,13 @@ impl Disks for Volumes {
             let lending = opener.readable.of_kept(request.kept.id);
             // Until it is open here, as below.
             let _unread = lending.keep_unread()?;
+            // With that, as whoever discards the disk waits for it. A disk is begun by its machine alone: one that a seal began
+            // would tie the machine to the version of a first start that broke off.
+            if !request.kept.is_begun && !opener.files.is_begun(request.kept.id) {
+                let advice = or_discard("start it first", &request.version.image, request.is_edit);
+                let message = "its machine has not begun the disk";
+                return Err(BackendError::new(ProblemKind::Conflict, message).advise(advice));
+            }
             let Opened { volume, pin, .. } = opener.open_volume(
                 &request.kept.id.to_string(),
                 &request.version,

@@ -85,7 +85,8 @@ impl FrozenVolume {
             headwater_image::import(source, &*self.store, &options, &mut forward(job)).map_err(|e| {
                 let nothing = e.kind() == headwater_image::ImageErrorKind::Unchanged;
                 let failed = image_failed(e);
-                if nothing { failed.advise("change something on the machine first") } else { failed }
+                let first = "change something on the machine first";
+                if nothing { failed.advise(or_discard(first, name.as_str(), order.is_edit)) } else { failed }
             })?;
         let version = made(&*self.store, name, &imported.version);
         let production = imported.production.map(u64::from);
@@ -110,6 +111,15 @@ impl Drop for FrozenVolume {
             volume.close();
         }
     }
+}
+
+/// What to do first where there is nothing to make a version of. What is no edit is not given up: the image's edit, if it has one, is
+/// another machine's work.
+pub fn or_discard(first: &str, image: &str, is_edit: bool) -> String {
+    if !is_edit {
+        return first.to_owned();
+    }
+    format!("{first}; 'headwater image discard {image}' ends an edit that is to change nothing")
 }
 
 fn in_use(error: IoError) -> BackendError {

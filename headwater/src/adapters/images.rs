@@ -28,7 +28,7 @@ use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
 use crate::stores::Credentials;
 use crate::traces::Traces;
-use crate::verification::{self, Checked};
+use crate::verification::{self, Checked, Doing};
 
 /// The images of one store.
 pub struct StoredImages {
@@ -141,6 +141,10 @@ impl Images for StoredImages {
 
     fn is_read_only(&self) -> bool {
         self.store.is_read_only()
+    }
+
+    fn boots_unrecorded(&self) -> Option<String> {
+        self.traces.unrecorded().map(str::to_owned)
     }
 
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
@@ -256,17 +260,20 @@ impl Images for StoredImages {
         .await
     }
 
-    async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError> {
+    async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError> {
         let (store, reference) = (self.store.clone(), parse(reference)?);
         self.blocking("remove an image", move || {
-            let number = match reference.selector {
-                Selector::Default => None,
+            let name = &reference.name;
+            let removed = match reference.selector {
+                Selector::Default if with_channels => store.remove(name, None),
+                Selector::Default => store.remove_unless_promoted(name),
                 Selector::Channel(_) | Selector::Number(_) | Selector::HashPrefix(_) => {
-                    Some(store.resolve(&reference).map_err(store_failed)?.number)
+                    let version = store.resolve(&reference).map_err(store_failed)?;
+                    store.remove(name, Some(version.number))
                 }
             };
-            let removed = store.remove(&reference.name, number).map_err(store_failed)?;
-            let names = removed.versions.iter().map(|number| format!("{}@{number}", reference.name));
+            let removed = removed.map_err(store_failed)?;
+            let names = removed.versions.iter().map(|number| format!("{name}@{number}"));
             Ok(Removed { removed: names.collect(), freed_bytes: removed.freed_bytes })
         })
         .await
@@ -431,13 +438,27 @@ fn verify(
 ) -> Result<VerifyReport, BackendError> {
     let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
     let names = [format!("{}@{}", version.image, version.number)];
-    let checked = verification::check(store, hash, &names, how, &cancel, &mut forward(job));
+    let told = &mut |doing: Doing| match doing {
+        Doing::Reading(at) => job.report(at.done_bytes, at.total_bytes),
+        other => job.report_doing(other.to_string()),
+    };
+    let checked = verification::check(store, hash, &names, how, &cancel, told);
     let checked = checked.map_err(image_failed)?.ok_or_else(|| store_failed(gone()))?;
-    let Checked { chunks, repaired, damaged_chunks, damage, files, versions } = checked;
+    let Checked { chunks, repaired, damaged_chunks, damage, files, remarks, versions } = checked;
     let checked_bytes = chunks.saturating_mul(u64::from(store.chunk_bytes()));
     // Who uses these versions is for the service to say.
     let uses = Vec::new();
-    Ok(VerifyReport { version, checked_bytes, damage, damaged_chunks, repaired, files, versions, uses })
+    Ok(VerifyReport {
+        version,
+        checked_bytes,
+        damage,
+        damaged_chunks,
+        repaired,
+        files,
+        remarks,
+        versions,
+        uses,
+    })
 }
 
 /// The job's cancellation, for an operation: also where that tells no progress.

@@ -12,5 +12,5 @@ pub mod lending;
 pub mod metrics;
 mod promotions;
 pub mod release;
-mod sources;
+pub mod sources;
 mod totals;

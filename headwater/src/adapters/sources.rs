@@ -51,7 +51,8 @@ pub fn whole_host(path: &Path) -> Result<(), BackendError> {
     })
 }
 
-fn file_format(format: SourceFormat) -> FileFormat {
+/// A format of the API as the images know it.
+pub fn file_format(format: SourceFormat) -> FileFormat {
     match format {
         SourceFormat::Raw => FileFormat::Raw,
         SourceFormat::Qcow2 => FileFormat::Qcow2,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueHint};
+use headwater_api::SourceFormat;
 
 use crate::caches::{CacheArgs, LimitArgs};
 use crate::cli::{AttachArgs, FuseArgs, IscsiArgs, NbdArgs};
@@ -27,6 +28,10 @@ pub struct ExportArgs {
     /// The source as it was given: of a URL, `source` is the image alone.
     #[arg(skip)]
     pub given: String,
+    /// The format of FILE: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: what its bytes look like]. Say raw for a raw
+    /// disk that a guest has written which is not trusted: its bytes may look like an image that names files of this host
+    #[arg(long, value_parser = SourceFormat::parse)]
+    pub format: Option<SourceFormat>,
     /// Allow a qcow2 file backing files outside of its own directory, and devices: whatever it names is read
     #[arg(long)]
     pub backing: bool,

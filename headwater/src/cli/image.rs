@@ -160,10 +160,13 @@ pub enum ImageCommand {
         #[arg(long, value_parser = ExportFormat::parse)]
         format: Option<ExportFormat>,
     },
-    /// Remove an image, or one of its versions
+    /// Remove an image, or one of its versions, unless a machine, a channel or a pin uses it
     Remove {
-        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        /// IMAGE: with all its versions and channels. IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH: that version
         image: String,
+        /// Of IMAGE: also where a channel points to one of its versions, or will. What a machine or a pin uses stays
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -125,7 +125,7 @@ pub enum MachineCommand {
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
-    /// Remove machines that are off
+    /// Remove machines that are off; a disk that is kept goes with its machine
     Remove {
         /// Their names
         #[arg(required = true)]

@@ -26,6 +26,10 @@ pub enum StoreCommand {
         /// What servers need to be shown
         #[command(flatten)]
         credentials: Credentials,
+        /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
+        /// --json]
+        #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
+        log: Option<String>,
     },
     /// Copy all versions and channels that another store does not have; removes nothing there
     Sync {
@@ -38,6 +42,10 @@ pub enum StoreCommand {
         /// What servers need to be shown
         #[command(flatten)]
         credentials: Credentials,
+        /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
+        /// --json]
+        #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
+        log: Option<String>,
     },
     /// Offer a store to others over HTTP, for reading
     Serve {
@@ -49,6 +57,9 @@ pub enum StoreCommand {
         /// Certificate, key and tokens
         #[command(flatten)]
         offer: OfferArgs,
+        /// What is logged to standard error: error, warn, info, debug, trace, or a filter
+        #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
+        log: String,
     },
     /// Make a token for readers: print it, once, and add its hash to a file
     Token {
@@ -73,7 +84,26 @@ pub enum StoreCommand {
         /// What servers need to be shown
         #[command(flatten)]
         credentials: Credentials,
+        /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
+        /// --json]
+        #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
+        log: Option<String>,
     },
+}
+
+impl StoreCommand {
+    /// What is logged; `None`: it has no log.
+    pub fn log(&self, json: bool) -> Option<&str> {
+        // A program takes what is on standard error for one object.
+        let default = if json { "off" } else { "warn" };
+        match self {
+            Self::Copy { log, .. } | Self::Sync { log, .. } | Self::Verify { log, .. } => {
+                Some(log.as_deref().unwrap_or(default))
+            }
+            Self::Serve { log, .. } => Some(log.as_str()),
+            Self::Token { .. } => None,
+        }
+    }
 }
 
 /// How a store is offered to others.

@@ -14,7 +14,7 @@ use crate::client::{Client, escape};
 const MAX_LINE_BYTES: usize = 64 << 20;
 
 /// How far an operation is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Step {
     /// It waits for others, of which so many run.
     Waiting(u64),

@@ -60,9 +60,9 @@ impl Client {
         self.get(&format!("/api/v1/images/{}", escape(reference))).await
     }
 
-    /// Removes an image or one version of it.
-    pub async fn remove_image(&self, reference: &str) -> anyhow::Result<Removed> {
-        let path = format!("/api/v1/images/{}", escape(reference));
+    /// Removes an image, with `force` also where its channels are set, or one version of it.
+    pub async fn remove_image(&self, reference: &str, force: bool) -> anyhow::Result<Removed> {
+        let path = format!("/api/v1/images/{}?force={force}", escape(reference));
         json(self.send(Method::DELETE, &path, None).await?).await
     }
 

@@ -302,7 +302,16 @@ pub async fn gone(disk: Option<&AttachedDisk>) {
 }
 
 /// `headwater detach`.
-pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
+pub fn detach(args: &DetachArgs, json: bool) -> anyhow::Result<u8> {
+    let device = detached(args)?;
+    if json {
+        show::removed(&[device])?;
+    }
+    Ok(0)
+}
+
+/// Detaches a device, and returns its path.
+fn detached(args: &DetachArgs) -> anyhow::Result<String> {
     let failed = || format!("cannot detach '{}'", args.device);
     let record = registry().all()?.into_iter().find(|record| record.is_meant_by(&args.device));
     let record = record.ok_or_else(|| {
@@ -331,7 +340,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
         if clear(&registry(), &KernelDevices, &record) == Owner::Unknown {
             return unknown();
         }
-        return Ok(0);
+        return Ok(record.device());
     }
     ask_to_end(&record).with_context(failed)?;
     let start = Instant::now();
@@ -351,7 +360,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
     if is_left && clear(&registry(), &KernelDevices, &record) == Owner::Unknown {
         return unknown();
     }
-    Ok(0)
+    Ok(record.device())
 }
 
 /// Has the server of a device end. One that has ended already is no error.

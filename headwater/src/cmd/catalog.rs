@@ -30,9 +30,8 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         }
         CatalogCommand::Remove { name } => {
             client.remove_catalog(&name).await?;
-            if !json {
-                show::line(&format!("removed catalog {name}"))?;
-            }
+            let text = format!("removed catalog {name}");
+            if json { show::removed(&[name])? } else { show::line(&text)? }
         }
     }
     Ok(0)

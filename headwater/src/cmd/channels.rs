@@ -11,7 +11,14 @@ use headwater_block::size;
 
 use crate::client::Client;
 use crate::cmd::{catalog, events, when};
-use crate::show;
+use crate::show::{self, progress::said_if_slow};
+
+/// What an answer about an image or a version waits for, which is given at once where the store is at hand.
+pub fn behind_store(of: &str) -> String {
+    format!(
+        "waiting for the store with {of}: it is slow or away, or somebody else changes, removes or starts to use versions"
+    )
+}
 
 /// Lists an image's versions and what is to come.
 pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
@@ -59,7 +66,8 @@ pub async fn promote(
 ) -> anyhow::Result<()> {
     let now_ms = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())?;
     let at_ms = at.map(|text| when::parse(&text, now_ms)).transpose()?;
-    let pointer = client.promote(image, &PromoteRequest { channel, at_ms }).await?;
+    let request = PromoteRequest { channel, at_ms };
+    let pointer = said_if_slow(json, &behind_store(image), client.promote(image, &request)).await?;
     if json {
         return show::json(&pointer);
     }
@@ -75,7 +83,7 @@ pub async fn promote(
 
 /// Says which machines that follow a channel change at their next boot.
 async fn told_old(client: &Client, image: &str, channel: Channel) -> anyhow::Result<()> {
-    let machines = match client.machines().await {
+    let machines = match said_if_slow(false, &behind_store(image), client.machines()).await {
         Ok(list) => list.machines,
         // The channel has moved: a script that took this for a failure would revert once more.
         Err(e) => {
@@ -109,7 +117,8 @@ fn follows(machine: &Machine, image: &str, channel: Channel) -> bool {
 
 /// Forgets a promotion to come.
 pub async fn cancel(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
-    let pointer = client.cancel_promotion(image, channel).await?;
+    let cancelling = client.cancel_promotion(image, channel);
+    let pointer = said_if_slow(json, &behind_store(image), cancelling).await?;
     if json {
         return show::json(&pointer);
     }
@@ -118,7 +127,8 @@ pub async fn cancel(client: &Client, image: &str, channel: Channel, json: bool) 
 
 /// Points a channel where it pointed before.
 pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
-    let pointer = client.revert(image, &ChannelRequest { channel }).await?;
+    let request = ChannelRequest { channel };
+    let pointer = said_if_slow(json, &behind_store(image), client.revert(image, &request)).await?;
     if json {
         return show::json(&pointer);
     }
@@ -147,12 +157,12 @@ async fn is_catalog(client: &Client, name: &str) -> anyhow::Result<bool> {
 
 /// Has a machine, or all of a catalog, boot one version.
 pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> anyhow::Result<()> {
-    let request = PinRequest { version };
+    let (what, request) = (behind_store(&version), PinRequest { version });
     if is_catalog(client, name).await? {
-        let catalog = client.pin_catalog(name, &request).await?;
+        let catalog = said_if_slow(json, &what, client.pin_catalog(name, &request)).await?;
         return if json { show::json(&catalog) } else { catalog::told_next(&catalog) };
     }
-    let machine = client.pin(name, &request).await?;
+    let machine = said_if_slow(json, &what, client.pin(name, &request)).await?;
     if json {
         return show::json(&machine);
     }
@@ -167,11 +177,12 @@ pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> an
 
 /// Lets a machine, or all of a catalog, follow its image again.
 pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()> {
+    let what = behind_store(&format!("the image of {name}"));
     if is_catalog(client, name).await? {
-        let catalog = client.unpin_catalog(name).await?;
+        let catalog = said_if_slow(json, &what, client.unpin_catalog(name)).await?;
         return if json { show::json(&catalog) } else { catalog::told_next(&catalog) };
     }
-    let machine = client.unpin(name).await?;
+    let machine = said_if_slow(json, &what, client.unpin(name)).await?;
     if json {
         return show::json(&machine);
     }
@@ -181,7 +192,8 @@ pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()
 
 /// Takes a version out of use, or brings it back.
 pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> anyhow::Result<()> {
-    let version = client.retire(image, &RetireRequest { retired: !undo }).await?;
+    let request = RetireRequest { retired: !undo };
+    let version = said_if_slow(json, &behind_store(image), client.retire(image, &request)).await?;
     if json {
         return show::json(&version);
     }
@@ -191,7 +203,8 @@ pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> any
 
 /// Changes the note of a version.
 pub async fn note(client: &Client, image: &str, note: String, json: bool) -> anyhow::Result<()> {
-    let version = client.note(image, &NoteRequest { note }).await?;
+    let request = NoteRequest { note };
+    let version = said_if_slow(json, &behind_store(image), client.note(image, &request)).await?;
     if json {
         return show::json(&version);
     }

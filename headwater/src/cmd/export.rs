@@ -20,6 +20,7 @@ use rustix::process::configure_io_flusher_behavior;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::volume_mode;
+use crate::adapters::sources;
 use crate::cli::{AttachArgs, ExportArgs, LogFormat};
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
@@ -49,6 +50,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         tracing::info!(%why, "this process may wait for its own disk where the host is short of memory (PR_SET_IO_FLUSHER)");
     }
     take_url(&mut args)?;
+    check_format(&args)?;
     check_machines(&args)?;
     check_persistent(&args)?;
     check_attach(&args)?;
@@ -354,6 +356,16 @@ fn check_attach(args: &ExportArgs) -> anyhow::Result<()> {
     }
 }
 
+/// A format that is of no use would be one that somebody relies on.
+fn check_format(args: &ExportArgs) -> anyhow::Result<()> {
+    let source = &args.source;
+    let is_file = args.from.is_none() && !source.starts_with("null:") && image::is_path(source);
+    if args.format.is_none() || is_file {
+        return Ok(());
+    }
+    Err(invalid(format!("--format is that of a file, and '{}' is none: leave it out", args.given)))
+}
+
 fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
     args.caches.check_count(machines(args)).map_err(invalid)?;
     if cache.mode == CacheMode::Disk {
@@ -453,13 +465,10 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
         if image::is_path(source) {
             args.stream.warn_of_no_use("the file");
             let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
-            let (device, files) = headwater_image::open_chain(Path::new(source), backing)?;
+            let format = args.format.map(sources::file_format);
+            let (device, files) = headwater_image::open_chain(Path::new(source), format, backing)?;
             let size_bytes = device.geometry().size_bytes;
-            let id = persistent::chain_id(&files, size_bytes)?;
-            let former_id = match files.split_first() {
-                Some((top, [_, ..])) => Some(persistent::chain_id(std::slice::from_ref(top), size_bytes)?),
-                _ => None,
-            };
+            let (id, former_id) = persistent::file_ids(&files, size_bytes, args.format)?;
             return Ok(Base { device, id, former_id, files, image: None });
         }
     }

@@ -17,7 +17,8 @@ use crate::cmd::spool::Spooled;
 use crate::cmd::{channels, diff, seal, source_url, trace};
 use crate::failure::{DAMAGED, invalid};
 use crate::own_files;
-use crate::show::{self, progress::Shown};
+use crate::show::{self, progress::Shown, progress::said_if_slow};
+use crate::verification;
 
 /// Carries out one of the image commands.
 pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
@@ -27,8 +28,8 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             let result = import(&client, &source, Form { format, backing }, named, json).await?;
             if json {
                 show::json(&result)?;
-            } else if let JobResult::Imported { version, .. } = &result {
-                advise(&client, version).await?;
+            } else if let JobResult::Imported { version, created, .. } = &result {
+                advice(&client, version, *created).await.iter().try_for_each(|line| show::line(line))?;
             }
         }
         ImageCommand::List => {
@@ -71,17 +72,19 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             let format = format.map_or_else(|| ExportFormat::of_file_name(&file).map_err(invalid), Ok)?;
             export(&client, &image, ExportRequest { target: new_file(&file)?, format }, json).await?;
         }
-        ImageCommand::Remove { image } => {
-            let removed = client.remove_image(&image).await?;
-            if json {
-                show::json(&removed)?;
-            } else {
-                let freed = size::format(removed.freed_bytes);
-                show::line(&format!("removed {}; {freed} freed", removed.removed.join(", ")))?;
-            }
-        }
+        ImageCommand::Remove { image, force } => remove(&client, &image, force, json).await?,
     }
     Ok(0)
+}
+
+async fn remove(client: &Client, image: &str, force: bool, json: bool) -> anyhow::Result<()> {
+    let removing = client.remove_image(image, force);
+    let removed = said_if_slow(json, &channels::behind_store(image), removing).await?;
+    if json {
+        return show::json(&removed);
+    }
+    let freed = size::format(removed.freed_bytes);
+    show::line(&format!("removed {}; {freed} freed", removed.removed.join(", ")))
 }
 
 /// The source that means the standard input; paths that lead there do, too.
@@ -174,19 +177,44 @@ fn of_standard_input(error: anyhow::Error, spooled: &str) -> anyhow::Error {
     problem.into()
 }
 
-/// How machines come to boot a version that was imported, where they do not by themselves.
-async fn advise(
-    client: &Client,
-    ImageVersion { image: name, number, .. }: &ImageVersion,
-) -> anyhow::Result<()> {
+/// Which machines boot a version that was imported, where that is not what its import alone would say.
+async fn advice(client: &Client, version: &ImageVersion, created: bool) -> Option<String> {
     // It is imported, whatever comes of this.
-    let Ok(image) = client.image(name).await else { return Ok(()) };
+    let image = client.image(&version.image).await.ok()?;
+    let ImageVersion { image: name, number, .. } = version;
     match production_of(&image) {
-        Some(production) if production != *number => show::line(&format!(
+        Some(production) if production != *number => Some(format!(
             "production of {name} is version {production}; 'headwater image promote {name}@{number} production' lets machines boot this one"
         )),
-        _ => Ok(()),
+        _ if created => booted_next(&image, *number),
+        _ => None,
     }
+}
+
+/// Says that an import changed what all machines of its image boot, if it did.
+pub async fn moved(client: &Client, version: &ImageVersion) -> Option<String> {
+    let image = client.image(&version.image).await.ok()?;
+    booted_next(&image, version.number)
+}
+
+/// That a new version is what the image means from now on, since no channel says that it is an older one.
+fn booted_next(image: &Image, number: u64) -> Option<String> {
+    if production_of(image).is_some() || newest(image)?.number != number {
+        return None;
+    }
+    let name = &image.name;
+    let mut older = image.versions.iter().rev().filter(|version| version.number < number);
+    // Where there is no other to boot, nothing was taken from anybody.
+    let former = older.find(|version| !version.retired)?.number;
+    Some(format!(
+        "production of {name} is not set: machines that boot '{name}' boot version {number} from their next boot on; 'headwater \
+         image promote {name}@{former} production' holds them to version {former}"
+    ))
+}
+
+/// What an image means while its channel `production` is not set.
+fn newest(image: &Image) -> Option<&ImageVersion> {
+    image.versions.iter().rev().find(|version| !version.retired)
 }
 
 /// Where the channel points that machines follow, if it is set.
@@ -333,13 +361,17 @@ async fn verify(
 }
 
 fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
-    let VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses, .. } = report;
+    let VerifyReport { version, checked_bytes, damage, repaired, files, remarks, versions, uses, .. } =
+        report;
     let place = format!("{}@{}", version.image, version.number);
     for line in damage {
         show::line(&format!("{place}: {}", show::printable(line)))?;
     }
     for file in files {
         show::line(&format!("{place}: cannot be read: {}", show::printable(file)))?;
+    }
+    for remark in remarks {
+        show::line(&format!("{place}: {}", verification::not_named(remark)))?;
     }
     for other in versions.iter().filter(|other| **other != place) {
         show::line(&format!("{other} holds some of it, too"))?;
@@ -354,7 +386,7 @@ fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
     if damage.is_empty() {
         show::line(&format!("{place} is sound: {checked} read and compared with their hashes"))
     } else {
-        show::line(&format!("{place} is damaged in {} places; {checked} read", damage.len()))
+        show::line(&format!("{place} {}; {checked} read", verification::is_damaged(report.damaged_chunks)))
     }
 }
 
@@ -375,23 +407,25 @@ async fn export(client: &Client, image: &str, request: ExportRequest, json: bool
 }
 
 fn show_list(images: &[Image]) -> anyhow::Result<()> {
-    let row = |image: &Image| {
-        let newest = image.versions.last();
-        let added: u64 = image.versions.iter().map(|version| version.stored_bytes).sum();
-        vec![
-            image.name.clone(),
-            image.versions.len().to_string(),
-            channels::summary(image),
-            newest.map(|version| version.number.to_string()).unwrap_or_default(),
-            newest.map(|version| size::format(version.size_bytes)).unwrap_or_default(),
-            size::format(added),
-            newest.map(|version| show::time(version.created_at_ms)).unwrap_or_default(),
-        ]
-    };
     show::table(
         &["IMAGE", "VERSIONS", "CHANNELS", "NEWEST", "SIZE", "ADDED", "NEWEST SINCE"],
         images.iter().map(row),
     )
+}
+
+fn row(image: &Image) -> Vec<String> {
+    // Of an image whose versions are all retired, or gone, there is none. Scripts cut columns, which a blank would shift.
+    let of_newest = |tell: fn(&ImageVersion) -> String| newest(image).map_or_else(|| "-".to_owned(), tell);
+    let added: u64 = image.versions.iter().map(|version| version.stored_bytes).sum();
+    vec![
+        image.name.clone(),
+        image.versions.len().to_string(),
+        channels::summary(image),
+        of_newest(|version| version.number.to_string()),
+        of_newest(|version| size::format(version.size_bytes)),
+        size::format(added),
+        of_newest(|version| show::time(version.created_at_ms)),
+    ]
 }
 
 fn show_versions(image: &Image) -> anyhow::Result<()> {
@@ -410,7 +444,67 @@ fn show_versions(image: &Image) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use headwater_api::ChannelPointer;
+
     use super::*;
+
+    /// An image with versions of so many MiB, of which some are retired.
+    fn image(retired: &[bool]) -> Image {
+        let version = |(number, retired): (u64, &bool)| ImageVersion {
+            image: "tiny".to_owned(),
+            number,
+            hash: String::new(),
+            size_bytes: number << 20,
+            stored_bytes: 1 << 20,
+            created_at_ms: number * 86_400_000,
+            source: String::new(),
+            note: String::new(),
+            author: String::new(),
+            retired: *retired,
+            channels: Vec::new(),
+        };
+        Image {
+            name: "tiny".to_owned(),
+            versions: (1..).zip(retired).map(version).collect(),
+            pointers: Vec::new(),
+            scheduled: Vec::new(),
+            edit: None,
+        }
+    }
+
+    #[test]
+    fn the_newest_of_a_list_is_no_version_that_is_retired() {
+        let told = |retired: &[bool]| row(&image(retired)).join(" ");
+        assert_eq!(told(&[false, false]), "tiny 2 - 2 2.0 MiB 2.0 MiB 1970-01-03 00:00:00Z");
+        assert_eq!(told(&[false, true, true]), "tiny 3 - 1 1.0 MiB 3.0 MiB 1970-01-02 00:00:00Z");
+        assert_eq!(told(&[true]), "tiny 1 - - - 1.0 MiB -");
+        assert_eq!(told(&[]), "tiny 0 - - - 0 B -");
+    }
+
+    #[test]
+    fn a_version_that_machines_boot_unasked_is_told_of() {
+        let told = booted_next(&image(&[false, true, false]), 3).unwrap();
+        for words in
+            ["machines that boot 'tiny' boot version 3", "'headwater image promote tiny@1 production'"]
+        {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        // The first one, the only one that is not retired, one that is not the newest any more, one that is.
+        for (retired, number) in [
+            (&[false][..], 1),
+            (&[true, true, false], 3),
+            (&[false, false, false], 2),
+            (&[false, false, true], 3),
+        ] {
+            assert_eq!(booted_next(&image(retired), number), None, "{retired:?}, {number}");
+        }
+        let mut held = image(&[false, false]);
+        let pointer = |channel| ChannelPointer { channel, version: 1, at_ms: 0, author: String::new() };
+        held.pointers = vec![pointer(Channel::Test)];
+        assert!(booted_next(&held, 2).is_some());
+        held.pointers.push(pointer(Channel::Production));
+        assert_eq!(booted_next(&held, 2), None);
+    }
 
     #[test]
     fn images_are_named_after_their_source() {

@@ -72,18 +72,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             let verb = if force { "stop?force=true" } else { "stop" };
             change(&client, &names, verb, None, json).await?;
         }
-        MachineCommand::Remove { names, force } => {
-            let mut failures = Failures::new(json);
-            for name in names {
-                let what = if force { waits_for(&name, "remove") } else { behind(&name) };
-                match said_if_slow(json, &what, client.remove_machine(&name, force)).await {
-                    Ok(()) if json => {}
-                    Ok(()) => show::if_read(show::line(&format!("removed {name}")))?,
-                    Err(e) => failures.add(e),
-                }
-            }
-            failures.end()?;
-        }
+        MachineCommand::Remove { names, force } => remove(&client, names, force, json).await?,
         MachineCommand::Console { name, log, follow } => console::run(&client, &name, log, follow).await?,
         MachineCommand::Exec { name, timeout, stdin, command } => {
             let stdin_base64 = stdin.then(exec::standard_input).transpose()?;
@@ -185,6 +174,24 @@ async fn change(
         for machine in &changed {
             show::if_read(show::line(&sentence(machine)))?;
         }
+    }
+    failures.end()
+}
+
+/// Removes one after the other, as far as they can be; the first failure is ours.
+async fn remove(client: &Client, names: Vec<String>, force: bool, json: bool) -> anyhow::Result<()> {
+    let mut removed = Vec::new();
+    let mut failures = Failures::new(json);
+    for name in names {
+        let what = if force { waits_for(&name, "remove") } else { behind(&name) };
+        match said_if_slow(json, &what, client.remove_machine(&name, force)).await {
+            Ok(()) if json => removed.push(name),
+            Ok(()) => show::if_read(show::line(&format!("removed {name}")))?,
+            Err(e) => failures.add(e),
+        }
+    }
+    if json {
+        show::if_read(show::removed(&removed))?;
     }
     failures.end()
 }

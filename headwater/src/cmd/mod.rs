@@ -71,7 +71,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             export::run(data_dir, args).map(|()| 0)
         }
         Command::Cache(command) => on_one_core(cache::run(command, json)),
-        Command::Detach(args) => attach::detach(&args),
+        Command::Detach(args) => attach::detach(&args, json),
         Command::Attachments => attach::list(json),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),
         Command::Man { dir } => generate::manual(&dir).map(|()| 0),

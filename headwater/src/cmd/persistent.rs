@@ -4,12 +4,19 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use headwater_api::SourceFormat;
 use headwater_store::Hash;
 use headwater_volume::PersistentOptions;
 
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::keys;
+
+/// How files begin that are known by their bytes to be of another format than raw.
+const MARKS: [&[u8]; 4] = [b"QFI\xfb", b"vhdxfile", b"KDMV", VHD_MARK];
+
+/// A VHD of fixed size is a raw disk whose last sector begins with this one.
+const VHD_MARK: &[u8] = b"conectix";
 
 /// Puts the options together: reads the key, or makes one for a new cache.
 pub fn options(
@@ -87,10 +94,51 @@ pub fn null_id(size_bytes: u64) -> [u8; 32] {
     Hash::of(format!("headwater base: null {size_bytes}").as_bytes()).0
 }
 
-/// Identity of a disk in a file and its backing files, the top one first: where one was replaced or written to, it is
-/// another base.
-pub fn chain_id(files: &[PathBuf], size_bytes: u64) -> anyhow::Result<[u8; 32]> {
-    let mut text = format!("headwater base: file {size_bytes} ").into_bytes();
+/// Identity of a disk in a file and its backing files, the top one first, and the one that earlier releases gave it where it has
+/// some. `format` is what the file was said to be: where its bytes say something else, that makes it another base, as the same file
+/// has other contents without it.
+pub fn file_ids(
+    files: &[PathBuf],
+    size_bytes: u64,
+    format: Option<SourceFormat>,
+) -> anyhow::Result<([u8; 32], Option<[u8; 32]>)> {
+    let mut against_bytes = None;
+    // What is said to be anything else, and is not, was not opened.
+    if let (Some(SourceFormat::Raw), Some(top)) = (format, files.first()) {
+        let is_marked = is_marked(top).with_context(|| format!("cannot identify {}", top.display()))?;
+        against_bytes = format.filter(|_| is_marked);
+    }
+    let id = chain_id(files, size_bytes, against_bytes)?;
+    let former_id = match files.split_first() {
+        Some((top, [_, ..])) if against_bytes.is_none() => {
+            Some(chain_id(std::slice::from_ref(top), size_bytes, None)?)
+        }
+        _ => None,
+    };
+    Ok((id, former_id))
+}
+
+/// Whether a file is taken for another format than raw where nobody says which one it has (`datapath/image/src/open.rs`).
+fn is_marked(path: &Path) -> std::io::Result<bool> {
+    use std::io::{Seek, SeekFrom};
+    use std::os::unix::fs::FileExt;
+    let mut file = std::fs::File::open(path)?;
+    // Also of a block device.
+    let Some(last_sector) = file.seek(SeekFrom::End(0))?.checked_sub(512) else { return Ok(false) };
+    let (mut start, mut footer) = ([0; 8], [0; 8]);
+    file.read_exact_at(&mut start, 0)?;
+    file.read_exact_at(&mut footer, last_sector)?;
+    Ok(MARKS.iter().any(|mark| start.starts_with(mark)) || footer == VHD_MARK)
+}
+
+/// Where a file was replaced or written to, it is another base.
+fn chain_id(
+    files: &[PathBuf],
+    size_bytes: u64,
+    against_bytes: Option<SourceFormat>,
+) -> anyhow::Result<[u8; 32]> {
+    let said = against_bytes.map(|format| format!("{} ", format.name())).unwrap_or_default();
+    let mut text = format!("headwater base: {said}file {size_bytes} ").into_bytes();
     for (at, path) in files.iter().enumerate() {
         let failed = || format!("cannot identify {}", path.display());
         let whole = path.canonicalize().with_context(failed)?;
@@ -149,8 +197,8 @@ pub fn check_files(
     match (files, found) {
         ([file, ..], Some(found)) if found != *base_id => Err(invalid(format!(
             "the persistent cache {} belongs to base {}, and {} is another one: a file and its backing files are known by path, \
-             size and time of modification; put it back as it was, give another name, or use an image of the store, which may \
-             move",
+             size and time of modification, and by a --format that is not what the bytes look like; put it back as it was, \
+             with the same --format, give another name, or use an image of the store, which may move",
             cache_dir.join(name).display(),
             Hash(found),
             file.display()
@@ -162,6 +210,7 @@ pub fn check_files(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headwater_image::{Backing, FileFormat};
 
     #[test]
     fn a_cache_is_known_by_its_base_and_itself_and_by_no_name() {
@@ -187,7 +236,7 @@ mod tests {
         std::fs::write(&below, b"one").unwrap();
         let id = |files: &[&PathBuf], size_bytes| {
             let files: Vec<_> = files.iter().map(|&file| file.clone()).collect();
-            chain_id(&files, size_bytes).unwrap()
+            file_ids(&files, size_bytes, None).unwrap().0
         };
         let (first, both) = (id(&[&file], 512), id(&[&file, &below], 512));
         assert_eq!(id(&[&dir.path().join(".").join("disk")], 512), first);
@@ -199,5 +248,35 @@ mod tests {
         std::fs::write(&file, b"other").unwrap();
         assert_ne!(id(&[&file], 512), first);
         assert_ne!(null_id(512), null_id(1024));
+    }
+
+    #[test]
+    fn a_format_makes_another_base_where_the_bytes_say_another_one_and_nowhere_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        let files = [disk.clone()];
+        let id = |format| {
+            let (id, former_id) = file_ids(&files, 1 << 20, format).unwrap();
+            assert_eq!(former_id, None);
+            id
+        };
+        let raw = Some(SourceFormat::Raw);
+        let plain = vec![1; 1 << 20];
+        std::fs::write(&disk, &plain).unwrap();
+        assert!(headwater_image::open_file(&disk).is_ok());
+        assert_eq!(id(raw), id(None));
+        let places = MARKS.map(|mark| (0, mark)).into_iter().chain([(plain.len() - 512, VHD_MARK)]);
+        for (at, mark) in places {
+            let mut marked = plain.clone();
+            marked[at..at + mark.len()].copy_from_slice(mark);
+            std::fs::write(&disk, marked).unwrap();
+            // As raw it is sound, and as what it looks like it is not.
+            let opened = |format| headwater_image::open_chain(&disk, format, Backing::Beside);
+            assert!(opened(Some(FileFormat::Raw)).is_ok() && opened(None).is_err(), "{mark:?} at {at}");
+            assert_ne!(id(raw), id(None), "{mark:?} at {at}");
+            assert_eq!(id(Some(SourceFormat::Qcow2)), id(None), "{mark:?} at {at}");
+        }
+        std::fs::write(&disk, b"short").unwrap();
+        assert_eq!(id(raw), id(None));
     }
 }

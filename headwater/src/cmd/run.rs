@@ -95,9 +95,13 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         let name = image::is_standard_input(source).then(|| "stdin".to_owned());
         let named = image::Named { name, ..image::Named::default() };
         let result = image::import(client, source, form, named, json).await?;
-        let JobResult::Imported { version, damaged_chunks, edited_by, .. } = result else {
+        let JobResult::Imported { version, created, damaged_chunks, edited_by } = result else {
             anyhow::bail!("the import ended as something else");
         };
+        // Other machines of the image, on a data directory that has some: ours have the version by its number.
+        if created && let Some(moved) = image::moved(client, &version).await {
+            show::aside(&format!("headwater: {moved}\n"));
+        }
         if json {
             // Nobody sees the JSON of the import, which says so.
             image::remark(&version, damaged_chunks, edited_by.as_deref());

@@ -26,7 +26,10 @@ pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result
     let what =
         format!("waiting for another change of the machine that edits {image}, which may be under way");
     said_if_slow(json, &what, client.discard_edit(image)).await?;
-    if json { Ok(()) } else { show::line(&format!("what was changed of {image} is forgotten")) }
+    if json {
+        return show::json(&serde_json::json!({ "discarded": [image] }));
+    }
+    show::line(&format!("what was changed of {image} is forgotten"))
 }
 
 /// What the options of a seal say.

@@ -10,34 +10,50 @@ use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{size, small_file};
 use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
-use headwater_store::{Access, Copied, ImageReference, Store, StoreError, StoreErrorKind, copy};
+use headwater_store::{
+    Access, Copied, CopyProgress, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy,
+};
 use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use crate::cli::StoreCommand;
-use crate::failure::{DAMAGED, invalid, store_kind};
+use crate::cli::{LogFormat, StoreCommand};
+use crate::failure::{DAMAGED, invalid, one_line, store_kind};
+use crate::logging;
 use crate::show::{self, progress::Shown};
 use crate::signals::EndSignals;
 use crate::stores::{self, Credentials};
-use crate::verification::{self, Checked, Scrub, distinct};
+use crate::verification::{self, Checked, Doing, Scrub, distinct};
 
 /// Carries out one of the store commands.
 pub fn run(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
+    if let Some(filter) = command.log(json) {
+        logging::to_stderr(filter, LogFormat::Text)?;
+    }
+    let serves = matches!(command, StoreCommand::Serve { .. });
+    let outcome = carry_out(command, json);
+    if outcome.is_err() && !serves {
+        // The error names all that was not copied, which may be more than the log keeps for a slow reader.
+        logging::end();
+    }
+    outcome
+}
+
+fn carry_out(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        StoreCommand::Copy { source, target, images, credentials } => {
+        StoreCommand::Copy { source, target, images, credentials, .. } => {
             let references =
                 images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
             copy_some(&Between { source, target, credentials }, Some(&references), json)?;
             Ok(0)
         }
-        StoreCommand::Sync { source, target, credentials } => {
+        StoreCommand::Sync { source, target, credentials, .. } => {
             copy_some(&Between { source, target, credentials }, None, json)?;
             Ok(0)
         }
-        StoreCommand::Serve { store, listen, offer } => serve(&store, &offer.options(listen), json),
+        StoreCommand::Serve { store, listen, offer, .. } => serve(&store, &offer.options(listen), json),
         StoreCommand::Token { name, token_file } => add_token(&name, &token_file, json).map(|()| 0),
-        StoreCommand::Verify { store, images, rate, repair_from, credentials } => {
+        StoreCommand::Verify { store, images, rate, repair_from, credentials, .. } => {
             check(&store, &images, &Scrub { rate, repair_from, credentials }, json)
         }
     }
@@ -56,9 +72,49 @@ struct CopyReport {
     present: u32,
     objects: u32,
     bytes: u64,
+    /// Images whose channels, promotions to come, notes or retired versions are the source's now, and were not.
+    followed: u32,
+}
+
+/// How far a copy is. What there is to copy is known once all manifests are read.
+fn progress_of(at: &CopyProgress) -> Progress {
+    let CopyProgress { done_bytes, total_bytes, versions, read_versions, done_versions } = *at;
+    let doing = if read_versions < versions {
+        Some(format!("reading manifests: {read_versions} of {versions} versions"))
+    } else if total_bytes == 0 {
+        Some(format!("no data to copy; {done_versions} of {versions} versions are done"))
+    } else {
+        None
+    };
+    Progress { done_bytes, total_bytes, doing }
+}
+
+/// What a copy did, for people; `is_all` where nothing was left out.
+fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String {
+    let Copied { versions, present, objects, bytes, followed, .. } = copied;
+    let told = match (versions, objects, present) {
+        (0, 0, 0) if is_all => format!("nothing to copy: there is no version in {source}"),
+        (0, 0, 1) if is_all => format!("nothing to copy: the version is in {target} already"),
+        (0, 0, _) if is_all => format!("nothing to copy: all {present} versions are in {target} already"),
+        _ => {
+            let sent = size::format(*bytes);
+            format!(
+                "{versions} versions copied to {target}, {present} were there; {sent} in {objects} objects"
+            )
+        }
+    };
+    let of = match followed {
+        0 => return told,
+        1 => "an image".to_owned(),
+        _ => format!("{followed} images"),
+    };
+    format!("{told}; channels, notes and what is retired of {of} are the source's now")
 }
 
 fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: bool) -> anyhow::Result<()> {
+    let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
+    // Of a bucket that takes its time, too.
+    shown.doing("reading the lists of versions");
     let source = stores::open(&between.source, Access::Read, &between.credentials)?;
     let readable = match references {
         Some(references) => Readable { what: selected(&*source, references)?, unreadable: Vec::new() },
@@ -70,10 +126,9 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     let Readable { what, unreadable } =
         if references.is_some() { readable } else { readable.writable_in(&*target)? };
     let stopped = stop_on_signals(vec![Arc::clone(&source)])?;
-    let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
     let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
     let outcome = copy(&*source, &*target, &what, &objects_of, references.is_none(), &mut |at| {
-        shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
+        shown.update(progress_of(&at));
         if stopped.load(Ordering::Relaxed) {
             let message = "stopped; the same command goes on where this one ended";
             return Err(StoreError::new(StoreErrorKind::Io, message));
@@ -88,15 +143,13 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
         }
         outcome => outcome,
     };
-    let Copied { versions, present, objects, bytes, failed: not_copied } = outcome.with_context(failed)?;
+    let copied = outcome.with_context(failed)?;
+    let is_all = unreadable.is_empty() && copied.failed.is_empty();
     let printed = if json {
-        show::json(&CopyReport { versions, present, objects, bytes })
+        let Copied { versions, present, objects, bytes, followed, .. } = copied;
+        show::json(&CopyReport { versions, present, objects, bytes, followed })
     } else {
-        let sent = size::format(bytes);
-        show::line(&format!(
-            "{versions} versions copied to {}, {present} were there; {sent} in {objects} objects",
-            target.shown()
-        ))
+        show::line(&told(&copied, is_all, &source.shown(), &target.shown()))
     };
     // Also where nobody reads that, it is to be known what was not copied.
     show::if_read(printed)?;
@@ -104,7 +157,7 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
         let store = if at < of_source { source.shown() } else { target.shown() };
         (format!("{name} (its list of versions in {store})"), e)
     });
-    let versions = not_copied.into_iter().map(|it| (format!("{}@{}", it.image, it.number), it.error));
+    let versions = copied.failed.into_iter().map(|it| (format!("{}@{}", it.image, it.number), it.error));
     must_be_copied(lists.chain(versions).collect())
 }
 
@@ -168,6 +221,8 @@ fn serve(store: &str, options: &Options, json: bool) -> anyhow::Result<u8> {
         let server = StoreServer::bind(store, options).await?;
         if let Some(warning) = offered_to_all(options) {
             show::aside(&format!("headwater: {warning}\n"));
+            // Who reads where it is offered has been told.
+            logging::flush();
         }
         // It serves whoever knows where, also if nobody reads that.
         show::if_read(show::uri(&server.url(), json))?;
@@ -222,11 +277,16 @@ fn add_token(name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
     if json { show::json(&NewToken { name, token: &token }) } else { show::line(&token) }
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct CheckReport {
     versions: Vec<CheckedVersion>,
     /// Nothing is known of the versions of these.
     images: Vec<DamagedImage>,
+    /// Why the check ended before it had read all; absent where it had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_early: Option<String>,
+    /// What had not been read to its end then, as `IMAGE@NUMBER`.
+    unchecked: Vec<String>,
 }
 
 /// An image whose list of versions cannot be read.
@@ -260,14 +320,20 @@ impl CheckedVersion {
         for file in &self.checked.files {
             show::line(&format!("{names}: cannot be read: {}", show::printable(file)))?;
         }
+        for remark in &self.checked.remarks {
+            show::line(&format!("{names}: {}", verification::not_named(remark)))?;
+        }
         for version in self.checked.versions.iter().filter(|version| !self.names.contains(version)) {
             show::line(&format!("{version} holds some of it, too"))?;
         }
         if self.checked.repaired > 0 {
             show::line(&format!("{names}: {} places repaired", self.checked.repaired))?;
         }
-        let verdict = if self.is_sound() { "sound" } else { "damaged" };
-        show::line(&format!("{names} is {verdict}: {} chunks checked", self.checked.chunks))
+        let verdict = match self.is_sound() {
+            true => "is sound".to_owned(),
+            false => verification::is_damaged(self.checked.damaged_chunks),
+        };
+        show::line(&format!("{names} {verdict}: {} chunks checked", self.checked.chunks))
     }
 }
 
@@ -295,28 +361,8 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let stopped = stop_on_signals([&[Arc::clone(&store)], &sources[..]].concat())?;
     let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
     let round = Round::new(scrub.rate);
-    let mut report = CheckReport { versions: Vec::new(), images: Vec::new() };
-    for (hash, names) in distinct(&what) {
-        let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
-        let shown_at = &mut |at: headwater_image::Progress| {
-            shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
-        };
-        let checked = verification::check(&*store, hash, &names, (&round, &sources), &cancel, shown_at);
-        shown.end();
-        let failed = || format!("cannot verify {}", names.join(", "));
-        let checked = match checked {
-            Err(e) if cancel.is_cancelled() => {
-                return Err(Problem::new(ProblemKind::Cancelled, format!("{}: {e}", failed())).into());
-            }
-            checked => checked.with_context(failed)?,
-        };
-        let Some(checked) = checked else { continue };
-        let checked = CheckedVersion { names, hash: hash.to_string(), checked };
-        if !json {
-            show::if_read(checked.show())?;
-        }
-        report.versions.push(checked);
-    }
+    let (contents, mut report) = (distinct(&what), CheckReport::default());
+    let ended = check_each(&*store, &contents, (&round, &sources), &cancel, json, &mut report);
     for (name, e) in unreadable {
         let damaged = DamagedImage { image: name.to_string(), damage: e.to_string() };
         if !json {
@@ -326,20 +372,114 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         report.images.push(damaged);
     }
     let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_sound);
+    // What was found until then may be hours of reading.
+    report.ended_early = ended.as_ref().err().map(one_line);
     let printed = if json {
         show::json(&report)
-    } else if report.versions.is_empty() && report.images.is_empty() {
+    } else if ended.is_ok() && report.versions.is_empty() && report.images.is_empty() {
         show::line(&format!("{}: there is no version to verify", store.shown()))
     } else {
         Ok(())
     };
     show::if_read(printed)?;
+    ended?;
     Ok(if sound { 0 } else { DAMAGED })
+}
+
+/// Checks these one after the other, and adds to the report what came of each. An error ends that: what is left is in the report, too.
+fn check_each(
+    store: &dyn Store,
+    contents: &[(Hash, Vec<String>)],
+    how: (&Round, &[Arc<dyn Store>]),
+    cancel: &Cancel,
+    json: bool,
+    report: &mut CheckReport,
+) -> anyhow::Result<()> {
+    for (at, (hash, names)) in contents.iter().enumerate() {
+        let checked = check_one(store, *hash, names, how, cancel, json);
+        if checked.is_err() {
+            report.unchecked =
+                contents.iter().skip(at).flat_map(|(_, names)| names.iter().cloned()).collect();
+        }
+        // It was removed meanwhile.
+        let Some(checked) = checked? else { continue };
+        if !json {
+            show::if_read(checked.show())?;
+        }
+        report.versions.push(checked);
+    }
+    Ok(())
+}
+
+fn check_one(
+    store: &dyn Store,
+    hash: Hash,
+    names: &[String],
+    how: (&Round, &[Arc<dyn Store>]),
+    cancel: &Cancel,
+    json: bool,
+) -> anyhow::Result<Option<CheckedVersion>> {
+    let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
+    let told = &mut |doing: Doing| match doing {
+        Doing::Reading(at) => {
+            shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes, doing: None });
+        }
+        other => shown.doing(&other.to_string()),
+    };
+    let checked = verification::check(store, hash, names, how, cancel, told);
+    shown.end();
+    let failed = || format!("cannot verify {}", names.join(", "));
+    let checked = match checked {
+        Err(e) if cancel.is_cancelled() => {
+            return Err(Problem::new(ProblemKind::Cancelled, format!("{}: {e}", failed())).into());
+        }
+        checked => checked.with_context(failed)?,
+    };
+    let of_these = |checked| CheckedVersion { names: names.to_vec(), hash: hash.to_string(), checked };
+    Ok(checked.map(of_these))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_says_what_it_does_before_there_are_bytes_and_where_there_are_none() {
+        let doing = |total_bytes, read_versions, done_versions| {
+            let at = CopyProgress { done_bytes: 0, total_bytes, versions: 10, read_versions, done_versions };
+            progress_of(&at).doing
+        };
+        let says = |words: &str| Some(words.to_owned());
+        assert_eq!(doing(0, 3, 0), says("reading manifests: 3 of 10 versions"));
+        // What is missing is not known yet.
+        assert_eq!(doing(5000, 9, 0), says("reading manifests: 9 of 10 versions"));
+        assert_eq!(doing(5000, 10, 1), None);
+        assert_eq!(doing(0, 10, 4), says("no data to copy; 4 of 10 versions are done"));
+    }
+
+    #[test]
+    fn a_copy_of_nothing_says_so_unless_something_was_left_out() {
+        let of = |versions, present, is_all| {
+            told(&Copied { versions, present, ..Copied::default() }, is_all, "/from", "/to")
+        };
+        assert_eq!(of(0, 0, true), "nothing to copy: there is no version in /from");
+        assert_eq!(of(0, 1, true), "nothing to copy: the version is in /to already");
+        assert_eq!(of(0, 7, true), "nothing to copy: all 7 versions are in /to already");
+        assert_eq!(of(0, 7, false), "0 versions copied to /to, 7 were there; 0 B in 0 objects");
+        assert_eq!(of(2, 7, true), "2 versions copied to /to, 7 were there; 0 B in 0 objects");
+    }
+
+    #[test]
+    fn a_copy_says_that_channels_are_others_now() {
+        let of = |versions, followed| {
+            told(&Copied { versions, present: 7, followed, ..Copied::default() }, true, "/from", "/to")
+        };
+        let is_there = "nothing to copy: all 7 versions are in /to already";
+        assert_eq!(of(0, 0), is_there);
+        let now = |of: &str| format!("; channels, notes and what is retired of {of} are the source's now");
+        assert_eq!(of(0, 1), format!("{is_there}{}", now("an image")));
+        assert!(of(2, 3).ends_with(&now("3 images")), "{}", of(2, 3));
+    }
 
     #[test]
     fn what_was_not_copied_is_named_and_damage_decides() {

@@ -10,9 +10,10 @@ use headwater_block::size;
 
 use crate::cli::{MachineArgs, TraceCommand};
 use crate::client::Client;
+use crate::cmd::channels::behind_store;
 use crate::cmd::image::{absolute_path, new_file};
 use crate::cmd::machine;
-use crate::show;
+use crate::show::{self, progress::said_if_slow};
 use crate::signals::EndSignals;
 
 /// How often the machine is looked at.
@@ -22,10 +23,15 @@ const SAID_EVERY: Duration = Duration::from_secs(5);
 /// In emulation a boot can take minutes.
 const BOOT_MAX: Duration = Duration::from_secs(600);
 
+/// What a daemon needs to record boots.
+const RECORDS: &str = "start it without --boot-trace off, and where it only reads its store, from servers, with --chunk-cache DIR:SIZE";
+
 /// Carries out one of the trace commands.
 pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::Result<u8> {
     let trace = match command {
-        TraceCommand::Show { image } => client.trace(&image).await?,
+        TraceCommand::Show { image } => {
+            said_if_slow(json, &behind_store(&image), client.trace(&image)).await?
+        }
         TraceCommand::Record { image, after, machine } => {
             return record(client, &image, Duration::from_secs(after), &machine, json).await;
         }
@@ -33,15 +39,17 @@ pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::
             let mut merged = None;
             for file in files {
                 let request = MergeTraceRequest { source: absolute_path(&file)? };
-                merged = Some(client.merge_trace(&image, &request).await?);
+                let merging = client.merge_trace(&image, &request);
+                merged = Some(said_if_slow(json, &behind_store(&image), merging).await?);
             }
             merged.context("there is no file to merge")?
         }
         TraceCommand::Save { image, file } => {
-            client.save_trace(&image, &SaveTraceRequest { target: new_file(&file)? }).await?
+            let request = SaveTraceRequest { target: new_file(&file)? };
+            said_if_slow(json, &behind_store(&image), client.save_trace(&image, &request)).await?
         }
         TraceCommand::Remove { image } => {
-            let gone = client.remove_trace(&image).await?;
+            let gone = said_if_slow(json, &behind_store(&image), client.remove_trace(&image)).await?;
             if json {
                 show::json(&gone)?;
             } else {
@@ -101,7 +109,13 @@ async fn record(
     args: &MachineArgs,
     json: bool,
 ) -> anyhow::Result<u8> {
-    let known = known_boots(client, image).await?;
+    // A boot takes minutes, and would be for nothing.
+    if let Some(why) = client.status().await?.boots_unrecorded {
+        let problem = Problem::new(ProblemKind::Invalid, format!("cannot record a boot of '{image}': {why}"));
+        return Err(problem.advise(RECORDS).into());
+    }
+    let what = behind_store(image);
+    let known = said_if_slow(json, &what, known_boots(client, image)).await?;
     if let Some(trace) = known.as_ref().filter(|trace| trace.boots >= trace.boots_wanted) {
         let name = format!("{}@{}", trace.version.image, trace.version.number);
         let text = format!(
@@ -114,7 +128,7 @@ async fn record(
     let mut signals = EndSignals::catch()?;
     let name = free_name(client).await?;
     let request = machine::creation(name.clone(), machine::Boots::Image(image.to_owned()), args)?;
-    client.create_machine(&request).await?;
+    said_if_slow(json, &what, client.create_machine(&request)).await?;
     let booted = tokio::select! {
         booted = boot(client, &name, after, json) => booted,
         signal = signals.next() => Err(Problem::new(ProblemKind::Cancelled, format!("stopped by {signal}")).into()),
@@ -127,13 +141,15 @@ async fn record(
     let removed = removed.await.with_context(|| format!("cannot remove the machine {name}"));
     booted.with_context(|| format!("no boot of '{image}' was recorded"))?;
     removed?;
-    let trace = client.trace(image).await?;
+    let trace = said_if_slow(json, &what, known_boots(client, image)).await?;
     let before = known.map_or(0, |trace| trace.boots);
-    anyhow::ensure!(
-        trace.boots > before,
-        "the boot of '{image}' was not recorded: the daemon's log says why (is it started with --boot-trace off?)"
-    );
-    tell(&trace, json)
+    match trace.filter(|trace| trace.boots > before) {
+        Some(trace) => tell(&trace, json),
+        None => {
+            let text = format!("the boot of '{image}' was not recorded: the daemon's log says why");
+            Err(Problem::new(ProblemKind::Failed, text).advise(RECORDS).into())
+        }
+    }
 }
 
 async fn known_boots(client: &Client, image: &str) -> anyhow::Result<Option<BootTrace>> {

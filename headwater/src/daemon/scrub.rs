@@ -135,6 +135,9 @@ impl History {
         for file in &checked.files {
             tracing::error!(version = shown, "cannot be read because of that: {}", printable(file));
         }
+        for remark in &checked.remarks {
+            tracing::error!(version = shown, "{}", verification::not_named(remark));
+        }
         let ask = |version: &str| self.runtime.block_on(self.service.users_of(version));
         let (uses, new) = self.users.of(&checked.versions, ask);
         for line in &new {
@@ -149,6 +152,7 @@ impl History {
             damaged_chunks: checked.damaged_chunks,
             damage: &checked.damage,
             files: &checked.files,
+            remarks: &checked.remarks,
             uses: &uses,
         };
         self.runtime.block_on(self.service.version_checked(found));
@@ -172,12 +176,17 @@ impl History {
         if self.noted.len() >= NOTED_MAX || !self.noted.insert(hash) {
             return;
         }
-        let more = match checked.damage.len() {
-            1 => String::new(),
-            count => format!("; {} places more, see the log", count - 1),
-        };
-        let detail = damage_noted(&format!("{shown}: {first}{more}"), uses);
+        let detail = damage_noted(&format!("{shown}: {first}{}", more_than_first(checked)), uses);
         self.runtime.block_on(self.service.note_damage(image, detail));
+    }
+}
+
+/// What there is beside the first line. Lines do not count: some say why a repair failed, and very many chunks have none.
+fn more_than_first(checked: &Checked) -> String {
+    match (checked.damaged_chunks, checked.damage.len()) {
+        (chunks @ 2.., _) => format!("; {chunks} chunks are damaged in all, see the log"),
+        (_, 2..) => "; the log says more".to_owned(),
+        _ => String::new(),
     }
 }
 
@@ -278,6 +287,20 @@ mod tests {
         users.0.get_mut("a@1").unwrap().until = Some(began);
         assert_eq!(users.of(&["a@1".to_owned()], ask), (vec![runs("a@1")], Vec::new()));
         assert_eq!(asked.borrow().len(), 5);
+    }
+
+    #[test]
+    fn the_history_counts_chunks_and_no_lines() {
+        let found = |damaged_chunks, lines: &[&str]| {
+            let damage = lines.iter().map(|&line| line.to_owned()).collect();
+            more_than_first(&Checked { damaged_chunks, damage, ..Checked::default() })
+        };
+        assert_eq!(found(1, &["bytes 0+65536"]), "");
+        assert_eq!(found(0, &["the manifest is damaged"]), "");
+        // The second one says why the first was not repaired.
+        assert_eq!(found(1, &["bytes 0+65536", "bytes 0+65536: no source has it"]), "; the log says more");
+        let many = ["bytes 0+65536", "bytes 65536+65536", "11998 chunks more"];
+        assert_eq!(found(12_000, &many), "; 12000 chunks are damaged in all, see the log");
     }
 
     #[test]

@@ -8,9 +8,11 @@ use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
+use indicatif::ProgressBar;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -22,6 +24,9 @@ const ADVICE: &str =
 
 /// The log of this process, and whether it goes to standard error. Absent in commands that have none.
 static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();
+
+/// Whether [`aside`] writes itself, as nothing more is logged.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 /// What [`aloud`] is given. `None`: there is no standard output.
 static OUTPUT: OnceLock<Option<LogQueue>> = OnceLock::new();
@@ -43,10 +48,17 @@ pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Has what is logged to standard error leave this bar alone, which is drawn there.
+pub fn keep_clear_of(bar: &ProgressBar) {
+    if let Some((log, true)) = LOG.get() {
+        log.keep_clear_of(bar);
+    }
+}
+
 /// Writes to standard error, behind what was logged there.
 pub fn aside(text: &str) {
     match LOG.get() {
-        Some((log, true)) => log.push(text.as_bytes()),
+        Some((log, true)) if !IS_OVER.load(Ordering::Relaxed) => log.push(text.as_bytes()),
         _ => {
             use std::io::Write;
             // Where standard error is closed, nobody wants to know.
@@ -70,6 +82,15 @@ pub fn aloud(text: &str) {
 pub fn flush() {
     let log = LOG.get().map(|(log, _)| log);
     log.into_iter().chain(OUTPUT.get().and_then(Option::as_ref)).for_each(LogQueue::flush);
+}
+
+/// Ends the log of a command that serves nobody: all of it is written, and what [`aside`] is given from now on is, too, whatever
+/// that takes. A log that is not read loses lines, and an error is all that such a command leaves.
+pub fn end() {
+    if let Some((log, true)) = LOG.get() {
+        log.drain();
+    }
+    IS_OVER.store(true, Ordering::Relaxed);
 }
 
 /// Says what Rust's own hook says, which would wait for whoever reads standard error.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use indicatif::{ProgressBar, WeakProgressBar};
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tracing_subscriber::fmt::MakeWriter;
@@ -37,6 +38,8 @@ struct Shared {
     /// All was written, or could not be.
     written: Condvar,
     format: LogFormat,
+    /// The last bar that was begun where the lines go, if it is still there.
+    bar: Mutex<WeakProgressBar>,
 }
 
 #[derive(Default)]
@@ -49,8 +52,13 @@ struct Queue {
 impl LogQueue {
     /// Starts the thread that writes to `output`.
     pub fn start(output: File, format: LogFormat) -> anyhow::Result<Self> {
-        let shared =
-            Shared { queue: Mutex::default(), more: Condvar::new(), written: Condvar::new(), format };
+        let shared = Shared {
+            queue: Mutex::default(),
+            more: Condvar::new(),
+            written: Condvar::new(),
+            format,
+            bar: Mutex::default(),
+        };
         let shared = Arc::new(shared);
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("log".into());
@@ -77,6 +85,12 @@ impl LogQueue {
         self.push(&self.0.line(level, message));
     }
 
+    /// From now on takes this bar away while lines are written where it is drawn: they would begin in the middle of it, and it would
+    /// be drawn over them.
+    pub fn keep_clear_of(&self, bar: &ProgressBar) {
+        *self.0.bar.lock() = bar.downgrade();
+    }
+
     /// Waits until all is written, or until that takes too long.
     pub fn flush(&self) {
         let deadline = Instant::now() + FLUSH_LIMIT;
@@ -85,6 +99,14 @@ impl LogQueue {
             if self.0.written.wait_until(&mut queue, deadline).timed_out() {
                 return;
             }
+        }
+    }
+
+    /// Waits until all is written, or could not be, for as long as whoever reads it takes.
+    pub fn drain(&self) {
+        let mut queue = self.0.queue.lock();
+        while queue.is_writing || !queue.text.is_empty() {
+            self.0.written.wait(&mut queue);
         }
     }
 }
@@ -133,7 +155,12 @@ impl Shared {
                 );
                 batch.extend_from_slice(&self.line("WARN", &message));
             }
-            let rest = write(&mut output, &batch);
+            let bar = self.bar.lock().upgrade();
+            let rest = match bar {
+                // Who draws it waits meanwhile, as it would for the same terminal.
+                Some(bar) => bar.suspend(|| write(&mut output, &batch)),
+                None => write(&mut output, &batch),
+            };
             let unwritten = rest.iter().filter(|byte| **byte == b'\n').count();
             // The last line is the note: those that it tells of stay lost with it.
             lost_lines = match u64::try_from(unwritten).unwrap_or(u64::MAX) {
@@ -222,6 +249,57 @@ mod tests {
         };
         assert!(!notes.is_empty());
         assert_eq!(notes.iter().map(lost).sum::<usize>(), lines - numbers.len());
+    }
+
+    #[test]
+    fn a_line_waits_for_a_bar_that_is_being_drawn_and_for_none_that_is_over() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let log = LogQueue::start(File::from(OwnedFd::from(writer)), LogFormat::Text).unwrap();
+        let bar = ProgressBar::hidden();
+        log.keep_clear_of(&bar);
+        let mut read = || {
+            let mut piece = [0; 16];
+            match reader.read(&mut piece) {
+                Ok(n) => String::from_utf8_lossy(&piece[..n]).into_owned(),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => String::new(),
+                Err(e) => panic!("{e}"),
+            }
+        };
+        // As while it is drawn. The log gets all the time that it waits for at most.
+        bar.suspend(|| {
+            log.push(b"one\n");
+            log.flush();
+            assert_eq!(read(), "");
+        });
+        headwater_testkit::wait_until("it is written once the bar is drawn", || read() == "one\n");
+        drop(bar);
+        log.push(b"two\n");
+        headwater_testkit::wait_until("it is written where there is no bar", || read() == "two\n");
+    }
+
+    #[test]
+    fn whoever_drains_the_log_waits_for_its_reader_and_whoever_flushes_it_does_not() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let log = LogQueue::start(File::from(OwnedFd::from(writer)), LogFormat::Text).unwrap();
+        // More than a pipe holds.
+        let mut line = vec![b'.'; 512 << 10];
+        line.push(b'\n');
+        log.push(&line);
+        let (tell, told) = std::sync::mpsc::channel();
+        let draining = log.clone();
+        let drained = std::thread::spawn(move || {
+            draining.drain();
+            tell.send(()).unwrap();
+        });
+        // It has all the time that a flush waits for.
+        log.flush();
+        assert!(told.try_recv().is_err(), "nobody has read it");
+        let mut read = vec![0; line.len()];
+        reader.read_exact(&mut read).unwrap();
+        assert!(read == line);
+        drained.join().unwrap();
+        told.recv().unwrap();
     }
 
     #[test]

@@ -45,6 +45,11 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(&serde_json::to_string_pretty(value)?)
 }
 
+/// Writes names of what was removed as JSON, as the API tells of versions that were.
+pub fn removed(names: &[String]) -> anyhow::Result<()> {
+    json(&serde_json::json!({ "removed": names }))
+}
+
 /// Writes where something is served, in one line also as JSON: programs read it while the server runs.
 pub fn uri(uri: &str, json: bool) -> anyhow::Result<()> {
     line(&uri_text(uri, json))

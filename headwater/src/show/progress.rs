@@ -9,6 +9,7 @@ use headwater_block::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::client::jobs::Step;
+use crate::logging;
 
 /// After how long it is said what an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -36,6 +37,8 @@ pub enum Shown {
     Bar {
         /// It.
         bar: ProgressBar,
+        /// What it shows.
+        drawn: Drawn,
         /// Whether it was said that it waits.
         waits: bool,
     },
@@ -54,6 +57,45 @@ pub enum Shown {
     },
     /// Nothing: a program reads along.
     Silent,
+}
+
+/// What a bar shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drawn {
+    /// Nothing yet.
+    Nothing,
+    /// What is done, in words.
+    Words,
+    /// Bytes, of so many.
+    Bytes,
+    /// That all bytes are done. What comes after the last one, files that are compared or a list that is written, has none to count.
+    Through,
+    /// Bytes, of nobody knows how many.
+    Read,
+}
+
+impl Drawn {
+    fn template(self) -> &'static str {
+        match self {
+            Self::Nothing => "",
+            Self::Words => "{msg}: {prefix}",
+            Self::Bytes => "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {eta}",
+            Self::Through => "{msg} {wide_bar} {total_bytes} done, finishing",
+            Self::Read => "{msg}: {bytes} read, {bytes_per_sec}",
+        }
+    }
+
+    /// Has the bar show `to` from now on. Returns whether that is something else than before.
+    fn turn(&mut self, bar: &ProgressBar, to: Self) -> bool {
+        if *self == to {
+            return false;
+        }
+        if let Ok(style) = ProgressStyle::with_template(to.template()) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        *self = to;
+        true
+    }
 }
 
 impl Shown {
@@ -75,30 +117,53 @@ impl Shown {
         // Nothing is known yet: a bar of no bytes would be a full one.
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
         bar.set_message(what.to_owned());
-        Self::Bar { bar, waits: false }
+        logging::keep_clear_of(&bar);
+        Self::Bar { bar, drawn: Drawn::Nothing, waits: false }
     }
 
     /// It is that far now.
     pub fn update(&mut self, step: impl Into<Step>) {
         let progress = match step.into() {
+            Step::Progress(Progress { doing: Some(doing), .. }) => return self.doing(&doing),
             Step::Progress(progress) => progress,
             Step::Waiting(running) => return self.wait(running),
         };
         match self {
             Self::Silent => {}
-            Self::Bar { bar, .. } => draw(bar, progress),
+            Self::Bar { bar, drawn, .. } => draw(bar, drawn, &progress),
             Self::Lines { what, began, first_bytes, last, waits } => {
                 let now = Instant::now();
                 if std::mem::take(waits) || (first_bytes.is_none() && progress.total_bytes > 0) {
                     // The rate is that of the work.
                     (*began, *first_bytes) = (now, Some(progress.done_bytes));
                 }
-                if now.duration_since(*last) < LINE_INTERVAL {
-                    return;
+                if is_due(last, now) {
+                    let passed = now.duration_since(*began);
+                    let text = text(what, &progress, first_bytes.unwrap_or(0), passed);
+                    super::aside(&format!("{text}\n"));
                 }
-                *last = now;
-                let text = text(what, progress, first_bytes.unwrap_or(0), now.duration_since(*began));
-                super::aside(&format!("{text}\n"));
+            }
+        }
+    }
+
+    /// It does that now, in words, where there are no bytes to count.
+    pub fn doing(&mut self, doing: &str) {
+        let doing = super::printable(doing);
+        match self {
+            Self::Silent => {}
+            Self::Bar { bar, drawn, .. } => {
+                let is_new = drawn.turn(bar, Drawn::Words);
+                bar.set_prefix(doing);
+                unhide(bar);
+                if is_new {
+                    // There may be nothing more to tell for minutes.
+                    bar.force_draw();
+                }
+            }
+            Self::Lines { what, last, .. } => {
+                if is_due(last, Instant::now()) {
+                    super::aside(&format!("{what}: {doing}\n"));
+                }
             }
         }
     }
@@ -107,23 +172,17 @@ impl Shown {
     pub fn read(&mut self, bytes: u64) {
         match self {
             Self::Silent => {}
-            Self::Bar { bar, .. } => {
-                if bar.is_hidden() {
-                    if let Ok(style) = ProgressStyle::with_template("{msg}: {bytes} read, {bytes_per_sec}") {
-                        bar.set_style(style);
-                    }
-                    bar.set_draw_target(ProgressDrawTarget::stderr());
-                }
+            Self::Bar { bar, drawn, .. } => {
+                drawn.turn(bar, Drawn::Read);
+                unhide(bar);
                 bar.set_position(bytes);
             }
             Self::Lines { what, began, last, .. } => {
                 let now = Instant::now();
-                if now.duration_since(*last) < LINE_INTERVAL {
-                    return;
+                if is_due(last, now) {
+                    let rate = size::format(rate(bytes, now.duration_since(*began)));
+                    super::aside(&format!("{what}: {} read, {rate}/s\n", size::format(bytes)));
                 }
-                *last = now;
-                let rate = size::format(rate(bytes, now.duration_since(*began)));
-                super::aside(&format!("{what}: {} read, {rate}/s\n", size::format(bytes)));
             }
         }
     }
@@ -132,7 +191,7 @@ impl Shown {
     fn wait(&mut self, running: u64) {
         let (what, waits) = match self {
             Self::Silent => return,
-            Self::Bar { bar, waits } => (bar.message(), waits),
+            Self::Bar { bar, waits, .. } => (bar.message(), waits),
             Self::Lines { what, waits, .. } => (what.clone(), waits),
         };
         if std::mem::replace(waits, true) {
@@ -149,38 +208,44 @@ impl Shown {
     }
 }
 
-fn draw(bar: &ProgressBar, progress: Progress) {
-    let Progress { done_bytes, total_bytes } = progress;
+/// Whether it is time for a line, and then notes that there is one.
+fn is_due(last: &mut Instant, now: Instant) -> bool {
+    let is_due = now.duration_since(*last) >= LINE_INTERVAL;
+    if is_due {
+        *last = now;
+    }
+    is_due
+}
+
+fn unhide(bar: &ProgressBar) {
+    if bar.is_hidden() {
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+    }
+}
+
+fn draw(bar: &ProgressBar, drawn: &mut Drawn, progress: &Progress) {
+    let Progress { done_bytes, total_bytes, .. } = *progress;
     if total_bytes == 0 {
         // Not begun.
         return;
     }
-    let begins = bar.is_hidden();
-    let was_through = bar.length() == Some(bar.position());
-    let is_through = done_bytes >= total_bytes;
-    if begins || was_through != is_through {
-        // What comes after the last byte, files that are compared or a list that is written, has no bytes to count.
-        let template = if is_through {
-            "{msg} {wide_bar} {total_bytes} done, finishing"
-        } else {
-            "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {eta}"
-        };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
-        }
-    }
+    let begins = !matches!(drawn, Drawn::Bytes | Drawn::Through);
+    drawn.turn(bar, if done_bytes >= total_bytes { Drawn::Through } else { Drawn::Bytes });
     bar.set_length(total_bytes);
     bar.set_position(done_bytes);
     if begins {
         // What was done by then says nothing of the rate.
         bar.reset_eta();
-        bar.set_draw_target(ProgressDrawTarget::stderr());
+        unhide(bar);
     }
 }
 
 /// `passed` since `first_bytes` were done.
-fn text(what: &str, progress: Progress, first_bytes: u64, passed: Duration) -> String {
-    let Progress { done_bytes, total_bytes } = progress;
+fn text(what: &str, progress: &Progress, first_bytes: u64, passed: Duration) -> String {
+    let Progress { done_bytes, total_bytes, .. } = *progress;
+    if total_bytes == 0 {
+        return format!("{what}: it is not known yet how much there is to do");
+    }
     let rate = rate(done_bytes.saturating_sub(first_bytes), passed);
     let percent = (u128::from(done_bytes) * 100).checked_div(u128::from(total_bytes)).unwrap_or(0);
     let left = total_bytes.saturating_sub(done_bytes).checked_div(rate);
@@ -199,16 +264,40 @@ fn rate(bytes: u64, passed: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    fn of(done_bytes: u64, total_bytes: u64) -> Progress {
+        Progress { done_bytes, total_bytes, doing: None }
+    }
+
     #[test]
     fn a_line_tells_rate_and_time_left() {
-        let progress = Progress { done_bytes: 100 << 20, total_bytes: 400 << 20 };
-        let line = text("import x", progress, 0, Duration::from_secs(2));
+        let line = text("import x", &of(100 << 20, 400 << 20), 0, Duration::from_secs(2));
         assert_eq!(line, "import x: 25%, 100.0 MiB of 400.0 MiB, 50.0 MiB/s, left 6 s");
-        let unknown = text("x", Progress::default(), 0, Duration::ZERO);
-        assert_eq!(unknown, "x: 0%, 0 B of 0 B, 0 B/s, left unknown");
+        let stands_still = text("x", &of(0, 1 << 20), 0, Duration::ZERO);
+        assert_eq!(stands_still, "x: 0%, 0 B of 1.0 MiB, 0 B/s, left unknown");
+        let unknown = text("x", &Progress::default(), 0, Duration::ZERO);
+        assert_eq!(unknown, "x: it is not known yet how much there is to do");
         // Of a disk that is mostly holes.
-        let progress = Progress { done_bytes: (90 << 30) + (250 << 20), total_bytes: 100 << 30 };
-        let line = text("x", progress, 90 << 30, Duration::from_secs(5));
+        let progress = of((90 << 30) + (250 << 20), 100 << 30);
+        let line = text("x", &progress, 90 << 30, Duration::from_secs(5));
         assert!(line.ends_with("50.0 MiB/s, left 199 s"), "{line}");
+    }
+
+    #[test]
+    fn a_bar_shows_words_before_bytes_and_after_them() {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
+        let mut shown = Shown::Bar { bar: bar.clone(), drawn: Drawn::Nothing, waits: false };
+        let mut becomes = |step: Progress, expected: Drawn| {
+            shown.update(step);
+            assert!(matches!(&shown, Shown::Bar { drawn, .. } if *drawn == expected));
+        };
+        let doing = |words: &str| Progress { doing: Some(words.to_owned()), ..of(9, 9) };
+        becomes(of(0, 0), Drawn::Nothing);
+        becomes(doing("reading manifests: 1 of 2 versions"), Drawn::Words);
+        assert_eq!(bar.prefix(), "reading manifests: 1 of 2 versions");
+        becomes(of(1, 9), Drawn::Bytes);
+        assert_eq!((bar.position(), bar.length()), (1, Some(9)));
+        becomes(of(9, 9), Drawn::Through);
+        becomes(doing("repairing: 0 of 1 places"), Drawn::Words);
+        assert_eq!(bar.prefix(), "repairing: 0 of 1 places");
     }
 }

@@ -130,6 +130,37 @@ fn a_channel_is_chosen_by_name_and_what_cannot_be_is_said() {
 }
 
 #[test]
+fn an_image_that_a_channel_points_into_is_removed_only_with_its_channels() {
+    let daemon = Daemon::start();
+    import(&daemon, 1, "");
+    import(&daemon, 2, "");
+    daemon.create("lab", "tiny", &[]);
+    daemon.cli(&["image", "pin", "lab", "tiny@1"]).ok();
+    daemon.cli(&["image", "promote", "tiny@2", "production"]).ok();
+    // What a machine or a pin uses goes in no way.
+    daemon.cli(&["image", "remove", "tiny", "--force"]).fails(4, &["machine 'lab' boots it"]);
+    daemon.cli(&["machine", "remove", "lab"]).ok();
+    let refused = |words: &[&str]| daemon.cli(&["image", "remove", "tiny"]).fails(4, words);
+    let with = "'headwater image remove tiny --force' removes it with its channels";
+    refused(&["cannot remove image 'tiny'", "production points to version 2", with]);
+    // So is what only will be.
+    daemon.cli(&["image", "promote", "tiny@1", "test", "--at", "+1d"]).ok();
+    refused(&["production points to version 2, and version 1 will be promoted to test", with]);
+    daemon.cli(&["image", "revert", "tiny", "production"]).ok();
+    refused(&["version 1 will be promoted to test", with]);
+    let (status, answer) = http(&daemon.socket(), "DELETE", "/api/v1/images/tiny?force=false", None);
+    assert!(status == 409 && answer.contains("promoted to test"), "{status} {answer}");
+    daemon.cli(&["image", "remove", "tiny@2", "--force"]).fails(2, &["'tiny@2'", "names a version"]);
+    let removed = daemon.cli(&["--json", "image", "remove", "tiny", "--force"]).ok();
+    let removed: serde_json::Value = serde_json::from_str(&removed).unwrap();
+    assert_eq!(removed["removed"], serde_json::json!(["tiny@1", "tiny@2"]));
+    // Without channels it needs no more than that nobody boots it.
+    import(&daemon, 3, "");
+    daemon.cli(&["image", "remove", "tiny"]).ok();
+    daemon.cli(&["image", "show", "tiny"]).fails(3, &["no image 'tiny'"]);
+}
+
+#[test]
 fn a_note_is_changed_after_its_version_was_made_and_the_history_says_so() {
     let daemon = Daemon::start();
     import(&daemon, 1, "the frist");

@@ -278,6 +278,10 @@ fn run_says_what_is_to_be_known_of_its_import_in_either_form() {
         // It is not to go on for long.
         let ran = run(command.env("PATH", no_qemu.path()));
         assert!(ran.err.contains("machine 'lab' edits tiny over an older version"), "{more:?}: {ran:?}");
+        // Machines that are not of this run boot it, too.
+        let moved = format!("machines that boot 'tiny' boot version {}", number + 1);
+        let holds = format!("'headwater image promote tiny@{number} production'");
+        assert!(ran.err.contains(&moved) && ran.err.contains(&holds), "{more:?}: {ran:?}");
     }
 }
 

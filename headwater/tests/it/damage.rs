@@ -92,11 +92,14 @@ fn what_the_scrub_finds_damaged_is_an_alarm_until_a_later_round_finds_it_whole()
     let raised = alarms(&daemon);
     assert_eq!((raised.len(), &raised[0]["subject"]), (1, &Value::from("image d@1")));
     let message = raised[0]["message"].as_str().unwrap();
-    // What else it says is of files, of which this disk has none.
     assert!(
         message.starts_with("1 chunk of it is damaged; it touches d@1: machine 'desk' boots it"),
         "{message}"
     );
+    // The damage is where a partition table would be: that none can be looked for is no file.
+    let remark = "; files may be touched that are not named: the partition table cannot be read: ";
+    assert!(message.contains(remark), "{message}");
+    assert!(!message.contains("cannot be read because of that"), "{message}");
     let advice = raised[0]["advice"].as_str().unwrap();
     assert!(advice.contains("'headwater image verify d@1 --repair-from STORE'"), "{advice}");
     assert_eq!(counted(&daemon), [1.0; 3]);

@@ -26,6 +26,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::{Ran, headwater, pseudo_random, run, short_dir, signal};
+use headwater_block::blocking;
 use headwater_testkit::pki::{Authority, Oddity};
 
 const MIB: usize = 1 << 20;
@@ -423,4 +424,46 @@ fn a_front_end_is_needed_and_a_path_in_use_is_an_error() {
     };
     export(&socket).fails(4, &["another process listens"]);
     export(&dir.path().join("no/s")).fails(3, &["directory does not exist"]);
+}
+
+#[test]
+fn a_file_that_is_said_to_be_raw_is_served_as_it_is() {
+    let dir = short_dir();
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (secret, trap, socket) = (path("secret.raw"), path("trap.raw"), path("nbd"));
+    std::fs::write(&secret, pseudo_random(MIB, 1)).expect("written");
+    tool("qemu-img", &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", &secret, &trap]).ok();
+    let file = std::fs::File::options().write(true).open(&trap).expect("it is there");
+    file.set_len(MIB as u64).expect("it is as long as a disk");
+    let whole = std::fs::read(&trap).expect("it is read");
+    let export = |source: &str, more: &[&str]| {
+        let mut command = headwater();
+        command.args([
+            "export",
+            source,
+            "--cache",
+            "ram",
+            "--ram",
+            "64M",
+            "--nbd",
+            &format!("unix:{socket}"),
+        ]);
+        command.args(more);
+        command
+    };
+    // Its bytes are believed where nothing else is said.
+    for (format, is_whole) in [(&[][..], false), (&["--format", "raw"], true)] {
+        let _ = std::fs::remove_file(&socket);
+        let served = Export::start_as(export(&trap, format), dir.path(), 1);
+        let client = headwater_nbd::Client::open(&served.lines[0]).expect("it opens");
+        let mut bytes = vec![0; MIB];
+        blocking::read(&*client, 0, &mut bytes).expect("it is read");
+        assert_eq!(bytes == whole, is_whole, "{format:?}");
+        drop(client);
+        served.end();
+    }
+    run(&mut export(&trap, &["--format", "vmdk"])).fails(2, &["as VMDK", "another format"]);
+    for source in ["null:1M", "debian"] {
+        run(&mut export(source, &["--format", "raw"])).fails(2, &["--format is that of a file", source]);
+    }
 }

@@ -311,6 +311,29 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
 }
 
 #[test]
+fn a_verification_tells_what_it_does_once_it_has_read_all() {
+    let daemon = Daemon::start();
+    damage_a_file_of_ext4(&daemon, "files");
+    // So slowly that there are lines while it looks for files: it reads a megabyte until it comes to what is damaged.
+    let request = Some(r#"{"rate_bytes_s":524288}"#);
+    let (status, lines) = support::http(&daemon.socket(), "POST", "/api/v1/images/files/verify", request);
+    assert_eq!(status, 200, "{lines}");
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let looking = lines.iter().find(|line| {
+        let doing = line["doing"].as_str().unwrap_or_default();
+        doing.starts_with("looking for files that are touched: ")
+    });
+    let looking = looking.unwrap_or_else(|| panic!("{lines:?}"));
+    assert_eq!((&looking["event"], &looking["done_bytes"]), (&"progress".into(), &looking["total_bytes"]));
+    let report = &lines.last().unwrap()["result"];
+    assert_eq!(report["files"], serde_json::json!(["partition 0: /etc/large.conf"]));
+    assert_eq!(report["remarks"], serde_json::json!([]));
+    let text = daemon.cli(&["image", "verify", "files"]);
+    assert!(text.out.contains("files@1 is damaged in 1 chunk; "), "{text:?}");
+}
+
+#[test]
 fn what_is_no_image_is_refused_and_leaves_nothing() {
     let daemon = Daemon::start();
     let dir = support::short_dir();

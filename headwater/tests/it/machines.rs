@@ -81,6 +81,12 @@ fn several_machines_are_removed_as_far_as_they_can_be() {
     assert_eq!(ran.code, 3, "{ran:?}");
     assert!(ran.err.contains("'none'") && ran.err.contains("'missing'"), "{ran:?}");
     assert!(ran.out.contains("removed a") && ran.out.contains("removed c"), "{ran:?}");
+    for name in ["d", "e"] {
+        daemon.create(name, "tiny", &[]);
+    }
+    let ran = daemon.cli(&["--json", "machine", "remove", "d", "none", "e"]);
+    let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, told), (3, serde_json::json!({ "removed": ["d", "e"] })));
     assert!(!daemon.cli(&["machine", "list"]).ok().contains("tiny"));
 }
 
@@ -149,7 +155,13 @@ fn a_running_machine_changes_its_version_at_its_next_start_only() {
     let mut changed = support::tiny_disk();
     changed[512] = 5;
     std::fs::write(&disk, changed).unwrap();
-    assert!(daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok().contains("tiny@2"));
+    let said = daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    let moved = "machines that boot 'tiny' boot version 2 from their next boot on";
+    assert!(said.contains("imported as tiny@2") && said.contains(moved), "{said}");
+    assert!(said.contains("'headwater image promote tiny@1 production' holds them"), "{said}");
+    // The same bytes again are no version that anything could change to.
+    let said = daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    assert!(said.contains("unchanged") && !said.contains("next boot"), "{said}");
     assert_eq!(daemon.machine("lab")["version"], "tiny@1");
     daemon.cli(&["machine", "reset", "lab", "--wait"]).ok();
     assert_eq!(daemon.machine("lab")["version"], "tiny@2");

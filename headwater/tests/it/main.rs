@@ -24,6 +24,7 @@ mod remote_machines;
 mod restart;
 mod space;
 mod stats;
+mod store_output;
 mod stores;
 mod streaming;
 mod support;

@@ -115,8 +115,11 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
         .fails(4, &["machine 'lab' edits it already", "image seal tiny", "image discard tiny"]);
     assert_eq!(json(&daemon, &["image", "show", "tiny"])["edit"]["machine"], "lab");
     daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["'lab' edits it"]);
-    daemon.cli(&["image", "seal", "tiny"]).fails(2, &["nothing differs"]);
+    daemon.cli(&["image", "seal", "tiny"]).fails(4, &["has not begun the disk", "start it first"]);
 
+    assert_eq!(boot(&daemon, "lab"), 0);
+    stop(&daemon, "lab");
+    daemon.cli(&["image", "seal", "tiny"]).fails(2, &["nothing differs", "'headwater image discard tiny'"]);
     assert_eq!(boot(&daemon, "lab"), 0);
     daemon.console("lab", "w", Some("W"));
     daemon.console("lab", "w", Some("W"));
@@ -150,7 +153,8 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
     stop(&daemon, "lab");
     let left = |dir| std::fs::read_dir(daemon.path().join(dir)).unwrap().count();
     assert_eq!((left("cache"), left("keys")), (1, 1));
-    daemon.cli(&["image", "discard", "tiny"]).ok();
+    let told = json(&daemon, &["image", "discard", "tiny"]);
+    assert_eq!(told, serde_json::json!({ "discarded": ["tiny"] }));
     assert_eq!((left("cache"), left("keys")), (0, 0));
     assert_eq!(boot(&daemon, "lab"), 2);
     assert_eq!(json(&daemon, &["image", "show", "tiny"])["versions"].as_array().unwrap().len(), 2);
@@ -353,7 +357,8 @@ fn the_machines_of_a_catalog_are_made_alike_and_boot_what_it_says() {
     for machine in ["a", "b"] {
         daemon.cli(&["machine", "remove", machine, "--force"]).ok();
     }
-    daemon.cli(&["catalog", "remove", "class"]).ok();
+    let told = json(&daemon, &["catalog", "remove", "class"]);
+    assert_eq!(told, serde_json::json!({ "removed": ["class"] }));
     let history = daemon.cli(&["events", "--subject", "catalog class"]).ok();
     for word in ["created", "pinned", "unpinned", "set", "removed"] {
         assert!(history.contains(word), "{word}: {history}");

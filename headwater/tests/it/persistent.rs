@@ -33,8 +33,12 @@ fn start(dir: &Path) -> (Child, String) {
 }
 
 fn start_over(dir: &Path, source: &str) -> (Child, String) {
+    start_with(dir, source, &[])
+}
+
+fn start_with(dir: &Path, source: &str, more: &[&str]) -> (Child, String) {
     let _ = std::fs::remove_file(dir.join("nbd"));
-    let mut child = export(dir, source, &[]).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut child = export(dir, source, more).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut uri = String::new();
     BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
     assert!(uri.starts_with("nbd"), "it printed {uri:?}");
@@ -354,6 +358,50 @@ fn a_cache_of_an_earlier_release_over_a_backing_file_is_opened_with_a_warning() 
     // Of the top file a change is noticed, as it always was.
     qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 8 2M 64k", top]);
     run(&mut export(dir.path(), top, &["--fuse", "/missing/disk"])).fails(2, &["belongs to base"]);
+}
+
+/// The file has the size of the disk that it describes, so that both disks have the same size.
+#[test]
+fn a_cache_over_a_file_as_raw_is_none_over_what_its_bytes_say() {
+    const SIZE: u64 = 16 << 20;
+    for is_backed in [false, true] {
+        let dir = short_dir();
+        std::fs::create_dir(dir.path().join("cache")).unwrap();
+        let (base, trap) = (dir.path().join("base.qcow2"), dir.path().join("trap.raw"));
+        let (base, trap) = (base.to_str().unwrap(), trap.to_str().unwrap());
+        let create = |args: &[&str]| {
+            run(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).args(args)).ok()
+        };
+        create(&[base, "16M"]);
+        if is_backed {
+            create(&["-b", base, "-F", "qcow2", trap]);
+        } else {
+            create(&[trap, "16M"]);
+        }
+        std::fs::File::options().write(true).open(trap).unwrap().set_len(SIZE).unwrap();
+        let raw = ["--format", "raw"];
+        let (mut child, uri) = start_with(dir.path(), trap, &raw);
+        let client = Client::open(&uri).expect("it listens");
+        assert_eq!(client.geometry().size_bytes, SIZE);
+        blocking::write(&*client, 0, &[9; BLOCK]).unwrap();
+        drop(client);
+        signal(child.id(), "TERM");
+        assert!(child.wait().unwrap().success());
+
+        // Where it is not refused, it ends all the same.
+        for more in [&[][..], &["--format", "qcow2"][..]] {
+            let more = [more, &["--fuse", "/missing/disk"][..]].concat();
+            run(&mut export(dir.path(), trap, &more)).fails(2, &["belongs to base", "the same --format"]);
+        }
+        let (mut child, uri) = start_with(dir.path(), trap, &raw);
+        let client = Client::open(&uri).expect("it listens");
+        let mut found = [0; BLOCK];
+        blocking::read(&*client, 0, &mut found).unwrap();
+        assert_eq!(found, [9; BLOCK]);
+        drop(client);
+        signal(child.id(), "TERM");
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 #[test]

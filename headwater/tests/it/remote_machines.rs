@@ -225,6 +225,27 @@ fn boots_are_recorded_on_demand_and_traces_travel_between_hosts() {
     record_other(&daemon);
 }
 
+#[test]
+fn a_boot_that_could_not_be_kept_is_not_begun() {
+    let dir = store();
+    let server = FileServer::start(&dir.path().join("store"), None);
+    let cache = short_dir();
+    let place = format!("{}:64M", cache.path().display());
+    let no_place: (&[&str], &str) = (&[], "there is no chunk cache on disk");
+    let off: (&[&str], &str) =
+        (&["--chunk-cache", &place, "--boot-trace", "off"], "the daemon was started with --boot-trace off");
+    for (more, why) in [no_place, off] {
+        let daemon = Daemon::start_in(short_dir(), |command| {
+            command.args(["--from", &server.url()]).args(more);
+        });
+        let record = ["image", "trace", "record", "tiny", "--memory", "64M", "--disk", "1G"];
+        let says = ["cannot record a boot of 'tiny'", why, "--boot-trace off", "--chunk-cache DIR:SIZE"];
+        daemon.cli(&record).fails(2, &says);
+        // No machine was made for it.
+        assert!(!daemon.cli(&["events"]).ok().contains("trace-"));
+    }
+}
+
 /// A host that reads from servers has their trace, keeps its own beside the chunks, and hands it over as a file.
 fn record_other(daemon: &Daemon) {
     let server = FileServer::start(&daemon.path().join("store"), None);

@@ -48,6 +48,8 @@ pub struct KeptRequest {
     pub version: ImageVersion,
     /// Its write cache.
     pub cache: CacheSettings,
+    /// It is what the machine does to an image, and not the machine's own: there is an edit that can be given up.
+    pub is_edit: bool,
 }
 
 /// The longest note that a store takes. A longer one is refused before a guest is frozen for it.
@@ -65,6 +67,8 @@ pub struct SealOrder {
     /// The highest number that a version of the image may have by then, retired ones aside. A newer one is an error of
     /// kind `Conflict`.
     pub newest_at_most: Option<u64>,
+    /// The disk is what its machine does to an image, and not the machine's own: there is an edit that can be given up.
+    pub is_edit: bool,
 }
 
 /// A version that was made of a disk.

@@ -182,13 +182,18 @@ pub trait Images: Send + Sync + 'static {
         job: Arc<JobControl>,
     ) -> Result<u64, BackendError>;
 
-    /// Removes one version, or the whole image where the reference names none. The caller made sure that
-    /// nothing uses it.
-    async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError>;
+    /// Removes one version, or the whole image where the reference names none. The caller made sure that no machine and no pin uses
+    /// it; what a channel points to, or will, is an error of kind `Conflict`, but of a whole image `with_channels`.
+    async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError>;
 
     /// Whether nothing can be changed in the store from here, as where it is read through servers.
     fn is_read_only(&self) -> bool {
         false
+    }
+
+    /// Why boots of its versions are not recorded, where they are not.
+    fn boots_unrecorded(&self) -> Option<String> {
+        None
     }
 
     /// Whether other daemons remove versions from the store, too, and so are to be told by [`Images::hold`] what this one needs.

@@ -1,7 +1,7 @@
 //! How a long operation says how far it is, and learns that it should stop.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headwater_api::Progress;
 
@@ -13,6 +13,8 @@ use headwater_api::Progress;
 pub struct JobControl {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
+    /// What it does that the bytes do not say.
+    doing: Mutex<Option<String>>,
     begun: AtomicBool,
     cancelled: AtomicBool,
     stopping: Arc<AtomicBool>,
@@ -39,6 +41,17 @@ impl JobControl {
         // The two are read together for people only; a mix of two reports does no harm.
         self.total_bytes.store(total_bytes, Ordering::Relaxed);
         self.done_bytes.store(done_bytes, Ordering::Relaxed);
+        *self.doing() = None;
+    }
+
+    /// Says what the operation does while the bytes stay what they are, and how far that is; until the next report of bytes.
+    pub fn report_doing(&self, doing: String) {
+        *self.doing() = Some(doing);
+    }
+
+    fn doing(&self) -> MutexGuard<'_, Option<String>> {
+        // It is whole between any two statements.
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the operation should stop.
@@ -56,6 +69,23 @@ impl JobControl {
         Progress {
             done_bytes: self.done_bytes.load(Ordering::Relaxed),
             total_bytes: self.total_bytes.load(Ordering::Relaxed),
+            doing: self.doing().clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_without_bytes_is_told_until_bytes_are() {
+        let job = JobControl::default();
+        job.report(5, 9);
+        job.report_doing("repairing: 1 of 2 places".to_owned());
+        let doing = Some("repairing: 1 of 2 places".to_owned());
+        assert_eq!(job.progress(), Progress { done_bytes: 5, total_bytes: 9, doing });
+        job.report(6, 9);
+        assert_eq!(job.progress(), Progress { done_bytes: 6, total_bytes: 9, doing: None });
     }
 }

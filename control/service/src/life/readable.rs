@@ -100,6 +100,12 @@ impl Service {
             _ => return Ok(Residue::None),
         };
         let version = self.version_of("read the disk of", &record, &kept.below()).await?;
-        Ok(Residue::Kept(Box::new(KeptRequest { kept: files_of(kept), version, cache })))
+        // Last, as a store takes its time. A version of a machine that was on is still made when that is off, and of blocks that
+        // the disk no longer names: whoever opened it for a reader would give up their places, and the version would fail as damaged.
+        if self.is_sealing(kept.id) {
+            return Err(LifeError::Sealing { what: "read the disk of", machine: record.name });
+        }
+        let is_edit = kept.purpose == Purpose::Edit;
+        Ok(Residue::Kept(Box::new(KeptRequest { kept: files_of(kept), version, cache, is_edit })))
     }
 }

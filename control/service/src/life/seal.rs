@@ -83,6 +83,7 @@ impl Service {
                     note: request.note,
                     author: actor.0.clone(),
                     newest_at_most: (!request.over_newer).then_some(over.newest),
+                    is_edit: true,
                 };
                 let outcome = match frozen.seal(order, job).await {
                     Ok(outcome) => outcome,
@@ -107,8 +108,9 @@ impl Service {
         disk: &KeptDisk,
     ) -> Result<Box<dyn FrozenDisk>, LifeError> {
         let version = self.version_of("seal", record, &disk.below()).await?;
-        let cache = if disk.purpose == Purpose::Edit { cache_of_edit(record.cache) } else { record.cache };
-        let request = KeptRequest { kept: files_of(disk), version, cache };
+        let is_edit = disk.purpose == Purpose::Edit;
+        let cache = if is_edit { cache_of_edit(record.cache) } else { record.cache };
+        let request = KeptRequest { kept: files_of(disk), version, cache, is_edit };
         self.disks().open_kept(request).await.map_err(LifeError::backend("seal", &record.name))
     }
 
@@ -166,6 +168,7 @@ impl Service {
             note: request.note,
             author: actor.0.clone(),
             newest_at_most: is_bound.then_some(over.newest),
+            is_edit: edit.is_some(),
         };
         let outcome = match (frozen.seal(order, job).await, edit) {
             (Ok(outcome), _) => outcome,

@@ -197,8 +197,18 @@ impl Images for OneImage {
         let damage: Vec<String> = (!is_whole).then(|| "chunk 0".to_owned()).into_iter().collect();
         let versions = damage.iter().map(|_| format!("image@{}", version.number)).collect();
         let (checked_bytes, damaged_chunks, repaired) = (4096, u64::from(!is_whole), 0);
-        let (files, uses) = (Vec::new(), Vec::new());
-        Ok(VerifyReport { version, checked_bytes, damage, damaged_chunks, repaired, files, versions, uses })
+        let (files, remarks, uses) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(VerifyReport {
+            version,
+            checked_bytes,
+            damage,
+            damaged_chunks,
+            repaired,
+            files,
+            remarks,
+            versions,
+            uses,
+        })
     }
     async fn diff(
         &self,
@@ -217,7 +227,11 @@ impl Images for OneImage {
     ) -> Result<u64, BackendError> {
         unused()
     }
-    async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError> {
+    async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError> {
+        let is_promoted = reference.version.is_none() && self.0.production.lock().unwrap().is_some();
+        if is_promoted && !with_channels {
+            return Err(BackendError::new(ProblemKind::Conflict, "production points to a version"));
+        }
         let gone = self.resolve(reference).await?;
         self.0.change_of_the_store().await;
         self.0.versions.lock().unwrap().retain(|it| it.number != gone.number);

@@ -37,6 +37,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         store_bytes: store.bytes,
         store_age_ms: store.age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
         store_read_only: service.images().is_read_only(),
+        boots_unrecorded: service.images().boots_unrecorded(),
         store_outdated: store.outdated,
         machines: count(machines.len()),
         machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),

@@ -4,39 +4,62 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{Problem, ProblemKind, Removed};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
-use crate::extract::{Actor, Name};
+use crate::extract::{Actor, Name, Parameters};
 use crate::uses;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot remove '{what}': {}", .uses.join("; "))]
     InUse { what: String, uses: Vec<String> },
+    #[error("cannot remove '{what}' with channels: it names a version, and those are of the image")]
+    OfVersion { what: String },
 }
 
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
-        ProblemKind::Conflict
+        match self {
+            Self::InUse { .. } => ProblemKind::Conflict,
+            Self::OfVersion { .. } => ProblemKind::Invalid,
+        }
     }
 
     fn advice(&self) -> Option<String> {
-        Some(
-            "promote another version, unpin, reset or remove the machines; 'headwater machine list' shows them"
-                .to_owned(),
-        )
+        let advice = match self {
+            Self::InUse { .. } => {
+                "promote another version, unpin, reset or remove the machines; 'headwater machine list' shows them"
+            }
+            Self::OfVersion { .. } => {
+                "promote another version and remove this one without --force, or name the image alone"
+            }
+        };
+        Some(advice.to_owned())
     }
 }
 
-/// Removes an image with all its versions and channels, or one version. What a machine, a pin or a channel uses stays, and the answer says who that is.
+/// How.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct How {
+    /// Of a whole image: also where a channel points to one of its versions, or will; the channels go with it.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Removes an image with all its versions, or one version. What a machine, a pin or a channel uses stays, and the answer says who that is; `force` has an image go with its channels.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}",
     tag = "images",
-    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`"), How),
     responses(
         (status = 200, body = Removed),
+        (status = 400, description = "`force`, and a version is named", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "A machine, a pin or a channel uses it", body = Problem),
     ),
@@ -45,13 +68,22 @@ pub(super) async fn remove_image(
     State(service): State<Service>,
     actor: Actor,
     Name(name): Name,
+    Parameters(how): Parameters<How>,
 ) -> Result<Json<Removed>, Failure> {
     let handle = service.clone();
-    service.to_the_end(async move { remove(&handle, &actor, name).await }).await.map(Json)
+    service.to_the_end(async move { remove(&handle, &actor, name, how.force).await }).await.map(Json)
 }
 
-async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Removed, Failure> {
+async fn remove(
+    service: &Service,
+    actor: &Actor,
+    name: String,
+    with_channels: bool,
+) -> Result<Removed, Failure> {
     let mut reference = ImageRef::parse(&name).map_err(Failure)?;
+    if with_channels && (reference.version.is_some() || reference.channel.is_some()) {
+        return Err(Error::OfVersion { what: name }.into());
+    }
     // Before its uses are looked for, so that none begins until it is gone.
     let _removing = service.removing_versions().await;
     let version = if reference.version.is_some() || reference.channel.is_some() {
@@ -69,7 +101,7 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Remove
     }
     // What this daemon does not need any more is not to stand in its own way.
     service.match_holds().await;
-    let removed = match service.images().remove(&reference).await {
+    let removed = match service.images().remove(&reference, with_channels).await {
         Ok(removed) => removed,
         Err(e) => {
             if may_have_removed(e.kind()) {

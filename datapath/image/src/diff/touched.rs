@@ -39,12 +39,14 @@ pub struct Touched {
 }
 
 /// Finds the files of a version that the damaged chunks touch, at the rate of the round. A version that cannot be opened is a remark.
+/// `progress` is told how many bytes of files were read for that.
 pub fn files_touched(
     store: &dyn Store,
     manifest: Hash,
     damaged: &[DamagedChunk],
     round: &Round,
     cancel: &Cancel,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Touched, ImageError> {
     let mut touched = Touched::default();
     let version = match VersionReader::open(store, manifest, ChunkCache::new(CHUNKS_BYTES)) {
@@ -65,6 +67,12 @@ pub fn files_touched(
     if let Some(e) = found.unread {
         touched.remarks.push(format!("logical partitions may be missing: {e}"));
     }
+    let mut read_bytes = 0_u64;
+    let mut read = |bytes: u64| {
+        read_bytes = read_bytes.saturating_add(bytes);
+        progress(read_bytes);
+    };
+    read(0);
     for partition in found.partitions {
         let end = partition.offset_bytes.saturating_add(partition.len_bytes);
         let is_damaged = damaged.iter().any(|chunk| {
@@ -72,14 +80,20 @@ pub fn files_touched(
                 && chunk.image_offset.saturating_add(chunk.image_bytes) > partition.offset_bytes
         });
         if is_damaged {
-            look_into(&version, &partition, cancel, &mut touched);
+            look_into(&version, &partition, cancel, &mut touched, &mut read);
         }
         cancel.check("the search for damaged files")?;
     }
     Ok(touched)
 }
 
-fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
+fn look_into(
+    disk: &Arc<dyn Device>,
+    partition: &Partition,
+    cancel: &Cancel,
+    touched: &mut Touched,
+    read: &mut dyn FnMut(u64),
+) {
     let prefix = format!("partition {}: ", partition.number);
     let listed_bytes: usize = touched.files.iter().map(String::len).sum();
     let mut walk = Walk {
@@ -92,6 +106,7 @@ fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, tou
         allowance: Allowance::of(partition),
         unread: 0,
         first_unread: None,
+        read,
     };
     // Hostile bytes must not end the caller, whatever a crate makes of them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
@@ -137,6 +152,8 @@ struct Walk<'a> {
     /// Files that were not read to the end, and the path of the first one.
     unread: u64,
     first_unread: Option<String>,
+    /// Is told how many bytes more were read.
+    read: &'a mut dyn FnMut(u64),
 }
 
 impl Walk<'_> {
@@ -197,7 +214,10 @@ impl Walk<'_> {
             }
             match tree.read(node, at, &mut buffer) {
                 Ok(0) => break,
-                Ok(len) => at = at.saturating_add(u64_of(len)),
+                Ok(len) => {
+                    at = at.saturating_add(u64_of(len));
+                    (self.read)(u64_of(len));
+                }
                 Err(_) => {
                     is_readable = false;
                     break;
@@ -223,7 +243,7 @@ mod tests {
 
     fn looked_into(disk: Vec<u8>, mut touched: Touched) -> Touched {
         let (disk, partition) = device(disk);
-        look_into(&disk, &partition, &Cancel::new(), &mut touched);
+        look_into(&disk, &partition, &Cancel::new(), &mut touched, &mut |_| {});
         touched
     }
 

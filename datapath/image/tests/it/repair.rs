@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::fixture::{disk_of, files, flip, import_bytes, noise, read_all, store};
@@ -12,12 +12,13 @@ use headwater_image::import::LEVEL_DEFAULT;
 use headwater_image::manifest::ChunkRef;
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, ImportOptions, Manifest, Round, Verified, VersionReader,
-    files_touched, repair, repair_manifest, verify, verify_in, versions_touched,
+    Cancel, ChunkCache, DamagedChunk, ImageErrorKind, ImportOptions, Manifest, Progress, RepairProgress,
+    Round, Verified, VersionReader, files_touched, objects_of, repair, repair_manifest, verify, verify_in,
+    versions_touched,
 };
 use headwater_store::{
-    Access, Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store, StoreError,
-    Version,
+    Access, Copied, Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store,
+    StoreError, StoreErrorKind, Version,
 };
 use headwater_testkit::{Rng, run};
 
@@ -30,8 +31,18 @@ fn check(store: &LocalDir, version: &Version) -> Verified {
 }
 
 fn mend(store: &LocalDir, version: &Version, sources: &[Arc<dyn Store>]) -> headwater_image::Repaired {
-    repair(store, version.manifest, &check(store, version), sources, &Round::new(None), &Cancel::new())
-        .unwrap()
+    mend_telling(store, version, sources, &mut |_| {})
+}
+
+/// The same, and tells how far it is.
+fn mend_telling(
+    store: &LocalDir,
+    version: &Version,
+    sources: &[Arc<dyn Store>],
+    progress: &mut dyn FnMut(RepairProgress),
+) -> headwater_image::Repaired {
+    let (found, round) = (check(store, version), Round::new(None));
+    repair(store, version.manifest, &found, (&round, sources), &Cancel::new(), progress).unwrap()
 }
 
 #[test]
@@ -84,17 +95,80 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     assert!(fs::read(&path).unwrap() == good);
 }
 
+#[test]
+fn a_repair_tells_how_many_places_are_done_and_that_it_reads_them_again() {
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk[..2 << 20], 1);
+    let ((dir, here), (_other_dir, other)) = (store(), store());
+    let version = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "copy", &disk);
+    let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
+    let path = object_path(dir.path(), &version);
+    let len_bytes = fs::metadata(&path).unwrap().len();
+    let mended = |sources: &[Arc<dyn Store>]| {
+        let mut told = Vec::new();
+        let done = mend_telling(&here, &version, sources, &mut |at| told.push(at));
+        let again = told.iter().position(|at| matches!(at, RepairProgress::Verifying(_)));
+        let repairing = told[..again.unwrap_or(told.len())].to_vec();
+        (done, repairing, again.map(|_| told[told.len() - 1]))
+    };
+    let at = |done, listed, copied_bytes| RepairProgress::Repairing { done, listed, copied_bytes };
+    let through = RepairProgress::Verifying(Progress { done_bytes: 4 << 20, total_bytes: 4 << 20 });
+
+    assert_eq!(mended(&sources).1, []);
+    for place in [20, 70_000, 1_000_000] {
+        flip(&path, place);
+    }
+    // Nobody has them: each was tried, and nothing needs to be read again.
+    let (done, repairing, again) = mended(&[]);
+    assert_eq!((done.left.damaged_chunks, again), (3, None));
+    for done in 0..=3 {
+        assert!(repairing.contains(&at(done, 3, 0)), "{done}: {repairing:?}");
+    }
+    let (done, repairing, again) = mended(&sources);
+    assert_eq!((done.chunks, again), (3, Some(through)));
+    for done in 0..=3 {
+        assert!(repairing.contains(&at(done, 3, 0)), "{done}: {repairing:?}");
+    }
+
+    // An object that is copied as a whole has its chunks with it.
+    fs::remove_file(&path).unwrap();
+    let (done, repairing, again) = mended(&sources);
+    assert_eq!((done.objects, again), (1, Some(through)));
+    assert_eq!(repairing.first(), Some(&at(0, 1 + 32, 0)));
+    assert_eq!(repairing.last(), Some(&at(1 + 32, 1 + 32, len_bytes)));
+}
+
 /// A store that notes the most bytes that were put right at once, and how many were read of its objects.
-struct Noting(LocalDir, AtomicUsize, Arc<AtomicU64>);
+struct Noting {
+    store: LocalDir,
+    mended_bytes: AtomicUsize,
+    read_bytes: Arc<AtomicU64>,
+    /// It has no room for a data object more.
+    is_full: AtomicBool,
+    /// How often it was to take one all the same.
+    refusals: AtomicUsize,
+    /// How often it was asked for a manifest.
+    asked: AtomicUsize,
+    /// It does not answer when it is asked for a manifest, so many times more.
+    falters: AtomicUsize,
+}
 
 impl Noting {
     fn new(store: LocalDir) -> Self {
-        Self(store, AtomicUsize::new(0), Arc::default())
+        let [mended_bytes, refusals, asked, falters] = [0; 4].map(AtomicUsize::new);
+        let (read_bytes, is_full) = (Arc::default(), AtomicBool::new(false));
+        Self { store, mended_bytes, read_bytes, is_full, refusals, asked, falters }
+    }
+
+    /// How many manifests it was asked for since the last time.
+    fn take_asked(&self) -> usize {
+        self.asked.swap(0, Ordering::Relaxed)
     }
 
     /// The bytes that were read since the last time.
     fn take_read(&self) -> u64 {
-        self.2.swap(0, Ordering::Relaxed)
+        self.read_bytes.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -117,31 +191,45 @@ impl Object for NotingObject {
 
 impl Store for Noting {
     fn chunk_bytes(&self) -> u32 {
-        self.0.chunk_bytes()
+        self.store.chunk_bytes()
+    }
+
+    fn shown(&self) -> String {
+        self.store.shown()
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
-        self.0.images()
+        self.store.images()
     }
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
-        self.0.image(name)
+        self.store.image(name)
     }
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
-        self.0.manifest(id)
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let falters = self.falters.load(Ordering::Relaxed);
+        if falters > 0 {
+            self.falters.store(falters - 1, Ordering::Relaxed);
+            return Err(StoreError::new(StoreErrorKind::Unreachable, "it does not answer"));
+        }
+        self.store.manifest(id)
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(Arc::new(NotingObject(self.0.open_object(id)?, Arc::clone(&self.2))))
+        Ok(Arc::new(NotingObject(self.store.open_object(id)?, Arc::clone(&self.read_bytes))))
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
-        self.0.pin(manifest)
+        self.store.pin(manifest)
     }
 
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
-        self.0.publish()
+        if self.is_full.load(Ordering::Relaxed) {
+            self.refusals.fetch_add(1, Ordering::Relaxed);
+            return Err(StoreError::new(StoreErrorKind::NoSpace, "there is no room"));
+        }
+        self.store.publish()
     }
 
     fn change(
@@ -149,48 +237,127 @@ impl Store for Noting {
         name: &ImageName,
         change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        self.0.change(name, change)
+        self.store.change(name, change)
     }
 
     fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
-        self.1.fetch_max(patches.iter().map(|patch| patch.bytes.len()).sum(), Ordering::Relaxed);
-        self.0.mend(object, patches)
+        self.mended_bytes.fetch_max(patches.iter().map(|patch| patch.bytes.len()).sum(), Ordering::Relaxed);
+        self.store.mend(object, patches)
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
-        self.0.remove(name, number)
+        self.store.remove(name, number)
     }
 }
 
+/// The smallest chunks.
+const SMALL: usize = 4096;
+
+/// A store of such.
+fn small_chunks() -> (tempfile::TempDir, LocalDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(dir.path(), Access::Write { new_chunk_bytes: SMALL as u32 }).unwrap();
+    (dir, store)
+}
+
 #[test]
-fn any_number_of_chunks_is_repaired_in_little_memory() {
-    const CHUNK: usize = 4096;
-    let mut disk = vec![0; (DAMAGED_LISTED_MAX + 500) * CHUNK];
+fn any_number_of_chunks_is_repaired_in_little_memory_where_there_is_no_room_for_a_copy() {
+    let mut disk = vec![0; (DAMAGED_LISTED_MAX + 500) * SMALL];
     noise(&mut disk, 1);
-    let small = || {
-        let dir = tempfile::tempdir().unwrap();
-        let store = LocalDir::open(dir.path(), Access::Write { new_chunk_bytes: CHUNK as u32 }).unwrap();
-        (dir, store)
-    };
-    let ((dir, here), (_other_dir, other)) = (small(), small());
+    let ((dir, here), (_other_dir, other)) = (small_chunks(), small_chunks());
     let version = import_bytes(&here, "disk", &disk).version;
     import_bytes(&other, "copy", &disk);
     let path = object_path(dir.path(), &version);
     let good = fs::read(&path).unwrap();
     let mut bad = good.clone();
-    for at in (64..bad.len()).step_by(CHUNK / 2) {
+    for at in (64..bad.len()).step_by(SMALL / 2) {
         bad[at] ^= 1;
     }
     File::options().write(true).open(&path).unwrap().write_all_at(&bad, 0).unwrap();
     let found = check(&here, &version);
     assert_eq!(found.damaged_chunks, DAMAGED_LISTED_MAX as u64 + 500);
     let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
-    let done = repair(&here, version.manifest, &found, &sources, &Round::new(None), &Cancel::new()).unwrap();
+    here.is_full.store(true, Ordering::Relaxed);
+    let round = Round::new(None);
+    let done =
+        repair(&here, version.manifest, &found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap();
     assert!(done.left.is_sound(), "{} are left", done.left.damaged_chunks);
     assert_eq!((done.chunks, done.reasons.len()), (found.damaged_chunks, 0));
     assert!(fs::read(&path).unwrap() == good);
-    let most = here.1.load(Ordering::Relaxed);
-    assert!((1..(32 << 20) + 2 * CHUNK).contains(&most), "{most} bytes at once");
+    let most = here.mended_bytes.load(Ordering::Relaxed);
+    assert!((1..(32 << 20) + 2 * SMALL).contains(&most), "{most} bytes at once");
+}
+
+/// A disk of which each chunk is another one.
+fn numbered_chunks(count: usize) -> Vec<u8> {
+    let mut disk = vec![0; count * SMALL];
+    for (chunk, number) in disk.chunks_mut(SMALL).zip(1_u64..) {
+        chunk[..8].copy_from_slice(&number.to_le_bytes());
+    }
+    disk
+}
+
+/// More chunks are damaged than are listed, so that it has a second pass.
+#[test]
+fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
+    const CHUNKS: usize = DAMAGED_LISTED_MAX + 500;
+    let ((dir, here), (_other_dir, other)) = (small_chunks(), small_chunks());
+    let disk = numbered_chunks(CHUNKS);
+    let version = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "copy", &disk);
+    let path = object_path(dir.path(), &version);
+    let good = fs::read(&path).unwrap();
+    // Its header, too: it is no good as a whole.
+    File::options().write(true).open(&path).unwrap().write_all_at(&vec![0; good.len()], 0).unwrap();
+    let found = check(&here, &version);
+    assert_eq!((found.objects.len(), found.damaged_chunks), (1, CHUNKS as u64));
+    let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
+    let mend = |found: &Verified| {
+        let how = (&Round::new(None), sources.as_slice());
+        repair(&here, version.manifest, found, how, &Cancel::new(), &mut |_| {}).unwrap()
+    };
+    here.is_full.store(true, Ordering::Relaxed);
+    let done = mend(&found);
+    assert_eq!((done.chunks, done.objects, done.left.objects.len()), (CHUNKS as u64, 0, 1));
+    assert_eq!((done.left.damaged_chunks, here.refusals.load(Ordering::Relaxed)), (0, 1));
+    // It is told all the same.
+    assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
+    assert!(done.reasons[0].contains("there is no room"), "{:?}", done.reasons);
+    // The next repair looks for room again.
+    here.is_full.store(false, Ordering::Relaxed);
+    let done = mend(&done.left);
+    assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+    assert!(fs::read(&path).unwrap() == good);
+}
+
+/// Chunk by chunk, all that is still damaged is read again after each ten thousand.
+#[test]
+fn an_object_of_which_all_is_damaged_is_copied_and_not_read_again_for_each_list_of_damage() {
+    const CHUNKS: usize = 35_000;
+    let disk = numbered_chunks(CHUNKS);
+    let ((dir, here), (_other_dir, other)) = (small_chunks(), small_chunks());
+    let version = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "copy", &disk);
+    let path = object_path(dir.path(), &version);
+    let good = fs::read(&path).unwrap();
+    let reader = VersionReader::open(&here, version.manifest, ChunkCache::new(0)).unwrap();
+    let zeroes = vec![0; good.len() - 16];
+    File::options().write(true).open(&path).unwrap().write_all_at(&zeroes, 16).unwrap();
+    let found = check(&here, &version);
+    assert_eq!((found.damaged_chunks, found.damaged.len()), (CHUNKS as u64, DAMAGED_LISTED_MAX));
+
+    let (here, there) = (Noting::new(here), Arc::new(Noting::new(other)));
+    let sources: [Arc<dyn Store>; 1] = [there.clone()];
+    let round = Round::new(None);
+    let done =
+        repair(&here, version.manifest, &found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap();
+    assert_eq!((done.objects, done.chunks, done.left.is_sound()), (1, 0, true), "{:?}", done.reasons);
+    assert!(done.reasons.is_empty() && fs::read(&path).unwrap() == good);
+    let (most, read_bytes) = (2 * good.len() as u64, [here.take_read(), there.take_read()]);
+    assert!(read_bytes.iter().all(|read_bytes| *read_bytes < most), "{read_bytes:?} of {}", good.len());
+    assert_eq!(here.mended_bytes.load(Ordering::Relaxed), 0);
+    // Who has the old file open finds the new one.
+    assert!(read_all(reader.as_ref()) == disk);
 }
 
 #[test]
@@ -267,24 +434,23 @@ fn damage_is_reported_with_the_files_that_it_touches() {
     flip(&path, at as u64);
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, 1);
-    let touched =
-        files_touched(&store, version.manifest, &found.damaged, &Round::new(None), &Cancel::new()).unwrap();
+    let search = |damaged: &[DamagedChunk], round: &Round, progress: &mut dyn FnMut(u64)| {
+        files_touched(&store, version.manifest, damaged, round, &Cancel::new(), progress).unwrap()
+    };
+    let mut told = Vec::new();
+    let touched = search(&found.damaged, &Round::new(None), &mut |read_bytes| told.push(read_bytes));
     assert_eq!((touched.files, touched.remarks), (vec!["partition 0: /two".to_owned()], vec![]));
+    // Two of the files can be read to the end.
+    assert!(told.is_sorted() && told.last() >= Some(&(2 << 20)), "{told:?}");
     // The search reads 3 MiB and more, and holds the rate of its round, too.
     let (began, round) = (Instant::now(), Round::new(Some(6 << 20)));
-    let touched = files_touched(&store, version.manifest, &found.damaged, &round, &Cancel::new()).unwrap();
+    let touched = search(&found.damaged, &round, &mut |_| {});
     assert_eq!(touched.files, ["partition 0: /two"]);
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
-    assert!(
-        files_touched(&store, version.manifest, &[], &Round::new(None), &Cancel::new())
-            .unwrap()
-            .files
-            .is_empty()
-    );
+    assert!(search(&[], &Round::new(None), &mut |_| {}).files.is_empty());
     // A version that cannot be opened at all is told so.
     fs::remove_file(&path).unwrap();
-    let touched =
-        files_touched(&store, version.manifest, &found.damaged, &Round::new(None), &Cancel::new()).unwrap();
+    let touched = search(&found.damaged, &Round::new(None), &mut |_| {});
     assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1));
 }
 
@@ -314,7 +480,8 @@ fn touched_by(disk: &[u8], places: &[usize]) -> headwater_image::Touched {
     }
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, places.len() as u64);
-    files_touched(&store, version.manifest, &found.damaged, &Round::new(None), &Cancel::new()).unwrap()
+    let round = Round::new(None);
+    files_touched(&store, version.manifest, &found.damaged, &round, &Cancel::new(), &mut |_| {}).unwrap()
 }
 
 /// Where debugfs says that the inode of a file lies.
@@ -422,15 +589,124 @@ fn a_round_reads_what_versions_share_once_and_tells_damage_of_each() {
     let round = Round::new(None);
     let found = check(&first, &round);
     assert_eq!((found.damaged_chunks, check(&second, &round).damaged_chunks), (1, 1));
-    let touched = versions_touched(&here, &found, &round, &Cancel::new()).unwrap();
+    let mut told = Vec::new();
+    let mut tell = |seen: u64, all: u64| told.push((seen, all));
+    let touched = versions_touched(&here, &found, &round, &Cancel::new(), &mut tell).unwrap();
     assert_eq!(touched, ["disk@1", "disk@2"]);
+    assert_eq!(told, [(0, 2), (1, 2)]);
     here.take_read();
     // What was repaired is read again, and nothing else.
-    let done = repair(&here, first.manifest, &found, &sources, &round, &Cancel::new()).unwrap();
+    let done =
+        repair(&here, first.manifest, &found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!((1..FEW_BYTES).contains(&here.take_read()));
     assert!(check(&second, &round).is_sound());
     assert!((1..FEW_BYTES).contains(&here.take_read()));
+}
+
+/// Copies all that a store has to a new one.
+fn synced(store: &LocalDir) -> Copied {
+    let dir = tempfile::tempdir().unwrap();
+    let target = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    let what = headwater_store::copy::everything(store).unwrap();
+    headwater_store::copy(store, &target, &what, &objects_of, true, &mut |_| Ok(())).unwrap()
+}
+
+#[test]
+fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_copy_fails_of_it() {
+    const FEW_BYTES: u64 = 4 * (64 << 10);
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk, 1);
+    let ((dir, here), (_other_dir, other)) = (store(), store());
+    let first = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "disk", &disk);
+    // A quarter of it is in the first version only.
+    disk[..1 << 20].fill(0);
+    let second = import_bytes(&here, "disk", &disk).version;
+    noise(&mut disk[2 << 20..][..64 << 10], 2);
+    let third = import_bytes(&here, "disk", &disk).version;
+    assert_eq!((&second.objects, third.objects[0]), (&first.objects, first.objects[0]));
+    let path = object_path(dir.path(), &first);
+    let good = fs::read(&path).unwrap();
+    let (object_bytes, image_bytes) = (good.len() as u64, disk.len() as u64);
+    let noting = Noting::new(here.clone());
+    // What comes of it, how many bytes were read, and of how many it told at its end.
+    let verified = |version: &Version, round: &Round| {
+        let mut told = Vec::new();
+        let tell = &mut |at: Progress| told.push((at.done_bytes, at.total_bytes));
+        noting.take_read();
+        let found = verify_in(&noting, version.manifest, round, &Cancel::new(), tell).unwrap();
+        let (done, total) = told[told.len() - 1];
+        assert!(told.is_sorted() && told.iter().all(|(_, all)| *all == total) && done == total, "{told:?}");
+        (found, noting.take_read(), total)
+    };
+    // While the first version is there its chunks are all of the object.
+    let round = Round::new(None);
+    let mut read_bytes = 0;
+    for version in [&third, &second, &first] {
+        let (found, more, total) = verified(version, &round);
+        assert!(found.is_sound() && total == image_bytes, "{found:?}");
+        read_bytes += more;
+    }
+    assert!((object_bytes..object_bytes + FEW_BYTES).contains(&read_bytes), "{read_bytes} bytes");
+
+    here.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
+    // The last of those that need it has it read as a whole, once.
+    let round = Round::new(None);
+    let (found, read_bytes, total) = verified(&third, &round);
+    assert!(found.is_sound() && read_bytes < object_bytes && total == image_bytes, "{read_bytes} bytes");
+    let (found, read_bytes, total) = verified(&second, &round);
+    assert!(found.is_sound() && total == image_bytes + object_bytes, "{found:?}");
+    assert!((object_bytes..object_bytes + FEW_BYTES).contains(&read_bytes), "{read_bytes} bytes");
+    for version in [&third, &second] {
+        let (found, read_bytes, total) = verified(version, &round);
+        assert!(found.is_sound() && read_bytes < FEW_BYTES && total == image_bytes, "{read_bytes} bytes");
+    }
+    assert_eq!(synced(&here).failed.len(), 0);
+
+    flip(&path, 100_000);
+    let round = Round::new(None);
+    assert!(verified(&second, &round).0.is_sound());
+    let found = verified(&third, &round).0;
+    assert_eq!((found.objects.len(), found.damaged_chunks), (1, 0), "{found:?}");
+    assert!(found.damage()[0].contains("does not have the hash that is its name"), "{:?}", found.damage());
+    let touched = versions_touched(&here, &found, &round, &Cancel::new(), &mut |_, _| {}).unwrap();
+    assert_eq!(touched, ["disk@2", "disk@3"]);
+    let copied = synced(&here);
+    assert_eq!((copied.versions, copied.failed.len()), (0, 2), "{copied:?}");
+    let mend = |sources: &[Arc<dyn Store>]| {
+        repair(&here, third.manifest, &found, (&round, sources), &Cancel::new(), &mut |_| {}).unwrap()
+    };
+    let done = mend(&[]);
+    assert_eq!((done.objects, done.left.objects.len(), done.reasons.len()), (0, 1, 1), "{done:?}");
+    let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
+    let done = mend(&sources);
+    assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+    assert!(fs::read(&path).unwrap() == good);
+    let copied = synced(&here);
+    assert_eq!((copied.versions, copied.failed.len()), (2, 0), "{copied:?}");
+}
+
+/// What no version needs is looked at only when all chunks that are needed are right.
+#[test]
+fn a_repair_goes_on_with_damage_that_it_finds_behind_what_it_has_repaired() {
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk, 1);
+    let ((dir, here), (_other_dir, other)) = (store(), store());
+    let first = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "disk", &disk);
+    disk[..1 << 20].fill(0);
+    let second = import_bytes(&here, "disk", &disk).version;
+    here.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
+    let path = object_path(dir.path(), &first);
+    let good = fs::read(&path).unwrap();
+    flip(&path, 100_000);
+    flip(&path, 3 << 20);
+    let found = check(&here, &second);
+    assert_eq!((found.objects.len(), found.damaged_chunks), (0, 1), "{found:?}");
+    let done = mend(&here, &second, &[Arc::new(other)]);
+    assert_eq!((done.chunks, done.objects, done.left.is_sound()), (1, 1, true), "{:?}", done.reasons);
+    assert!(fs::read(&path).unwrap() == good && check(&here, &second).is_sound());
 }
 
 const CHUNK_BYTES: usize = 65_536;
@@ -548,6 +824,86 @@ fn a_chunk_is_repaired_from_another_data_object_of_a_store_with_another_history(
     }
     assert!(check(&sites.here, &sites.older).is_sound());
     assert!(files(sites.dir.path()).iter().all(|(name, _)| !name.starts_with("tmp/")));
+}
+
+#[test]
+fn a_store_that_did_not_answer_is_asked_again_for_the_next_version_and_one_that_has_no_copy_is_not() {
+    let sites = Sites::new(LEVEL_DEFAULT);
+    sites.spoil(&[PACKED]);
+    let mend = |version: &Version, round: &Round, sources: &[Arc<dyn Store>]| {
+        let found = verify_in(&sites.here, version.manifest, round, &Cancel::new(), &mut |_| {}).unwrap();
+        assert_eq!(found.damaged_chunks, 1);
+        let (manifest, how) = (version.manifest, (round, sources));
+        repair(&sites.here, manifest, &found, how, &Cancel::new(), &mut |_| {}).unwrap()
+    };
+    let (_empty_dir, empty) = store();
+    let (round, lacking): (_, [Arc<dyn Store>; 1]) = (Round::new(None), [Arc::new(empty)]);
+    for (version, is_known) in [(&sites.older, false), (&sites.newest, true)] {
+        let done = mend(version, &round, &lacking);
+        assert_eq!((done.chunks, done.reasons.len()), (0, 1), "{:?}", done.reasons);
+        assert_eq!(done.reasons[0].contains("found out for another version"), is_known, "{:?}", done.reasons);
+    }
+
+    let there = Arc::new(Noting::new(sites.there.clone()));
+    let (round, sources): (_, [Arc<dyn Store>; 1]) = (Round::new(None), [there.clone()]);
+    there.falters.store(1, Ordering::Relaxed);
+    let done = mend(&sites.older, &round, &sources);
+    assert_eq!((done.chunks, done.left.damaged_chunks), (0, 1));
+    assert!(done.reasons[0].contains("it does not answer"), "{:?}", done.reasons);
+    let done = mend(&sites.newest, &round, &sources);
+    assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+}
+
+/// Repairs the older and the newest version in turn, so many times, and returns how many manifests were read for each, here and there,
+/// and why its one damaged chunk stays.
+fn mended_in_turn(sites: &Sites, there: &Arc<Noting>, times: usize) -> Vec<(usize, usize, String)> {
+    let (here, round) = (Noting::new(sites.here.clone()), Round::new(None));
+    let sources: [Arc<dyn Store>; 1] = [Arc::clone(there) as Arc<dyn Store>];
+    let versions = [&sites.older, &sites.newest].into_iter().cycle().take(times);
+    let mended = versions.map(|version| {
+        let found = verify_in(&here, version.manifest, &round, &Cancel::new(), &mut |_| {}).unwrap();
+        assert_eq!(found.damaged_chunks, 1);
+        here.take_asked();
+        there.take_asked();
+        let how = (&round, sources.as_slice());
+        let done = repair(&here, version.manifest, &found, how, &Cancel::new(), &mut |_| {}).unwrap();
+        assert_eq!((done.chunks, done.reasons.len()), (0, 1), "{:?}", done.reasons);
+        (here.take_asked(), there.take_asked(), done.reasons[0].clone())
+    });
+    mended.collect()
+}
+
+#[test]
+fn a_copy_that_is_damaged_too_is_looked_for_once_in_a_round() {
+    let sites = Sites::new(LEVEL_DEFAULT);
+    sites.spoil(&[PACKED]);
+    spoil(sites.there_dir.path(), place(&sites.there, &sites.theirs, PACKED));
+    let there = Arc::new(Noting::new(sites.there.clone()));
+    // That of the version itself, and for the first one all that the stores have.
+    let mended = mended_in_turn(&sites, &there, 3);
+    let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
+    assert_eq!(read, [(1 + 2, 1), (1, 0), (1, 0)]);
+    assert!(mended[0].2.contains("has it too"), "{}", mended[0].2);
+    assert!(mended[1].2.contains("found out for another version"), "{}", mended[1].2);
+}
+
+#[test]
+fn a_store_that_never_answers_is_given_up_for_the_round_and_others_are_not_read_again_for_it() {
+    let sites = Sites::new(LEVEL_DEFAULT);
+    sites.spoil(&[PACKED]);
+    let there = Arc::new(Noting::new(sites.there.clone()));
+    there.falters.store(usize::MAX, Ordering::Relaxed);
+    let mended = mended_in_turn(&sites, &there, 5);
+    let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
+    assert_eq!(read, [(1 + 2, 1), (1, 1), (1, 1), (1, 0), (1, 0)]);
+    for (number, (_, _, why)) in mended.iter().enumerate() {
+        assert_eq!(why.contains("it does not answer"), number < 3, "{why}");
+        assert_eq!(why.contains("asked for again in the next round"), number >= 3, "{why}");
+    }
+    // In the next round it is.
+    there.falters.store(0, Ordering::Relaxed);
+    let done = mend(&sites.here, &sites.newest, &[there]);
+    assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
 }
 
 #[test]

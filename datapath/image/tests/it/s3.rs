@@ -11,7 +11,8 @@ use std::time::Duration;
 use crate::fixture::{disk_of, noise, read_all, store};
 use headwater_block::{ByteRange, Completion, Device, Request};
 use headwater_image::{
-    Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import, repair, verify,
+    Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, Round, Verified, VersionReader, import, repair,
+    verify,
 };
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
@@ -267,9 +268,19 @@ fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
     let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (0, 1));
     let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
-    let done =
-        repair(&served.store, manifest, &found, &sources, &headwater_image::Round::new(None), &Cancel::new())
-            .unwrap();
+    let mend = |found: &Verified| {
+        let round = Round::new(None);
+        repair(&served.store, manifest, found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap()
+    };
+    let done = mend(&found);
+    assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+    assert!(fs::read(&path).unwrap() == good);
+
+    // Where nothing else is damaged, that is found too: no copy of the version could be made.
+    File::options().write(true).open(&path).unwrap().write_all_at(b"rotten", 1 << 20).unwrap();
+    let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
+    assert_eq!((found.objects.len(), found.damaged_chunks), (1, 0), "{found:?}");
+    let done = mend(&found);
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 }

@@ -3,8 +3,9 @@
 //! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. Where the store was opened to copy versions to it, one
 //! that was interrupted goes on where it was: until another writer opens the store, which empties `tmp`, or for a week. A power cut may
 //! leave other bytes than were written: where the hash at the end is wrong, it begins once more, before the source is blamed. What fills
-//! the disk is not kept. Where an object is being copied already, as two repairs at once do, the second copy grows in a file of
-//! its own, which is not kept either.
+//! the disk is not kept, and what there is no room for is not begun; a copy that takes the place of a damaged object leaves some room, for
+//! machines may write there. Where an object is being copied already, as two repairs at once do, the second copy grows in a file of its
+//! own, which is not kept either.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,8 +23,14 @@ use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
+/// For people, who are told of room in these.
+const MIB: u64 = 1 << 20;
 /// How long a part of an object is kept for the copy to go on with.
 const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What of a file system a copy in place of a damaged object leaves to others who write there, as machines do: one part in so many.
+const RESERVE_PART: u64 = 64;
+/// More than this is not left.
+const RESERVE_MAX_BYTES: u64 = 1 << 30;
 
 impl Inner {
     pub(super) fn copy_object(
@@ -32,10 +39,15 @@ impl Inner {
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let mut part = Part::new(self, source.id());
-        let outcome = self.copy_to(&part, source, copied);
+        let has_room = part.check_room(source.len_bytes());
+        let is_refused = has_room.is_err();
+        let outcome = has_room.and_then(|()| self.copy_to(&part, source, copied));
         part.is_kept = match &outcome {
             Ok(()) => true,
-            Err(e) => self.keeps_parts && part.is_named && e.kind() != StoreErrorKind::NoSpace,
+            // What an earlier copy left took its room then.
+            Err(e) => {
+                self.keeps_parts && part.is_named && (is_refused || e.kind() != StoreErrorKind::NoSpace)
+            }
         };
         outcome
     }
@@ -176,6 +188,36 @@ impl<'a> Part<'a> {
         options.read(true).create(true).open(&self.path)
     }
 
+    /// Refuses an object of this length where what is left of it does not fit: one that fills the disk has all others who write there
+    /// fail, until it has failed itself.
+    fn check_room(&self, len_bytes: u64) -> Result<(), StoreError> {
+        // Where nobody says how much room there is, the disk says it when it is full.
+        let Ok(space) = rustix::fs::statvfs(self.store.layout.tmp()) else { return Ok(()) };
+        let there = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
+        let more_bytes = len_bytes.saturating_sub(there);
+        if more_bytes == 0 || space.f_blocks == 0 {
+            return Ok(());
+        }
+        let is_repair = self.store.layout.object(self.id).exists();
+        let total_bytes = space.f_blocks.saturating_mul(space.f_frsize);
+        let left_bytes = if is_repair { reserve_bytes(total_bytes) } else { 0 };
+        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        if more_bytes.saturating_add(left_bytes) <= free_bytes {
+            return Ok(());
+        }
+        let others = format!(", and {} MiB are left to others who write there", left_bytes.div_ceil(MIB));
+        Err(StoreError::new(
+            StoreErrorKind::NoSpace,
+            format!(
+                "cannot write {}: {} MiB more are to be written{}, but only {} MiB are free: free space there",
+                self.path.display(),
+                more_bytes.div_ceil(MIB),
+                if is_repair { &others } else { "" },
+                free_bytes / MIB
+            ),
+        ))
+    }
+
     /// Appends what an object has from an offset on, and hashes it.
     fn append(
         &self,
@@ -213,6 +255,11 @@ impl Drop for Part<'_> {
     }
 }
 
+/// What a repair leaves free of a file system of this size.
+fn reserve_bytes(total_bytes: u64) -> u64 {
+    (total_bytes / RESERVE_PART).min(RESERVE_MAX_BYTES)
+}
+
 /// Reads what an interrupted copy left. Returns where to go on.
 fn take_up(file: &File, len_bytes: u64, hasher: &mut blake3::Hasher) -> std::io::Result<u64> {
     let there = file.metadata()?.len();
@@ -230,4 +277,132 @@ fn take_up(file: &File, len_bytes: u64, hasher: &mut blake3::Hasher) -> std::io:
         at = at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
     }
     Ok(there)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use headwater_testkit::{on_small_file_system, test_name};
+
+    use super::*;
+    use crate::local_dir::{Access, LocalDir};
+    use crate::store::Store;
+
+    /// An object that is nothing but zeroes, and counts how often it is read.
+    struct Zeroes {
+        id: Hash,
+        len_bytes: u64,
+        reads: AtomicU64,
+    }
+
+    impl Zeroes {
+        fn new(id: Hash, len_bytes: u64) -> Self {
+            Self { id, len_bytes, reads: AtomicU64::new(0) }
+        }
+
+        /// With the name that it has by right.
+        fn named(len_bytes: u64) -> Self {
+            let bytes = vec![0_u8; usize::try_from(len_bytes).unwrap()];
+            Self::new(Hash::of(&bytes), len_bytes)
+        }
+
+        fn reads(&self) -> u64 {
+            self.reads.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Object for Zeroes {
+        fn id(&self) -> Hash {
+            self.id
+        }
+
+        fn len_bytes(&self) -> u64 {
+            self.len_bytes
+        }
+
+        fn read_range(&self, _: u64, into: &mut [u8]) -> Result<(), StoreError> {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            into.fill(0);
+            Ok(())
+        }
+    }
+
+    fn is_empty(dir: &Path) -> bool {
+        fs::read_dir(dir).unwrap().next().is_none()
+    }
+
+    fn free_bytes(dir: &Path) -> u64 {
+        let space = rustix::fs::statvfs(dir).unwrap();
+        space.f_bavail * space.f_frsize
+    }
+
+    #[test]
+    fn a_part_of_a_file_system_is_left_and_little_of_a_large_one() {
+        assert_eq!(reserve_bytes(16 * MIB), MIB / 4);
+        assert_eq!(reserve_bytes(64 << 30), 1 << 30);
+        assert_eq!(reserve_bytes(64 << 40), 1 << 30);
+    }
+
+    #[test]
+    fn an_object_for_which_there_is_no_room_is_not_begun() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+        // More than any disk has.
+        let source = Zeroes::new(Hash::of(b"large"), 1 << 60);
+        let error = store.publish().unwrap().copy_object(&source, &mut |_| Ok(())).unwrap_err();
+        assert_eq!((error.kind(), source.reads()), (StoreErrorKind::NoSpace, 0));
+        let says = format!(": {} MiB more are to be written", 1_u64 << 40);
+        assert!(error.to_string().contains(&says), "{error}");
+        assert!(is_empty(&dir.path().join("tmp")) && is_empty(&dir.path().join("objects")));
+    }
+
+    #[test]
+    fn a_copy_takes_what_there_is_and_a_repair_leaves_some() {
+        let dir = tempfile::tempdir().unwrap();
+        let this = test_name(a_copy_takes_what_there_is_and_a_repair_leaves_some);
+        on_small_file_system(this, dir.path(), 16, in_it);
+    }
+
+    /// The child's part of the test above.
+    fn in_it(dir: &Path) {
+        let place = dir.join("store");
+        let store = LocalDir::open(&place, Access::Copy { new_chunk_bytes: 4096 }).unwrap();
+        let (source, ballast) = (Zeroes::named(6 * MIB), dir.join("ballast"));
+        let object = place.join("objects").join(source.id.to_string());
+        let part = place.join("tmp").join(format!("{}.part", source.id));
+        let copy = |copied: &mut dyn FnMut(u64) -> Result<(), StoreError>| {
+            store.publish().unwrap().copy_object(&source, copied)
+        };
+        let fill = |left_bytes: u64| {
+            let _ = fs::remove_file(&ballast);
+            let len = usize::try_from(free_bytes(dir) - left_bytes).unwrap();
+            fs::write(&ballast, vec![7_u8; len]).unwrap();
+        };
+        // An interrupted copy stays where the rest of it has no room now, and counts.
+        let mut told = 0;
+        let interrupted = copy(&mut |bytes| {
+            told += bytes;
+            if told < 2 * MIB { Ok(()) } else { Err(StoreError::new(StoreErrorKind::Io, "enough")) }
+        });
+        assert_eq!(interrupted.unwrap_err().kind(), StoreErrorKind::Io);
+        let reads = source.reads();
+        fill(3 * MIB);
+        assert_eq!(copy(&mut |_| Ok(())).unwrap_err().kind(), StoreErrorKind::NoSpace);
+        assert_eq!((source.reads(), fs::metadata(&part).unwrap().len()), (reads, 2 * MIB));
+        fill(4 * MIB + MIB / 16);
+        copy(&mut |_| Ok(())).unwrap();
+        assert_eq!(fs::metadata(&object).unwrap().len(), 6 * MIB);
+
+        // In place of one that is there, some room is left.
+        fill(6 * MIB + MIB / 8);
+        let reads = source.reads();
+        let refused = copy(&mut |_| Ok(())).unwrap_err();
+        assert_eq!((refused.kind(), source.reads()), (StoreErrorKind::NoSpace, reads));
+        assert!(refused.to_string().contains("1 MiB are left to others"), "{refused}");
+        fill(6 * MIB + MIB / 4 + MIB / 16);
+        copy(&mut |_| Ok(())).unwrap();
+        assert!(is_empty(&place.join("tmp")));
+    }
 }

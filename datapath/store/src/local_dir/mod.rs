@@ -467,16 +467,18 @@ impl Inner {
         }
     }
 
-    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+    /// Removes a version, or the whole image: that `with_channels` also where they point somewhere.
+    fn remove(
+        &self,
+        name: &ImageName,
+        number: Option<u32>,
+        with_channels: bool,
+    ) -> Result<Removed, StoreError> {
         self.must_be_writable()?;
         let mut state = self.state.lock();
         let mut image = self.image(name)?.ok_or_else(|| refs::no_such_image(name))?;
-        if let Some(number) = number {
-            image.select(&crate::name::Selector::Number(number))?;
-            if let Some(holder) = image.held_by(number) {
-                let message = format!("cannot remove {name}@{number}: {holder}");
-                return Err(StoreError::new(StoreErrorKind::InUse, message));
-            }
+        if number.is_some() || !with_channels {
+            image.check_removal(number)?;
         }
         let going: Vec<Version> =
             image.versions.iter().filter(|v| number.is_none_or(|n| v.number == n)).cloned().collect();
@@ -631,7 +633,11 @@ impl Store for LocalDir {
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
-        self.inner.remove(name, number)
+        self.inner.remove(name, number, true)
+    }
+
+    fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
+        self.inner.remove(name, None, false)
     }
 
     fn reclaim_left(&self) -> Result<u64, StoreError> {

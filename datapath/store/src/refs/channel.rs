@@ -9,9 +9,10 @@
 //!   schedule keeps a promotion for later; `promote_due` carries it out
 //!   revert   pops: the channel points where it pointed before, and nowhere where it was promoted once
 //! ```
-//! A version that a channel points to, or will, can be neither retired nor removed. One that a channel pointed
-//! to in the past can: it is left out of what the channel can go back to. Where nothing else is left, the channel
-//! stays where it is: it is unset only from the first place that it ever had.
+//! A version that a channel points to, or will, can be neither retired nor removed, and its image only where that is
+//! asked for with its channels. One that a channel pointed to in the past can: it is left out of what the channel can
+//! go back to. Where nothing else is left, the channel stays where it is: it is unset only from the first place that it
+//! ever had.
 
 use std::collections::HashSet;
 
@@ -235,6 +236,36 @@ impl Image {
         (!all.is_empty()).then(|| all.join("; and "))
     }
 
+    /// Refuses the removal of a version, or with `None` of the image with all of them, where a channel points, or will point, to what
+    /// would go.
+    pub(crate) fn check_removal(&self, number: Option<u32>) -> Result<(), StoreError> {
+        let name = &self.name;
+        let message = match number {
+            Some(number) => {
+                self.select(&crate::name::Selector::Number(number))?;
+                self.held_by(number).map(|holder| format!("cannot remove {name}@{number}: {holder}"))
+            }
+            None => self.promoted().map(|promoted| {
+                format!(
+                    "cannot remove image '{name}': {promoted}; 'headwater image remove {name} --force' removes it with \
+                     its channels"
+                )
+            }),
+        };
+        message.map_or(Ok(()), |message| Err(StoreError::new(StoreErrorKind::InUse, message)))
+    }
+
+    /// Where the channels that are set point, and which promotions are to come, in words; `None` where there are neither.
+    fn promoted(&self) -> Option<String> {
+        let now = Channel::ALL.into_iter().filter_map(|channel| self.channel(channel));
+        let now = now.map(|pointer| format!("{} points to version {}", pointer.channel, pointer.version));
+        let later = self.scheduled.iter();
+        let later = later
+            .map(|pointer| format!("version {} will be promoted to {}", pointer.version, pointer.channel));
+        let all: Vec<String> = now.chain(later).collect();
+        (!all.is_empty()).then(|| all.join(", and "))
+    }
+
     /// Forgets a version: also as one that a channel pointed to.
     pub(crate) fn forget(&mut self, number: u32) {
         self.versions.retain(|version| version.number != number);
@@ -426,6 +457,33 @@ mod tests {
         image.schedule(to(Production, 1, 100)).unwrap();
         let held = image.held_by(1).unwrap();
         assert!(held.contains("test points to it") && held.contains("promoted to production"), "{held}");
+    }
+
+    #[test]
+    fn an_image_that_is_promoted_is_not_removed_by_itself() {
+        use Channel::{Production, Test};
+        let mut image = image(3);
+        image.check_removal(None).unwrap();
+        // The newest is always there, and nobody asked for it.
+        image.promote(to(Production, 1, 5)).unwrap();
+        image.schedule(to(Test, 2, 100)).unwrap();
+        let refused = image.check_removal(None).unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::InUse);
+        assert_eq!(
+            refused.to_string(),
+            "cannot remove image 'deb': production points to version 1, and version 2 will be promoted to test; \
+             'headwater image remove deb --force' removes it with its channels"
+        );
+        for (number, kind) in
+            [(1, StoreErrorKind::InUse), (2, StoreErrorKind::InUse), (9, StoreErrorKind::NotFound)]
+        {
+            assert_eq!(image.check_removal(Some(number)).unwrap_err().kind(), kind, "{number}");
+        }
+        image.check_removal(Some(3)).unwrap();
+        // As soon as nothing of it is left, it goes.
+        image.cancel(Test).unwrap();
+        image.revert(Production).unwrap();
+        image.check_removal(None).unwrap();
     }
 
     #[test]

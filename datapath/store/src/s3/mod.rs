@@ -506,7 +506,11 @@ impl Store for S3Store {
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
-        self.inner.remove(name, number)
+        self.inner.remove(name, number, true)
+    }
+
+    fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
+        self.inner.remove(name, None, false)
     }
 
     fn reclaim_left(&self) -> Result<u64, StoreError> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::hold;
-use crate::name::{ImageName, Selector};
+use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
 use crate::s3::bucket::{Condition, Entry, Refusal};
 use crate::s3::failure::Unchanged;
@@ -164,19 +164,21 @@ impl Inner {
         }
     }
 
-    pub(super) fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+    /// Removes a version, or the whole image: that `with_channels` also where they point somewhere.
+    pub(super) fn remove(
+        &self,
+        name: &ImageName,
+        number: Option<u32>,
+        with_channels: bool,
+    ) -> Result<Removed, StoreError> {
         self.must_be_writable()?;
         let alone = self.marks.exclusive(EXCLUSIVE_WAIT)?.ok_or_else(|| self.marks.busy())?;
         let changed = self.change_image(name, |image, is_there| {
             if !is_there {
                 return Err(refs::no_such_image(name));
             }
-            if let Some(number) = number {
-                image.select(&Selector::Number(number))?;
-                if let Some(holder) = image.held_by(number) {
-                    let message = format!("cannot remove {name}@{number}: {holder}");
-                    return Err(StoreError::new(StoreErrorKind::InUse, message));
-                }
+            if number.is_some() || !with_channels {
+                image.check_removal(number)?;
             }
             let going: Vec<Version> =
                 image.versions.iter().filter(|v| number.is_none_or(|n| v.number == n)).cloned().collect();

@@ -55,13 +55,14 @@ impl Fixture {
         std::fs::create_dir(&cache).unwrap();
         let volumes = Volumes::new(offer(store), cache, keys, caches, &StreamArgs::default(), None).unwrap();
         let cache = CacheSettings { persistent: true, ..small() };
-        let request = KeptRequest { kept: Kept { id: Uuid::from_u128(7), is_begun: false }, version, cache };
+        let kept = Kept { id: Uuid::from_u128(7), is_begun: false };
+        let request = KeptRequest { kept, version, cache, is_edit: false };
         Self { dir, volumes, request }
     }
 
     /// Opens the disk as a machine's start does, and closes it.
     fn begin(&self) -> Result<(), BackendError> {
-        let KeptRequest { kept, version, cache } = &self.request;
+        let KeptRequest { kept, version, cache, .. } = &self.request;
         let opened =
             self.volumes.opener().volume("vm1", version, cache, Some(*kept), LittleSpace::Refused)?;
         opened.volume.close();
@@ -192,6 +193,25 @@ fn a_seal_takes_a_kept_disk_from_nobody_who_reads_it() {
 }
 
 #[test]
+fn a_seal_begins_no_disk_that_its_machine_did_not_begin() {
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    // The image's edit, if it has one, is another machine's: only who is asked for an edit says how to give it up.
+    for is_edit in [false, true] {
+        let request = KeptRequest { is_edit, ..fixture.request.clone() };
+        let refused = runtime.block_on(fixture.volumes.open_kept(request)).err().unwrap();
+        assert_eq!(refused.kind(), ProblemKind::Conflict);
+        assert!(refused.to_string().contains("has not begun the disk"), "{refused}");
+        let advice = refused.advice().unwrap();
+        assert!(advice.starts_with("start it first"), "{advice}");
+        assert_eq!(advice.contains("'headwater image discard disk'"), is_edit, "{advice}");
+    }
+    // Nothing is there of it: a start boots what its image means by then.
+    let left = |dir| std::fs::read_dir(fixture.dir.path().join(dir)).map_or(0, Iterator::count);
+    assert_eq!((left("cache"), left("keys")), (0, 0));
+}
+
+#[test]
 fn a_seal_is_no_failure_where_its_version_cannot_be_looked_up() {
     let image = null_device(1 << 20).unwrap();
     let fixture = Fixture::of(image, CacheArgs::default(), |store| Arc::new(Unlisted(store)));
@@ -205,9 +225,31 @@ fn a_seal_is_no_failure_where_its_version_cannot_be_looked_up() {
         note: String::new(),
         author: String::new(),
         newest_at_most: None,
+        is_edit: false,
     };
     let sealed = runtime.block_on(disk.freeze().unwrap().seal(order, Arc::default())).unwrap();
     assert_eq!((sealed.version.number, sealed.version.channels), (2, Vec::new()));
+    runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
+fn only_where_nothing_was_edited_is_it_said_how_to_give_an_edit_up() {
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
+    for is_edit in [false, true] {
+        let order = SealOrder {
+            source: "lab".to_owned(),
+            note: String::new(),
+            author: String::new(),
+            newest_at_most: None,
+            is_edit,
+        };
+        let refused = runtime.block_on(disk.freeze().unwrap().seal(order, Arc::default())).unwrap_err();
+        let advice = refused.advice().unwrap();
+        assert!(advice.starts_with("change something on the machine first"), "{advice}");
+        assert_eq!(advice.contains("'headwater image discard disk'"), is_edit, "{advice}");
+    }
     runtime.block_on(disk.close()).unwrap();
 }
 

@@ -54,7 +54,7 @@ impl Ran {
     pub fn fails(self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
         // On a busy host it may have said before how far it is and what it waits for, and a daemon's log what is slow.
-        let is_log = |line: &&str| matches!(line.split_whitespace().nth(1), Some("INFO" | "WARN"));
+        let is_log = |line: &&str| matches!(line.split_whitespace().nth(1), Some("INFO" | "WARN" | "ERROR"));
         let last = self.err.lines().rfind(|line| !is_log(line)).unwrap_or_default();
         let told = self.err.lines().filter(|line| line.starts_with("headwater: ")).count();
         assert!(told == 1 && last.starts_with("headwater: "), "{self:?}");

@@ -23,6 +23,7 @@ impl Fixture {
             damaged_chunks: 1,
             damage: &["chunk 0".to_owned()],
             files: &[],
+            remarks: &[],
             uses: &[],
         };
         self.service.version_checked(found).await;

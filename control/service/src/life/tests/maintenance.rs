@@ -7,6 +7,7 @@ use super::removals::Api;
 use super::*;
 use crate::answer::problem;
 use crate::backend::HoldPurpose;
+use crate::life::Residue;
 
 impl Fixture {
     /// Makes its machine's write cache persistent.
@@ -73,6 +74,7 @@ impl Fixture {
             note: String::new(),
             author: String::new(),
             newest_at_most: None,
+            is_edit: true,
         }
     }
 
@@ -234,6 +236,7 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
     assert_eq!((sealed.version.number, sealed.parent.as_str()), (3, "image@1"));
     let order = fixture.host.seals.lock().unwrap()[0].clone();
     assert!(order.note == "a note" && order.source.starts_with("image@1 edited by machine lab"), "{order:?}");
+    assert!(order.is_edit);
     assert_eq!(
         (fixture.kept().await, fixture.host.discarded.lock().unwrap().clone()),
         (Vec::new(), vec![edit.id])
@@ -256,7 +259,33 @@ async fn what_is_sealed_is_booted_once_it_is_promoted() {
         event.action == "promoted" && event.detail.starts_with("production to version 1")
     };
     assert!(fixture.events().await.iter().any(noted));
+    // There is no edit to give up.
+    assert!(!fixture.host.seals.lock().unwrap()[0].is_edit);
     assert_eq!(fixture.seal_machine().await.unwrap().production, None);
+}
+
+#[tokio::test]
+async fn nobody_reads_a_kept_disk_of_a_machine_that_went_off_while_a_version_is_made_of_it() {
+    let fixture = Fixture::persistent().await;
+    fixture.second_machine().await;
+    fixture.start().await.unwrap();
+    fixture.host.seals_wait.store(true, Ordering::SeqCst);
+    let service = fixture.service.clone();
+    let sealing = tokio::spawn(async move {
+        service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), Arc::default()).await
+    });
+    fixture.host.seal_waits.notified().await;
+    fixture.stop().await;
+    let refused = fixture.service.readable_disk("lab").await.unwrap_err();
+    assert!(matches!(refused, LifeError::Sealing { .. }), "{refused}");
+    // It hides itself, and no other machine.
+    let listed = fixture.service.readable_disks().await.unwrap();
+    assert!(listed.len() == 2 && listed.iter().all(|it| matches!(it.disk, Residue::None)), "{listed:?}");
+    fixture.host.seals_wait.store(false, Ordering::SeqCst);
+    fixture.host.seal_goes_on.notify_one();
+    sealing.await.unwrap().unwrap();
+    let found = fixture.service.readable_disk("lab").await.unwrap().unwrap();
+    assert!(matches!(found.disk, Residue::Kept(_)), "{found:?}");
 }
 
 #[tokio::test]

@@ -98,6 +98,28 @@ async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another()
 }
 
 #[tokio::test]
+async fn an_image_goes_with_its_channels_where_that_is_asked_for_and_no_machine_boots_it() {
+    let fixture = Fixture::new().await;
+    *fixture.host.production.lock().unwrap() = Some(1);
+    let api = Api::serve(&fixture).await;
+    let conflict = ProblemKind::Conflict.http_status();
+    let (status, answer) = api.ask("DELETE", "images/image?force=true", "").await;
+    assert!(status == conflict && answer.contains("machine 'lab' boots it"), "{answer}");
+    fixture.service.remove("lab", true, &Actor::daemon()).await.unwrap();
+    for unforced in ["images/image", "images/image?force=false"] {
+        let (status, answer) = api.ask("DELETE", unforced, "").await;
+        assert!(status == conflict && answer.contains("production points to"), "{answer}");
+    }
+    // Channels are of the image.
+    let (status, answer) = api.ask("DELETE", "images/image@1?force=true", "").await;
+    assert!(status == 400 && answer.contains("it names a version"), "{answer}");
+    assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
+    let (status, answer) = api.ask("DELETE", "images/image?force=true", "").await;
+    assert_eq!(status, 200, "{answer}");
+    assert!(fixture.host.versions.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn a_machine_runs_no_version_of_another_image_with_the_same_bytes() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();

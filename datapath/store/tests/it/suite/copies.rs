@@ -188,3 +188,76 @@ pub fn a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up(pla
     assert_eq!(sync().versions, 1);
     assert_eq!(place.open(Access::Read).unwrap().images().unwrap(), source.images().unwrap());
 }
+
+/// How many manifests are read is told until it is known what is missing; then bytes are, where there are any.
+pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    for word in ["one", "two", "three"] {
+        publish(&source, "a", word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    }
+    // It is known at once why this one does not come.
+    fs::remove_file(elsewhere.path().join("manifests").join(Hash::of(b"m-two").to_string())).unwrap();
+    let copy = || {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        let mut told = Vec::new();
+        let copied = headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |at| {
+            told.push(at);
+            Ok(())
+        });
+        (copied.unwrap(), told)
+    };
+    let (copied, told) = copy();
+    assert_eq!((copied.versions, copied.failed.len()), (2, 1), "{copied:?}");
+    assert!(told.iter().all(|at| at.versions == 3), "{told:?}");
+    assert!(told.iter().map(|at| at.read_versions).is_sorted(), "{told:?}");
+    for read in 0..=3 {
+        assert!(told.iter().any(|at| at.read_versions == read), "{read} are not told: {told:?}");
+    }
+    assert!(told.iter().all(|at| at.read_versions == 3 || at.done_bytes == 0), "{told:?}");
+    let all_bytes = "one".len() as u64 + "three".len() as u64;
+    assert!(told.iter().any(|at| (at.done_bytes, at.total_bytes) == (all_bytes, all_bytes)), "{told:?}");
+    // While the last version is copied, the others have been dealt with.
+    assert_eq!(told.last().unwrap().done_versions, 2, "{told:?}");
+
+    let (copied, told) = copy();
+    assert_eq!((copied.versions, copied.present), (0, 2), "{copied:?}");
+    assert!(told.iter().any(|at| at.read_versions == 3), "{told:?}");
+    assert!(told.iter().all(|at| at.total_bytes == 0), "{told:?}");
+}
+
+/// Also one that brings no version. What is the source's already is not told of again.
+pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    for (image, word) in [("a", "one"), ("a", "two"), ("b", "three")] {
+        publish(&source, image, word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    }
+    let sync = |channels| {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        let copied =
+            headwater_store::copy(&source, target.as_ref(), &what, &objects_of, channels, &mut |_| Ok(()));
+        let copied = copied.unwrap();
+        (copied.versions, copied.present, copied.followed)
+    };
+    assert_eq!(sync(true), (3, 0, 0));
+    let promote = |version| {
+        let to = Pointer { channel: Channel::Production, version, at_s: 3, author: "ben".into() };
+        source.change(&name("a"), &mut |image| image.promote(to.clone()).map(drop)).unwrap();
+    };
+    // It is set before the versions come, and moved after them.
+    for version in [1, 2] {
+        promote(version);
+        assert_eq!((sync(true), sync(true)), ((0, 3, 1), (0, 3, 0)), "to version {version}");
+    }
+    source.change(&name("b"), &mut |image| image.set_note(1, "another one").map(drop)).unwrap();
+    promote(1);
+    assert_eq!((sync(false), sync(true), sync(true)), ((0, 3, 0), (0, 3, 2), (0, 3, 0)));
+    assert_eq!(place.open(Access::Read).unwrap().images().unwrap(), source.images().unwrap());
+    // A number that the source does not give again is nothing that is seen.
+    publish(&source, "b", b"four", &[], b"m-four").unwrap();
+    source.remove(&name("b"), Some(2)).unwrap();
+    assert_eq!(sync(true), (0, 3, 0));
+}

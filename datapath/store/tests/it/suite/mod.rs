@@ -4,6 +4,7 @@
 //! [`Place::dir`], also those of the S3 server of the tests, so that their bytes can be looked at and changed.
 
 mod copies;
+mod removals;
 
 use std::fs;
 use std::path::Path;
@@ -15,12 +16,15 @@ use headwater_store::{
 };
 
 pub use copies::{
+    a_copy_says_how_far_it_is_from_the_first_manifest_on, a_copy_tells_of_channels_that_it_changed,
     a_copy_that_stops_lets_nobody_boot_what_was_sealed,
     a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up,
     a_removal_at_the_source_waits_for_the_copy,
     what_the_source_has_not_whole_stands_in_the_way_of_itself_only,
     what_the_target_has_can_be_removed_at_the_source_meanwhile,
 };
+
+pub use removals::a_promotion_and_a_removal_of_its_image_at_once_lose_no_promotion;
 
 /// Where a store can be made and opened again, each time as another process would.
 pub trait Place {
@@ -333,7 +337,13 @@ pub fn a_channel_is_durable_and_holds_its_version(place: &dyn Place) {
     assert_eq!(image.pointers(), [promoted]);
     assert_eq!(image.scheduled(), [to(Channel::Test, 2, 9)]);
     assert_eq!(kind(store.change(&name("b"), &mut |_| Ok(()))), StoreErrorKind::NotFound);
-    // The whole image goes with its channels.
+    // The whole image goes with its channels, where that is asked for.
+    let error = store.remove_unless_promoted(&name("a")).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InUse);
+    for word in ["production points to version 1", "version 2 will be promoted to test", "--force"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    assert_eq!(store.image(&name("a")).unwrap().unwrap(), image);
     store.remove(&name("a"), None).unwrap();
     assert_eq!(files(place.dir()), []);
 }
@@ -918,6 +928,8 @@ macro_rules! store_suite {
             a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
             a_second_sync_brings_what_the_source_changed_since,
             a_copy_whose_version_cannot_be_written_is_gone_on_with,
+            a_copy_says_how_far_it_is_from_the_first_manifest_on,
+            a_copy_tells_of_channels_that_it_changed,
             a_copy_that_stops_lets_nobody_boot_what_was_sealed,
             what_the_source_has_not_whole_stands_in_the_way_of_itself_only,
             a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up,
@@ -928,6 +940,7 @@ macro_rules! store_suite {
             a_boot_trace_goes_with_its_version,
             two_writers_on_one_image_lose_nothing,
             a_promotion_and_a_removal_at_once_leave_no_channel_without_its_version,
+            a_promotion_and_a_removal_of_its_image_at_once_lose_no_promotion,
             a_clock_that_goes_back_changes_no_order,
         );
     };
