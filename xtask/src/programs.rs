@@ -27,8 +27,12 @@ impl Program {
         }
         // One that does not say what it has is run as a whole, and says then what is wrong.
         let listed = Command::new(&self.path).args(["--list", "--format", "terse"]).output();
-        let parts = listed.map(|listed| self.parts_of(&String::from_utf8_lossy(&listed.stdout)));
-        parts.ok().filter(|parts| !parts.is_empty()).unwrap_or_else(|| vec![self])
+        // Nor is one taken by its parts that ended in the middle of its list: the rest would be left out without a word.
+        let parts = match listed {
+            Ok(listed) if listed.status.success() => self.parts_of(&String::from_utf8_lossy(&listed.stdout)),
+            _ => Vec::new(),
+        };
+        if parts.is_empty() { vec![self] } else { parts }
     }
 
     /// Those of a list of its tests.
@@ -114,10 +118,26 @@ mod tests {
         let expected = [("it", "alone"), ("s3", "s3::deep::two"), ("seal", "seal::one seal::three")]
             .map(|(n, t)| (n, t.to_owned()));
         assert_eq!(parts, expected);
-        // One that lists nothing, or cannot be run, stays whole.
-        for path in ["/bin/true", "/nowhere"] {
-            let whole = Program { path: path.into(), ..whole.clone() };
+        // One that lists nothing, cannot be run, or fails while it lists, stays whole.
+        let dir = std::env::temp_dir().join(format!("headwater-xtask-lists-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let lists = |name: &str, code: u8| {
+            use std::os::unix::fs::PermissionsExt;
+            let path = dir.join(name);
+            std::fs::write(&path, format!("#!/bin/sh\necho 'seal::one: test'\nexit {code}\n")).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+            Program { path, ..whole.clone() }
+        };
+        let (good, bad) = (lists("good", 0), lists("bad", 1));
+        let good_whole = good.clone();
+        assert_eq!(
+            good.parts(),
+            [Program { name: "seal".into(), only: vec!["seal::one".into()], ..good_whole }]
+        );
+        for path in ["/bin/true".into(), "/nowhere".into(), bad.path] {
+            let whole = Program { path, ..whole.clone() };
             assert_eq!(whole.clone().parts(), [whole]);
         }
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }
