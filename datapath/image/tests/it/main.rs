@@ -14,3 +14,4 @@ mod s3;
 mod seal;
 mod sharing;
 mod streaming;
+mod touched;

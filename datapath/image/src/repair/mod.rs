@@ -21,20 +21,24 @@
 //! A manifest is named by its hash and the same everywhere, too: [`repair_manifest`] comes first, for without it nothing
 //! is known of a version.
 
-use std::cell::{Cell, OnceCell, RefCell};
+mod by_hash;
+mod patched;
+
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::sync::Arc;
 
-use headwater_store::{Hash, Object, Patch, Store, StoreError, StoreErrorKind};
+use headwater_store::{Hash, Patch, Store, StoreError, StoreErrorKind};
 
+use self::by_hash::ByHash;
+use self::patched::Patched;
 use crate::chunk::unpack;
 use crate::error::{ImageError, ImageErrorKind};
-use crate::index::ChunkIndex;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::progress::{Cancel, Progress};
-use crate::round::{FAILURES_MAX, Place, Round};
-use crate::units::{u64_of, usize_of, usize_of_u32};
+use crate::round::Round;
+use crate::units::{u64_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, open_of, verify_in};
 
 /// Right bytes that wait in memory to be put in place, but for those of one chunk.
@@ -529,160 +533,6 @@ fn is_for_a_copy(len_bytes: u64, listed_bytes: u64, found: &Verified) -> bool {
     // It is taken to have its share of what is not listed.
     let damaged_bytes = listed_bytes.saturating_mul(lists);
     len_bytes <= damaged_bytes.saturating_mul(lists).saturating_mul(COPY_MAX_TIMES)
-}
-
-/// A store in which chunks are looked for by their hash, whatever data objects it has them in.
-struct ByHash<'a> {
-    store: &'a dyn Store,
-    round: &'a Round,
-    /// It is the store that is repaired, which is read at the rate of the round.
-    is_own: bool,
-    /// Where it has the chunks of the version, as all its manifests say: these are read when the first chunk is looked for, and once.
-    /// `None` where its chunks have another size, so that it has none of them.
-    index: OnceCell<Result<Option<ChunkIndex>, String>>,
-}
-
-/// Why a store gave no copy of a chunk.
-struct NoCopy {
-    why: String,
-    /// It answered, and has none that could be used.
-    is_certain: bool,
-}
-
-impl<'a> ByHash<'a> {
-    fn new(store: &'a dyn Store, round: &'a Round, is_own: bool) -> Self {
-        Self { store, round, is_own, index: OnceCell::new() }
-    }
-
-    /// The bytes of a chunk in another data object than `object`, as long as they are there, or why not. What a store was found not to have
-    /// is not looked for in it again in the round, whatever the other stores said.
-    fn read(
-        &self,
-        chunk: &ChunkRef,
-        object: Hash,
-        version: &Manifest,
-        cancel: &Cancel,
-    ) -> Result<Vec<u8>, String> {
-        let shown = self.store.shown();
-        let place = Place::new(&object, chunk).sought_in(&shown);
-        if self.round.is_unfound(place) {
-            return Err("no other data object has it, as was found out for another version".to_owned());
-        }
-        self.look_for(chunk, object, version, cancel).map_err(|NoCopy { why, is_certain }| {
-            // A store that did not answer now may do so when the next version is repaired.
-            if is_certain {
-                self.round.not_found(place);
-            }
-            why
-        })
-    }
-
-    fn look_for(
-        &self,
-        chunk: &ChunkRef,
-        object: Hash,
-        version: &Manifest,
-        cancel: &Cancel,
-    ) -> Result<Vec<u8>, NoCopy> {
-        let index = self.index(version, cancel).map_err(|why| NoCopy { why, is_certain: false })?;
-        let Some(index) = index else {
-            let why = "its chunks have another size".to_owned();
-            return Err(NoCopy { why, is_certain: true });
-        };
-        let (mut why, mut is_certain) = ("no other data object has it".to_owned(), true);
-        for copy in index.copies(&chunk.hash) {
-            let Some(there) = index.object(copy.object).filter(|there| there.id != object) else { continue };
-            let (id, stored_bytes) = (there.id, chunk.stored_bytes);
-            if copy.stored_bytes != stored_bytes {
-                why = format!(
-                    "data object {id} has it packed otherwise, as {} bytes instead of {stored_bytes}",
-                    copy.stored_bytes
-                );
-                continue;
-            }
-            self.take(u64::from(stored_bytes), cancel);
-            // How it is packed is looked at with all of the object.
-            match read_checked(self.store, there, &copy, version.chunk_bytes(), unpack) {
-                Ok(stored) => return Ok(stored),
-                Err(e) => {
-                    why = format!("data object {id} has it too: {e}");
-                    // One that is damaged is none.
-                    is_certain &= e.kind().is_damage();
-                }
-            }
-        }
-        Err(NoCopy { why, is_certain })
-    }
-
-    fn index(&self, version: &Manifest, cancel: &Cancel) -> Result<Option<&ChunkIndex>, String> {
-        let index = self.index.get_or_init(|| {
-            if self.store.chunk_bytes() != version.chunk_bytes() {
-                return Ok(None);
-            }
-            if self.round.is_given_up(&self.store.shown()) {
-                return Err(format!(
-                    "what its data objects have could not be read for {FAILURES_MAX} versions, and is asked for again in the next round"
-                ));
-            }
-            let built = ChunkIndex::build_for(self.store, version, &mut |bytes| {
-                self.take(bytes, cancel);
-                cancel.check("the repair")
-            });
-            self.round.has_told(&self.store.shown(), built.is_ok());
-            built.map(Some).map_err(|e| format!("what its data objects have cannot be read: {e}"))
-        });
-        index.as_ref().map(Option::as_ref).map_err(String::clone)
-    }
-
-    fn take(&self, bytes: u64, cancel: &Cancel) {
-        if self.is_own {
-            self.round.take(bytes, cancel);
-        }
-    }
-}
-
-/// A damaged object with right bytes in place of wrong ones.
-struct Patched {
-    damaged: Arc<dyn Object>,
-    /// By their places. Two are the same or do not touch.
-    patches: Vec<Patch>,
-}
-
-impl Patched {
-    fn read_damaged(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        if into.is_empty() {
-            return Ok(());
-        }
-        self.damaged.read_range(offset, into)
-    }
-}
-
-impl Object for Patched {
-    fn id(&self) -> Hash {
-        self.damaged.id()
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.damaged.len_bytes()
-    }
-
-    /// What lies below patches is not read: the disk may not be able to.
-    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let (mut at, mut rest) = (offset, into);
-        for patch in &self.patches {
-            let passed = usize_of(at.saturating_sub(patch.offset));
-            let Some(bytes) = patch.bytes.get(passed..).filter(|bytes| !bytes.is_empty()) else { continue };
-            let gap = usize_of(patch.offset.saturating_sub(at)).min(rest.len());
-            let (before, after) = std::mem::take(&mut rest).split_at_mut(gap);
-            self.read_damaged(at, before)?;
-            let len = bytes.len().min(after.len());
-            let (below, after) = after.split_at_mut(len);
-            below.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-            at = at.saturating_add(u64_of(gap)).saturating_add(u64_of(len));
-            rest = after;
-        }
-        self.read_damaged(at, rest)
-    }
 }
 
 /// Unpacks a chunk and checks its hash.

@@ -1,0 +1,313 @@
+//! Fetching chunks: from the local disk cache, or from the store, several that lie side by side in one read.
+//!
+//! What is here reads, checks and keeps; [`task`] is what the threads of the pool run while somebody may wait.
+
+mod task;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_block::Pages;
+use headwater_store::{Check, Object, ReadFor, StoreError, StoreErrorKind, Waiting};
+
+pub(crate) use self::task::{Fetch, Fetching};
+use crate::chunk;
+use crate::chunk_cache::ChunkCache;
+use crate::disk_cache::DiskCache;
+use crate::error::{ImageError, ImageErrorKind};
+use crate::manifest::ChunkRef;
+use crate::units::{u64_of, usize_of_u32};
+
+/// How often a copy that waits for its store looks whether it can go on, or is to end.
+const COPY_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How much is read at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MergeLimit {
+    pub chunks: usize,
+    pub stored_bytes: u64,
+}
+
+impl MergeLimit {
+    /// From a store on this host: the system reads ahead by itself, and several threads unpack sooner.
+    pub(crate) const HERE: Self = Self { chunks: 4, stored_bytes: 256 << 10 };
+    /// From one across a network, where each request takes a round trip.
+    pub(crate) const REMOTE: Self = Self { chunks: 16, stored_bytes: 512 << 10 };
+    /// Ahead of time: smaller, so that what somebody waits for does not stand behind much.
+    pub(crate) const AHEAD: Self = Self { chunks: 8, stored_bytes: 128 << 10 };
+    /// What nobody waits for at all.
+    pub(crate) const COPY: Self = Self { chunks: 32, stored_bytes: 1 << 20 };
+}
+
+/// Cuts a list of chunks into groups that lie side by side in one object.
+pub(crate) fn group(chunks: impl IntoIterator<Item = ChunkRef>, limit: MergeLimit) -> Vec<Vec<ChunkRef>> {
+    let mut groups: Vec<Vec<ChunkRef>> = Vec::new();
+    let mut stored_bytes = 0;
+    for chunk in chunks {
+        let len = u64::from(chunk.stored_bytes);
+        if let Some(group) = groups.last_mut()
+            && let Some(last) = group.last()
+            && last.object == chunk.object
+            && last.offset.checked_add(u64::from(last.stored_bytes)) == Some(chunk.offset)
+            && group.len() < limit.chunks
+            && stored_bytes + len <= limit.stored_bytes
+        {
+            group.push(chunk);
+            stored_bytes += len;
+            continue;
+        }
+        stored_bytes = len;
+        groups.push(vec![chunk]);
+    }
+    groups
+}
+
+thread_local! {
+    /// Packed chunks. The threads that fetch are few, so this is bounded.
+    static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads, unpacks and checks a chunk. `into` has the chunk's length.
+pub(crate) fn fetch_chunk(
+    object: &dyn Object,
+    chunk: &ChunkRef,
+    mut into: Vec<u8>,
+) -> Result<Vec<u8>, ImageError> {
+    fetch_group(object, std::slice::from_ref(chunk), std::slice::from_mut(&mut into))?;
+    Ok(into)
+}
+
+/// The same of chunks that lie side by side, in one read. Of `into` each has a chunk's length, and there are as many at least.
+pub(crate) fn fetch_group(
+    object: &dyn Object,
+    chunks: &[ChunkRef],
+    into: &mut [Vec<u8>],
+) -> Result<(), ImageError> {
+    let mut next = 0;
+    PACKED.with_borrow_mut(|packed| {
+        read_group(object, chunks, packed, None, &mut |chunk, stored| {
+            if chunks.first() == Some(chunk) {
+                // Bytes of another server were refused before.
+                next = 0;
+            }
+            let bytes = into.get_mut(next).ok_or_else(|| unasked(chunk))?;
+            next += 1;
+            unpack_one(object, chunk, stored, bytes)
+        })
+    })?;
+    if next != chunks.len() {
+        return Err(unchecked());
+    }
+    Ok(())
+}
+
+/// An object that passes its checks by. What the buffers hold may be of other chunks.
+fn unchecked() -> ImageError {
+    ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used")
+}
+
+/// Unpacks and checks one chunk of `object`.
+fn unpack_one(
+    object: &dyn Object,
+    chunk: &ChunkRef,
+    packed: &[u8],
+    into: &mut [u8],
+) -> Result<(), StoreError> {
+    chunk::unpack(packed, into, &chunk.hash).map_err(|e| {
+        let kind = match e.kind() {
+            ImageErrorKind::Damaged => StoreErrorKind::Damaged,
+            _ => StoreErrorKind::Io,
+        };
+        let (at, len, id) = (chunk.offset, chunk.stored_bytes, object.id());
+        StoreError::new(kind, format!("the chunk at {at}+{len} of data object {id} is damaged: {e}"))
+    })
+}
+
+/// What fetches have in common.
+#[derive(Clone)]
+pub(crate) struct Source {
+    pub object: Arc<dyn Object>,
+    pub cache: Arc<ChunkCache>,
+    pub chunk_bytes: usize,
+    /// Whether what is fetched is looked for, and kept, on the local disk.
+    pub is_remote: bool,
+}
+
+impl Source {
+    /// Carries out fetches of chunks that are on the local disk. Returns those whose chunks are not there, or damaged.
+    pub(crate) fn fetch_kept(&self, fetches: Vec<Fetch>) -> Vec<Fetch> {
+        PACKED.with_borrow_mut(|packed| {
+            let mut missing = Vec::new();
+            for fetch in fetches {
+                match self.kept_on_disk(&fetch.chunk, packed) {
+                    Some(bytes) => fetch.end(Ok(bytes)),
+                    None => missing.push(fetch),
+                }
+            }
+            missing
+        })
+    }
+
+    fn kept_on_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Pages> {
+        let disk = self.keeps_on()?;
+        if !disk.get(&chunk.hash, packed) {
+            return None;
+        }
+        let mut bytes = self.cache.pages(1, self.chunk_bytes).ok()?.pop()?;
+        match chunk::unpack(packed, &mut bytes, &chunk.hash) {
+            Ok(()) => Some(bytes),
+            Err(e) => {
+                disk.forget(&chunk.hash, &e);
+                None
+            }
+        }
+    }
+
+    /// Reads chunks that lie side by side, in one read. `None`: it waits for its store, and is to be tried again with this
+    /// `waiting`.
+    fn read(
+        &self,
+        chunks: &[ChunkRef],
+        packed: &mut Vec<u8>,
+        waiting: &mut Waiting,
+    ) -> Result<Option<Vec<Pages>>, ImageError> {
+        // Gotten once bytes have come: a read that waits looks again and again.
+        let mut unpacked: Vec<Pages> = Vec::new();
+        let mut no_memory = None;
+        let mut next = 0;
+        let is_read =
+            read_group(self.object.as_ref(), chunks, packed, Some(waiting), &mut |chunk, stored| {
+                if chunks.first() == Some(chunk) {
+                    // Bytes of another server were refused before.
+                    next = 0;
+                }
+                if unpacked.is_empty() {
+                    unpacked = self.cache.pages(chunks.len(), self.chunk_bytes).map_err(|e| {
+                        let told = StoreError::new(StoreErrorKind::Io, e.to_string());
+                        no_memory = Some(e);
+                        told
+                    })?;
+                }
+                let bytes = unpacked.get_mut(next);
+                next += 1;
+                let bytes = bytes.ok_or_else(|| unasked(chunk))?;
+                unpack_one(self.object.as_ref(), chunk, stored, bytes)
+            });
+        match (is_read, no_memory) {
+            (Ok(true), _) => {}
+            // It is not the store's, so that nothing else is asked or waited for.
+            (_, Some(e)) => {
+                *waiting = Waiting::default();
+                return Err(e);
+            }
+            (Ok(false), None) => return Ok(None),
+            (Err(e), None) => return Err(e),
+        }
+        if next != chunks.len() {
+            return Err(unchecked());
+        }
+        self.cache.count_fetched(u64_of(packed.len()));
+        Ok(Some(unpacked))
+    }
+
+    /// Where what is read of this store is kept on the local disk.
+    fn keeps_on(&self) -> Option<&DiskCache> {
+        self.cache.disk().filter(|_| self.is_remote).map(Arc::as_ref)
+    }
+
+    /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory. Gives up when `is_over`
+    /// says so, also while the store is away.
+    pub(crate) fn copy_to_disk(
+        &self,
+        chunks: &[ChunkRef],
+        is_over: impl Fn() -> bool,
+    ) -> Result<(), ImageError> {
+        let mut waiting = Waiting::default();
+        waiting.set_read_for(ReadFor::Copy);
+        PACKED.with_borrow_mut(|packed| {
+            let object = self.object.as_ref();
+            let mut bytes = vec![0; self.chunk_bytes];
+            let mut check = |chunk: &ChunkRef, stored: &[u8]| unpack_one(object, chunk, stored, &mut bytes);
+            while !is_over() {
+                if read_group(object, chunks, packed, Some(&mut waiting), &mut check)? {
+                    self.cache.count_fetched(u64_of(packed.len()));
+                    if let Some(disk) = self.cache.disk() {
+                        put_each(disk, chunks, packed);
+                    }
+                    break;
+                }
+                loop {
+                    std::thread::sleep(COPY_LOOK_INTERVAL);
+                    if is_over() || waiting.is_due(Instant::now()) {
+                        break;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads back those of the chunks that an earlier process left on the local disk, once in each process, and those that could not
+    /// be synced: these are put once more, and need not come from the store again. What is not what it should be is forgotten.
+    pub(crate) fn read_back(&self, chunks: &[ChunkRef], is_over: impl Fn() -> bool) {
+        let Some(disk) = self.cache.disk() else { return };
+        PACKED.with_borrow_mut(|packed| {
+            let mut bytes = vec![0; self.chunk_bytes];
+            for chunk in chunks.iter().take_while(|_| !is_over()) {
+                if !disk.get_unread(&chunk.hash, packed) {
+                    continue;
+                }
+                match chunk::unpack(packed, &mut bytes, &chunk.hash) {
+                    Ok(()) => {
+                        disk.was_right(&chunk.hash);
+                        // What is not lacking is not put again.
+                        disk.put(&chunk.hash, packed);
+                    }
+                    Err(e) => disk.forget(&chunk.hash, &e),
+                }
+            }
+        });
+    }
+}
+
+fn put_each(disk: &DiskCache, chunks: &[ChunkRef], packed: &[u8]) {
+    stored_of(chunks, packed).for_each(|(chunk, stored)| disk.put(&chunk.hash, stored));
+}
+
+fn unasked(chunk: &ChunkRef) -> StoreError {
+    StoreError::new(StoreErrorKind::Io, format!("chunk {} was not asked for", chunk.hash))
+}
+
+type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;
+
+/// `false`: the read waits. Without `waiting` it does so here.
+fn read_group(
+    object: &dyn Object,
+    chunks: &[ChunkRef],
+    packed: &mut Vec<u8>,
+    waiting: Option<&mut Waiting>,
+    check: &mut EachChunk<'_>,
+) -> Result<bool, ImageError> {
+    let Some(first) = chunks.first() else { return Ok(true) };
+    packed.resize(chunks.iter().map(|chunk| usize_of_u32(chunk.stored_bytes)).sum(), 0);
+    let check: &mut Check<'_> =
+        &mut |bytes| stored_of(chunks, bytes).try_for_each(|(chunk, stored)| check(chunk, stored));
+    Ok(match waiting {
+        Some(waiting) => object.read_or_wait(first.offset, packed, check, waiting)?,
+        None => object.read_checked(first.offset, packed, check).map(|()| true)?,
+    })
+}
+
+/// What each of the chunks is in the bytes of all.
+fn stored_of<'a>(chunks: &'a [ChunkRef], packed: &'a [u8]) -> impl Iterator<Item = (&'a ChunkRef, &'a [u8])> {
+    let mut rest = packed;
+    chunks.iter().map(move |chunk| {
+        let (stored, tail) = rest.split_at_checked(usize_of_u32(chunk.stored_bytes)).unwrap_or((rest, &[]));
+        rest = tail;
+        (chunk, stored)
+    })
+}
