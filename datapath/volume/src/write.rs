@@ -5,7 +5,7 @@ use std::sync::Arc;
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
 };
-use headwater_writecache::{Cleared, Fetched, Old, Parked, Slotless, Turn, Wrote};
+use headwater_writecache::{Cleared, Fetched, Old, Parked, Retried, Slotless, Turn, Wrote};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
@@ -125,12 +125,13 @@ impl ClearTask {
 }
 
 impl Parked for ClearTask {
-    fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+    fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
         if !self.inner.cache.takes_notes() {
             return Err(self);
         }
         self.start();
-        Ok(())
+        // It takes no slot.
+        Ok(Retried::Gone)
     }
 
     fn refuse(self: Box<Self>, error: IoError) {
@@ -288,14 +289,15 @@ fn of_base(error: IoError) -> IoError {
 }
 
 impl Parked for Task {
-    fn retry(mut self: Box<Self>) -> Result<(), Box<dyn Parked>> {
-        match self.step(Turn::Waited) {
-            Step::NoRoom | Step::Ahead => Err(self),
-            step => {
-                self.after(step);
-                Ok(())
-            }
-        }
+    fn retry(mut self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
+        let step = self.step(Turn::Waited);
+        let retried = match step {
+            Step::NoRoom | Step::Ahead => return Err(self),
+            Step::Finished => Retried::Stored,
+            Step::Fetch(..) | Step::Failed(_) => Retried::Gone,
+        };
+        self.after(step);
+        Ok(retried)
     }
 
     fn refuse(self: Box<Self>, error: IoError) {

@@ -21,6 +21,7 @@ use crate::memory::{AlignedBuffer, copy_in};
 use crate::overflow::seal::SEALED_SLOT_BYTES;
 use crate::overflow::{LOW_POSITIONS, Overflow};
 use crate::segment::State;
+use crate::spill::Begun;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{EXPLORED, Mutex};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
@@ -150,27 +151,27 @@ impl WriteCache {
         self.log.lock().filling(Stream::Cleaned).is_some() || persist.could_reserve(overflow)
     }
 
-    /// Begins to clean a segment, where that is due and none is being cleaned. Whether it is due and the disk has
-    /// to rest first.
-    pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
-        if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned() {
-            return false;
+    /// Begins to clean a segment, where that is due and none is being cleaned.
+    pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> Begun {
+        if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned(&self.segments) {
+            return Begun::All;
         }
         if overflow.is_resting() || self.cleaner.is_stuck() || !self.has_place_for_cleaned(overflow) {
-            return true;
+            return Begun::DiskRests;
         }
         if self.cleaner.busy.swap(true, Ordering::AcqRel) {
-            return false;
+            return Begun::All;
         }
         let otherwise = self.not_busy_otherwise();
-        let has_begun = self.begin_clean(overflow);
+        let begun = self.begin_clean(overflow);
         otherwise.answered();
-        if has_begun {
-            return false;
+        if begun == Some(Begun::All) {
+            return Begun::All;
         }
         self.cleaner.busy.store(false, Ordering::Release);
         // Where only those are left that are left alone, nothing but time brings one back.
-        !self.cleaner.unread.lock().is_empty()
+        let nothing = || if self.cleaner.unread.lock().is_empty() { Begun::All } else { Begun::DiskRests };
+        begun.unwrap_or_else(nothing)
     }
 
     fn not_busy_otherwise(self: &Arc<Self>) -> Otherwise {
@@ -184,16 +185,14 @@ impl WriteCache {
         })
     }
 
-    fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
-        let Some(id) = self.victim() else { return false };
-        let Some(segment) = self.segments.get(id) else { return false };
-        let Some(buffer) = self.host.take_staging() else { return false };
+    /// `None`: there is nothing to clean now.
+    fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> Option<Begun> {
+        let id = self.victim()?;
+        let segment = self.segments.get(id)?;
+        let Some(buffer) = self.host.take_staging() else { return Some(Begun::LacksBuffer) };
         self.cleaner.ranked.lock().retain(|(ranked, _)| *ranked != id);
-        let (host, not_busy) = (Arc::clone(&self.host), self.not_busy_otherwise());
-        let otherwise = Otherwise::new(move || {
-            host.lost_staging();
-            drop(not_busy);
-        });
+        let host = Arc::clone(&self.host);
+        let otherwise = self.not_busy_otherwise().after(move || host.lost_staging());
         let evicted = self.log.lock().evict(segment, id);
         if let Some((id, memory)) = evicted {
             self.forget_ram(id, memory);
@@ -203,7 +202,7 @@ impl WriteCache {
         let (State::Spilled, Some(position)) = (state, position) else {
             otherwise.answered();
             self.host.give_staging(buffer);
-            return false;
+            return None;
         };
         let (this, began) = (Arc::clone(self), Instant::now());
         overflow.read_segment(position, buffer, move |result, buffer| {
@@ -212,7 +211,7 @@ impl WriteCache {
                 result,
             );
         });
-        true
+        Some(Begun::All)
     }
 
     /// The segment whose cleaning is worth most: of those that were at the last look at all, while one of them still serves.
@@ -406,8 +405,13 @@ impl WriteCache {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    use headwater_testkit::wait_until;
+
     use super::*;
     use crate::cache::{Turn, Wrote};
+    use crate::host::STAGING_BUFFERS;
+    use crate::overflow::io::open_engine;
+    use crate::pressure::NoPressure;
 
     #[test]
     fn the_emptier_or_older_of_two_is_worth_more() {
@@ -424,12 +428,16 @@ mod tests {
     }
 
     fn cache(host: &crate::Host) -> Arc<WriteCache> {
+        cache_with(host, None)
+    }
+
+    fn cache_with(host: &crate::Host, overflow: Option<crate::OverflowOptions>) -> Arc<WriteCache> {
         let options = crate::CacheOptions {
             name: "test".into(),
             size_bytes: 1 << 30,
             ram_bytes: 32 << 20,
             weight: crate::DEFAULT_WEIGHT,
-            overflow: None,
+            overflow,
             pause_limit: Duration::ZERO,
             persistent: None,
             beneath: None,
@@ -499,6 +507,43 @@ mod tests {
                 .set_word(crate::segment::Word::new(State::Free, 0));
             assert_eq!(cache.cleaner.looks.load(Ordering::Relaxed), oldest + 1);
         }
+    }
+
+    #[test]
+    fn a_job_that_is_taken_over_undoes_nothing_and_one_that_is_lost_all_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        // Its thread does not run, and moves nothing.
+        let (host, _run) = crate::Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let place = crate::OverflowOptions {
+            at: dir.path().to_owned(),
+            limit_bytes: 64 << 20,
+            buffering: crate::Buffering::Buffered,
+            little_space: crate::LittleSpace::Refused,
+        };
+        let cache = cache_with(&host, Some(place));
+        let overflow = Arc::clone(cache.overflow.as_ref().unwrap());
+        spilled(&cache, 1);
+        let position = overflow.take_position().unwrap();
+        cache.segments.get(SegmentId(0)).unwrap().set_position(Some(position));
+        let read = || {
+            cache.cleaner.busy.store(true, Ordering::Release);
+            assert_eq!(cache.begin_clean(&overflow), Some(Begun::All));
+            wait_until("the segment is read", || cache.cleaner.read.lock().is_some());
+        };
+        read();
+        let buffer = cache.cleaner.take_buffer().unwrap();
+        assert!(cache.cleaner.is_busy(), "another one could begin before this one has ended");
+        cache.host.give_staging(buffer);
+        read();
+        let job = cache.cleaner.read.lock().take();
+        drop(job);
+        assert!(!cache.cleaner.is_busy());
+        let buffers = (0..STAGING_BUFFERS).filter_map(|_| cache.host.take_staging());
+        assert_eq!(
+            buffers.count(),
+            STAGING_BUFFERS,
+            "another buffer takes the place of the one that was lost"
+        );
     }
 
     #[test]

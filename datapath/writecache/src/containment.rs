@@ -29,6 +29,18 @@ impl Otherwise {
         Self(Some(Box::new(undo)))
     }
 
+    /// With another undoing before it: both are done, or neither.
+    pub(crate) fn after(mut self, undo: impl FnOnce() + Send + 'static) -> Self {
+        // Not this one itself: it would do its part wherever it goes without being asked, and so where both were answered.
+        let then = self.0.take();
+        Self::new(move || {
+            undo();
+            if let Some(then) = then {
+                then();
+            }
+        })
+    }
+
     /// Nothing is left to be done.
     pub(crate) fn answered(mut self) {
         self.0 = None;
@@ -40,5 +52,25 @@ impl Drop for Otherwise {
         if let Some(undo) = self.0.take() {
             undo();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::Otherwise;
+
+    #[test]
+    fn what_is_answered_undoes_nothing_and_what_is_dropped_all_of_it() {
+        let (tell, told) = mpsc::channel();
+        let otherwise = || {
+            let (first, then) = (tell.clone(), tell.clone());
+            Otherwise::new(move || then.send("then").unwrap()).after(move || first.send("first").unwrap())
+        };
+        otherwise().answered();
+        assert_eq!(told.try_iter().count(), 0);
+        drop(otherwise());
+        assert!(told.try_iter().eq(["first", "then"]));
     }
 }

@@ -178,7 +178,7 @@ fn check(bytes: &[u8]) {
         _ if !bytes.starts_with(b"HWCACHE\n") => Err(HeaderFault::NotAMap),
         _ => match number(bytes, 8, 4).and_then(|version| u32::try_from(version).ok()) {
             None => Err(HeaderFault::NotAMap),
-            Some(version) if version != 1 && version != 2 => Err(HeaderFault::Version(version)),
+            Some(version) if !(1..=3).contains(&version) => Err(HeaderFault::Version(version)),
             Some(_) if bytes.len() < 124 => Err(HeaderFault::NotAMap),
             Some(_) => {
                 let sum = bytes.get(..124).map(|head| u64::from(crc32c::crc32c(head)));

@@ -451,7 +451,7 @@ mod tests {
     use crate::overflow::io::{Direction, IoOp, open_engine};
     use crate::spill::PACKING_TURN;
     use crate::units::{BlockNumber, Location};
-    use crate::{CacheOptions, DEFAULT_WEIGHT, Parked, Slotless, Turn, Wrote};
+    use crate::{CacheOptions, DEFAULT_WEIGHT, Parked, Retried, Slotless, Turn, Wrote};
 
     const MIB: u64 = 1 << 20;
 
@@ -541,13 +541,13 @@ mod tests {
     }
 
     impl Parked for Waits {
-        fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+        fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
             let data = Rng::new(u64::from(self.block)).bytes(BLOCK_BYTES as usize);
             if self.cache.write(BlockNumber(self.block), &data, Turn::Waited) != Wrote::Done {
                 return Err(self);
             }
             self.answer.send(true).unwrap();
-            Ok(())
+            Ok(Retried::Stored)
         }
 
         fn refuse(self: Box<Self>, _: IoError) {

@@ -90,6 +90,6 @@ pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
 pub use overflow::buffering::Buffering;
-pub use park::{Parked, Shortage};
+pub use park::{Parked, Retried, Shortage};
 pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};

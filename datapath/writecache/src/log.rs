@@ -261,9 +261,17 @@ impl Log {
         *place = Some(Filling { id, next: 0 });
     }
 
-    /// Whether full segments of the cleaned stream wait.
-    pub fn has_dirty_cleaned(&self) -> bool {
-        !self.dirty_cleaned.is_empty()
+    /// Whether full segments of the cleaned stream wait. Those that died or are filled again do not count: nothing else is cleaned
+    /// meanwhile, and where no place on disk is to be had nobody takes them out.
+    pub fn has_dirty_cleaned(&mut self, table: &SegmentTable) -> bool {
+        let waits = |segment: &Segment| segment.word().state() == State::Dirty && segment.is_cleaned();
+        while let Some(id) = self.dirty_cleaned.front() {
+            if table.get(*id).is_some_and(waits) {
+                return true;
+            }
+            self.dirty_cleaned.pop_front();
+        }
+        false
     }
 
     /// The coldest dirty segment, now `Frozen`: cleaned ones first, then by second chance.

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::clean::MIN_GAIN;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::segment::Segment;
 use crate::sync::RwLock;
@@ -44,6 +45,26 @@ impl Packing {
             Packing::Alone => 9,
         };
         bytes * tenths / 10
+    }
+}
+
+/// How much of a packed segment has to have died for it to be replaced by a smaller one, which costs a copy of what is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dead {
+    /// A quarter of its slots.
+    Quarter,
+    /// [`MIN_GAIN`] slots: where there is no other way to get room.
+    Few,
+}
+
+impl Dead {
+    /// With so many slots live when it was made, so many may still be.
+    fn most_live(self, live: u32) -> u32 {
+        let after_quarter = live / 4 * 3;
+        match self {
+            Dead::Quarter => after_quarter,
+            Dead::Few => after_quarter.max(live.saturating_sub(MIN_GAIN)),
+        }
     }
 }
 
@@ -99,9 +120,9 @@ impl Packed {
     }
 
     /// The same without the slots that died since, where enough of them did.
-    fn without_dead(&self, segment: &Segment) -> Option<Self> {
+    fn without_dead(&self, segment: &Segment, dead: Dead) -> Option<Self> {
         let live = segment.live();
-        if live == 0 || live > self.live / 4 * 3 {
+        if live == 0 || live > dead.most_live(self.live) {
             return None;
         }
         let (mut entries, mut end) = (Vec::with_capacity(SLOTS), 0);
@@ -258,16 +279,24 @@ impl PackedTable {
         self.segments.write().insert(id, Arc::new(packed));
     }
 
-    /// Replaces those that lost a quarter of their slots or more by smaller ones. Returns the bytes that
-    /// this freed.
-    pub fn shrink<'a>(&self, record: impl Fn(SegmentId) -> Option<&'a Segment>) -> u64 {
+    /// Replaces those that lost so many of their slots or more by smaller ones, until the bytes that this freed are enough. Returns
+    /// these bytes.
+    pub fn shrink<'a>(
+        &self,
+        dead: Dead,
+        record: impl Fn(SegmentId) -> Option<&'a Segment>,
+        is_enough: impl Fn(u64) -> bool,
+    ) -> u64 {
         let mut ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
         // In the same order each time, so that a schedule can be explored again.
         ids.sort_unstable_by_key(|id| id.0);
         let mut freed = 0;
         for id in ids {
+            if is_enough(freed) {
+                break;
+            }
             let (Some(packed), Some(segment)) = (self.get(id), record(id)) else { continue };
-            let Some(smaller) = packed.without_dead(segment) else { continue };
+            let Some(smaller) = packed.without_dead(segment, dead) else { continue };
             let mut segments = self.segments.write();
             // It may have been freed, and its number used again, meanwhile.
             let Some(place) = segments.get_mut(&id).filter(|place| Arc::ptr_eq(place, &packed)) else {
@@ -349,10 +378,19 @@ mod tests {
             assert_eq!(packed.unpack(Slot(slot), &mut out), live, "slot {slot}");
             assert!(!live || out[..] == mixed(slot)[..], "slot {slot}");
         }
-        for slot in 0..200 {
+        let gain = u16::try_from(MIN_GAIN).unwrap();
+        (8..8 + gain).for_each(|slot| {
+            assert!(packed.without_dead(&segment, Dead::Few).is_none(), "slot {slot}");
+            segment.kill(Slot(slot));
+        });
+        assert!(packed.without_dead(&segment, Dead::Quarter).is_none());
+        let fewer = packed.without_dead(&segment, Dead::Few).unwrap();
+        assert!(fewer.unpack(Slot(300), &mut out) && out[..] == mixed(300)[..]);
+        assert!(fewer.bytes() < packed.bytes() && !fewer.unpack(Slot(8), &mut out));
+        for slot in (0..200).filter(|slot| *slot != 7 && !(8..8 + gain).contains(slot)) {
             segment.kill(Slot(slot));
         }
-        let smaller = packed.without_dead(&segment).unwrap();
+        let smaller = packed.without_dead(&segment, Dead::Quarter).unwrap();
         assert!(smaller.bytes() < packed.bytes() * 2 / 3);
         assert!(smaller.unpack(Slot(300), &mut out) && out[..] == mixed(300)[..]);
         assert!(!smaller.unpack(Slot(100), &mut out));

@@ -26,10 +26,19 @@ const TOLD_AFTER: Duration = Duration::from_secs(2);
 /// Those that waited for the disk are let go on for so long before the host's thread does something else.
 const SERVING_TURN: Duration = Duration::from_millis(2);
 
+/// What became of a write that was tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retried {
+    /// There was room for it.
+    Stored,
+    /// It went on elsewhere, and may come again; or it failed. That does not tell whether there is room.
+    Gone,
+}
+
 /// A write that can be tried again.
 pub trait Parked: Send {
     /// Tries again; gives itself back where there is still no room.
-    fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>>;
+    fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>>;
 
     /// Ends with an error.
     fn refuse(self: Box<Self>, error: IoError);
@@ -84,6 +93,11 @@ impl Waiting {
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody was told that there is no room: a write that was refused, or the log.
+    fn has_told(&self) -> bool {
+        self.is_full() || self.told.load(Ordering::Relaxed)
     }
 
     /// There is room: the cache does not count as full any more. Whether it did.
@@ -244,9 +258,10 @@ impl WriteCache {
         self.pace.reset();
     }
 
-    /// Where writes were refused and none waits: looks whether there is room by now. At the end of a turn of the host's thread.
+    /// Where writes were refused, or the log has it that they wait, and none does: looks whether there is room by now. At the end of
+    /// a turn of the host's thread.
     pub(crate) fn look_for_room(&self) {
-        if self.waiting.is_full() && !self.waiting.any() && self.would_find_room() {
+        if self.waiting.has_told() && !self.waiting.any() && self.would_find_room() {
             self.has_room();
         }
     }
@@ -271,9 +286,11 @@ impl WriteCache {
         let mut entries = self.waiting.take_all();
         while let Some(entry) = entries.pop_front() {
             match entry.write.retry() {
-                Ok(()) => {
+                Ok(retried) => {
                     self.waited(entry.since);
-                    self.has_room();
+                    if retried == Retried::Stored {
+                        self.has_room();
+                    }
                 }
                 Err(write)
                     if now.saturating_duration_since(entry.since) >= self.pause_limit
@@ -368,13 +385,15 @@ mod tests {
     use std::sync::{Arc, mpsc};
 
     use headwater_block::BLOCK_BYTES;
+    use headwater_testkit::wait_until;
 
     use super::*;
-    use crate::cache::{CacheOptions, Turn, Wrote};
-    use crate::host::Host;
+    use crate::cache::{CacheOptions, LittleSpace, OverflowOptions, Residence, Slotless, Turn, Wrote};
+    use crate::host::{Host, STAGING_BUFFERS};
+    use crate::overflow::buffering::Buffering;
     use crate::overflow::io::open_engine;
     use crate::pressure::NoPressure;
-    use crate::units::BlockNumber;
+    use crate::units::{BlockNumber, Location};
 
     const DATA: [u8; BLOCK_BYTES as usize] = [7; BLOCK_BYTES as usize];
 
@@ -385,8 +404,8 @@ mod tests {
         Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure).0
     }
 
-    fn cache(host: &Host) -> Arc<WriteCache> {
-        let options = CacheOptions {
+    fn options() -> CacheOptions {
+        CacheOptions {
             name: "tested".into(),
             size_bytes: 1 << 30,
             ram_bytes: 32 * MIB,
@@ -395,8 +414,32 @@ mod tests {
             pause_limit: Duration::from_secs(3600),
             persistent: None,
             beneath: None,
-        };
-        WriteCache::open(&options, &host.shared()).unwrap()
+        }
+    }
+
+    fn cache(host: &Host) -> Arc<WriteCache> {
+        WriteCache::open(&options(), &host.shared()).unwrap()
+    }
+
+    /// Fills a cache with what does not get smaller, until there is no room and nothing moves that would make some. The first block
+    /// that it has not.
+    fn fill(cache: &Arc<WriteCache>) -> u32 {
+        let mut rng = headwater_testkit::Rng::new(2);
+        let moves = || cache.log.lock().frozen_segments > 0 || cache.cleaner.is_busy();
+        let mut block = 0;
+        wait_until("it is full", || {
+            let (moved, before) = (moves(), block);
+            loop {
+                match cache.write(BlockNumber(block), &rng.bytes(DATA.len()), Turn::Waited) {
+                    Wrote::Done => block += 1,
+                    _ if cache.make_room() => {}
+                    _ => break,
+                }
+            }
+            let _ = cache.work(Instant::now());
+            !moved && block == before && !moves() && !cache.log.lock().has_untried()
+        });
+        block
     }
 
     /// A write of a block, which says how it ended.
@@ -408,13 +451,15 @@ mod tests {
     }
 
     impl Parked for Write {
-        fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+        fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
             std::thread::sleep(self.takes);
-            if self.cache.write(BlockNumber(self.block), &DATA, Turn::Waited) != Wrote::Done {
-                return Err(self);
+            while self.cache.write(BlockNumber(self.block), &DATA, Turn::Waited) != Wrote::Done {
+                if !self.cache.make_room() {
+                    return Err(self);
+                }
             }
             self.answer.send(Ok(())).unwrap();
-            Ok(())
+            Ok(Retried::Stored)
         }
 
         fn refuse(self: Box<Self>, error: IoError) {
@@ -424,9 +469,20 @@ mod tests {
 
     type Answer = mpsc::Receiver<Result<(), IoErrorKind>>;
 
-    fn park(cache: &Arc<WriteCache>, block: u32, takes: Duration) -> Answer {
+    fn write(cache: &Arc<WriteCache>, block: u32, takes: Duration) -> (Box<Write>, Answer) {
         let (answer, answered) = mpsc::channel();
-        cache.park_for_disk(Box::new(Write { cache: Arc::clone(cache), block, takes, answer }));
+        (Box::new(Write { cache: Arc::clone(cache), block, takes, answer }), answered)
+    }
+
+    fn park(cache: &Arc<WriteCache>, block: u32, takes: Duration) -> Answer {
+        let (write, answered) = write(cache, block, takes);
+        cache.park_for_disk(write);
+        answered
+    }
+
+    fn wait_for_room(cache: &Arc<WriteCache>, block: u32) -> Answer {
+        let (write, answered) = write(cache, block, Duration::ZERO);
+        cache.park_for_room(write);
         answered
     }
 
@@ -548,5 +604,87 @@ mod tests {
             // It finds that there is room.
             assert_eq!(park(&cache, block + 1, Duration::ZERO).recv().unwrap(), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_full_cache_refuses_nothing_while_cleaning_waits_for_a_staging_buffer() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = host();
+        let place = OverflowOptions {
+            at: dir.path().to_owned(),
+            limit_bytes: 32 * MIB,
+            buffering: Buffering::Buffered,
+            little_space: LittleSpace::Refused,
+        };
+        let options = CacheOptions { overflow: Some(place), ..options() };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        let block = fill(&cache);
+        let refused = wait_for_room(&cache, block);
+        let _ = cache.work(Instant::now() + cache.pause_limit);
+        assert!(refused.try_recv() == Ok(Err(IoErrorKind::NoSpace)) && cache.waiting.is_full());
+        // Other caches of the host have them all.
+        let buffers: Vec<_> = (0..STAGING_BUFFERS).map(|_| cache.host.take_staging().unwrap()).collect();
+        // What dies on the disk is worth cleaning; in RAM it would be room.
+        let is_on_disk = |number: &u32| cache.residence(BlockNumber(*number)) == Residence::Disk;
+        for number in (0..block).step_by(3).filter(is_on_disk) {
+            cache.clear(BlockNumber(number), BlockNumber(number + 1), Location::ZERO, Slotless::Stay);
+        }
+        let answered = wait_for_room(&cache, block);
+        let _ = cache.work(Instant::now());
+        assert_eq!(answered.try_recv(), Err(mpsc::TryRecvError::Empty), "it is refused for want of a buffer");
+        buffers.into_iter().for_each(|buffer| cache.host.give_staging(buffer));
+        let mut answer = None;
+        wait_until("it is answered", || {
+            let _ = cache.work(Instant::now());
+            answer = answered.try_recv().ok();
+            answer.is_some()
+        });
+        assert_eq!(answer, Some(Ok(())));
+        assert!(cache.snapshot().cleaned_segments > 0 && !cache.waiting.is_full());
+    }
+
+    /// A write whose block has moved meanwhile, so that it has to fetch the rest of it once more.
+    struct Moved(mpsc::Sender<()>);
+
+    impl Parked for Moved {
+        fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
+            self.0.send(()).unwrap();
+            Ok(Retried::Gone)
+        }
+
+        fn refuse(self: Box<Self>, error: IoError) {
+            panic!("it is refused: {error}");
+        }
+    }
+
+    #[test]
+    fn a_write_that_goes_on_elsewhere_is_no_sign_of_room() {
+        let host = host();
+        let cache = cache(&host);
+        let block = fill(&cache);
+        cache.waiting.full.store(true, Ordering::Release);
+        let (tell, told) = mpsc::channel();
+        cache.park_for_room(Box::new(Moved(tell)));
+        let _ = cache.work(Instant::now());
+        assert!(told.try_recv().is_ok() && cache.waiting.is_full());
+        assert_eq!(cache.host.waiting_writes.load(Ordering::Relaxed), 0);
+        // The next one is refused at once.
+        let refused = wait_for_room(&cache, block);
+        let _ = cache.work(Instant::now());
+        assert_eq!(refused.try_recv(), Ok(Err(IoErrorKind::NoSpace)));
+        cache.clear(BlockNumber(0), BlockNumber(block), Location::ZERO, Slotless::Stay);
+        let _ = cache.work(Instant::now());
+        assert!(!cache.waiting.is_full(), "there is room");
+    }
+
+    #[test]
+    fn that_writes_wait_is_told_anew_once_there_was_room() {
+        let host = host();
+        let cache = cache(&host);
+        cache.waiting.told.store(true, Ordering::Relaxed);
+        let (tell, told) = mpsc::channel();
+        cache.park_for_room(Box::new(Moved(tell)));
+        let _ = cache.work(Instant::now());
+        assert!(told.try_recv().is_ok() && !cache.waiting.told.load(Ordering::Relaxed));
     }
 }

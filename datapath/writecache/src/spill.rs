@@ -20,11 +20,11 @@ use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
 use crate::pace::Room;
-use crate::packed::{Packed, Packing};
+use crate::packed::{Dead, Packed, Packing};
 use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
 use crate::sync::EXPLORED;
-use crate::units::SegmentId;
+use crate::units::{SEGMENT_BYTES, SegmentId};
 
 /// Positions that only cleaning may use: what it writes frees more than it takes.
 pub const RESERVED_POSITIONS: u32 = 2;
@@ -37,6 +37,12 @@ fn is_lack_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
+/// Whether a turn of the host's thread that began then packs no more.
+fn took_long(began: Instant) -> bool {
+    // Time stands still where schedules are explored.
+    !EXPLORED && began.elapsed() >= PACKING_TURN
+}
+
 /// What a turn of the host's thread left behind.
 #[derive(Debug, Default)]
 pub struct Turned {
@@ -46,15 +52,15 @@ pub struct Turned {
     pub disk_failed: bool,
 }
 
-/// How far starting to write cold segments came.
+/// How far starting to write cold segments came, or to clean one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Destaged {
-    /// All that can be written is on its way.
+pub(crate) enum Begun {
+    /// All that can be moved is on its way.
     All,
     /// The caches of the host have all staging buffers in use: one that comes back is a turn of its own.
     LacksBuffer,
-    /// The disk took nothing.
-    DiskRefused,
+    /// The disk took nothing, or is to be asked again after a while.
+    DiskRests,
 }
 
 impl WriteCache {
@@ -85,13 +91,12 @@ impl WriteCache {
         // by the disk, which is faster, where that takes anything.
         let mut more_to_pack = false;
         if !self.waiting.any() || self.cannot_spill() {
-            more_to_pack = self.pack_cold(now);
+            more_to_pack = self.pack_cold(now) || self.shrink_further(now);
         }
         if let Some(overflow) = &self.overflow {
-            let destaged = self.destage(overflow, more_to_pack);
-            lacks_buffer = destaged == Destaged::LacksBuffer;
-            disk_failed = destaged == Destaged::DiskRefused;
-            disk_failed |= self.clean(overflow);
+            let begun = [self.destage(overflow, more_to_pack), self.clean(overflow)];
+            lacks_buffer = begun.contains(&Begun::LacksBuffer);
+            disk_failed = begun.contains(&Begun::DiskRests);
         }
         self.shrink();
         // Room may have come up meanwhile.
@@ -130,15 +135,17 @@ impl WriteCache {
         let mut disk_failed = refused || overflow.is_resting() || (persist.disk_fails() && !is_broken);
         self.serve_waiting(now, false);
         self.move_cleaned(overflow);
-        disk_failed |= !is_broken && self.clean(overflow);
+        let cleaning = if is_broken { Begun::All } else { self.clean(overflow) };
+        disk_failed |= cleaning == Begun::DiskRests;
         if !overflow.is_resting() {
             persist.ask_spill(self.wants_spill());
             let short = overflow.free_positions() <= 2 * RESERVED_POSITIONS;
             persist.ask_for_room(short || disk_failed || self.waiting.any());
         }
         self.shrink();
-        let hopeless =
+        let nothing_moves =
             self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy() && !persist.brings_room();
+        let hopeless = nothing_moves && cleaning != Begun::LacksBuffer;
         let deadline = self.serve_waiting(now, hopeless);
         self.look_for_room();
         Turned { deadline, disk_failed }
@@ -191,8 +198,8 @@ impl WriteCache {
         let waits = self.waiting.any();
         // What is dead in RAM keeps its place until cleaning finds it on disk.
         let waits_for_place = waits && self.lacks_place() && !self.places_come_back();
-        let log = self.log.lock();
-        log.has_dirty_cleaned()
+        let mut log = self.log.lock();
+        log.has_dirty_cleaned(&self.segments)
             || log.dirty_segments > self.dirty_limit(&log)
             || self.packed.bytes() > self.packed_limit_bytes(&log)
             || (waits && log.dirty_segments > 0 && (log.clean_segments == 0 || waits_for_place))
@@ -206,13 +213,30 @@ impl WriteCache {
             && self.packed.bytes() < self.packed_limit_bytes(&log)
     }
 
+    /// Gives back what dead slots of packed segments take, until so many bytes are enough. How many it gave back.
+    fn shrink_packed(&self, dead: Dead, is_enough: impl Fn(u64) -> bool) -> u64 {
+        let freed = self.packed.shrink(dead, |id| self.segments.get(id), is_enough);
+        self.host.give_ram(freed);
+        freed
+    }
+
+    /// The same of those that lost a few slots, for a write that waits where packing brought no room. Each costs a copy of nearly all of
+    /// it for little, so no more of them in a turn than make room for a segment, or than there is time for. Whether it gave something
+    /// back: then a later turn may give more.
+    fn shrink_further(&self, now: Instant) -> bool {
+        if !self.waiting.any() || !self.cannot_spill() || self.would_find_room() {
+            return false;
+        }
+        let is_enough = |freed: u64| freed >= SEGMENT_BYTES as u64 || (freed > 0 && took_long(now));
+        self.shrink_packed(Dead::Few, is_enough) > 0
+    }
+
     /// Packs cold segments, while that pays and there is room for packed ones. Whether there is more to do, in a
     /// later turn: one segment takes some milliseconds, in which writers and other caches wait. `now`: when this turn began.
     fn pack_cold(&self, now: Instant) -> bool {
         if self.packed_is_full() || (self.packed.bytes() > 0 && self.waiting.any()) {
             // Dead slots of packed segments first: that costs a copy of what is alive, and no I/O.
-            let freed = self.packed.shrink(|id| self.segments.get(id));
-            self.host.give_ram(freed);
+            self.shrink_packed(Dead::Quarter, |_| false);
         }
         let packing = if self.cannot_spill() { Packing::Alone } else { Packing::BesideADisk };
         if packing == Packing::Alone {
@@ -257,9 +281,7 @@ impl WriteCache {
 
     /// Whether other caches are to have a turn: a write of one waits, for which only this thread does something, or may before long.
     fn packed_for_long(&self, now: Instant) -> bool {
-        // Time stands still where schedules are explored.
-        let is_long = !EXPLORED && now.elapsed() >= PACKING_TURN;
-        is_long
+        took_long(now)
             || self.host.waiting_writes.load(Ordering::Acquire) != 0
             || self.host.paced_writes.load(Ordering::Acquire) != 0
     }
@@ -279,32 +301,34 @@ impl WriteCache {
     }
 
     /// Starts writes of cold segments. With `more_to_pack` not of those that may be packed instead in a later turn, unless writes wait.
-    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>, more_to_pack: bool) -> Destaged {
+    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>, more_to_pack: bool) -> Begun {
         while self.wants_spill() {
             // Looked at each time: a write that was started here may have failed by now.
             if overflow.is_resting() {
-                return Destaged::DiskRefused;
+                return Begun::DiskRests;
             }
             let lacks_space = self.lacks_space(overflow);
             let keeps_others = more_to_pack && !self.waiting.any() && !self.cannot_spill();
             let mut cleaned_only =
                 keeps_others || lacks_space || overflow.free_positions() <= RESERVED_POSITIONS;
-            let has_cleaned = self.log.lock().has_dirty_cleaned();
+            let has_cleaned = self.log.lock().has_dirty_cleaned(&self.segments);
             if cleaned_only && !has_cleaned {
-                return if lacks_space { Destaged::DiskRefused } else { Destaged::All };
+                return if lacks_space { Begun::DiskRests } else { Begun::All };
             }
-            let Some(buffer) = self.host.take_staging() else { return Destaged::LacksBuffer };
+            let Some(buffer) = self.host.take_staging() else { return Begun::LacksBuffer };
             let taken = overflow.take_position().or_else(|why| {
+                if !has_cleaned {
+                    return Err(why);
+                }
                 // What was cleaned gave more back than it takes now.
-                cleaned_only |= has_cleaned;
-                let position = if has_cleaned { overflow.take_for_cleaning() } else { None };
-                position.ok_or(why)
+                cleaned_only = true;
+                overflow.take_beyond(why)
             });
             let position = match taken {
                 Ok(position) => position,
                 Err(why) => {
                     self.host.give_staging(buffer);
-                    return if self.no_position(why) { Destaged::DiskRefused } else { Destaged::All };
+                    return if self.no_position(why) { Begun::DiskRests } else { Begun::All };
                 }
             };
             self.disk_full.store(false, Ordering::Relaxed);
@@ -319,11 +343,11 @@ impl WriteCache {
                 None => {
                     overflow.give_position(position);
                     self.host.give_staging(buffer);
-                    return Destaged::All;
+                    return Begun::All;
                 }
             }
         }
-        Destaged::All
+        Begun::All
     }
 
     /// Whether the file system gives no more, and what is claimed is only enough to go on cleaning. Asks it again.
@@ -505,5 +529,180 @@ impl WriteCache {
                 persist.ask_for_room(true);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::sync::mpsc;
+
+    use headwater_block::IoError;
+    use headwater_testkit::{Rng, wait_until};
+
+    use super::*;
+    use crate::cache::{CacheOptions, LittleSpace, OverflowOptions, Residence, Slotless, Turn, Wrote};
+    use crate::host::Host;
+    use crate::log::Stream;
+    use crate::overflow::buffering::Buffering;
+    use crate::overflow::io::open_engine;
+    use crate::park::{Parked, Retried};
+    use crate::pressure::NoPressure;
+    use crate::units::{BlockNumber, Location, SLOT_COUNT};
+
+    const BLOCK: usize = BLOCK_BYTES as usize;
+    const SLOTS_EACH: u32 = SLOT_COUNT as u32;
+
+    /// A cache whose host's thread does not run.
+    fn cache(overflow: Option<OverflowOptions>) -> (Host, Arc<WriteCache>) {
+        let host = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure).0;
+        let options = CacheOptions {
+            name: "tested".into(),
+            size_bytes: 1 << 30,
+            ram_bytes: 64 << 20,
+            weight: crate::DEFAULT_WEIGHT,
+            overflow,
+            pause_limit: Duration::from_secs(24 * 3600),
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        (host, cache)
+    }
+
+    /// A write of a block that does not pack.
+    struct Waits {
+        cache: Arc<WriteCache>,
+        block: u32,
+        answer: mpsc::Sender<()>,
+    }
+
+    impl Parked for Waits {
+        fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
+            let data = Rng::new(u64::from(self.block)).bytes(BLOCK);
+            if self.cache.write(BlockNumber(self.block), &data, Turn::Waited) != Wrote::Done {
+                return Err(self);
+            }
+            self.answer.send(()).unwrap();
+            Ok(Retried::Stored)
+        }
+
+        fn refuse(self: Box<Self>, error: IoError) {
+            panic!("it is refused: {error}");
+        }
+    }
+
+    /// Writes from this block on, of which so many bytes do not pack, until there is no room. The first block that it has not.
+    fn fill(cache: &WriteCache, mut block: u32, random_bytes: usize) -> u32 {
+        let mut rng = Rng::new(u64::from(block) + 1);
+        loop {
+            let data = [rng.bytes(random_bytes), vec![7; BLOCK - random_bytes]].concat();
+            if cache.write(BlockNumber(block), &data, Turn::Waited) != Wrote::Done {
+                return block;
+            }
+            block += 1;
+        }
+    }
+
+    /// The same with what does not pack, until packing brings no room either.
+    fn fill_all(cache: &Arc<WriteCache>, mut block: u32) -> u32 {
+        loop {
+            block = fill(cache, block, BLOCK);
+            let _ = cache.work(Instant::now());
+            if !cache.would_find_room() && !cache.wants_pack() {
+                return block;
+            }
+        }
+    }
+
+    /// Lets less than a quarter of each packed segment die. How many segments that are.
+    fn kill_a_few(cache: &WriteCache) -> usize {
+        // Each has as many blocks as follow each other.
+        let is_packed = |first: &u32| cache.residence(BlockNumber(*first)) == Residence::Packed;
+        let packed: Vec<u32> = (0..64).map(|segment| segment * SLOTS_EACH).filter(is_packed).collect();
+        for first in &packed {
+            cache.clear(BlockNumber(first + 1), BlockNumber(first + 121), Location::ZERO, Slotless::Stay);
+        }
+        packed.len()
+    }
+
+    #[test]
+    fn packed_segments_with_a_few_dead_slots_are_made_smaller_last_and_a_few_at_a_time() {
+        let (_host, cache) = cache(None);
+        let wait = |block| {
+            let (answer, answered) = mpsc::channel();
+            cache.park_for_room(Box::new(Waits { cache: Arc::clone(&cache), block, answer }));
+            answered
+        };
+        // By a clock that is ahead of all, no turn takes long; by one that is behind, each does.
+        let ahead = Instant::now() + Duration::from_secs(3600);
+        let work = |now| {
+            let before = cache.packed.bytes();
+            let _ = cache.work(now);
+            before.checked_sub(cache.packed.bytes())
+        };
+        let mut block = 0;
+        while cache.packed.bytes() < 4 << 20 {
+            block = fill(&cache, block, BLOCK / 2);
+            assert_ne!(work(Instant::now()), Some(0), "there is nothing to pack");
+        }
+        block = fill(&cache, block, BLOCK / 2);
+        let packed: Vec<_> =
+            (0..64).map(SegmentId).filter_map(|id| Some((id, cache.packed.get(id)?))).collect();
+        assert_eq!(kill_a_few(&cache), packed.len());
+        // Where packing brings room, they stay as they are.
+        let answered = wait(block);
+        wait_until("packing brings room", || {
+            assert_eq!(work(ahead), None, "nothing is packed");
+            answered.try_recv().is_ok()
+        });
+        let is_as_it_was = |(id, packed): &(SegmentId, Arc<Packed>)| {
+            cache.packed.get(*id).is_some_and(|now| Arc::ptr_eq(&now, packed))
+        };
+        assert!(packed.iter().all(is_as_it_was));
+
+        block = fill_all(&cache, block + 1);
+        assert!(kill_a_few(&cache) > 24, "{:?}", cache.snapshot());
+        // One in each turn that takes long, until there is room.
+        let answered = wait(block);
+        let segment_bytes = SEGMENT_BYTES as u64;
+        while answered.try_recv().is_err() {
+            let freed = work(Instant::now() - PACKING_TURN);
+            assert!(freed.is_some_and(|freed| freed > 0 && freed < segment_bytes / 4), "{freed:?}");
+        }
+        // As many in others as make room for a segment.
+        block = fill_all(&cache, block + 1);
+        let _answered = wait(block);
+        let freed = work(ahead);
+        let is_enough = |freed: u64| freed >= segment_bytes && freed < segment_bytes * 5 / 4;
+        assert!(freed.is_some_and(is_enough), "{freed:?}");
+    }
+
+    #[test]
+    fn what_was_cleaned_is_written_beyond_a_limit_that_was_lowered() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = OverflowOptions {
+            at: dir.path().to_owned(),
+            limit_bytes: 64 << 20,
+            buffering: Buffering::Buffered,
+            little_space: LittleSpace::Refused,
+        };
+        let (_host, cache) = cache(Some(place));
+        let overflow = Arc::clone(cache.overflow.as_ref().unwrap());
+        // All that is claimed is in use.
+        let first = overflow.take_position().unwrap();
+        let taken: Vec<u32> =
+            [first].into_iter().chain(std::iter::from_fn(|| overflow.take_ready(0))).collect();
+        cache.set_disk_bytes(4 * SEALED_SEGMENT_BYTES as u64);
+        // One more closes the segment.
+        for block in 0..=SLOTS_EACH {
+            cache.take_slot(Stream::Cleaned, BlockNumber(block)).unwrap();
+        }
+        assert!(cache.log.lock().has_dirty_cleaned(&cache.segments));
+        assert_eq!(cache.destage(&overflow, false), Begun::All);
+        assert!(!cache.log.lock().has_dirty_cleaned(&cache.segments), "it found no place");
+        wait_until("it is written", || cache.log.lock().clean_segments == 1);
+        let position = cache.segments.get(SegmentId(0)).unwrap().position().unwrap();
+        assert!(!taken.contains(&position), "{position}");
+        assert_eq!(overflow.used_bytes(), (taken.len() as u64 + 1) * SEALED_SEGMENT_BYTES as u64);
     }
 }

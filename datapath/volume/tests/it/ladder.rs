@@ -414,6 +414,50 @@ fn a_few_dead_blocks_in_each_segment_are_space_too() {
     }
 }
 
+/// A slot of a packed segment is not filled again: what died is space once the segment is made smaller.
+#[test]
+fn a_few_dead_blocks_in_each_packed_segment_are_space_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(512), CacheMode::Ram, 48, 0, dir.path());
+    // As long as packing takes on a busy host, or the first write that waits for it is the end.
+    options.pause_limit = Duration::from_secs(10);
+    let (volume, device) = setup::open(&options, &host);
+    let refused =
+        (0..400).find(|number| blocking::write(&*device, number * MIB, &compressible(*number)).is_err());
+    let taken = refused.expect("it is full at some time");
+    // Less than a quarter of each segment.
+    for block in (0..taken * 256).step_by(5) {
+        blocking::discard(&*device, block * 4096, 4096).unwrap();
+    }
+    let cache = volume.counters().cache;
+    assert!(cache.packed_bytes > 24 * MIB, "{cache:?}");
+    let unpacked_bytes = cache.ram_used_bytes - cache.packed_bytes - cache.index_bytes;
+    let at = |number: u64| 400 * MIB + number * 4096;
+    let incompressible = |number: u64| Rng::new(1000 + number).bytes(4096);
+    let refused =
+        (0..28_000).find(|number| blocking::write(&*device, at(*number), &incompressible(*number)).is_err());
+    let written = refused.expect("it is full again");
+    // What died in the others is a fifth of them.
+    assert!(written * 4096 > unpacked_bytes / 5 + 2 * MIB, "{written} blocks: {:?}", volume.counters().cache);
+    let mut found = vec![0; MIB as usize];
+    for number in 0..taken {
+        blocking::read(&*device, number * MIB, &mut found).unwrap();
+        let mut expected = compressible(number);
+        for (block, part) in (number * 256..).zip(expected.chunks_mut(4096)) {
+            if block.is_multiple_of(5) {
+                part.fill(0);
+            }
+        }
+        assert!(found == expected, "MiB {number}");
+    }
+    let mut found = vec![0; 4096];
+    for number in 0..written {
+        blocking::read(&*device, at(number), &mut found).unwrap();
+        assert!(found == incompressible(number), "block {number}");
+    }
+}
+
 /// Cleaning may take RAM beyond the limit, because it gives more back: but not for a disk that only reads.
 #[test]
 fn a_disk_that_reads_and_does_not_write_does_not_end_up_in_ram() {

@@ -208,33 +208,38 @@ fn a_crash_while_slots_are_written_back_costs_nothing() {
     volume.close();
 }
 
-/// Makes the map of a closed cache one of format version 1.
-fn make_first_version(at: &Path) {
+/// Makes the map of a closed cache one of an older format version.
+fn make_older(at: &Path, version: u32) {
     let map = std::fs::OpenOptions::new().read(true).write(true).open(at.join("kept/map")).unwrap();
     let mut bytes = [0; HEADER_BYTES];
     map.read_exact_at(&mut bytes, 0).unwrap();
     let found = Header::decode(&bytes).unwrap();
     let key = SealKey::from_bytes(&KEY).unwrap();
-    let key_check = key.check(1, &Header::checked_part(1, found.size_bytes, &found.base_id)).unwrap();
-    map.write_all_at(&Header { version: 1, key_check, ..found }.encode(), 0).unwrap();
+    let part = Header::checked_part(version, found.size_bytes, &found.base_id);
+    let key_check = key.check(version, &part).unwrap();
+    map.write_all_at(&Header { version, key_check, ..found }.encode(), 0).unwrap();
 }
 
 #[test]
-fn a_map_of_version_1_is_gone_on_with_and_replaced() {
+fn a_map_of_an_older_version_is_gone_on_with_and_replaced() {
+    (1..VERSION).for_each(gone_on_with_and_replaced);
+}
+
+fn gone_on_with_and_replaced(version: u32) {
     let dir = tempfile::tempdir().unwrap();
     let mut rng = Rng::new(5);
     let mut model = vec![0; (SIZE_MIB * MIB) as usize];
     let (volume, _host) = open(dir.path());
     put(&volume, &mut model, 3, &rng.bytes(64 * BLOCK));
     volume.close();
-    make_first_version(dir.path());
+    make_older(dir.path(), version);
     let engine = CrashEngine::new();
     let (volume, _host) = try_open(dir.path(), &engine).unwrap();
     assert!(contents(&volume) == model);
     // While it cannot be replaced it grows as it is.
     engine.fail(Fails::SyncOf("map.new"));
     let mut commits = 0;
-    while records(dir.path()).version == 1 {
+    while records(dir.path()).version == version {
         assert!(commits < 100 && records(dir.path()).sealed.is_empty());
         assert!(found(copied(dir.path()).path()) == model);
         put(&volume, &mut model, 200 + 2 * commits, &rng.bytes(BLOCK));
@@ -259,7 +264,7 @@ fn a_new_map_that_cannot_be_made_is_not_tried_again_at_each_flush() {
     // Longer than what the flushes below add.
     put(&volume, &mut model, 0, &rng.bytes(1024 * BLOCK));
     volume.close();
-    make_first_version(dir.path());
+    make_older(dir.path(), 1);
     std::fs::create_dir(dir.path().join("kept/map.new")).unwrap();
     let (volume, _host) = open(dir.path());
     for round in 0..20 {

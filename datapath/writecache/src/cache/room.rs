@@ -58,7 +58,10 @@ impl WriteCache {
             return None;
         }
         // Who was refused before may be told of it.
-        if log.dirty_segments > self.dirty_limit(&log) || log.has_dirty_cleaned() || self.waiting.is_full() {
+        if log.dirty_segments > self.dirty_limit(&log)
+            || log.has_dirty_cleaned(&self.segments)
+            || self.waiting.is_full()
+        {
             self.host.signal();
         }
         log.claim(&self.segments, stream, block)
@@ -114,7 +117,7 @@ impl WriteCache {
         self.report_index(log);
         // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
         // been lowered under what is in use: one segment at a time.
-        let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned();
+        let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned(&self.segments);
         // One is left for what is moved.
         let reserve = u32::from(self.overflow.is_some() && stream == Stream::Fresh);
         if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {

@@ -47,6 +47,26 @@ fn what_died_before_anybody_took_it_out_is_not_queued_for_ever() {
     assert!(std::iter::from_fn(|| log.freeze_coldest(&table)).count() == 3);
 }
 
+#[test]
+fn what_cleaning_filled_does_not_count_once_it_died() {
+    let (mut log, table, pool) = (Log::default(), SegmentTable::new(4), MemoryPool::new());
+    let [first, second] = [0, 1].map(|block| {
+        log.begin(&table, Stream::Cleaned, pool.take().unwrap()).unwrap();
+        let id = log.filling(Stream::Cleaned).unwrap();
+        while log.claim(&table, Stream::Cleaned, BlockNumber(block)).is_some() {}
+        id
+    });
+    for id in [first, second] {
+        assert!(log.has_dirty_cleaned(&table));
+        let segment = table.get(id).unwrap();
+        (0..SLOT_COUNT).for_each(|slot| {
+            segment.kill(Slot(slot));
+        });
+        pool.give(log.release(segment, id).unwrap().memory.unwrap());
+    }
+    assert!(!log.has_dirty_cleaned(&table) && log.freeze_victim(&table, true).is_none());
+}
+
 fn clean_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
     let (mut log, table, pool) = full_segments(count);
     for number in 0..count {

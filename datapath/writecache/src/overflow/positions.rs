@@ -140,6 +140,20 @@ impl Overflow {
         Some(position)
     }
 
+    /// Where no position was to be had: one for what cleaning filled, as [`Overflow::take_for_cleaning`], or else one that is claimed
+    /// beyond the limit, if nothing but that is in the way. It is one at a time: nothing else is cleaned until what takes it is
+    /// written. Blocks for the file system; called by the host's thread only.
+    pub fn take_beyond(&self, why: NoPosition) -> Result<u32, NoPosition> {
+        match (self.take_for_cleaning(), why) {
+            (Some(position), _) => Ok(position),
+            (None, NoPosition::Limit) => {
+                self.positions.lock().used += 1;
+                self.claim_one(true)
+            }
+            (None, why) => Err(why),
+        }
+    }
+
     /// Claims one that was counted as used already, and some more that are ready then; `beyond`: whatever the limit.
     fn claim_one(&self, beyond: bool) -> Result<u32, NoPosition> {
         let (position, grow) = {
@@ -156,6 +170,9 @@ impl Overflow {
                 }
             }
         };
+        if self.is_past_device(position) {
+            return self.take_doubtful(NoPosition::Limit);
+        }
         let mut claimed = grow;
         let mut result = self.claim(position, grow);
         if result.is_err() && grow > 1 {
@@ -178,6 +195,11 @@ impl Overflow {
                 self.take_doubtful(NoPosition::Disk(error))
             }
         }
+    }
+
+    /// Whether a position ends past the device, which, other than a file, does not grow.
+    fn is_past_device(&self, position: u32) -> bool {
+        self.is_device && Self::offset_of(position.saturating_add(1)) > device_bytes(&self.file)
     }
 
     /// The last resort of a claim that was counted already: a place that failed the last time.
@@ -448,6 +470,61 @@ mod tests {
         taken.drain(..LOW as usize).for_each(|position| overflow.give_position(position));
         trim();
         assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
+    }
+
+    #[test]
+    fn beyond_a_limit_that_was_lowered_there_is_a_place_for_what_was_cleaned() {
+        let dir = tempfile::tempdir().unwrap();
+        let overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
+        let set_limit =
+            |positions: u32| overflow.set_limit_bytes(u64::from(positions) * SEALED_SEGMENT_BYTES as u64);
+        let used = || overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
+        set_limit(40);
+        let mut taken: Vec<u32> = (0..38).map(|_| overflow.take_position().unwrap()).collect();
+        taken.drain(..30).for_each(|position| overflow.give_position(position));
+        while overflow.wants_trim() {
+            overflow.trim();
+        }
+        assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
+        // All that is claimed is in use, and there are others that were given back to the file system.
+        taken.extend((0..KEEP_POSITIONS).map(|_| overflow.take_position().unwrap()));
+        assert!(overflow.ready_positions() == 0 && !overflow.positions.lock().punched.is_empty());
+        set_limit(10);
+        let Err(why) = overflow.take_position() else { panic!("the limit is exceeded") };
+        let position = overflow.take_beyond(why).unwrap();
+        assert!(!taken.contains(&position) && used() == taken.len() as u64 + 1, "{position}");
+        overflow.give_position(position);
+        // One that is claimed is taken before another one is.
+        assert_eq!(overflow.take_beyond(NoPosition::Limit).unwrap(), position);
+        // A file system that gives no more does not for this either.
+        let full = NoPosition::Disk(io::ErrorKind::StorageFull.into());
+        assert!(matches!(overflow.take_beyond(full), Err(NoPosition::Disk(_))));
+        assert_eq!(used(), taken.len() as u64 + 1);
+    }
+
+    #[test]
+    fn beyond_a_limit_that_was_lowered_a_device_has_no_place_past_its_end() {
+        const PLACES: u32 = 20;
+        let dir = tempfile::tempdir().unwrap();
+        let mut overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
+        // As with a device: it is as long as it is, and nothing is reserved there.
+        overflow.is_device = true;
+        overflow.no_fallocate.store(true, Ordering::Relaxed);
+        let device_bytes = u64::from(PLACES) * SEALED_SEGMENT_BYTES as u64 + 4096;
+        overflow.file.set_len(device_bytes).unwrap();
+        overflow.set_limit_bytes(device_bytes);
+        let mut taken: Vec<u32> = (0..PLACES).map(|_| overflow.take_position().unwrap()).collect();
+        assert!(matches!(overflow.take_position(), Err(NoPosition::Limit)));
+        overflow.set_limit_bytes(device_bytes / 4);
+        assert!(matches!(overflow.take_beyond(NoPosition::Limit), Err(NoPosition::Limit)));
+        overflow.prepare(1).unwrap();
+        assert_eq!((overflow.ready_positions(), overflow.free_positions()), (0, 0));
+        assert_eq!(overflow.used_bytes(), u64::from(PLACES) * SEALED_SEGMENT_BYTES as u64);
+        // Within it there are places beyond the limit.
+        let given = taken.pop().unwrap();
+        overflow.give_position(given);
+        assert!(overflow.punch_one(0) && overflow.ready_positions() == 0);
+        assert_eq!(overflow.take_beyond(NoPosition::Limit).unwrap(), given);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! is opened, is never written anywhere, and goes with the volume; that of a persistent cache is its owner's.
 //! The slots of one generation may be written at several times, and again, but always with the same contents.
 
+use aws_lc_rs::hmac;
 use headwater_block::BLOCK_BYTES;
 
 use super::gcm::{GcmKey, KEY_BYTES, NONCE_BYTES};
@@ -22,6 +23,12 @@ pub const SEALED_SLOT_BYTES: usize = BLOCK + TAG_BYTES;
 
 /// Bytes of a segment on disk: a multiple of 4096.
 pub const SEALED_SEGMENT_BYTES: usize = SLOTS * SEALED_SLOT_BYTES;
+
+/// From this version of a map on its key check is an HMAC.
+const CHECKED_BY_HMAC: u32 = 3;
+
+/// Bytes of a map in front of what tells it from others of its version: magic and version.
+const SAME_BYTES: usize = 12;
 
 /// The key of one volume's overflow, in memory of [`super::key_memory`].
 pub struct SealKey(GcmKey);
@@ -63,11 +70,20 @@ impl SealKey {
         self.0.protection()
     }
 
-    /// A tag over `identity`, which has a map's version in it, that only this key gives: generation 0, which no slot is sealed
-    /// with. Two tags of one nonce over what is known would give away what tags are made with, so each version has its own.
-    pub fn check(&self, version: u32, identity: &[u8]) -> Option<[u8; TAG_BYTES]> {
+    /// A tag over `part`, the first bytes of a map of this version, that only this key gives.
+    ///
+    /// One key may have maps of several sizes and bases, and two tags of GCM with one nonce over data that is known would give away what
+    /// tags are made with. So since version 3 what GCM makes, over what is the same in all maps of a version, is the key of an HMAC, and
+    /// is kept to ourselves. The nonces are of generation 0, which no slot is sealed with, and each version has its own.
+    pub fn check(&self, version: u32, part: &[u8]) -> Option<[u8; TAG_BYTES]> {
         let slot = u16::try_from(version.checked_sub(1)?).ok()?;
-        self.0.seal(&nonce(0, Slot(slot)), identity, &[], &mut [])
+        let tag = |over: &[u8]| self.0.seal(&nonce(0, Slot(slot)), over, &[], &mut []);
+        if version < CHECKED_BY_HMAC {
+            return tag(part);
+        }
+        let key = tag(part.get(..SAME_BYTES)?)?;
+        let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), part);
+        mac.as_ref().first_chunk().copied()
     }
 
     /// Seals a block into [`SEALED_SLOT_BYTES`]. Whether that worked: it does, unless a length is wrong; then
@@ -94,6 +110,23 @@ mod tests {
     #[test]
     fn a_sealed_segment_fills_whole_pages() {
         assert_eq!(SEALED_SEGMENT_BYTES, 514 * 4096);
+    }
+
+    /// Tags of GCM with one nonce: what two of them differ by depends on what their data differ by alone.
+    #[test]
+    fn checks_of_one_key_do_not_tell_what_tags_are_made_with() {
+        let key = SealKey::from_bytes(&[7; 16]).unwrap();
+        // Three bases, the same but for what comes after magic and version.
+        let differ = |version: u32, base: u8| {
+            let check = |base: u8| {
+                let part = [b"HWCACHE\n", &version.to_le_bytes()[..], &[base; 44]].concat();
+                key.check(version, &part).unwrap()
+            };
+            let (one, other) = (check(base), check(base ^ 0x55));
+            std::array::from_fn::<u8, TAG_BYTES, _>(|at| one[at] ^ other[at])
+        };
+        assert_eq!(differ(2, 1), differ(2, 9), "as versions 1 and 2 were");
+        assert_ne!(differ(3, 1), differ(3, 9));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::units::SLOT_COUNT;
 pub const MAGIC: [u8; 8] = *b"HWCACHE\n";
 
 /// The format's version.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The oldest version that is read: that of before there were [`Record::Sealed`].
 pub const OLDEST_VERSION: u32 = 1;
@@ -51,7 +51,7 @@ pub struct Header {
     pub size_bytes: u64,
     /// Identity of the base that the cache was made over.
     pub base_id: [u8; 32],
-    /// Authentication tag over the bytes before it, under the cache's key.
+    /// Authentication tag over the bytes before it, under the cache's key: see [`SealKey::check`](crate::overflow::seal::SealKey::check).
     pub key_check: [u8; TAG_BYTES],
     /// Sequence number of the first record.
     pub first_sequence: u64,
@@ -358,6 +358,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::overflow::seal::SealKey;
 
     fn header() -> Header {
         let (version, size_bytes) = (VERSION, 1 << 30);
@@ -373,7 +374,7 @@ mod tests {
         let expected = format!(
             "{}{}{}{}{}{}{}{}{}",
             "485743414348450a",
-            "02000000",
+            "03000000",
             "80000000",
             "0000004000000000",
             "ab".repeat(32),
@@ -417,6 +418,19 @@ mod tests {
         assert_eq!(u32_at(&bytes, bytes.len() - 32), Some(crc32c::crc32c(&bytes[bytes.len() - 28..])));
     }
 
+    /// As other implementations of AES-GCM and HMAC give them (Python's `cryptography` and `hmac`).
+    #[test]
+    fn the_key_checks_are_those_of_the_document() {
+        let key = SealKey::from_bytes(&[7; 16]).unwrap();
+        let check = |version, size_bytes, base_id| {
+            hex(&key.check(version, &Header::checked_part(version, size_bytes, &base_id)).unwrap())
+        };
+        assert_eq!(check(1, 1 << 30, [0xab; 32]), "32fac754642d80d82f20d3c11bb0c239");
+        assert_eq!(check(2, 1 << 30, [0xab; 32]), "a2c9b22883b5e356bbccdc9e7acd77e1");
+        assert_eq!(check(3, 1 << 30, [0xab; 32]), "b83a9826625b3e1fbd927894bac91406");
+        assert_eq!(check(3, 1 << 31, [0xab; 32]), "fd0125e9021299f14680cdf34bb8e35f");
+    }
+
     #[test]
     fn what_was_encoded_is_decoded() {
         assert_eq!(Header::decode(&header().encode()), Ok(header()));
@@ -443,13 +457,15 @@ mod tests {
     #[test]
     fn other_versions_and_damaged_headers_are_told_apart() {
         let mut bytes = header().encode();
-        for version in [0, 3] {
+        for version in [0, 4] {
             bytes[8] = version;
             assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(version.into())));
         }
-        let first = Header { version: 1, ..header() };
-        assert_eq!(Header::decode(&first.encode()), Ok(first));
-        bytes[8] = 2;
+        for version in [1, 2] {
+            let older = Header { version, ..header() };
+            assert_eq!(Header::decode(&older.encode()), Ok(older));
+        }
+        bytes[8] = 3;
         bytes[30] ^= 1;
         assert_eq!(Header::decode(&bytes), Err(HeaderFault::Damaged));
         assert_eq!(Header::decode(b"HWCA"), Err(HeaderFault::NotAMap));

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use headwater_testkit::wait_until;
 
+use super::format::{HEADER_BYTES, Header, VERSION};
 use super::{Change, MOST_IN_ALL, PersistentOptions};
 use crate::cache::{
     Block, CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, Slotless, Turn, WriteCache, Wrote,
@@ -16,6 +17,7 @@ use crate::cache::{
 use crate::host::Host;
 use crate::overflow::buffering::Buffering;
 use crate::overflow::io::{Direction, IoEngine, IoOp, open_engine};
+use crate::overflow::seal::SealKey;
 use crate::units::{BlockNumber, Location, SLOT_COUNT};
 
 #[test]
@@ -98,6 +100,45 @@ fn options(dir: &Path) -> CacheOptions {
         persistent: Some(PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [1; 32] }),
         beneath: None,
     }
+}
+
+fn header(dir: &Path) -> Header {
+    Header::decode(&std::fs::read(dir.join("kept/map")).unwrap()).unwrap()
+}
+
+#[test]
+fn a_map_of_version_2_is_known_by_its_own_key_check_and_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(u64::MAX).unwrap();
+    let cache = open(dir.path(), &host);
+    assert_eq!(cache.write(BlockNumber(3), &[8; 4096], Turn::New), Wrote::Done);
+    assert!(flush(&cache));
+    cache.close().unwrap();
+    let map = dir.path().join("kept/map");
+    let mut bytes = std::fs::read(&map).unwrap();
+    let found = header(dir.path());
+    let older = |key| {
+        let key = SealKey::from_bytes(&key).unwrap();
+        let part = Header::checked_part(2, found.size_bytes, &found.base_id);
+        let key_check = key.check(2, &part).unwrap();
+        Header { version: 2, key_check, ..found.clone() }
+    };
+    bytes[..HEADER_BYTES].copy_from_slice(&older([6; 16]).encode());
+    std::fs::write(&map, &bytes).unwrap();
+    let refused = WriteCache::open(&options(dir.path()), &host.shared()).err().expect("it was opened");
+    assert!(refused.to_string().contains("the key given is not the one"), "{refused}");
+    bytes[..HEADER_BYTES].copy_from_slice(&older([7; 16]).encode());
+    std::fs::write(&map, &bytes).unwrap();
+    let cache = open(dir.path(), &host);
+    assert_eq!((cache.residence(BlockNumber(3)), header(dir.path()).version), (Residence::Disk, 2));
+    assert_eq!(cache.write(BlockNumber(4), &[9; 4096], Turn::New), Wrote::Done);
+    assert!(flush(&cache));
+    cache.close().unwrap();
+    let now = header(dir.path());
+    assert_eq!((now.version, now.key_check), (VERSION, found.key_check));
+    let cache = open(dir.path(), &host);
+    assert_eq!([3, 4].map(|block| cache.residence(BlockNumber(block))), [Residence::Disk; 2]);
+    cache.close().unwrap();
 }
 
 #[test]

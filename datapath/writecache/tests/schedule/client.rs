@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
-    Block, BlockNumber, Cleared, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Slotless,
-    Ticket, Turn, WriteCache, Wrote,
+    Block, BlockNumber, Cleared, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Retried,
+    Slotless, Ticket, Turn, WriteCache, Wrote,
 };
 use shuttle::rand::Rng;
 use shuttle::sync::mpsc;
@@ -326,11 +326,15 @@ impl Task {
 }
 
 impl Parked for Task {
-    fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+    fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
         match self.step(Turn::Waited) {
             Ok(stepped) => {
+                let retried = match stepped {
+                    Stepped::Done => Retried::Stored,
+                    Stepped::Fetch(_) => Retried::Gone,
+                };
                 self.answer.send(stepped).unwrap();
-                Ok(())
+                Ok(retried)
             }
             Err(_) => Err(self),
         }
