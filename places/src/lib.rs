@@ -5,7 +5,8 @@
 //!   those that were not let in yet ([`Entry::let_in`]).
 //! - While there are many of these that one goes at once. Where there are few, and nearly all places have those who may have them, it is
 //!   given time to ask first: otherwise each of many who come at once would end the one before it.
-//! - Whoever was let in keeps his place.
+//! - Whoever was let in keeps his place. Who had been chosen to leave before is not let in, and told so, so that nothing is begun for him
+//!   that would be cut off in the middle.
 //!
 //! # Limits
 //! The caller's: how many places, from how many strangers on the oldest has no time, and how long that is ([`Places::new`]).
@@ -34,6 +35,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -58,7 +60,15 @@ struct Strangers {
 
 struct Stranger {
     since: Instant,
-    must_go: Arc<Notify>,
+    end: Arc<End>,
+}
+
+/// Whether a connection must make room.
+#[derive(Default)]
+struct End {
+    /// Changes under the lock of the strangers.
+    is_due: AtomicBool,
+    told: Notify,
 }
 
 impl Places {
@@ -83,12 +93,12 @@ impl Places {
         };
         // Never closed.
         let permit = permit.ok()?;
-        let must_go = Arc::<Notify>::default();
+        let end = Arc::<End>::default();
         let mut strangers = self.strangers.lock();
         strangers.last_id = strangers.last_id.wrapping_add(1);
         let id = strangers.last_id;
-        strangers.by_age.insert(id, Stranger { since: Instant::now(), must_go: Arc::clone(&must_go) });
-        Some(Place { entry: Entry { places: Arc::clone(self), id }, must_go, _permit: permit })
+        strangers.by_age.insert(id, Stranger { since: Instant::now(), end: Arc::clone(&end) });
+        Some(Place { entry: Entry { places: Arc::clone(self), id, end }, _permit: permit })
     }
 
     /// Ends the oldest stranger, when that is due.
@@ -112,7 +122,9 @@ impl Places {
         if due > Instant::now() {
             return Err(Some(due));
         }
-        oldest.remove().must_go.notify_one();
+        let end = oldest.remove().end;
+        end.is_due.store(true, Ordering::Release);
+        end.told.notify_one();
         Ok(())
     }
 }
@@ -120,7 +132,6 @@ impl Places {
 /// A connection's place. It is free when this is dropped.
 pub struct Place {
     entry: Entry,
-    must_go: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -132,7 +143,7 @@ impl Place {
 
     /// Waits until it has to make room.
     pub async fn must_go(&self) {
-        self.must_go.notified().await;
+        self.entry.end.told.notified().await;
     }
 }
 
@@ -147,12 +158,22 @@ impl Drop for Place {
 pub struct Entry {
     places: Arc<Places>,
     id: u64,
+    end: Arc<End>,
 }
 
 impl Entry {
-    /// It is no stranger any more, and not ended for others.
-    pub fn let_in(&self) {
-        self.places.strangers.lock().by_age.remove(&self.id);
+    /// It is no stranger any more, and not ended for others. `false`: it was chosen before to make room, and will be ended; nothing is
+    /// to be begun for it.
+    pub fn let_in(&self) -> bool {
+        // Chosen under the same lock: either it is no stranger by then, or this finds that it was.
+        let mut strangers = self.places.strangers.lock();
+        strangers.by_age.remove(&self.id);
+        !self.must_go()
+    }
+
+    /// Whether it was chosen to make room. One that was let in never is.
+    pub fn must_go(&self) -> bool {
+        self.end.is_due.load(Ordering::Acquire)
     }
 }
 
@@ -201,6 +222,19 @@ mod tests {
         fifth.entry().let_in();
         assert!(is_full(&places).await);
         assert!([&guest, &third, &fourth, &fifth].into_iter().all(|place| !must_go(place)));
+    }
+
+    #[tokio::test]
+    async fn who_was_chosen_to_leave_is_not_let_in_and_who_was_let_in_is_not_chosen() {
+        let places = Places::new(2, 1, SOON * 60);
+        let (first, second) = (taken(&places).await, taken(&places).await);
+        assert!(first.entry().let_in());
+        assert!(is_full(&places).await);
+        assert!(first.entry().let_in() && !first.entry().must_go() && !must_go(&first), "it stays");
+        // Chosen, and not gone yet.
+        assert!(second.entry().must_go() && !second.entry().let_in());
+        assert!(!second.entry().let_in(), "nor later");
+        assert!(must_go(&second));
     }
 
     #[tokio::test]

@@ -193,7 +193,8 @@ pub trait Device: Send + Sync + 'static {
     fn geometry(&self) -> Geometry;
 
     /// Carries the request out if that needs no I/O and no waiting. Never blocks for longer than a copy
-    /// of the data takes.
+    /// of the data takes. That it is closed a device does not say here to what changes it
+    /// ([`IoErrorKind::Closed`]): such a request must wait, and [`Device::submit`] answers it.
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError>;
 
     /// Stores those of `writes` that [`Device::try_now`] would store at once, as far as doing it together costs less than one

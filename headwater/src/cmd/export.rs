@@ -146,8 +146,9 @@ async fn serve(
         anyhow::Ok((others, attached, is_ended))
     };
     let served = served.await.inspect_err(|_| {
-        let stands = vhost_user.first().map(headwater_vhost_user::Server::stop);
-        let stands = || stands.or_else(|| stood.filter(|_| is_untouched(volumes)));
+        vhost_user.iter().for_each(headwater_vhost_user::Server::stop);
+        let stands = || vhost_user.first().map(headwater_vhost_user::Server::positions);
+        let stands = || stands().or_else(|| stood.filter(|_| is_untouched(volumes)));
         if let Err(error) = close(volumes, resume.as_ref(), stands) {
             tracing::error!("{error:#}");
         }
@@ -195,8 +196,10 @@ async fn serve(
     drop(fuse);
     let stopping = attached.map(attach::AttachedDisk::stop);
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
-    let stands: Vec<Positions> = vhost_user.iter().map(headwater_vhost_user::Server::stop).collect();
-    let closed = close(volumes, resume.as_ref(), || stands.into_iter().next());
+    vhost_user.iter().for_each(headwater_vhost_user::Server::stop);
+    // What waits for room then is refused by the volume and goes back into the ring, for the next server to take.
+    let stands = || vhost_user.first().map(headwater_vhost_user::Server::positions);
+    let closed = close(volumes, resume.as_ref(), stands);
     drop((nbd, stopping));
     drop(ending);
     closed.and(report(args, volumes, image))
@@ -481,7 +484,8 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
         Some(from) => from.clone(),
         None => data_dir()?.store().display().to_string(),
     };
-    let disk = args.stream.open_disk().with_context(failed)?;
+    // Its errors name the cache, and say nothing of the source.
+    let disk = args.stream.open_disk()?;
     let last_known = LastKnown::new(&name, disk.clone());
     let store = last_known.open(Access::Read, &args.credentials).with_context(failed)?;
     let image = last_known.look_up(&*store, &reference.name).with_context(failed)?;

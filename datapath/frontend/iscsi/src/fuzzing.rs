@@ -387,7 +387,7 @@ fn rule(key: &str) -> Option<(Rule, bool)> {
         ),
         "FirstBurstLength" => (
             Rule::Least(512, LONGEST, |p, limits, theirs| {
-                p.first_burst_bytes = theirs.min(limits.first_burst_bytes);
+                p.first_burst_bytes = theirs.min(limits.first_burst_bytes).min(p.max_burst_bytes);
                 p.first_burst_bytes
             }),
             true,

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
 /// Why TLS cannot be set up.
@@ -207,8 +207,10 @@ fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<Server
     };
     let (certificates, key) = own(directory, "server")?;
     let mut config = builder.with_single_cert(certificates, key).map_err(|e| together(e.to_string()))?;
-    // NBD connections last for hours; resuming them saves nothing, and tickets are secrets to keep.
+    // NBD connections last for hours; resuming them saves nothing, and tickets are secrets to keep. Nor is the certificate of a client
+    // that resumes checked again: it may have expired since.
     config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok((Arc::new(config), withdrawn.is_some()))
 }
 

@@ -25,9 +25,9 @@ use headwater_testkit::{
     Log, ReferenceDisk, ReferenceOptions, Waits, alone, resident_bytes, run, wait_until,
 };
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ClientConnection, HandshakeKind, RootCertStore, StreamOwned};
 
 const MIB: u64 = 1 << 20;
 const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };
@@ -400,20 +400,57 @@ fn who_takes_all_places_keeps_nobody_out_who_shows_another_certificate() {
     assert!(greedy[..15].iter().all(reads));
 }
 
+#[test]
+fn a_client_that_comes_again_shows_its_certificate_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("the authority");
+    let roles = [("server", "localhost", USUAL), ("client", "desk-7", USUAL)];
+    let files = authority.directory(&directory.path().join("pki"), &roles);
+    let tls = Some(ServerTls::load(&files, VERIFIED).unwrap());
+    let path = directory.path().join("s");
+    let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::new(MIB));
+    let limits = Limits::default();
+    let _server =
+        Server::bind(Address::Unix(path.clone()), SingleExport::new(disk, ""), Options { limits, tls })
+            .unwrap();
+    let certificate = CertificateDer::from_pem_file(files.join("client-cert.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(files.join("client-key.pem")).unwrap();
+    // In 1.2 a server keeps sessions by itself. The client keeps its own for the next connection.
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(authority_in(&files))
+        .with_client_auth_cert(vec![certificate], key)
+        .unwrap();
+    let config = Arc::new(config);
+    for _ in 0..2 {
+        let raw = encrypted_with(&path, Arc::clone(&config));
+        assert_eq!(raw.0.conn.handshake_kind(), Some(HandshakeKind::Full));
+    }
+}
+
+fn authority_in(files: &Path) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(files.join("ca-cert.pem")).unwrap()).unwrap();
+    roots
+}
+
 /// A raw connection in the transmission phase, encrypted.
 fn encrypted(path: &Path, files: &Path) -> Raw<StreamOwned<ClientConnection, UnixStream>> {
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(authority_in(files))
+        .with_no_client_auth();
+    encrypted_with(path, Arc::new(config))
+}
+
+fn encrypted_with(path: &Path, config: Arc<ClientConfig>) -> Raw<StreamOwned<ClientConnection, UnixStream>> {
     let mut raw = Raw::connect(path);
     raw.greet();
     raw.option(option::STARTTLS, &[]);
     assert_eq!(raw.answer().0, reply::ACK);
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(files.join("ca-cert.pem")).unwrap()).unwrap();
-    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let connection = ClientConnection::new(config, "localhost".try_into().unwrap()).unwrap();
     let mut raw = Raw(StreamOwned::new(connection, raw.0));
     raw.choose(false);
     raw

@@ -19,7 +19,7 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use crate::config_space::{self, MOST_BYTES, WRITE_BACK_OFFSET, feature};
 use crate::disk::Disk;
 use crate::memory::{GuestMemory, MapError, REGIONS, RegionSpec};
-use crate::queue::{QUEUE_SIZE, Queue, RingAddresses, Setup, Signal};
+use crate::queue::{End, QUEUE_SIZE, Queue, RingAddresses, Setup, Signal};
 
 /// What the front-end has said about one queue.
 #[derive(Default)]
@@ -107,14 +107,18 @@ impl Control {
         Ok(())
     }
 
-    /// Ends a queue, all requests it took being answered, and remembers where it stood.
+    /// Ends a queue, all requests it took being answered, and remembers where it stood. Where they are not all answered there is no such
+    /// place, and the error ends the connection: a front-end that is told a wrong one goes on there, and one that is told none asks the
+    /// ring. It loses nothing by that, since the server stops or the device is closed.
     fn stop(&mut self, index: usize) -> Result<u16> {
         let running = self.queue(index)?.running.take();
         if let Some(running) = running {
             running.stop();
-            if let Some(base) = running.wait_end(&*self.give_up) {
-                self.queue(index)?.base = base;
-            }
+            let End::At(base) = running.wait_end(&*self.give_up) else {
+                let why = format!("queue {index} has no position: its requests are not all answered");
+                return Err(Error::ReqHandlerError(std::io::Error::other(why)));
+            };
+            self.queue(index)?.base = base;
         }
         Ok(self.queue(index)?.base)
     }
@@ -127,7 +131,7 @@ impl Control {
         }
         let mut all = true;
         for queue in running {
-            all &= queue.wait_end(&*self.give_up).is_some();
+            all &= queue.wait_end(&*self.give_up) != End::GivenUp;
         }
         all
     }
@@ -390,14 +394,20 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        // Front-ends send the one field or, as QEMU does, just its byte.
-        match (offset, bytes) {
-            (WRITE_BACK_OFFSET, [value @ (0 | 1)]) if self.features & feature::CONFIG_WCE != 0 => {
-                self.disk.choose_write_back(*value == 1);
-                Ok(())
-            }
-            _ => Err(Error::InvalidParam),
+        // Front-ends send the one field or, as QEMU does, just its byte. What was offered counts, not what was taken: a driver may write
+        // before it runs (virtio 3.1.1), and front-ends tell what it took only then.
+        if let (WRITE_BACK_OFFSET, [value @ (0 | 1)], true) =
+            (offset, bytes, self.disk.geometry.volatile_cache)
+        {
+            self.disk.choose_write_back(*value == 1);
+        } else {
+            // An error would end the connection, and a guest that writes where it may not is to keep its disk.
+            let len = bytes.len();
+            let why =
+                format_args!("{len} bytes that the guest wrote at {offset} of its configuration are ignored");
+            self.disk.faults.warn(&self.disk.name, &why);
         }
+        Ok(())
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {

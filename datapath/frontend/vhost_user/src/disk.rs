@@ -97,9 +97,14 @@ impl Disk {
         }
     }
 
-    /// A queue has ended here, all that it took being answered; `None` if it was given up.
+    /// A queue has ended here, all that it took being answered or in the ring again; `None` if not, or it was given up.
     pub(crate) fn ended(&self, queue: usize, position: Option<u16>) {
         self.positions.lock().set(queue, position);
+    }
+
+    /// Whether any queue has a thread, and so has not said where it ended.
+    pub(crate) fn has_running_queues(&self) -> bool {
+        self.running_queues.load(Ordering::Acquire) != 0
     }
 
     /// Where all queues stood at their ends.
@@ -144,6 +149,6 @@ impl RunningQueue {
 
 impl Drop for RunningQueue {
     fn drop(&mut self) {
-        self.0.running_queues.fetch_sub(1, Ordering::Relaxed);
+        self.0.running_queues.fetch_sub(1, Ordering::Release);
     }
 }

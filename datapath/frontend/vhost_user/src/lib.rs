@@ -14,7 +14,8 @@
 //! - A hit costs no system call, task, lock or allocation of this crate; data moves once, between guest memory
 //!   and the device.
 //! - A request that must wait does not hold up those behind it: requests are answered in the order of completion.
-//! - A queue is stopped cleanly: what was taken is finished and answered before the front-end learns where it stands.
+//! - A queue is stopped cleanly: what was taken is finished and answered before the front-end learns where it stands. What a closed
+//!   device refuses is no error for the guest: it goes back into the ring, or the queue has no position ([`Server::positions`]).
 //! - Whatever a guest puts into its rings costs its own disk at most; a request that can be answered is answered
 //!   with an error, and a queue that cannot be understood is stopped until the machine resets its disk. Others go on.
 //! - Lack of room is no error here, because guests take any error for a broken disk: such a write waits.

@@ -29,6 +29,9 @@ pub const SERIAL_BYTES: usize = ID_BYTES;
 /// less, so that as much is left for its queues.
 const REPLIES_TAKEN_WITHIN: Duration = Duration::from_secs(1);
 
+/// How long queues that were given up are waited for once more, when the device was closed.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
+
 /// What a guest sees besides the device's geometry, and what it may cost.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -36,7 +39,7 @@ pub struct Options {
     pub name: String,
     /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most [`SERIAL_BYTES`] are used.
     pub serial: String,
-    /// Where the server before this one left its machine, from [`Server::stop`], if nothing that it answered is
+    /// Where the server before this one left its machine, from [`Server::positions`], if nothing that it answered is
     /// lost: then that machine may go on here. Any other one that is running already is refused, because it would go on
     /// with a disk that is not its own.
     pub resume: Option<Positions>,
@@ -107,11 +110,10 @@ impl Server {
     }
 
     /// Stops: no new requests are taken, those taken are finished and answered, then the connection is closed
-    /// and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment. Harmless when repeated.
-    ///
-    /// Returns where its machine stands, for the next server.
-    pub fn stop(&self) -> Positions {
-        let Some(thread) = self.thread.lock().take() else { return self.shared.disk.positions() };
+    /// and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment; queues that the device has not answered by
+    /// then end by themselves. Harmless when repeated.
+    pub fn stop(&self) {
+        let Some(thread) = self.thread.lock().take() else { return };
         let patience = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
         *self.shared.deadline.lock() =
             Some(Instant::now().checked_add(patience).unwrap_or_else(Instant::now));
@@ -130,6 +132,16 @@ impl Server {
         }
         if thread.join().is_err() {
             tracing::error!("vhost-user: the control thread of {} has panicked", self.shared.disk.name);
+        }
+    }
+
+    /// Where its machine stands, for the next server: to be asked after [`Server::stop`], and when the device was closed. What it refuses
+    /// then goes back into the ring, where it can, and queues that were given up end at last: that is waited for a moment. One that
+    /// has not ended has no position.
+    pub fn positions(&self) -> Positions {
+        let began = Instant::now();
+        while self.shared.disk.has_running_queues() && began.elapsed() < ENDS_WITHIN {
+            std::thread::sleep(Duration::from_millis(10));
         }
         self.shared.disk.positions()
     }

@@ -65,7 +65,7 @@ impl Server {
 
     fn stop(&self) {
         match self {
-            Self::VhostUser(server) => drop(server.stop()),
+            Self::VhostUser(server) => server.stop(),
             Self::Nbd(server) => server.stop(),
         }
     }
@@ -168,11 +168,15 @@ impl Disk for ServedVolume {
         samples
     }
 
-    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
-        let readers = self.lending.readers();
-        if readers > 0 {
-            return Err(being_read(readers));
+    fn can_freeze(&self) -> Result<(), BackendError> {
+        match self.lending.readers() {
+            0 => Ok(()),
+            readers => Err(being_read(readers)),
         }
+    }
+
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        self.can_freeze()?;
         Ok(Box::new(self.frozen()?))
     }
 

@@ -9,6 +9,8 @@
 //! | and | ImmediateData | Yes if both say so |
 //! | told | MaxRecvDataSegmentLength, names, aliases, SessionType | each side's own; no answer |
 //!
+//! FirstBurstLength is never more than MaxBurstLength, whichever comes first ([`Parameters::settled`]).
+//!
 //! A value that a key cannot have is answered `Reject`, and the key keeps its default. A key that nobody knows is answered
 //! `NotUnderstood`. A key that is given twice ends the login.
 
@@ -55,6 +57,15 @@ impl Default for Parameters {
             time_to_wait_s: 2,
             time_to_retain_s: 20,
         }
+    }
+}
+
+impl Parameters {
+    /// As they count once all keys were answered. A first burst is no longer than any other (section 13.14), and its key may have come
+    /// before the other one, or not at all.
+    pub fn settled(mut self) -> Self {
+        self.first_burst_bytes = self.first_burst_bytes.min(self.max_burst_bytes);
+        self
     }
 }
 
@@ -123,7 +134,8 @@ pub fn negotiate(
             least(&mut parameters.max_burst_bytes, value, 512..=SEGMENT_BYTES_MAX, limits.max_burst_bytes)
         }
         "FirstBurstLength" => {
-            least(&mut parameters.first_burst_bytes, value, 512..=SEGMENT_BYTES_MAX, limits.first_burst_bytes)
+            let ours = limits.first_burst_bytes.min(parameters.max_burst_bytes);
+            least(&mut parameters.first_burst_bytes, value, 512..=SEGMENT_BYTES_MAX, ours)
         }
         "MaxOutstandingR2T" => {
             let mut result = u32::from(parameters.outstanding_r2t);
@@ -263,6 +275,26 @@ mod tests {
         assert_eq!(answer("MaxOutstandingR2T", "3").1.outstanding_r2t, 3);
         for (key, value) in [("MaxBurstLength", "1"), ("InitialR2T", ""), ("DefaultTime2Wait", "-1")] {
             assert_eq!(answer(key, value).1, Parameters::default(), "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn a_first_burst_is_no_longer_than_any_other_whichever_key_comes_first() {
+        let (longest, first) = (("MaxBurstLength", "4096"), ("FirstBurstLength", "65536"));
+        for (keys, answers) in [
+            (vec![longest, first], vec!["4096", "4096"]),
+            // It has its answer already.
+            (vec![first, longest], vec!["65536", "4096"]),
+            // As much as its default.
+            (vec![longest], vec!["4096"]),
+        ] {
+            let mut parameters = Parameters::default();
+            for ((key, value), expected) in keys.into_iter().zip(answers) {
+                let answer = negotiate(&mut parameters, &Limits::default(), false, key, value);
+                assert_eq!(answer, Answer::text(expected), "{key}={value}");
+            }
+            let settled = parameters.settled();
+            assert_eq!((settled.max_burst_bytes, settled.first_burst_bytes), (4096, 4096));
         }
     }
 

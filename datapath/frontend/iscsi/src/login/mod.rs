@@ -449,7 +449,7 @@ impl<'a> Login<'a> {
             tsih: first.tsih,
             cid: first.cid,
             target: parties.target,
-            parameters: self.parameters.clone(),
+            parameters: self.parameters.clone().settled(),
             exp_cmd_sn: first.cmd_sn,
             stat_sn: self.stat_sn,
         })

@@ -124,6 +124,16 @@ fn one_pdu_is_enough_without_chap() {
 }
 
 #[test]
+fn a_session_has_a_first_burst_that_is_no_longer_than_any_other() {
+    let (targets, limits) = (targets(None), Limits::default());
+    let mut talk = Talk::new(&*targets, &limits);
+    let keys = [WHO[0], WHO[1], ("FirstBurstLength", "65536"), ("MaxBurstLength", "4096")];
+    let Step::Done(_, text, established) = talk.say(&request(1, Some(3)), &keys) else { panic!() };
+    assert_eq!(value(&text, "MaxBurstLength"), Some("4096"));
+    assert_eq!(established.parameters.first_burst_bytes, 4096);
+}
+
+#[test]
 fn both_stages_and_a_text_in_pieces() {
     let (targets, limits) = (targets(None), Limits::default());
     let mut talk = Talk::new(&*targets, &limits);

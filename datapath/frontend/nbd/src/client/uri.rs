@@ -1,5 +1,5 @@
 //! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding; `nbds` and `nbds+unix`
-//! for TLS, with libnbd's parameters `tls-certificates` and `tls-hostname`.
+//! for TLS, with libnbd's parameters `tls-certificates` and `tls-hostname`. Those of vsock are refused by name.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -35,9 +35,12 @@ pub enum ServerAddress {
     Unix(PathBuf),
 }
 
-/// A text that is no NBD URI.
+/// A text that is no NBD URI, or one of a transport that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{uri}' is not an NBD URI: {why}; write nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH")]
+#[error(
+    "cannot use '{uri}' as an NBD URI: {why}; write nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH, or with TLS nbds:// or \
+     nbds+unix://"
+)]
 pub struct UriError {
     uri: String,
     why: &'static str,
@@ -46,7 +49,8 @@ pub struct UriError {
 impl NbdUri {
     /// Whether a text looks like an NBD URI rather than like a file name.
     pub fn is_uri(text: &str) -> bool {
-        ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:"].iter().any(|scheme| text.starts_with(scheme))
+        let schemes = ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:", "nbd+vsock:", "nbds+vsock:"];
+        schemes.iter().any(|scheme| text.starts_with(scheme))
     }
 
     /// The paths that it names: of the socket, and of the certificates.
@@ -95,6 +99,9 @@ impl FromStr for NbdUri {
                 let path =
                     path_of(socket).ok_or_else(|| fail("its socket path is not percent-encoded well"))?;
                 ServerAddress::Unix(path)
+            }
+            "nbd+vsock" | "nbds+vsock" => {
+                return Err(fail("vsock is not supported, and TCP and unix sockets are"));
             }
             _ => return Err(fail("its scheme is none of nbd, nbds, nbd+unix and nbds+unix")),
         };
@@ -204,6 +211,8 @@ mod tests {
         for (bad, why) in [
             ("disk.img", "://"),
             ("http://x/y", "scheme"),
+            ("nbd+vsock://2:10809/x", "TCP and unix sockets are"),
+            ("nbds+vsock://2/x", "vsock is not supported"),
             ("nbds://x/y?tls-hostname=%zz", "tls-hostname"),
             ("nbds+unix:///x", "socket"),
             ("nbd+unix:///x", "socket"),
@@ -214,6 +223,7 @@ mod tests {
             let error = bad.parse::<NbdUri>().unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+        assert!(NbdUri::is_uri("nbd+vsock://2/x") && NbdUri::is_uri("nbds+vsock://2/x"));
     }
 
     proptest! {

@@ -62,7 +62,18 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A queue that is being served.
 pub(crate) struct Queue {
     posts: Arc<PostBox>,
-    ended: Receiver<u16>,
+    ended: Receiver<Option<u16>>,
+}
+
+/// How a queue ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// All that it took is answered, or in the ring again: the next available entry.
+    At(u16),
+    /// The device was closed before all was answered.
+    Unanswered,
+    /// Not yet: it was given up, and ends by itself.
+    GivenUp,
 }
 
 impl Queue {
@@ -83,8 +94,9 @@ impl Queue {
             let posts = Arc::clone(&posts);
             move || {
                 let position = thread::QueueThread::new(setup, rings, posts).run();
+                // In this order: who finds no queue running finds where each has ended.
+                disk.ended(number, position);
                 drop(running);
-                disk.ended(number, Some(position));
                 // Nobody waits where stopping was given up.
                 let _ = end.send(position);
             }
@@ -114,9 +126,13 @@ impl Queue {
         self.posts.post(Post::Stop);
     }
 
-    /// The next available entry, when all requests taken are answered; `None` if that was given up.
-    pub(crate) fn wait_end(self, give_up: &dyn Fn() -> bool) -> Option<u16> {
-        wait(&self.ended, give_up)
+    /// Waits until the device has no requests any more, or that is given up.
+    pub(crate) fn wait_end(self, give_up: &dyn Fn() -> bool) -> End {
+        match wait(&self.ended, give_up) {
+            Some(Some(position)) => End::At(position),
+            Some(None) => End::Unanswered,
+            None => End::GivenUp,
+        }
     }
 }
 

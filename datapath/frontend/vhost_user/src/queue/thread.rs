@@ -43,6 +43,7 @@ const SHOWN_TOGETHER: u16 = 8;
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
 const NO_ROOM_AT_STOP: &str = "no room came before the machine stopped its disk; a write is failed";
+const CLOSED_AT_STOP: &str = "the disk was closed before all requests of the machine were answered";
 
 /// A queue in service.
 pub(super) struct QueueThread {
@@ -63,6 +64,8 @@ pub(super) struct QueueThread {
     held: VecDeque<Job>,
     /// Requests that found no room, to be tried again.
     pub(super) starved: Vec<Job>,
+    /// What the device did not take because it is closed. It is not answered.
+    left: Vec<Job>,
     stopping: bool,
     number: usize,
     addresses: RingAddresses,
@@ -104,6 +107,7 @@ impl QueueThread {
             read_bytes_in_flight: 0,
             held: VecDeque::new(),
             starved: Vec::new(),
+            left: Vec::new(),
             stopping: false,
             number: setup.number,
             addresses: setup.addresses,
@@ -125,8 +129,8 @@ impl QueueThread {
         }
     }
 
-    /// Serves until told to stop; returns the next available entry.
-    pub(super) fn run(mut self) -> u16 {
+    /// Serves until told to stop; returns the next available entry, or none where some before it are not answered.
+    pub(super) fn run(mut self) -> Option<u16> {
         self.rings.ask_for_silence();
         loop {
             let mut worked = self.read_posts();
@@ -198,25 +202,36 @@ impl QueueThread {
         self.give_back();
     }
 
-    /// When the device has nothing any more; returns the next available entry.
-    fn end(mut self) -> u16 {
+    /// When the device has nothing any more; returns the next available entry, or none where some before it are not answered.
+    fn end(mut self) -> Option<u16> {
         self.give_back();
-        for job in self.take_starved() {
+        let starved = self.take_starved();
+        if !self.left.is_empty() {
+            // Later ones were answered, so that no server can go on with this machine. It is told of no error that its disk did not have.
+            self.warn(&CLOSED_AT_STOP);
+            return None;
+        }
+        for job in starved {
             self.warn(&NO_ROOM_AT_STOP);
             self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
         }
         self.show_used();
         self.interrupt();
-        self.next_available
+        Some(self.next_available)
     }
 
     /// Whether another request may be taken.
     fn has_room(&self) -> bool {
         !self.stopping
             && !self.broken
-            && self.in_flight.saturating_add(self.starved.len()).saturating_add(self.held.len())
-                < usize::from(self.rings.entries())
+            && self.unanswered() < usize::from(self.rings.entries())
             && self.has_room_for_reads()
+    }
+
+    /// Requests that were taken and are not answered.
+    fn unanswered(&self) -> usize {
+        let kept = self.starved.len().saturating_add(self.left.len()).saturating_add(self.held.len());
+        self.in_flight.saturating_add(kept)
     }
 
     /// Whether another request with data may be given to the device. One always may, however small the limit.
@@ -251,6 +266,8 @@ impl QueueThread {
             } else if let Some(place) = self.starved.iter().position(|job| job.head == head) {
                 self.starved.swap_remove(place);
                 self.disk.waiting_writes.fetch_sub(1, Ordering::Relaxed);
+            } else if let Some(place) = self.left.iter().position(|job| job.head == head) {
+                self.left.swap_remove(place);
             } else {
                 return;
             }
@@ -359,6 +376,15 @@ impl QueueThread {
         if self.retry_at.is_none() && !self.stopping {
             self.retry_later();
         }
+    }
+
+    /// Keeps a write, or whatever else is no read, that the device did not take because it is closed: whoever goes on with the machine
+    /// takes it from the ring again. The guest would take any error for a broken disk.
+    pub(super) fn leave(&mut self, job: Job) {
+        if self.left.is_empty() && !self.stopping {
+            self.warn(&"the disk is closed; what the machine writes is not answered");
+        }
+        self.left.push(job);
     }
 
     fn retry_later(&mut self) {

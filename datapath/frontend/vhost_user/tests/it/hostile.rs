@@ -610,7 +610,10 @@ fn a_front_end_that_never_reads_does_not_keep_the_server_from_stopping() {
     works(&mut good);
     let Two { bad: server, good: other, _dir } = two;
     let (sender, stood) = std::sync::mpsc::channel();
-    std::thread::spawn(move || sender.send((server.stop().to_string(), server.path().exists())));
+    std::thread::spawn(move || {
+        server.stop();
+        sender.send((server.positions().to_string(), server.path().exists()))
+    });
     // Its queue has ended in order, all the same.
     assert_eq!(stood.recv_timeout(PATIENCE), Ok(("4".into(), false)));
     works(&mut good);

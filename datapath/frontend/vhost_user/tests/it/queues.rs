@@ -1,5 +1,7 @@
 //! What a well-behaved guest sees: requests in all shapes, interrupts, stopping, and the rest of the device.
 
+mod closed;
+
 use crate::guest::{
     self, F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT, FREE, GUEST, Guest, INDIRECT, NEXT, SIZE, WRITE,
     encode,
@@ -16,7 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::VhostUserConfigFlags;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -347,6 +349,14 @@ struct FullDisk {
 }
 
 impl FullDisk {
+    /// Refuses what waits, as a volume does that is closed.
+    fn close(&self) {
+        for (request, done) in std::mem::take(&mut *self.waiting.lock().unwrap()) {
+            let closed = IoError::new(IoErrorKind::Closed, "the disk is closed");
+            done.complete(Err(closed), request.into_buffer());
+        }
+    }
+
     fn make_room(&self) {
         self.is_full.store(false, Ordering::SeqCst);
         for (request, done) in std::mem::take(&mut *self.waiting.lock().unwrap()) {
@@ -674,8 +684,27 @@ fn a_guest_without_flush_or_with_write_through_gets_durable_writes() {
     assert_eq!(guest.config(32, 1), [0]);
     guest.request(1, 0, &[1; 512], 0);
     assert_eq!(bench.disk.counts().fua, 4);
-    // No other field can be written.
-    assert!(guest.frontend.set_config(0, VhostUserConfigFlags::WRITABLE, &[0]).is_err());
+    // No other field can be written, nor anything else there; the guest keeps its disk.
+    for (offset, bytes) in [(0, &[7][..]), (32, &[2][..]), (32, &[1, 0][..])] {
+        guest.frontend.set_config(offset, VhostUserConfigFlags::WRITABLE, bytes).unwrap();
+    }
+    assert_eq!((guest.config(0, 8), guest.config(32, 2)), (2048_u64.to_le_bytes().to_vec(), vec![0, 0]));
+    assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
+}
+
+#[test]
+fn a_driver_may_choose_write_through_before_it_says_which_features_it_takes() {
+    let bench = Bench::new(ReferenceOptions::default());
+    let memory = guest::sealable_memory();
+    let features = F_FLUSH | F_CONFIG_WCE;
+    let mut guest = Guest::connect_after(bench.path(), features, memory, |frontend| {
+        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        frontend.set_config(32, VhostUserConfigFlags::WRITABLE, &[0]).unwrap();
+        assert_eq!(frontend.get_config(32, 1, VhostUserConfigFlags::empty(), &[0]).unwrap().1, [0]);
+    });
+    guest.start_queue(0);
+    assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
+    assert_eq!(bench.disk.counts().fua, 1);
 }
 
 #[test]
@@ -744,13 +773,16 @@ fn a_running_machine_goes_on_only_where_it_may() {
     assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![1; 512]));
     drop(guest);
     // Every server stops by itself when it is dropped, and a second time it says the same.
-    let stood = server.stop();
-    assert_eq!((stood.to_string(), server.stop()), ("2".into(), stood.clone()));
+    server.stop();
+    let stood = server.positions();
+    server.stop();
+    assert_eq!((stood.to_string(), server.positions()), ("2".into(), stood.clone()));
     drop(server);
     let goes_on = |resume: &Positions, base, used| {
         let server = bind(Some(resume.clone())).unwrap();
         let goes_on = Guest::connect(server.path(), 0).try_start(base, used);
-        (goes_on, server.stop())
+        server.stop();
+        (goes_on, server.positions())
     };
     assert_eq!(goes_on(&stood, 3, 3), (false, stood.clone()), "it stands elsewhere");
     assert_eq!(goes_on(&stood, 2, 2), (true, stood.clone()));
@@ -802,7 +834,8 @@ fn a_machine_whose_server_crashed_when_it_stood_at_entry_0_is_refused() {
     assert_eq!(guest.used_index(), 0);
     let rings = guest.read(GUEST, 0x20000);
     drop(guest);
-    assert_eq!(server.stop().to_string(), "0");
+    server.stop();
+    assert_eq!(server.positions().to_string(), "0");
     // It goes on where its place is known, and nowhere else.
     for (resume, goes_on) in [("0", true), ("-", false)] {
         let server = bind(Some(Positions::parse(resume).unwrap())).unwrap();
@@ -824,7 +857,8 @@ fn a_queue_that_was_given_up_has_no_position() {
     offer_write(&mut guest, 0, 0, 1);
     guest.kick();
     wait_until("the write reaches the disk", || disk.waiting() != 0);
-    assert_eq!(server.stop().to_string(), "-");
+    server.stop();
+    assert_eq!(server.positions().to_string(), "-");
     disk.release();
     guest.next_used();
 }

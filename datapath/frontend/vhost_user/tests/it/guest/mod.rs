@@ -67,15 +67,21 @@ impl Guest {
 
     /// Connects and shares memory, without a queue.
     pub fn connect(path: &Path, features: u64) -> Self {
-        // As QEMU's, so that it can be sealed.
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let memory: File = rustix::fs::memfd_create("guest", flags).unwrap().into();
-        memory.set_len(MEMORY_BYTES).unwrap();
-        Self::connect_with(path, features, memory)
+        Self::connect_with(path, features, sealable_memory())
     }
 
     /// Connects and shares this memory, without a queue.
     pub fn connect_with(path: &Path, features: u64, memory: File) -> Self {
+        Self::connect_after(path, features, memory, |_| {})
+    }
+
+    /// As that, after something that a front-end does before the driver has said which features it takes.
+    pub fn connect_after(
+        path: &Path,
+        features: u64,
+        memory: File,
+        first: impl FnOnce(&mut Frontend),
+    ) -> Self {
         let connection = UnixStream::connect(path).unwrap();
         let mut frontend = Frontend::from_stream(connection.try_clone().unwrap(), 64);
         frontend.set_owner().unwrap();
@@ -85,6 +91,7 @@ impl Guest {
         let protocol = frontend.get_protocol_features().unwrap();
         frontend.set_protocol_features(protocol).unwrap();
         assert!(protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ));
+        first(&mut frontend);
         frontend.set_features(features).unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_mem_table(&[region(&memory)]).unwrap();
@@ -270,6 +277,14 @@ impl Guest {
     pub fn wait_broken(&self) {
         wait_for(&self.error);
     }
+}
+
+/// As QEMU's, so that it can be sealed.
+pub fn sealable_memory() -> File {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory: File = rustix::fs::memfd_create("guest", flags).unwrap().into();
+    memory.set_len(MEMORY_BYTES).unwrap();
+    memory
 }
 
 pub fn region(memory: &File) -> VhostUserMemoryRegionInfo {
