@@ -22,11 +22,35 @@ const CRAWLS_AFTER: u32 = 4;
 /// A read that does not wait for servers takes as long as a probe, and a second for each so many bytes that have come.
 const SLOWEST_BYTES_S: u64 = 16 << 10;
 
+/// A connection may take so many times what an answer may until it is ready.
+const UNREADY_TIMES: u32 = 3;
+
 /// A request under way.
 struct Running<'a> {
     server: usize,
     transfer: Transfer,
+    /// It is late when it was sent so long ago, or when its connection is not ready after so long.
+    late_after: Duration,
+    unready_after: Duration,
     _counted: Counted<'a>,
+}
+
+impl Running<'_> {
+    /// When it is late. What a new connection takes says nothing about how long an answer takes, and is allowed for.
+    fn late_at(&self) -> Instant {
+        match self.transfer.sent() {
+            Some(sent) => sent + self.late_after,
+            None => self.transfer.started() + self.unready_after,
+        }
+    }
+
+    /// How long its answer has been waited for. `None`: its connection is not ready, and may still be.
+    fn waited(&self) -> Option<Duration> {
+        match self.transfer.sent() {
+            Some(sent) => Some(sent.elapsed()),
+            None => Some(self.transfer.started().elapsed()).filter(|waited| *waited >= self.unready_after),
+        }
+    }
 }
 
 /// Counts a request at its server while it lives.
@@ -43,9 +67,11 @@ pub(crate) enum Attempt {
     Answer {
         server: usize,
         answer: Answer,
-        times: Option<(Duration, Duration)>,
+        times: (Duration, Duration),
         /// What was wrong beside it: the body may be good all the same.
         fault: Option<Fault>,
+        /// Others that were asked and failed, but for those that were gone, which are known to be.
+        faults: Vec<(usize, Fault)>,
     },
     /// All that were asked failed: these, and those that were gone while another one was still asked, which are known to be.
     Failed(Vec<(usize, Fault)>),
@@ -59,15 +85,16 @@ pub(crate) fn attempt(
     first: usize,
     excluded: &[bool],
     past_caches: &[bool],
-    len: u64,
 ) -> Attempt {
+    let len = ask.wanted.len_bytes();
     let is_past = |server: usize| past_caches.get(server).copied().unwrap_or(false);
     let mut faults = Vec::new();
     let mut running: Vec<Running<'_>> = Vec::with_capacity(2);
     if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
         return Attempt::Failed(vec![(first, fault)]);
     }
-    let mut late_at = Instant::now() + servers.late_after(first, len);
+    // Nobody more is asked before.
+    let mut not_before = Instant::now();
     let mut hedge: Option<usize> = None;
     let may_hedge = servers.list.len() > 1 && !ask.whom.alone;
     loop {
@@ -75,7 +102,7 @@ pub(crate) fn attempt(
         while let Some(run) = running.get_mut(at) {
             match advance(servers, ask, &mut run.transfer) {
                 Ok(false) => at += 1,
-                Ok(true) => return answer(servers, running, at, hedge),
+                Ok(true) => return answer(servers, running, at, hedge, faults),
                 Err(fault) => {
                     let server = run.server;
                     running.remove(at);
@@ -97,26 +124,28 @@ pub(crate) fn attempt(
         }
         let now = Instant::now();
         // Also where there were two, and one of them has failed.
-        let is_single = may_hedge && running.len() == 1;
-        if is_single
-            && now >= late_at
+        let late_at = match running.as_slice() {
+            [single] if may_hedge => Some(single.late_at().max(not_before)),
+            _ => None,
+        };
+        if late_at.is_some_and(|at| now >= at)
             && (affordable(servers) || running.iter().any(|run| is_stuck(servers, &run.transfer)))
         {
-            if let Some(second) = servers.choose(len, &without(excluded, &running, &faults)) {
+            if let Some(second) = servers.choose(len, &without(ask, excluded, &running, &faults)) {
                 match add(servers, ask, second, is_past(second), false, &mut running) {
                     Ok(()) => {
                         servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
                         hedge = Some(second);
-                        late_at = now + servers.late_after(second, len);
+                        not_before = now + servers.late_after(second, len);
                         continue;
                     }
                     Err(fault) => note(servers, ask, (second, fault), &running, &mut faults),
                 }
             }
             // Nobody can be asked now. Somebody may be back while this one still crawls.
-            late_at = now + POLL_MAX;
+            not_before = now + POLL_MAX;
         }
-        let until = if is_single && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
+        let until = late_at.filter(|at| *at > now).map_or(POLL_MAX, |at| at.duration_since(now));
         wait_for_sockets(&running, until.min(POLL_MAX));
     }
 }
@@ -152,8 +181,15 @@ fn note(
 }
 
 /// Who is not to be asked as a second one.
-fn without(excluded: &[bool], running: &[Running<'_>], faults: &[(usize, Fault)]) -> Vec<bool> {
+fn without(
+    ask: &Ask<'_>,
+    excluded: &[bool],
+    running: &[Running<'_>],
+    faults: &[(usize, Fault)],
+) -> Vec<bool> {
     let mut excluded = excluded.to_vec();
+    // One that may be wrong would be the first to answer.
+    ask.whom.last.iter().for_each(|server| exclude(&mut excluded, *server));
     running.iter().for_each(|run| exclude(&mut excluded, run.server));
     faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
     excluded
@@ -203,17 +239,29 @@ fn add<'a>(
     fresh: bool,
     running: &mut Vec<Running<'a>>,
 ) -> Result<(), Fault> {
+    let late_after = servers.late_after(server, ask.wanted.len_bytes());
+    // Two round trips more, in one of which TLS computes, and at the latest when a server that is away is given up for others.
+    let unready_after =
+        late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
     let transfer = servers.start(server, ask.path, ask.wanted, past_caches, fresh)?;
     servers.in_flight(server, true);
-    running.push(Running { server, transfer, _counted: Counted(servers, server) });
+    running.push(Running { server, transfer, late_after, unready_after, _counted: Counted(servers, server) });
     Ok(())
 }
 
 /// The one at `at` is done; others are given up, with their connections.
-fn answer(servers: &Servers, mut running: Vec<Running<'_>>, at: usize, hedge: Option<usize>) -> Attempt {
+fn answer(
+    servers: &Servers,
+    mut running: Vec<Running<'_>>,
+    at: usize,
+    hedge: Option<usize>,
+    faults: Vec<(usize, Fault)>,
+) -> Attempt {
     let done = running.swap_remove(at);
     for late in &running {
-        servers.was_late(late.server, late.transfer.started().elapsed());
+        if let Some(waited) = late.waited() {
+            servers.was_late(late.server, waited);
+        }
     }
     let server = done.server;
     if hedge == Some(server) {
@@ -228,7 +276,7 @@ fn answer(servers: &Servers, mut running: Vec<Running<'_>>, at: usize, hedge: Op
         Ok(None) => {}
         Err(found) => fault = Some(found),
     }
-    Attempt::Answer { server, answer: Answer { body, total, server }, times, fault }
+    Attempt::Answer { server, answer: Answer { body, total, server }, times, fault, faults }
 }
 
 fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {
@@ -243,4 +291,54 @@ fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {
     };
     // A signal or a lack of memory ends the wait early, which does no harm: all are looked at again.
     let _ = poll(&mut sockets, Some(&longest));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use headwater_testkit::{TestTls, wait_until};
+
+    use super::*;
+    use crate::transfer::Wanted;
+    use crate::whole::Whom;
+
+    #[test]
+    fn an_answer_is_late_by_when_its_connection_was_ready() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca_file = dir.path().join("ca");
+        std::fs::write(&ca_file, &TestTls::new().ca_pem).unwrap();
+        let never = Duration::from_secs(3600);
+        let limits = crate::Limits { hedge_after_max: never, ..crate::Limits::default() };
+        let wanted = Wanted::Range { first: 0, len: 1, total: None };
+        let ask = Ask { path: "objects/1", wanted, patient: true, optional: false, whom: Whom::default() };
+        // Nobody answers. Without TLS the connection is ready as soon as it stands.
+        for (scheme, is_ready) in [("http", true), ("https", false)] {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let address = listener.local_addr().unwrap();
+            let url = format!("{scheme}://{address}").parse().unwrap();
+            let servers = Servers::new(vec![url], Some(&ca_file), None, limits).unwrap();
+            servers.list[0].knows(vec![address]);
+            let mut running = Vec::new();
+            add(&servers, &ask, 0, false, false, &mut running).unwrap();
+            let run = &mut running[0];
+            run.unready_after = never;
+            let started = run.transfer.started();
+            // Its socket was not looked at yet.
+            assert_eq!((run.late_at(), run.waited()), (started + never, None));
+            wait_until("it stands", || {
+                assert_eq!(run.transfer.advance(), Ok(false));
+                run.transfer.connection().is_connected()
+            });
+            assert_eq!(run.transfer.sent().is_some(), is_ready);
+            if let Some(sent) = run.transfer.sent() {
+                assert_eq!(run.late_at(), sent + run.late_after);
+                assert!(sent >= started && run.late_after < never && run.waited().is_some());
+            } else {
+                assert_eq!((run.late_at(), run.waited()), (started + never, None));
+                run.unready_after = Duration::ZERO;
+                assert!(run.late_at() == started && run.waited().is_some());
+            }
+        }
+    }
 }

@@ -10,6 +10,7 @@ use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -53,6 +54,8 @@ pub(crate) enum AfterAnswer {
 pub(crate) struct Connection {
     socket: TcpStream,
     connecting: bool,
+    /// When it stood, with TLS when the handshake was over.
+    ready_at: Option<Instant>,
     /// Plaintext that is not sent yet; with TLS the session keeps it.
     unsent: Vec<u8>,
     tls: Option<Box<Tls>>,
@@ -79,7 +82,8 @@ impl Connection {
                 Some(Box::new(Tls { session, received: Received { bytes, start: 0, end: 0 } }))
             }
         };
-        Ok(Self { socket: TcpStream::from(socket), connecting, unsent: Vec::new(), tls })
+        let socket = TcpStream::from(socket);
+        Ok(Self { socket, connecting, ready_at: None, unsent: Vec::new(), tls })
     }
 
     /// Queues bytes for sending.
@@ -103,6 +107,9 @@ impl Connection {
             }
             sockopt::socket_error(&self.socket)?.map_err(Error::from)?;
             self.connecting = false;
+        }
+        if self.tls.is_none() {
+            self.ready_at.get_or_insert_with(Instant::now);
         }
         match &mut self.tls {
             Some(tls) => {
@@ -130,9 +137,19 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether it is not encrypted.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
     /// Whether the connection stands.
     pub(crate) fn is_connected(&self) -> bool {
         !self.connecting
+    }
+
+    /// When it was ready to send a request, if it is.
+    pub(crate) fn ready_at(&self) -> Option<Instant> {
+        self.ready_at
     }
 
     /// Takes what arrived: `Ok(0)` is the end of the stream, `WouldBlock` means later.
@@ -162,6 +179,9 @@ impl Connection {
                 // The reason why, for the server; it may be gone.
                 let _ = tls.session.write_tls(&mut self.socket);
                 return Err(Error::new(ErrorKind::InvalidData, crate::tls::in_words(&e)));
+            }
+            if !tls.session.is_handshaking() {
+                self.ready_at.get_or_insert_with(Instant::now);
             }
             while tls.session.wants_write() {
                 match tls.session.write_tls(&mut self.socket) {

@@ -48,16 +48,14 @@ impl Servers {
     }
 
     /// Its answer was right.
-    pub(crate) fn answered(&self, index: usize, len: u64, times: Option<(Duration, Duration)>) {
+    pub(crate) fn answered(&self, index: usize, len: u64, (first_byte, whole): (Duration, Duration)) {
         self.counting.fetched_bytes.fetch_add(len, Ordering::Relaxed);
         if let Some(record) = self.state.lock().records.get_mut(index) {
             record.answers += 1;
             record.bytes += len;
             record.strikes = 0;
-            if let Some((first_byte, whole)) = times {
-                record.speed.answered(len, first_byte, whole);
-                record.sampled_at = Instant::now();
-            }
+            record.speed.answered(len, first_byte, whole);
+            record.sampled_at = Instant::now();
         }
     }
 
@@ -268,7 +266,7 @@ mod tests {
         let why = || "for a moment".into();
         for fault in [Fault::Gone(why()), Fault::Odd(why()), Fault::Refused(why()), Fault::Broke(why())] {
             servers.is_back(0, Duration::ZERO);
-            servers.answered(0, 1, None);
+            servers.answered(0, 1, (Duration::ZERO, Duration::ZERO));
             servers.failed(0, "objects/1", &fault);
             let first = probe_at();
             for _ in 1..8 {

@@ -15,7 +15,8 @@
 //!   are an error where nobody has it.
 //! - A read goes on without an error while at least one server has the bytes. When all are gone, reads wait,
 //!   say so once, and go on when one is back, for as long as the store is open.
-//! - Of an object that is checked only as a whole, and was wrong, the next reading is from other servers.
+//! - Of an object that is checked only as a whole, and was wrong, the next reading is from other servers. So is that of a part
+//!   which is handed on without a check, and which who asked for it found wrong.
 //! - A read that waits takes no thread where its caller has other things to do
 //!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //! - A read that is late is asked for a second time from another server; the first answer counts.
@@ -66,6 +67,7 @@ pub mod url;
 mod attempt;
 mod broken;
 mod connection;
+mod given;
 mod head;
 mod health;
 mod probe;

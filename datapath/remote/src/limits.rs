@@ -9,7 +9,7 @@ pub struct Limits {
     pub stall: Duration,
     /// A read is asked for a second time from another server at the earliest after so long ..
     pub hedge_after: Duration,
-    /// .. and at the latest after so long without a byte.
+    /// .. and at the latest after so long without a byte. So long a connection may take to be ready at most.
     pub hedge_after_max: Duration,
     /// A server that failed is tried again after so long, and after twice that for each further failure ..
     pub probe_after: Duration,

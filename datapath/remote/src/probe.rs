@@ -27,6 +27,8 @@ pub(crate) fn run(servers: &Arc<Servers>) {
     let mut keep_at = Instant::now() + servers.limits.keep_every;
     let keeping = Arc::new(AtomicBool::new(false));
     while !servers.is_closed() {
+        // Nobody else would close those of a server that is not asked.
+        servers.list.iter().for_each(|server| server.drop_old(servers.limits.idle));
         let now = Instant::now();
         let (due, mut next) = take_due(servers, now);
         for index in due {
@@ -174,7 +176,7 @@ fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duratio
         let longest = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
         let _ = poll(&mut socket, Some(&longest));
     }
-    let first_byte = transfer.first_byte();
+    let (first_byte, _) = transfer.times();
     Ok((transfer.finish().0, first_byte))
 }
 
@@ -237,6 +239,24 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::TcpListener;
+
+    #[test]
+    fn connections_that_nobody_uses_are_closed() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let url = format!("http://{address}").parse().unwrap();
+        let limits = crate::Limits { idle: Duration::ZERO, ..crate::Limits::default() };
+        let servers = Servers::new(vec![url], None, None, limits).unwrap();
+        servers.list[0].knows(vec![address]);
+        servers.keep(0, servers.list[0].connect().unwrap());
+        let (mut end, _) = listener.accept().unwrap();
+        let probing = Arc::clone(&servers);
+        let thread = std::thread::spawn(move || run(&probing));
+        end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(end.read(&mut [0]).unwrap(), 0);
+        servers.close();
+        thread.join().unwrap();
+    }
 
     #[test]
     fn an_address_that_answers_is_asked_without_a_lookup() {

@@ -243,7 +243,8 @@ enum Step {
 impl Reading {
     fn new(servers: &Servers, ask: &Ask<'_>) -> Self {
         let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
-        let before = |index| Tried { verdict: before(index), ..Tried::default() };
+        let past_caches = ask.whom.past_caches;
+        let before = |index| Tried { verdict: before(index), past_caches, ..Tried::default() };
         Self {
             started: Instant::now(),
             tried: (0..servers.list.len()).map(before).collect(),
@@ -271,10 +272,7 @@ impl Reading {
         ask: &Ask<'_>,
         check: &mut Check<'_>,
     ) -> Result<Step, StoreError> {
-        let len = match ask.wanted {
-            Wanted::Range { len, .. } => len,
-            Wanted::Whole { .. } => 0,
-        };
+        let len = ask.wanted.len_bytes();
         loop {
             if servers.is_closed() {
                 return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
@@ -296,7 +294,7 @@ impl Reading {
             if let Some(since) = self.waiting_since.take() {
                 servers.counting.waited(since.elapsed());
             }
-            let asked = attempt(servers, ask, first, &excluded, &past_caches, len);
+            let asked = attempt(servers, ask, first, &excluded, &past_caches);
             if let Some(answer) = self.judge(servers, ask, check, asked) {
                 return Ok(Step::Read(answer));
             }
@@ -360,11 +358,15 @@ impl Reading {
     ) -> Option<Answer> {
         match asked {
             Attempt::Closed => {}
-            Attempt::Answer { server, answer, times, fault } => match check(&answer.body) {
+            Attempt::Answer { server, answer, times, fault, faults } => match check(&answer.body) {
                 Ok(()) => {
                     servers.answered(server, u64::try_from(answer.body.len()).unwrap_or(u64::MAX), times);
+                    self.failed_before |= !faults.is_empty();
                     if let Some(fault) = fault.filter(|_| !ask.optional) {
                         servers.failed(server, ask.path, &fault);
+                    }
+                    for (other, fault) in &faults {
+                        self.failed_beside(servers, ask, *other, fault);
                     }
                     if self.failed_before {
                         servers.counting.failovers.fetch_add(1, Ordering::Relaxed);
@@ -373,6 +375,9 @@ impl Reading {
                 }
                 Err(why) => {
                     self.failed_before = true;
+                    for (other, fault) in faults {
+                        self.failed(servers, ask, other, fault);
+                    }
                     if is_past_caches(ask, &mut self.tried, server) {
                         self.once_more = Some(server);
                         return None;
@@ -393,6 +398,18 @@ impl Reading {
             }
         }
         None
+    }
+
+    /// What was wrong with a server where another one has given a good answer, so that nobody is asked again.
+    fn failed_beside(&self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: &Fault) {
+        // That concerns this file alone, and may be the fault of a cache.
+        let is_of_file = matches!(fault, Fault::Missing | Fault::Wrong(_) | Fault::Stale);
+        // It was down for this before, and has answered a probe since: so it is there for all else.
+        let again = |tried: &Tried| tried.breaks.is_some() || tried.busy_until.is_some();
+        let is_known = self.tried.get(server).is_some_and(again) || servers.was_broken(server, ask.path);
+        if !(ask.optional || is_of_file || is_known) {
+            servers.failed(server, ask.path, fault);
+        }
     }
 
     fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
@@ -464,11 +481,15 @@ pub(crate) fn wrong_as_a_whole() -> StoreError {
 
 /// Who is to be asked: where one is to give all of an object, that one while it is there.
 fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Option<usize> {
-    let the_same = ask.whom.first.and_then(|first| {
-        let others = excluded.iter().enumerate().map(|(index, out)| *out || index != first);
-        servers.choose(len, &others.collect::<Vec<_>>())
-    });
-    the_same.or_else(|| servers.choose(len, excluded))
+    let choose = |is_out: &dyn Fn(usize) -> bool| {
+        let excluded = excluded.iter().enumerate().map(|(index, out)| *out || is_out(index));
+        servers.choose(len, &excluded.collect::<Vec<_>>())
+    };
+    let the_same = ask.whom.first.and_then(|first| choose(&|index| index != first));
+    // Those that are to be asked last are added one by one.
+    let last = &ask.whom.last;
+    let mut later = (0..=last.len()).map(|added| last.get(added..).unwrap_or_default());
+    the_same.or_else(|| later.find_map(|later| choose(&|index| later.contains(&index))))
 }
 
 /// Nobody has it, or nobody is there.

@@ -1,6 +1,7 @@
 //! A list of servers as a store.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,6 +12,7 @@ use headwater_store::{
 };
 use parking_lot::Mutex;
 
+use crate::given::Given;
 use crate::limits::Limits;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
@@ -181,12 +183,28 @@ fn trace_is_whole(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<32>().is_some_and(|(rest, sum)| Hash::of(rest).0 == *sum)
 }
 
-fn read_only(what: &str) -> StoreError {
-    let why = format!("cannot {what}: a store is only read through servers; do it on the server");
-    StoreError::new(StoreErrorKind::ReadOnly, why)
-}
-
 impl RemoteStore {
+    fn read_only(&self, what: &str) -> StoreError {
+        let place = self.shown();
+        let why =
+            format!("cannot {what} at {place}: a store is only read through servers; do it on the server");
+        StoreError::new(StoreErrorKind::ReadOnly, why)
+    }
+
+    /// An object that is as long as a server says.
+    fn open_with_its_length(&self, id: Hash, whom: Whom) -> Result<Arc<dyn Object>, StoreError> {
+        let (path, past_caches) = (format!("objects/{id}"), whom.past_caches);
+        // Any part of it says how long the whole is.
+        let wanted = Wanted::Range { first: 0, len: 1, total: None };
+        let ask = Ask { path: &path, wanted, patient: false, optional: false, whom };
+        let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
+        self.open.0.gave(Given { object: id, part: 0..1, server: answer.server, past_caches });
+        let len_bytes = answer.total.ok_or_else(|| {
+            StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
+        })?;
+        self.open_object_of(id, len_bytes)
+    }
+
     fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
         let mut names = BTreeSet::new();
         let listed = self.open.optional("images/", NAMES_MAX_BYTES, &mut |bytes| {
@@ -291,6 +309,12 @@ impl Store for RemoteStore {
         });
         match read {
             Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
+            Err(e) if e.kind() == StoreErrorKind::Unreachable => Err(StoreError::new(
+                e.kind(),
+                format!(
+                    "cannot look image '{name}' up: {e} (start a server, or see that this host reaches it, and try again)"
+                ),
+            )),
             read => read.map(|_| image),
         }
     }
@@ -307,15 +331,12 @@ impl Store for RemoteStore {
 
     /// The length is what one server says, and may be wrong: who knows it calls [`Store::open_object_of`].
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        let path = format!("objects/{id}");
-        // Any part of it says how long the whole is.
-        let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let ask = Ask { path: &path, wanted, patient: false, optional: false, whom: Whom::default() };
-        let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
-        let len_bytes = answer.total.ok_or_else(|| {
-            StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
-        })?;
-        self.open_object_of(id, len_bytes)
+        self.open_with_its_length(id, Whom::default())
+    }
+
+    fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        // Whoever gave any part of it also said how long it is.
+        self.open_with_its_length(id, self.open.0.others_first(id, &(0..u64::MAX)))
     }
 
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
@@ -344,7 +365,7 @@ impl Store for RemoteStore {
     }
 
     fn set_trace(&self, _: Hash, _: Option<&[u8]>) -> Result<(), StoreError> {
-        Err(read_only("keep a boot trace"))
+        Err(self.read_only("keep a boot trace"))
     }
 
     /// Servers are told by and by that the version is in use; see `docs/http-store.md`.
@@ -365,19 +386,20 @@ impl Store for RemoteStore {
     }
 
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
-        Err(read_only("make a version"))
+        Err(self.read_only("make a version"))
     }
 
     fn change(
         &self,
-        _: &ImageName,
+        name: &ImageName,
         _: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        Err(read_only("change an image"))
+        Err(self.read_only(&format!("change image '{name}'")))
     }
 
-    fn remove(&self, _: &ImageName, _: Option<u32>) -> Result<Removed, StoreError> {
-        Err(read_only("remove a version"))
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        let what = number.map_or_else(|| format!("image '{name}'"), |number| format!("{name}@{number}"));
+        Err(self.read_only(&format!("remove {what}")))
     }
 
     fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
@@ -419,6 +441,16 @@ struct RemoteObject {
 }
 
 impl RemoteObject {
+    /// Fills `into` without a check, and returns who gave the bytes, if there were any. That is remembered, for who finds them wrong.
+    fn read_unchecked(&self, offset: u64, into: &mut [u8], whom: Whom) -> Result<Option<usize>, StoreError> {
+        let (part, past_caches) = (part(offset, into), whom.past_caches);
+        let server = self.read(offset, into, whom, &mut |_| Ok(()))?;
+        if let Some(server) = server {
+            self.open.0.gave(Given { object: self.id, part, server, past_caches });
+        }
+        Ok(server)
+    }
+
     /// Fills `into`, and returns who gave the bytes, if there were any.
     fn read(
         &self,
@@ -460,6 +492,11 @@ impl RemoteObject {
     }
 }
 
+/// The part of an object that fills `into` from `offset`.
+fn part(offset: u64, into: &[u8]) -> Range<u64> {
+    offset..offset.saturating_add(u64::try_from(into.len()).unwrap_or(u64::MAX))
+}
+
 impl Object for RemoteObject {
     fn id(&self) -> Hash {
         self.id
@@ -471,10 +508,15 @@ impl Object for RemoteObject {
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         let whom = self.whole.lock().whom();
-        if let Some(server) = self.read(offset, into, whom, &mut |_| Ok(()))? {
+        if let Some(server) = self.read_unchecked(offset, into, whom)? {
             self.whole.lock().read(server, u64::try_from(into.len()).unwrap_or(u64::MAX));
         }
         Ok(())
+    }
+
+    fn read_range_past_caches(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let whom = self.open.0.others_first(self.id, &part(offset, into));
+        self.read_unchecked(offset, into, whom).map(drop)
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {

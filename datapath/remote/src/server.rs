@@ -81,12 +81,18 @@ impl Server {
         Connection::start(address, self.tls.as_ref()).map_err(|e| Fault::Gone(e.to_string()))
     }
 
-    /// Keeps a connection for the next request, unless that many are kept.
-    pub(crate) fn keep(&self, connection: Connection, most: usize) {
+    /// Keeps a connection for the next request, unless that many are kept, none of them for longer than `longest`.
+    pub(crate) fn keep(&self, connection: Connection, most: usize, longest: Duration) {
+        self.drop_old(longest);
         let mut idle = self.idle.lock();
         if idle.len() < most {
             idle.push((connection, Instant::now()));
         }
+    }
+
+    /// Closes those that have been kept for longer than this. The one that was kept last is used first, so that others grow old.
+    pub(crate) fn drop_old(&self, longest: Duration) {
+        self.idle.lock().retain(|(_, since)| since.elapsed() < longest);
     }
 
     /// Closes those that are kept.
@@ -111,22 +117,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_connection_that_is_kept_for_too_long_gives_its_place_to_a_new_one() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let server = Server::new("http://127.0.0.1:1".parse().unwrap(), None);
+        server.knows(vec![listener.local_addr().unwrap()]);
+        let [old, new] = [(); 2].map(|()| {
+            let mut connection = server.connect().unwrap();
+            let end = listener.accept().unwrap().0;
+            connection.drive().unwrap();
+            (connection, end)
+        });
+        let (long, at) = (Duration::from_secs(600), new.0.local());
+        server.keep(old.0, 1, long);
+        server.keep(new.0, 1, Duration::ZERO);
+        assert_eq!(server.kept(long).unwrap().local(), at);
+        assert!(server.kept(long).is_none());
+    }
+
+    #[test]
     fn a_connection_on_which_the_server_announced_its_end_is_not_used() {
         use std::io::Write;
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let server = Server::new("http://127.0.0.1:1".parse().unwrap(), None);
         server.knows(vec![listener.local_addr().unwrap()]);
+        let idle = Duration::from_secs(600);
         let mut ends = Vec::new();
         for _ in 0..2 {
             let mut connection = server.connect().unwrap();
             ends.push(listener.accept().unwrap().0);
             connection.drive().unwrap();
             assert!(connection.is_connected());
-            server.keep(connection, 2);
+            server.keep(connection, 2, idle);
         }
         // The one that was kept last, which would be used first.
         ends[1].write_all(b"HTTP/1.1 408 x\r\nConnection: close\r\n\r\n").unwrap();
-        let idle = Duration::from_secs(600);
         let until = Instant::now() + Duration::from_secs(60);
         let quiet = ends[0].peer_addr().unwrap();
         loop {
@@ -135,7 +159,7 @@ mod tests {
                 break;
             }
             // It has not arrived yet.
-            server.keep(connection, 2);
+            server.keep(connection, 2, idle);
             assert!(Instant::now() < until, "it is used all the same");
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -18,6 +18,7 @@ use rustls::pki_types::ServerName;
 
 use crate::broken::Broken;
 use crate::connection::{Connection, TlsPeer};
+use crate::given::Given;
 use crate::health::Health;
 use crate::limits::Limits;
 use crate::server::Server;
@@ -63,6 +64,8 @@ pub(crate) struct State {
     pub lacking_said: Option<Instant>,
     /// Files that servers broke off until they were given up, oldest first.
     pub broken: VecDeque<Broken>,
+    /// Parts of objects that were read without a check, oldest first.
+    pub given: VecDeque<Given>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
     /// Whether servers are to be told of these.
@@ -151,6 +154,7 @@ impl Servers {
                 gone_since: None,
                 lacking_said: None,
                 broken: VecDeque::new(),
+                given: VecDeque::new(),
                 pins: Vec::new(),
                 pins_due: false,
             }),
@@ -267,7 +271,7 @@ impl Servers {
     /// Keeps a connection for the next request.
     pub(crate) fn keep(&self, index: usize, connection: Connection) {
         if let Some(server) = self.list.get(index) {
-            server.keep(connection, self.limits.idle_connections);
+            server.keep(connection, self.limits.idle_connections, self.limits.idle);
         }
     }
 

@@ -16,6 +16,11 @@ const BUSY_MAX: Duration = Duration::from_secs(30);
 /// Heads that only announce an answer, before it.
 const ANNOUNCED_MAX: usize = 16;
 
+/// How a server begins that expected TLS: an alert.
+const TLS_ALERT: [u8; 2] = [21, 3];
+/// What helps then.
+const USE_TLS: &str = "if it speaks TLS, write https://";
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
@@ -23,6 +28,16 @@ pub(crate) enum Wanted {
     Range { first: u64, len: u64, total: Option<u64> },
     /// All of something that has at most `max_bytes`.
     Whole { max_bytes: u64 },
+}
+
+impl Wanted {
+    /// How much is to come, as far as that is known before.
+    pub(crate) fn len_bytes(self) -> u64 {
+        match self {
+            Self::Range { len, .. } => len,
+            Self::Whole { .. } => 0,
+        }
+    }
 }
 
 /// Why there is no answer that can be used.
@@ -141,16 +156,17 @@ impl Transfer {
         self.started
     }
 
-    /// Time from the request to the first byte and to now. `None` for a connection that was new: its time is
-    /// that of the handshake.
-    pub(crate) fn times(&self) -> Option<(Duration, Duration)> {
-        let first = self.first_byte.filter(|_| self.reused)?;
-        Some((first.duration_since(self.started), self.started.elapsed()))
+    /// When the request was sent. A new connection sends it when it is ready: else who is asked seldom, each time on a new one, would
+    /// seem slower than who is asked on one that is kept. `None`: it is not ready.
+    pub(crate) fn sent(&self) -> Option<Instant> {
+        self.connection.ready_at().map(|ready| ready.max(self.started))
     }
 
-    /// Time to the first byte, handshake included.
-    pub(crate) fn first_byte(&self) -> Duration {
-        self.first_byte.map_or_else(|| self.started.elapsed(), |at| at.duration_since(self.started))
+    /// Time from the request to the first byte and to now.
+    pub(crate) fn times(&self) -> (Duration, Duration) {
+        let sent = self.sent().unwrap_or(self.started);
+        let first = self.first_byte.unwrap_or_else(Instant::now);
+        (first.duration_since(sent), sent.elapsed())
     }
 
     /// How much of the body has come.
@@ -222,9 +238,7 @@ impl Transfer {
         let mut part = [0; 4096];
         loop {
             // One that only announces an answer may have come with the answer itself, and nothing more will come then.
-            while let Some((head, end)) =
-                head::parse(&self.head_bytes).map_err(|why| Fault::Odd(why.into()))?
-            {
+            while let Some((head, end)) = head::parse(&self.head_bytes).map_err(|why| self.no_head(why))? {
                 if (100..200).contains(&head.status) {
                     self.head_bytes.drain(..end);
                     self.announced += 1;
@@ -238,7 +252,14 @@ impl Transfer {
                     // So some announce that they end a connection that nobody used for a while.
                     return Err(Fault::Stale);
                 }
-                self.expected = usize::try_from(judge(&head, self.wanted)?).unwrap_or(usize::MAX);
+                let len = judge(&head, self.wanted).map_err(|fault| match fault {
+                    // So most answer who expected TLS.
+                    Fault::Odd(why) if head.status == 400 && self.connection.is_plain() => {
+                        Fault::Odd(format!("{why}: {USE_TLS}"))
+                    }
+                    fault => fault,
+                })?;
+                self.expected = usize::try_from(len).unwrap_or(usize::MAX);
                 self.body = self.head_bytes.split_off(end);
                 self.got = self.body.len();
                 self.head = Some(head);
@@ -261,6 +282,14 @@ impl Transfer {
     }
 }
 
+impl Transfer {
+    /// What came is no head of an answer.
+    fn no_head(&self, why: &str) -> Fault {
+        let is_alert = self.connection.is_plain() && self.head_bytes.starts_with(&TLS_ALERT);
+        Fault::Odd(if is_alert { format!("{why}: {USE_TLS}") } else { why.to_owned() })
+    }
+}
+
 fn sends_more() -> Fault {
     Fault::Odd("it sends more than it announced".into())
 }
@@ -275,7 +304,8 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             return odd(format!("it redirects to '{}', which is not followed", place.escape_debug()));
         }
         401 | 403 => {
-            let why = format!("it refuses access (status {}): give it the right token", head.status);
+            let why =
+                format!("it refuses access (status {}): give it the right token (--token FILE)", head.status);
             return Err(if head.status == 401 { Fault::Refused(why) } else { Fault::Odd(why) });
         }
         404 | 410 => return Err(Fault::Missing),
@@ -347,7 +377,7 @@ mod tests {
             ("206 x\r\nTransfer-Encoding: chunked", RANGE, "encoding"),
             ("206 x\r\nContent-Range: bytes 100-149/1000", RANGE, "how long"),
             ("302 x\r\nLocation: http://evil/", RANGE, "http://evil/"),
-            ("403 x", RANGE, "token"),
+            ("403 x", RANGE, "--token FILE"),
             ("204 x", RANGE, "status 204"),
             ("200 x\r\nContent-Length: 65", whole, "at most 64"),
             ("206 x\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/9", whole, "a part"),
@@ -402,6 +432,36 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(transfer.finish().0, [7; 50]);
+    }
+
+    #[test]
+    fn a_server_that_expected_tls_is_told_from_one_that_answers_oddly() {
+        use std::io::Write;
+        let answered = |answer: &[u8]| {
+            let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            let request = request("a", "/x", None, RANGE, false);
+            let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
+            server.write_all(answer).unwrap();
+            let until = Instant::now() + Duration::from_secs(60);
+            loop {
+                assert!(Instant::now() < until, "it is still waited for");
+                match transfer.advance() {
+                    Ok(_) => std::thread::sleep(Duration::from_millis(5)),
+                    Err(fault) => return fault.to_string(),
+                }
+            }
+        };
+        for (answer, is_tls) in [
+            (&[21, 3, 3, 0, 2, 2, 50][..], true),
+            (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", true),
+            (b"SSH-2.0-x\r\n", false),
+            (b"HTTP/1.1 402 x\r\nContent-Length: 0\r\n\r\n", false),
+        ] {
+            let why = answered(answer);
+            assert_eq!(why.contains("https://"), is_tls, "{why}");
+        }
     }
 
     #[test]

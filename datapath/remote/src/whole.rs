@@ -31,6 +31,10 @@ pub(crate) struct Whom {
     pub alone: bool,
     /// .. and this one, as long as it is there.
     pub first: Option<usize>,
+    /// These after all others, and in this order.
+    pub last: Vec<usize>,
+    /// All of them past caches on the way, as what came before was wrong.
+    pub past_caches: bool,
 }
 
 /// What is done about wrong bytes.
@@ -45,7 +49,7 @@ pub(crate) struct Verdict {
 impl Whole {
     pub(crate) fn whom(&self) -> Whom {
         let first = self.from.first().copied().filter(|_| self.alone);
-        Whom { liars: self.liars.clone(), alone: self.alone, first }
+        Whom { liars: self.liars.clone(), alone: self.alone, first, ..Whom::default() }
     }
 
     pub(crate) fn read(&mut self, server: usize, len: u64) {

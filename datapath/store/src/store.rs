@@ -86,6 +86,12 @@ pub trait Store: Send + Sync + 'static {
     /// A data object, ready for reading.
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError>;
 
+    /// As [`Store::open_object`], for who found wrong what was read of it, or its length. A store that has the object in several
+    /// places asks those first that gave nothing of it before, and no caches on the way.
+    fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        self.open_object(id)
+    }
+
     /// A data object that must have this length, which a manifest says. A store that would have to ask for
     /// the length may leave that to the first read.
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
@@ -265,6 +271,12 @@ pub trait Object: Send + Sync + 'static {
 
     /// Fills `into` from `offset`. An object that ends before is an error.
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
+
+    /// As [`Object::read_range`], for who found wrong what that gave of this range. A store that has the object in several places
+    /// asks those first that did not give it before, and no caches on the way. It blames nobody: it cannot know who is wrong.
+    fn read_range_past_caches(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.read_range(offset, into)
+    }
 
     /// As [`Object::read_range`], for a caller that can tell right bytes from wrong ones. A store that has the
     /// object in several places reads it elsewhere when `check` refuses the bytes; the error is that of

@@ -166,6 +166,10 @@ impl Answers {
     ) -> Response<AnswerBody> {
         let _busy = progress.busy();
         let mut response = self.respond(request, room, progress).await;
+        if request.method() == Method::HEAD {
+            // Over HTTP/2 it would be sent, which breaks the protocol.
+            *response.body_mut() = AnswerBody::whole(Bytes::new());
+        }
         response.headers_mut().insert("headwater-store", HeaderValue::from_static("1"));
         response
     }
@@ -196,7 +200,9 @@ impl Answers {
                            localhost or under a loopback address, and by no browser";
             return problem(StatusCode::BAD_REQUEST, "invalid", message);
         }
-        progress.let_in();
+        if !progress.let_in() {
+            return making_room();
+        }
         let Some(target) = Target::of(request.uri().path()) else {
             return problem(
                 StatusCode::NOT_FOUND,
@@ -206,11 +212,12 @@ impl Answers {
         };
         let Some(place) = self.reads.place_soon().await else { return busy() };
         let (answers, wanted, asked) = (Arc::clone(self), target.clone(), Asked::of(request.headers()));
+        let past_caches = asked.past_caches;
         let found = tokio::task::spawn_blocking(move || (answers.find(&wanted, &asked), place)).await;
         match found {
             Ok((Ok(found), place)) => {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
-                let turn = Turn { reads, place, room: room.of_answer(), progress };
+                let turn = Turn { reads, place, room: room.of_answer(), progress, past_caches };
                 let mut response = self.send(&target, &found, request, turn);
                 // A head is a promise, so what is promised is there, or its beginning.
                 match response.body_mut().first_piece().await {
@@ -284,8 +291,8 @@ impl Answers {
     }
 
     /// An object. Those of a store that would have to ask for their length stay open; a file that was removed would
-    /// keep its space that way, and is opened quickly. One that was cut short then may be whole by now: it is opened again for who
-    /// finds it wrong.
+    /// keep its space that way, and is opened quickly. One that was cut short then may be whole by now, or elsewhere: it is opened
+    /// again for who finds it wrong.
     fn object(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
         if !self.store.is_remote() {
             return self.store.open_object(id);
@@ -295,7 +302,11 @@ impl Answers {
             return Ok(open);
         }
         self.objects.lock().retain(|object| object.id() != id);
-        let opened = self.store.open_object(id)?;
+        let opened = if asked.past_caches {
+            self.store.open_object_past_caches(id)?
+        } else {
+            self.store.open_object(id)?
+        };
         let mut objects = self.objects.lock();
         objects.push(Arc::clone(&opened));
         if objects.len() > OBJECTS_OPEN_MAX {
@@ -331,6 +342,7 @@ impl Answers {
                 return refused;
             }
         };
+        // Nothing is read that would not be sent.
         let is_head = request.method() == Method::HEAD;
         let mut response = Response::new(found.part(at, if is_head { 0 } else { part_bytes }, turn));
         *response.status_mut() = status;
@@ -424,6 +436,17 @@ fn failed() -> Response<AnswerBody> {
 fn busy() -> Response<AnswerBody> {
     let message = "too much is being read of the store or not taken by who asked for it, or the store does \
                    not answer; ask again";
+    ask_again(message)
+}
+
+/// What is answered on a connection that makes room for another one.
+fn making_room() -> Response<AnswerBody> {
+    ask_again(
+        "all places for connections are taken, and this one makes room for another; connect and ask again",
+    )
+}
+
+fn ask_again(message: &str) -> Response<AnswerBody> {
     let mut refused = problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message);
     put(&mut refused, header::RETRY_AFTER, "1");
     refused

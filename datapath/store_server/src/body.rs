@@ -38,6 +38,7 @@ pub(crate) struct Reading {
     reads: Reads,
     room: AnswerRoom,
     progress: Arc<Progress>,
+    past_caches: bool,
 }
 
 /// A piece, with the room that it takes for as long as somebody has a part of it.
@@ -59,6 +60,8 @@ pub(crate) struct Turn {
     pub place: Place,
     pub room: AnswerRoom,
     pub progress: Arc<Progress>,
+    /// Whether who asks found wrong what came of it before.
+    pub past_caches: bool,
 }
 
 impl AnswerBody {
@@ -69,7 +72,7 @@ impl AnswerBody {
     /// `len_bytes` from `at`, which the object has.
     pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
-        let Turn { reads, place, room, progress } = turn;
+        let Turn { reads, place, room, progress, past_caches } = turn;
         let mut reading = Reading {
             object,
             at,
@@ -80,6 +83,7 @@ impl AnswerBody {
             reads,
             room,
             progress,
+            past_caches,
         };
         reading.read_on(Some(place));
         Self::Object(Box::new(reading))
@@ -103,7 +107,7 @@ impl Reading {
         if len == 0 {
             return;
         }
-        let (object, at) = (Arc::clone(&self.object), self.at);
+        let (object, at, past_caches) = (Arc::clone(&self.object), self.at, self.past_caches);
         let (reads, room, progress) = (self.reads.clone(), self.room.clone(), Arc::clone(&self.progress));
         // A task of its own: a place that is given to a body which nobody polls would be lost to all others.
         self.next = Some(tokio::spawn(async move {
@@ -117,7 +121,11 @@ impl Reading {
             let read = move || {
                 let _until_read = (busy, place);
                 let mut bytes = vec![0; len];
-                object.read_range(at, &mut bytes)?;
+                if past_caches {
+                    object.read_range_past_caches(at, &mut bytes)?;
+                } else {
+                    object.read_range(at, &mut bytes)?;
+                }
                 Ok(Bytes::from_owner(Piece { bytes, _held: held }))
             };
             let failed = |_| StoreError::new(StoreErrorKind::Io, "a read of the store failed by a bug");

@@ -51,12 +51,16 @@ impl Progress {
         self.state.lock().last = Instant::now();
     }
 
-    /// A request had what it takes to be answered.
-    pub(crate) fn let_in(&self) {
-        let was_let_in = std::mem::replace(&mut self.state.lock().is_let_in, true);
-        if !was_let_in {
-            self.entry.let_in();
+    /// A request had what it takes to be answered. `false`: the connection was chosen before to make room, and nothing is to be begun
+    /// for it, which would be cut off in the middle.
+    pub(crate) fn let_in(&self) -> bool {
+        // Once: all connections share what that locks.
+        if self.state.lock().is_let_in {
+            return true;
         }
+        let is_let_in = self.entry.let_in();
+        self.state.lock().is_let_in |= is_let_in;
+        is_let_in
     }
 
     /// Waits until the client has neither asked nor taken anything for `limit`, or was not let in for `admission`, however often it

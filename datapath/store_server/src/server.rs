@@ -173,6 +173,8 @@ impl StoreServer {
             let (answers, limits) = (Arc::clone(&self.answers), self.limits);
             connections.spawn(async move {
                 tokio::select! {
+                    // First: a request that is there already is answered, if only that it must be asked again.
+                    biased;
                     () = serve(stream, tls, answers, place.entry(), limits, stop) => {}
                     () = place.must_go() => tracing::debug!("a connection that was not let in made room for another one"),
                 }
@@ -272,5 +274,47 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     };
     if let Err(e) = ended {
         tracing::debug!(error = %e, "a connection broke off");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_begun_for_who_was_chosen_to_give_way_before_he_was_let_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
+        let answers = Arc::new(Answers::new(Arc::new(store), None, false, &Limits::default()));
+        for (is_let_in, expected) in [(false, "HTTP/1.1 503"), (true, "HTTP/1.1 200")] {
+            let places = Places::new(1, 1, STRANGER_GRACE);
+            let place = places.take().await.unwrap();
+            if is_let_in {
+                place.entry().let_in();
+            }
+            let is_taken = tokio::select! {
+                biased;
+                other = places.take() => other.is_none(),
+                () = std::future::ready(()) => true,
+            };
+            assert!(is_taken);
+            let (mut client, server) = tokio::io::duplex(64 << 10);
+            let (_stop, stopped) = watch::channel(false);
+            let serving = serve_http(server, Arc::clone(&answers), place.entry(), Limits::default(), stopped);
+            let serving = tokio::spawn(serving);
+            // Nor for what he asks later.
+            let request = "GET /store HTTP/1.1\r\nHost: localhost\r\n";
+            let requests = format!("{request}\r\n{request}Connection: close\r\n\r\n");
+            client.write_all(requests.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            let read = tokio::time::timeout(Duration::from_secs(60), client.read_to_end(&mut answer));
+            read.await.unwrap().unwrap();
+            let answer = String::from_utf8_lossy(&answer);
+            assert!(answer.starts_with(expected) && answer.matches(expected).count() == 2, "{answer}");
+            assert!(is_let_in || answer.contains("makes room for another"), "{answer}");
+            serving.await.unwrap();
+        }
     }
 }

@@ -1,7 +1,10 @@
-//! Servers whose store is itself on a server: what the one behind cannot give now is waited for, and not taken for damage.
+//! Servers whose store is itself on servers: what those behind cannot give now is waited for, and not taken for damage; what one of
+//! them has damaged comes from another one.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,16 +43,16 @@ fn store(dir: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Reads from this server, and gives up soon what cannot be had.
-fn read_from(url: &str) -> RemoteStore {
+/// Reads from these servers, given as to `--from`, and gives up soon what cannot be had.
+fn read_from(urls: &str) -> RemoteStore {
     let limits = Limits {
         probe_after: Duration::from_millis(20),
         probe_after_max: Duration::from_millis(200),
         wait_for_better: Duration::from_millis(300),
         ..Limits::default()
     };
-    RemoteStore::open(Options { limits, ..Options::new(vec![url.parse().expect("a URL")]) })
-        .expect("it is there")
+    let servers = urls.split(',').map(|url| url.parse().expect("a URL")).collect();
+    RemoteStore::open(Options { limits, ..Options::new(servers) }).expect("it is there")
 }
 
 /// A server of a store, until it is dropped.
@@ -105,9 +108,46 @@ impl Drop for Relay {
 
 fn read(object: &dyn Object, bytes: &[u8], at: usize) -> Result<(), StoreError> {
     let mut into = vec![0; 300_000];
-    object.read_checked(at as u64, &mut into, &mut |_| Ok(()))?;
-    assert!(into == bytes[at..at + into.len()]);
+    let right = &bytes[at..at + into.len()];
+    object.read_checked(at as u64, &mut into, &mut |got| {
+        if got == right {
+            return Ok(());
+        }
+        Err(StoreError::new(StoreErrorKind::Damaged, "these are not the bytes"))
+    })?;
+    assert!(into == right);
     Ok(())
+}
+
+#[test]
+fn what_is_damaged_on_one_of_the_servers_behind_their_server_comes_from_another_one() {
+    let damages: [fn(&File) -> std::io::Result<()>; 2] =
+        [|object| object.write_all_at(&[0; 16], 5000), |object| object.set_len(10_000)];
+    for damage in damages {
+        let (bad_dir, good_dir) =
+            (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let bytes = store(bad_dir.path());
+        assert!(store(good_dir.path()) == bytes);
+        let id = Hash::of(&bytes);
+        let object = bad_dir.path().join("objects").join(id.to_string());
+        damage(&File::options().write(true).open(object).expect("an object")).expect("room");
+        let (bad, good) = (FileServer::start(bad_dir.path(), None), FileServer::start(good_dir.path(), None));
+        // So that the bad one is preferred, from the first probe on and on a busy host too.
+        good.fail_all(HttpFault::Delay(Duration::from_millis(200)));
+        let behind = read_from(&format!("{},{}", bad.url(), good.url()));
+        let is_up = || behind.status().servers.iter().all(|server| server.state == ServerState::Up);
+        wait_until("both are up", is_up);
+        let relay = Relay::of(behind.clone());
+        let remote = read_from(&relay.url);
+        let object = remote.open_object_of(id, bytes.len() as u64).expect("it is there");
+        for at in [4000, 0] {
+            read(&*object, &bytes, at).expect("good bytes");
+        }
+        assert!(bad.object_requests() > 0, "the bad one was not preferred: {:?}", behind.status());
+        // Nobody knows who is to blame.
+        assert_eq!(remote.counters().wrong_answers, 0, "{:?}", remote.status());
+        assert!(is_up(), "{:?}", behind.status());
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::support::{
 };
 use headwater_remote::{Options, RemoteStore, ServerState};
 use headwater_store::{Check, Hash, Object, Store, StoreError, StoreErrorKind, Waiting};
-use headwater_testkit::{FileServer, HttpFault};
+use headwater_testkit::{FileServer, HttpFault, wait_until};
 
 #[test]
 fn a_token_that_was_replaced_is_shown_at_once() {
@@ -128,8 +128,8 @@ fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
 /// connection. After an answer that says so it closes the connection.
 type Answers = dyn Fn(&str, usize) -> Option<Vec<u8>> + Send + Sync;
 
-/// Reads through what stands before a server. It ends with the test's process.
-fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
+/// The URL of what stands before a server. It ends with the test's process.
+fn before(server: &FileServer, answers: Arc<Answers>) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, behind) = (listener.local_addr().unwrap(), server.address());
     std::thread::spawn(move || {
@@ -138,7 +138,12 @@ fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
             std::thread::spawn(move || pass(client, behind, &*answers));
         }
     });
-    let url = format!("http://{address}").parse().unwrap();
+    format!("http://{address}")
+}
+
+/// Reads through what stands before a server.
+fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
+    let url = before(server, answers).parse().unwrap();
     RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap()
 }
 
@@ -366,6 +371,36 @@ fn a_server_that_sends_a_byte_now_and_then_keeps_no_read_that_another_one_can_do
     crawling.fail(HttpFault::Drip(Duration::from_millis(50)));
     let reads: Vec<_> = (0..40).map(|_| reading(&remote, &bytes)).collect();
     reads.into_iter().for_each(|read| joined(read, &remote).unwrap());
+}
+
+#[test]
+fn what_a_server_did_wrong_is_known_where_a_second_one_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (mut first, second) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    // So that the first one is preferred, from the first probe on and on a busy host too.
+    second.fail_all(HttpFault::Delay(Duration::from_millis(200)));
+    let [is_asked, may_answer] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let (asked_now, answers_now) = (Arc::clone(&is_asked), Arc::clone(&may_answer));
+    let waits = move |asked: &str, _: usize| -> Option<Vec<u8>> {
+        if asked.contains(" /objects/") {
+            asked_now.store(true, Ordering::SeqCst);
+            wait_until("the second one may answer", || answers_now.load(Ordering::SeqCst));
+        }
+        None
+    };
+    let urls = vec![first.url().parse().unwrap(), before(&second, Arc::new(waits)).parse().unwrap()];
+    let remote = RemoteStore::open(Options { limits: limits(), ..Options::new(urls) }).unwrap();
+    all_up(&remote);
+    // It is late, and breaks off when the second one has been asked and has not answered.
+    first.fail(HttpFault::HangAfter(1000));
+    let read = reading(&remote, &bytes);
+    until(&remote, "the second one is asked", || is_asked.load(Ordering::SeqCst));
+    first.kill();
+    may_answer.store(true, Ordering::SeqCst);
+    joined(read, &remote).unwrap();
+    let status = remote.status();
+    assert_eq!((status.servers[0].state, remote.counters().failovers), (ServerState::Down, 1), "{status:?}");
 }
 
 #[test]

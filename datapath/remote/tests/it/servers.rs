@@ -1,7 +1,7 @@
 //! Servers that die, hang, lie and come back, and reads that go on all the while.
 
-use std::io::{BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,8 +42,18 @@ fn a_store_is_read_through_a_plain_web_server() {
     assert_eq!(object.read_range(1 << 20, &mut [0]).unwrap_err().kind(), StoreErrorKind::Damaged);
     let missing = remote.open_object_of(Hash::of(b"none"), 5).unwrap();
     assert_eq!(missing.read_range(0, &mut [0; 5]).unwrap_err().kind(), StoreErrorKind::NotFound);
-    for refused in [remote.publish().map(drop), remote.remove(&"debian".parse().unwrap(), None).map(drop)] {
-        assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::ReadOnly);
+    let debian = "debian".parse().unwrap();
+    let changed = remote.change(&debian, &mut |_| Ok(()));
+    for (refused, what) in [
+        (remote.publish().map(drop), "make a version"),
+        (remote.remove(&debian, None).map(drop), "remove image 'debian'"),
+        (remote.remove(&debian, Some(3)).map(drop), "remove debian@3"),
+        (changed, "change image 'debian'"),
+    ] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::ReadOnly);
+        let tried = format!("cannot {what} at {}: ", server.url());
+        assert!(refused.to_string().starts_with(&tried), "{refused}");
     }
     let _pin = remote.pin(version.manifest).unwrap();
 }
@@ -65,6 +75,11 @@ fn servers_that_do_not_answer_are_not_said_to_have_no_list() {
     assert!(text.starts_with("cannot list images: no server answers: "), "{text}");
     assert!(text.contains(&silent.url()) && is_slow(&text), "{text}");
     assert!(!text.contains("do not list"), "{text}");
+    let error = alone.image(&"debian".parse().unwrap()).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{text}");
+    assert!(text.starts_with("cannot look image 'debian' up: no server gives images/debian: "), "{text}");
+    assert!(text.ends_with("try again)"), "{text}");
     let mut text = String::new();
     until(&both, "the one that answers does so in time", || {
         text = both.images().unwrap_err().to_string();
@@ -200,7 +215,7 @@ fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
 
 /// A cache before a server: what it holds of objects has a wrong bit, until it is told not to use that.
 struct BadCache {
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     past: Arc<AtomicU64>,
 }
 
@@ -380,6 +395,86 @@ fn the_faster_server_is_preferred() {
         read(&*object, &bytes, n * 1000, 10_000).unwrap();
     }
     assert!(fast.object_requests() >= 80, "{} and {}", slow.object_requests(), fast.object_requests());
+}
+
+/// The address of a line to a server on which the first bytes of each connection take their time: over TLS, those are the handshake's.
+/// It ends with the test's process.
+fn slow_to_begin(server: &FileServer, pause: Duration) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, behind) = (listener.local_addr().unwrap(), server.address());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) = (client.unwrap(), TcpStream::connect(behind).unwrap());
+            for end in [&client, &server] {
+                end.set_nodelay(true).unwrap();
+            }
+            let (mut asks, mut asked) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut asks, &mut asked));
+            std::thread::spawn(move || {
+                let mut first = [0; 4096];
+                let len = server.read(&mut first)?;
+                std::thread::sleep(pause);
+                client.write_all(&first[..len])?;
+                std::io::copy(&mut server, &mut client)
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_is_not_slower_for_what_new_connections_to_it_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let tls = TestTls::new();
+    let (slow, fast) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), Some(&tls)));
+    slow.fail_all(SLOW);
+    let line = slow_to_begin(&fast, Duration::from_millis(800));
+    let ca_file = dir.path().join("ca");
+    std::fs::write(&ca_file, &tls.ca_pem).unwrap();
+    let urls = vec![slow.url().parse().unwrap(), format!("https://{line}").parse().unwrap()];
+    // The one that is asked on a new connection is not given up for another one.
+    let never = Duration::from_secs(60);
+    let limits = Limits { hedge_after: never, hedge_after_max: never, ..limits() };
+    let options = Options { ca_file: Some(ca_file), limits, ..Options::new(urls) };
+    let remote = RemoteStore::open(options).unwrap();
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    for n in 0..30 {
+        read(&*object, &bytes, n * 1000, 10_000).unwrap();
+    }
+    assert!(fast.object_requests() >= 25, "{} and {}", slow.object_requests(), fast.object_requests());
+}
+
+#[test]
+fn a_read_on_a_new_connection_is_not_late_before_that_is_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let tls = TestTls::new();
+    let (other, server) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), Some(&tls)));
+    // The other one is there, and is not preferred.
+    other.fail_all(SLOW);
+    let line = slow_to_begin(&server, Duration::from_secs(2));
+    let ca_file = dir.path().join("ca");
+    std::fs::write(&ca_file, &tls.ca_pem).unwrap();
+    let urls = vec![other.url().parse().unwrap(), format!("https://{line}").parse().unwrap()];
+    // Late is what takes less than the line, and far more than an answer does. Each read is on a new connection.
+    let limits = Limits {
+        hedge_after: Duration::from_millis(1500),
+        hedge_after_max: Duration::from_secs(60),
+        idle: Duration::ZERO,
+        ..limits()
+    };
+    let options = Options { ca_file: Some(ca_file), limits, ..Options::new(urls) };
+    let remote = RemoteStore::open(options).unwrap();
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    let before = (server.object_requests(), remote.counters().hedges);
+    for n in 0..2 {
+        read(&*object, &bytes, n * 1000, 10_000).unwrap();
+    }
+    let after = (server.object_requests(), remote.counters().hedges);
+    assert_eq!(after, (before.0 + 2, before.1), "{:?}", remote.status());
 }
 
 #[test]

@@ -403,6 +403,49 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
+/// Whether the head of the answer to `HEAD` over HTTP/2 is also the end of it.
+fn is_head_alone(served: &Served, path: &str, (name, value): (&str, &str)) -> bool {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()][..], text.as_bytes()].concat();
+    // `:method`, `:scheme` http, `:path`, `:authority`, and a field of any name.
+    let mut fields =
+        [vec![0x02], text("HEAD"), vec![0x86, 0x04], text(path), vec![0x01], text("localhost")].concat();
+    fields.extend([vec![0x00], text(name), text(value)].concat());
+    let mut stream = connect(served);
+    stream.write_all(&[PREFACE, &frame(4, 0, 0, &[]), &frame(1, 5, 1, &fields)].concat()).unwrap();
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).unwrap();
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        stream.read_exact(&mut payload).unwrap();
+        if head[3] == 1 {
+            return head[4] & 1 == 1;
+        }
+    }
+}
+
+#[test]
+fn an_answer_to_head_has_no_body_over_both_versions_of_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens");
+    std::fs::write(&file, token_line("anna", "right").unwrap()).unwrap();
+    let (open, with_tokens) = (serve(options()), serve(Options { token_file: Some(file), ..options() }));
+    let object = open.object_path();
+    let tag = format!("\"{}\"", open.version.objects[0]);
+    let nothing = ("accept", "*/*");
+    for (served, path, header, status) in [
+        (&open, object.as_str(), nothing, 200),
+        (&open, "/images/nothing", nothing, 404),
+        (&open, object.as_str(), ("range", "bytes=1200000-"), 416),
+        (&open, object.as_str(), ("if-none-match", tag.as_str()), 304),
+        (&open, object.as_str(), ("origin", "http://evil.example"), 400),
+        (&with_tokens, object.as_str(), nothing, 401),
+    ] {
+        let answer = served.ask("HEAD", path, &[&format!("{}: {}", header.0, header.1)]);
+        assert_eq!((answer.status, answer.body.len()), (status, 0), "{path} {header:?}");
+        assert!(is_head_alone(served, path, header), "{path} {header:?}");
+    }
+}
+
 #[test]
 fn who_says_nothing_in_full_is_given_up() {
     let served = serve(impatient());
