@@ -37,6 +37,8 @@ pub struct CopyProgress {
     pub read_versions: u64,
     /// Those that were dealt with: they are there, or it is known why not.
     pub done_versions: u64,
+    /// Images that were dealt with, in the order in which they were given: nothing was changed of those behind the next one.
+    pub done_images: u64,
 }
 
 /// What a copy did.
@@ -98,6 +100,8 @@ pub fn copy(
         holder: target.publish()?,
         missing: BTreeSet::new(),
         no_good: BTreeMap::new(),
+        settled_bytes: 0,
+        traced: BTreeSet::new(),
         room_bytes: MANIFESTS_MAX_BYTES,
         at: CopyProgress { versions: what.iter().map(versions_of).sum(), ..CopyProgress::default() },
         copied: Copied::default(),
@@ -106,6 +110,7 @@ pub fn copy(
     progress(copying.at)?;
     for (image, versions) in planned {
         copying.image(image, versions, progress)?;
+        copying.at.done_images = copying.at.done_images.saturating_add(1);
     }
     Ok(copying.copied)
 }
@@ -154,6 +159,10 @@ struct Copying<'a> {
     missing: BTreeSet<Hash>,
     /// Objects that the source has not whole, at these lengths: other versions that need them do not read them again.
     no_good: BTreeMap<(Hash, u64), StoreError>,
+    /// Bytes of objects that are there to their ends. What was done of one that failed is told until the next one begins.
+    settled_bytes: u64,
+    /// Manifests whose boot traces were dealt with: several versions may have one.
+    traced: BTreeSet<Hash>,
     /// How much of [`MANIFESTS_MAX_BYTES`] is left.
     room_bytes: usize,
     at: CopyProgress,
@@ -295,7 +304,9 @@ impl Copying<'_> {
         let is_kept = self.channels
             && image.channel(Channel::Production).is_some_and(is_production)
             && keep_production(self.target, image)?;
-        copy_trace(self.source, self.target, version.manifest);
+        if self.traced.insert(version.manifest) {
+            copy_trace(self.source, self.target, version.manifest);
+        }
         Ok(Ok(is_kept))
     }
 
@@ -324,16 +335,26 @@ impl Copying<'_> {
             Ok(object) => Watched { object, failed: Mutex::new(None) },
             Err(e) => return Ok(Err(e)),
         };
-        let before = self.at.done_bytes;
-        let at = &mut self.at;
+        let (before, at) = (self.settled_bytes, &mut self.at);
         let copied = copy_object(self.holder.as_mut(), &object, &mut |bytes| {
             at.done_bytes = before.saturating_add(bytes);
             progress(*at)
         });
-        let Err(e) = copied else { return Ok(Ok(())) };
-        self.at.done_bytes = before;
+        let Err(e) = copied else {
+            self.settled_bytes = before.saturating_add(len_bytes);
+            self.at.done_bytes = self.settled_bytes;
+            return Ok(Ok(()));
+        };
         if e.kind() == StoreErrorKind::Damaged || *object.failed.lock() == Some(e.kind()) {
             return Ok(Err(e));
+        }
+        // Its length is what a manifest says. Where the source says that it has not that much it is not the target that fails.
+        if e.kind() == StoreErrorKind::NoSpace
+            && let Some(last) = len_bytes.checked_sub(1)
+            && let Err(short) = object.read_range(last, &mut [0])
+            && short.kind() == StoreErrorKind::Damaged
+        {
+            return Ok(Err(short));
         }
         Err(e)
     }
@@ -537,14 +558,24 @@ pub fn copy_object(
 fn copy_trace(source: &dyn Store, target: &dyn Store, manifest: Hash) {
     let outcome = target.trace(manifest).and_then(|there| match there {
         Some(_) => Ok(()),
-        None => match source.trace(manifest)? {
-            Some(trace) => target.set_trace(manifest, Some(&trace)),
-            None => Ok(()),
+        None => match source.trace(manifest) {
+            Ok(Some(trace)) => target.set_trace(manifest, Some(&trace)),
+            Ok(None) => Ok(()),
+            // One that answers, as the version came, has none. Those that are away mostly have none either.
+            Err(e) if e.kind() == StoreErrorKind::Unreachable && has_several_servers(source) => {
+                tracing::debug!(error = %e, "no boot trace of version {} is known", manifest.short());
+                Ok(())
+            }
+            Err(e) => Err(e),
         },
     });
     if let Err(e) = outcome {
         tracing::warn!(error = %e, "the boot trace of version {} is not copied", manifest.short());
     }
+}
+
+fn has_several_servers(store: &dyn Store) -> bool {
+    store.traffic().is_some_and(|traffic| traffic.servers > 1)
 }
 
 /// Two stores that each made a version of their own under one number: found before anything is copied.

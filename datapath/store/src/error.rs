@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub enum StoreErrorKind {
     /// No such store, image, version, manifest or object.
     NotFound,
-    /// A name, number, note or setting that is not allowed.
+    /// A name, number, note or setting that is not allowed, or a place that holds something else than a store.
     Invalid,
     /// The version is pinned by a running machine or an export.
     InUse,
@@ -17,12 +17,14 @@ pub enum StoreErrorKind {
     ReadOnly,
     /// Bytes are not what was written.
     Damaged,
-    /// Written by a later release, or not a store at all.
+    /// Written by a later release.
     UnknownFormat,
     /// No room on the disk.
     NoSpace,
     /// A server does not answer, or has trouble of its own: what is asked for may be had later.
     Unreachable,
+    /// The answer to a change was lost: whether it was made, or may yet be, is not known.
+    Unknown,
     /// The disk or file system failed, or a server refuses what it is asked for.
     Io,
 }

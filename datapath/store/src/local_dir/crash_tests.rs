@@ -233,7 +233,7 @@ pub(super) fn apply(
             change(image, &mut |image| image.promote(pointer(channel, version)).map(drop))
         }
         Operation::Schedule { image, version } => {
-            change(image, &mut |image| image.schedule(pointer(true, version)))
+            change(image, &mut |image| image.schedule(pointer(true, version)).map(drop))
         }
         Operation::PromoteDue { image } => change(image, &mut |image| {
             image.promote_due(9);
@@ -607,6 +607,26 @@ proptest! {
     ) {
         let steps = count_steps(&history);
         run(&history, at.index(usize::try_from(steps).unwrap() + 1) as u64);
+    }
+}
+
+#[test]
+fn a_making_that_ends_before_each_change_in_turn_is_done_by_the_next_process() {
+    for steps in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        LEFT.set(steps);
+        let made = LocalDir::open(dir.path(), Access::WRITE);
+        let is_over = !ended();
+        LEFT.set(u64::MAX);
+        // The process ends, and its lock goes.
+        drop(made);
+        let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+        publish(&store, 0, 1).unwrap();
+        check(dir.path(), &store, true);
+        if is_over {
+            assert!(steps > 4, "{steps}");
+            return;
+        }
     }
 }
 

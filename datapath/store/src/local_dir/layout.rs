@@ -1,6 +1,7 @@
 //! Which file is where, and the file that says what the directory is.
 
 use std::fs;
+use std::io::Error;
 use std::path::{Path, PathBuf};
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -18,6 +19,8 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 const MAGIC: [u8; 8] = *b"HWSTORE\n";
 const FORMAT: u32 = 1;
 const SETTINGS_BYTES: usize = 64;
+/// The longest file that a making that was interrupted leaves: neither the settings nor the lock have more.
+const LEFT_MAX_BYTES: u64 = 64;
 const DIRS: [&str; 6] = ["images", "manifests", "objects", "traces", "trees", "tmp"];
 
 #[derive(Debug)]
@@ -86,6 +89,11 @@ impl Layout {
         self.root.join("store")
     }
 
+    /// What is to become that.
+    fn new_settings(&self) -> PathBuf {
+        self.tmp().join("store")
+    }
+
     /// The chunk size of an existing store.
     pub(super) fn read_settings(&self) -> Result<u32, StoreError> {
         match read_small(&self.settings(), 4096) {
@@ -105,38 +113,79 @@ impl Layout {
             settled => return settled,
         }
         let settings = settings_bytes(new_chunk_bytes)?;
-        self.refuse_foreign_files()?;
         let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
         for dir in DIRS.map(|dir| self.root.join(dir)) {
             fs::create_dir_all(&dir).map_err(failed)?;
         }
         sync_dir(&self.root)?;
         // Last: a store without this file is one whose making was interrupted, and is made again.
-        let temporary = self.tmp().join("store");
-        replace_file(&temporary, &self.settings(), &settings)?;
+        replace_file(&self.new_settings(), &self.settings(), &settings)?;
         Ok(new_chunk_bytes)
     }
 
-    /// A directory with other files in it is not taken over: somebody may have mistyped its name.
-    fn refuse_foreign_files(&self) -> Result<(), StoreError> {
-        let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
-        for entry in fs::read_dir(&self.root).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let ours =
-                name.to_str().is_some_and(|name| name == "lock" || name == "spare" || DIRS.contains(&name));
-            if !ours {
-                return Err(StoreError::new(
-                    StoreErrorKind::UnknownFormat,
-                    format!(
-                        "{} is not an image store, and is not empty (it holds {}): choose another directory",
-                        self.root.display(),
-                        name.display()
-                    ),
-                ));
+    /// A directory without a store, and with files in it that no interrupted making leaves, is not taken over: somebody may have mistyped its
+    /// name, and what another program keeps in `tmp` or `objects` would be removed as what nobody needs.
+    pub(super) fn refuse_foreign_files(&self) -> Result<(), StoreError> {
+        let is_store = || match self.read_settings() {
+            Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(false),
+            settled => settled.map(|_| true),
+        };
+        if is_store()? {
+            return Ok(());
+        }
+        let foreign = self.foreign_file();
+        let foreign = foreign
+            .map_err(|e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e))?;
+        let Some(foreign) = foreign else { return Ok(()) };
+        // Another process may have made the store since it was looked for, and have written to it.
+        if is_store()? {
+            return Ok(());
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Invalid,
+            format!(
+                "{} is not an image store, and is not empty (it holds {}): choose another directory",
+                self.root.display(),
+                foreign.strip_prefix(&self.root).unwrap_or(&foreign).display()
+            ),
+        ))
+    }
+
+    /// Something that a making that was interrupted did not leave: that makes the lock, empty folders, and the settings in `tmp`.
+    fn foreign_file(&self) -> Result<Option<PathBuf>, Error> {
+        for entry in fs::read_dir(&self.root)? {
+            let path = entry?.path();
+            if path == self.lock() && is_left(&path, is_lock) {
+                continue;
+            }
+            let is_folder = DIRS.iter().any(|dir| path == self.root.join(dir)) && path.is_dir();
+            if !is_folder {
+                return Ok(Some(path));
+            }
+            for entry in fs::read_dir(&path)? {
+                let inside = entry?.path();
+                if inside != self.new_settings() || !is_left(&inside, begins_settings) {
+                    return Ok(Some(inside));
+                }
             }
         }
-        Ok(())
+        Ok(None)
     }
+}
+
+/// Whether there is a file, and what is in it can be of a making.
+fn is_left(path: &Path, is_ours: fn(&[u8]) -> bool) -> bool {
+    path.is_file() && read_small(path, LEFT_MAX_BYTES).is_ok_and(|bytes| is_ours(&bytes))
+}
+
+/// The number of a process, or nothing yet.
+fn is_lock(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n')
+}
+
+/// The settings, or as much of them as was written.
+fn begins_settings(bytes: &[u8]) -> bool {
+    bytes.iter().zip(MAGIC).all(|(there, ours)| *there == ours)
 }
 
 /// The bytes of the file `store` of a store with this chunk size.

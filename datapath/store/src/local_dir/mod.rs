@@ -129,6 +129,11 @@ struct Reclaimed {
 impl LocalDir {
     /// Opens, and for writing makes, the store in `dir`.
     pub fn open(dir: &Path, access: Access) -> Result<Self, StoreError> {
+        if dir.metadata().is_ok_and(|found| !found.is_dir()) {
+            let why =
+                format!("cannot use {} as a store: it is a file, and a store is a directory", dir.display());
+            return Err(StoreError::new(StoreErrorKind::Invalid, why));
+        }
         let layout = Layout::new(dir);
         let (writer_lock, chunk_bytes) = match access {
             Access::Read => (None, layout.read_settings()?),
@@ -136,6 +141,8 @@ impl LocalDir {
                 fs::create_dir_all(dir).map_err(|e| {
                     StoreError::from_os(format!("cannot make the store {}", dir.display()), e)
                 })?;
+                // First: a file `lock` of another program would be written over.
+                layout.refuse_foreign_files()?;
                 let lock = lock_for_writing(&layout)?;
                 let chunk_bytes = layout.read_or_make_settings(new_chunk_bytes)?;
                 (Some(lock), chunk_bytes)
@@ -193,7 +200,8 @@ fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
                 StoreErrorKind::Locked,
                 format!(
                     "the store {} is in use by another process (pid {holder}), and only one may write to it: \
-                     stop that one, or go through its API",
+                     stop that one, or if it is the daemon have it do that ('headwater image pull STORE' brings versions \
+                     of another store, 'headwater image import FILE' makes one)",
                     layout.root.display()
                 ),
             ));
@@ -526,7 +534,9 @@ impl Inner {
             Ok(Some(file)) => Ok(Some(file)),
             Ok(None) => Err(StoreError::new(
                 StoreErrorKind::InUse,
-                format!("cannot remove {name}@{number}: a machine or an export is using it; stop that first"),
+                format!(
+                    "cannot remove {name}@{number}: a machine, an export, a check or a copy is using it; stop that first"
+                ),
             )),
             // A version whose manifest is lost can be removed all the same.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),

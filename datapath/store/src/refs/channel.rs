@@ -116,29 +116,33 @@ impl Image {
     }
 
     /// Points a channel to a version, now. A promotion to come to the same channel is forgotten. Returns where
-    /// the channel pointed.
-    pub fn promote(&mut self, pointer: Pointer) -> Result<Option<u32>, StoreError> {
+    /// the channel pointed, and what is forgotten.
+    pub fn promote(&mut self, pointer: Pointer) -> Result<(Option<u32>, Option<Pointer>), StoreError> {
         self.check_target(&pointer)?;
-        self.scheduled.retain(|other| other.channel != pointer.channel);
+        let forgets = self.forget_scheduled(pointer.channel);
         let before = self.channel(pointer.channel).map(|before| before.version);
         if before != Some(pointer.version) {
             self.push(pointer);
         }
-        Ok(before)
+        Ok((before, forgets))
     }
 
-    /// Keeps a promotion for later. It takes the place of an earlier one to the same channel.
-    pub fn schedule(&mut self, pointer: Pointer) -> Result<(), StoreError> {
+    /// Keeps a promotion for later. It takes the place of an earlier one to the same channel, which is returned.
+    pub fn schedule(&mut self, pointer: Pointer) -> Result<Option<Pointer>, StoreError> {
         self.check_target(&pointer)?;
-        self.scheduled.retain(|other| other.channel != pointer.channel);
+        let forgets = self.forget_scheduled(pointer.channel);
         self.scheduled.push(pointer);
-        Ok(())
+        Ok(forgets)
+    }
+
+    /// Takes the promotion to come of a channel away, where there is one.
+    fn forget_scheduled(&mut self, channel: Channel) -> Option<Pointer> {
+        self.scheduled.extract_if(.., |pointer| pointer.channel == channel).last()
     }
 
     /// Forgets the promotion to come of a channel.
     pub fn cancel(&mut self, channel: Channel) -> Result<Pointer, StoreError> {
-        let at = self.scheduled.iter().position(|pointer| pointer.channel == channel);
-        at.map(|at| self.scheduled.remove(at)).ok_or_else(|| {
+        self.forget_scheduled(channel).ok_or_else(|| {
             StoreError::new(
                 StoreErrorKind::NotFound,
                 format!("image '{}' has no promotion to {channel} to come", self.name),
@@ -401,8 +405,8 @@ mod tests {
         assert_eq!(at(&image, &Selector::Default), 3);
         let unset = image.select(&Selector::Channel(Test)).unwrap_err();
         assert_eq!(unset.kind(), StoreErrorKind::NotFound);
-        assert_eq!(image.promote(to(Production, 1, 5)).unwrap(), None);
-        assert_eq!(image.promote(to(Test, 2, 6)).unwrap(), None);
+        assert_eq!(image.promote(to(Production, 1, 5)).unwrap(), (None, None));
+        assert_eq!(image.promote(to(Test, 2, 6)).unwrap(), (None, None));
         assert_eq!(at(&image, &Selector::Default), 1);
         assert_eq!(at(&image, &Selector::Channel(Test)), 2);
         assert_eq!(at(&image, &Selector::Channel(Maintenance)), 3);
@@ -416,7 +420,7 @@ mod tests {
         let mut image = image(4);
         assert_eq!(image.revert(Test).unwrap_err().kind(), StoreErrorKind::NotFound);
         for (version, before) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3))] {
-            assert_eq!(image.promote(to(Production, version, 5)).unwrap(), before);
+            assert_eq!(image.promote(to(Production, version, 5)).unwrap().0, before);
         }
         image.promote(to(Test, 4, 5)).unwrap();
         image.retire(3, true).unwrap();
@@ -508,12 +512,17 @@ mod tests {
     fn a_promotion_replaces_and_a_cancellation_forgets_what_was_to_come() {
         use Channel::{Production, Test};
         let mut image = image(3);
-        image.schedule(to(Production, 2, 100)).unwrap();
-        image.schedule(to(Production, 3, 200)).unwrap();
-        image.schedule(to(Test, 2, 100)).unwrap();
+        assert_eq!(image.schedule(to(Production, 2, 100)).unwrap(), None);
+        assert_eq!(image.schedule(to(Production, 3, 200)).unwrap(), Some(to(Production, 2, 100)));
+        assert_eq!(image.schedule(to(Test, 2, 100)).unwrap(), None);
         assert_eq!(image.scheduled().len(), 2);
-        image.promote(to(Production, 1, 5)).unwrap();
+        // What is refused forgets nothing.
+        image.promote(to(Production, 9, 5)).unwrap_err();
+        assert_eq!(image.promote(to(Production, 1, 5)).unwrap(), (None, Some(to(Production, 3, 200))));
         assert_eq!(image.scheduled().len(), 1);
+        // Also where the channel points there already.
+        image.schedule(to(Production, 2, 300)).unwrap();
+        assert_eq!(image.promote(to(Production, 1, 6)).unwrap(), (Some(1), Some(to(Production, 2, 300))));
         assert_eq!(image.cancel(Test).unwrap().version, 2);
         assert_eq!(image.cancel(Test).unwrap_err().kind(), StoreErrorKind::NotFound);
         assert_eq!(image.promote_due(u64::MAX), []);

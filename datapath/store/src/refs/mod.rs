@@ -219,13 +219,14 @@ impl Image {
             if !version.manifest.to_string().starts_with(prefix) {
                 continue;
             }
-            // The same content imported twice has one hash: either number will do.
             if found.is_some_and(|other| other.manifest != version.manifest) {
                 return Err(StoreError::new(
                     StoreErrorKind::Invalid,
                     format!("more than one version of '{}' starts with {prefix}", self.name),
                 ));
             }
+            // The same content imported twice has one hash. The newest number is meant, retired or not: were it the newest one in use, who
+            // retires or removes it by its hash, and does so once more, would take two.
             found = Some(version);
         }
         found.ok_or_else(|| self.missing(prefix))
@@ -313,6 +314,31 @@ mod tests {
             assert!(missing.to_string().contains(&format!("no version {number}; it has 2")), "{missing}");
         }
         assert_eq!(image, before);
+    }
+
+    #[test]
+    fn a_hash_that_numbers_share_means_the_newest_of_them_whichever_is_retired() {
+        let mut image = image();
+        let again = Version { number: 3, ..image.versions[0].clone() };
+        assert!(image.adopt(&again).unwrap());
+        let by_hash = Selector::HashPrefix(again.manifest.to_string());
+        let meant = |image: &Image| image.select(&by_hash).unwrap().number;
+        let retired = |image: &Image| image.versions.iter().map(|it| it.retired).collect::<Vec<_>>();
+        // Twice is no more than once.
+        for _ in 0..2 {
+            image.retire(meant(&image), true).unwrap();
+            assert_eq!(retired(&image), [false, false, true]);
+        }
+        image.retire(meant(&image), false).unwrap();
+        assert_eq!(retired(&image), [false; 3]);
+        // What goes is the one that was retired.
+        image.retire(meant(&image), true).unwrap();
+        image.forget(meant(&image));
+        assert_eq!((image.versions.len(), retired(&image)), (2, vec![false; 2]));
+        // Also where an older one is.
+        image.retire(1, true).unwrap();
+        assert!(image.adopt(&again).unwrap());
+        assert_eq!(meant(&image), 3);
     }
 
     #[test]

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::body::read_up_to;
 use crate::s3::failure::Failure;
+use crate::s3::keys::KeySource;
 use crate::s3::listing::Connector;
 use crate::s3::part::Parts;
 use crate::s3::{Keys, S3Options, S3Url};
@@ -107,6 +108,8 @@ pub(super) struct Entry {
 #[derive(Clone)]
 pub(super) struct Bucket {
     s3: AmazonS3,
+    /// Who is asked for keys, where the environment has none.
+    key_source: Option<KeySource>,
     url: Arc<S3Url>,
     timeout: Duration,
     attempts: u32,
@@ -154,6 +157,7 @@ impl Bucket {
             builder = builder.with_region(region);
         }
         Ok(Self {
+            key_source: KeySource::of(&builder),
             s3: builder.build().map_err(failed)?,
             url: Arc::new(url.clone()),
             timeout: options.timeout.unwrap_or(url.timeout),
@@ -241,11 +245,22 @@ impl Bucket {
         let mut doubt = Doubt::default();
         let timeout = self.timeout(operation);
         for attempt in 1.. {
-            let outcome = tokio::time::timeout(timeout, call(self.s3.clone(), path.clone())).await;
-            let failure = match outcome {
-                Ok(Ok(value)) => return Ok(value),
-                Ok(Err(e)) => Failure::of(&e),
-                Err(_) => Failure::timed_out(timeout),
+            let request = call(self.s3.clone(), path.clone());
+            let mut asked = self.key_source.as_ref();
+            let sent = async {
+                // What fails here was never sent to the store.
+                if let Some(source) = asked {
+                    source.ask(&self.s3).await?;
+                    asked = None;
+                }
+                request.await.map_err(|e| Failure::of(&e))
+            };
+            let outcome = tokio::time::timeout(timeout, sent).await;
+            let failure = match (outcome, asked) {
+                (Ok(Ok(value)), _) => return Ok(value),
+                (Ok(Err(failure)), _) => failure,
+                (Err(_), Some(source)) => source.timed_out(),
+                (Err(_), None) => Failure::timed_out(timeout),
             };
             match failure {
                 Failure::Absent => return Err((Refusal::Absent, doubt)),
@@ -528,7 +543,8 @@ impl Bucket {
         outcome.into_iter().map(|sent| sent.map_err(|(refusal, _)| refusal)).collect()
     }
 
-    /// Puts the parts together, in the order of their numbers.
+    /// Puts the parts together, in the order of their numbers. Where an attempt did that whose answer was lost, there is no such upload
+    /// any more.
     pub(super) fn complete_parts(&self, key: &str, upload: &str, parts: &[String]) -> Result<(), Refusal> {
         let parts: Vec<PartId> =
             parts.iter().map(|content_id| PartId { content_id: content_id.clone() }).collect();
@@ -537,12 +553,7 @@ impl Bucket {
             let (upload, parts) = (upload.clone(), parts.clone());
             async move { s3.complete_multipart(&path, &upload, parts).await }
         });
-        match self.wait(work)? {
-            Ok(_) => Ok(()),
-            // Complete already: an earlier attempt did it, and its answer was lost.
-            Err((Refusal::Absent, doubt)) if doubt.failed_before > 0 && self.head(key)?.is_some() => Ok(()),
-            Err((refusal, _)) => Err(refusal),
-        }
+        self.wait(work)?.map(drop).map_err(|(refusal, _)| refusal)
     }
 
     /// Forgets parts that were sent. What the server does not know is no error.

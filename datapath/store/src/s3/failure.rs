@@ -22,6 +22,8 @@ pub(super) enum Failure {
     Conflict,
     /// No such bucket.
     NoBucket,
+    /// No keys are in the environment, and whoever else has them gives none, so that the server never heard of it: what happened.
+    NoKeys(String),
     /// No permission, or no sound key: what the server said.
     Denied(String),
     /// Its disks are full, or a quota is used up: what the server said.
@@ -42,6 +44,7 @@ impl std::fmt::Display for Failure {
             Self::Absent => f.write_str("it does not exist"),
             Self::Conflict => f.write_str("somebody else changed it at the same time"),
             Self::NoBucket => f.write_str("there is no such bucket"),
+            Self::NoKeys(what) => write!(f, "no AWS_ACCESS_KEY_ID is set, and {what}"),
             Self::Denied(said) => write!(f, "the server refuses it ({said})"),
             Self::Full(said) => write!(f, "the server has no room for it ({said})"),
             Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
@@ -55,10 +58,18 @@ impl Failure {
         Self::Broken(format!("the server did not answer in full within {:.1} s", after.as_secs_f64()))
     }
 
+    /// Why whoever was asked for keys gave none.
+    pub(super) fn no_keys(lacking: &str, error: &Error) -> Self {
+        Self::NoKeys(format!("{lacking}: {}", shorten(&innermost(error))))
+    }
+
     pub(super) fn of(error: &Error) -> Self {
         let told = innermost(error);
         if let Some(no_listing) = no_listing(error) {
             return Self::NoListing(shorten(&no_listing.to_string()));
+        }
+        if lacks_parts(&told) {
+            return Self::Absent;
         }
         if let Some(failure) = in_body(&told) {
             return failure;
@@ -90,7 +101,7 @@ impl Failure {
         match self {
             Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) | Self::Full(_) => false,
             Self::Status(status, _) => *status >= 500 || *status == 429 || *status == 408,
-            Self::NoListing(_) | Self::Unconnected(_) | Self::Broken(_) => true,
+            Self::NoKeys(_) | Self::NoListing(_) | Self::Unconnected(_) | Self::Broken(_) => true,
         }
     }
 
@@ -140,6 +151,7 @@ impl Failure {
             Self::NoBucket => {
                 format!(". Make the bucket '{bucket}' first, or correct its name or the region")
             }
+            Self::NoKeys(_) => ". Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned(),
             Self::Denied(_) => format!(
                 ". Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may {permission} in the \
                  bucket '{bucket}'"
@@ -223,6 +235,11 @@ fn no_listing(error: &Error) -> Option<&NoListing> {
         next = cause.source();
     }
     None
+}
+
+/// Whether an upload in parts is gone, or a part of it, or has been sent anew by somebody else since.
+fn lacks_parts(told: &str) -> bool {
+    matches!(tag(told, "Code"), Some("NoSuchUpload" | "InvalidPart"))
 }
 
 /// What an answer of 200 says all the same was not done: of a removal, and of parts that are put together, the server knows that
@@ -402,6 +419,7 @@ mod tests {
             answered("403 Forbidden", "QuotaExceeded").describe(Operation::Read, "s3://images/a", &url, 1);
         assert_eq!(read.kind(), StoreErrorKind::Io, "{read}");
         assert_eq!(answered("409 Conflict", "OperationAborted"), Failure::Conflict);
+        assert_eq!(answered("400 Bad Request", "InvalidPart"), Failure::Absent);
     }
 
     #[test]
@@ -416,5 +434,7 @@ mod tests {
         assert_eq!(removed("InternalError"), trouble);
         let xml = "<Error><Code>InternalError</Code><Message>so it is</Message></Error>";
         assert_eq!(of(&format!("Server returned error response: {xml}")), trouble);
+        let lost = "<Error><Code>NoSuchUpload</Code><Message>so it is</Message></Error>";
+        assert_eq!(of(&format!("Server returned error response: {lost}")), Failure::Absent);
     }
 }

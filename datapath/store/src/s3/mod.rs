@@ -27,6 +27,7 @@ mod body;
 mod bucket;
 mod failure;
 mod holds;
+mod keys;
 mod listing;
 mod mark;
 mod object;
@@ -50,7 +51,7 @@ use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
 use crate::name::ImageName;
 use crate::patient::PatientStore;
 use crate::refs::{self, Image};
-use crate::s3::bucket::{Bucket, Condition, Refusal};
+use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
 use crate::s3::failure::Unchanged;
 use crate::s3::mark::{LOCKS, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX};
 use crate::s3::object::S3Object;
@@ -71,7 +72,7 @@ const CHANGES_MAX: u32 = 50;
 #[derive(Clone, PartialEq, Eq)]
 pub enum Keys {
     /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and the other variables of that family, or the role of the
-    /// machine.
+    /// machine, of its container or of its pod.
     Environment,
     /// These.
     Given {
@@ -146,9 +147,8 @@ impl S3Store {
     /// Opens, and for writing makes, the store at `url`. The bucket must exist.
     pub fn open(url: &S3Url, access: Access, options: &S3Options) -> Result<Self, StoreError> {
         let bucket = Bucket::new(url, options)?;
-        let settings = bucket.get("store", 4096)?;
-        let chunk_bytes = match (settings, access) {
-            (Some((bytes, _)), _) => chunk_bytes_of(&url.to_string(), &bytes)?,
+        let chunk_bytes = match (settings(&bucket)?, access) {
+            (Some(chunk_bytes), _) => chunk_bytes,
             (None, Access::Read) => {
                 return Err(StoreError::new(
                     StoreErrorKind::NotFound,
@@ -180,28 +180,46 @@ impl S3Store {
     }
 }
 
+/// The chunk size of the store that is there, if one is.
+fn settings(bucket: &Bucket) -> Result<Option<u32>, StoreError> {
+    let url = bucket.url().to_string();
+    bucket.get("store", 4096)?.map(|(bytes, _)| chunk_bytes_of(&url, &bytes)).transpose()
+}
+
+/// What to do about a prefix where nothing but marks is: whoever has a version open renews them, also where all else was deleted.
+const MARKS_ARE_LEFT: &str = "; or, where a store was here that was emptied, end the daemons and commands that used it, and delete the \
+                              keys that are left below pins/ and locks/";
+
+/// Whether a key can be a mark.
+fn is_of_a_mark(entry: &Entry) -> bool {
+    entry.name.split_once('/').is_some_and(|(folder, _)| [PINS, LOCKS].contains(&folder))
+}
+
 /// Writes the file that says what this is, unless somebody else does at the same time.
 fn make(bucket: &Bucket, chunk_bytes: u32) -> Result<u32, StoreError> {
     let bytes = Bytes::from(settings_bytes(chunk_bytes)?);
-    let others = bucket.list("")?;
-    let ours = ["store", "images/", "manifests/", "objects/", "traces/", "tmp/", "locks/", "pins/", "holds/"];
-    if let Some(other) = others.iter().find(|key| !ours.iter().any(|own| key.name.starts_with(own))) {
+    // A making that was interrupted leaves nothing: this is its only key. What else is there is of others, whatever its name.
+    let there = bucket.list("")?;
+    if let Some(other) = there.first() {
+        // Unless somebody has made the store since it was looked for.
+        if let Some(chunk_bytes) = settings(bucket)? {
+            return Ok(chunk_bytes);
+        }
         return Err(StoreError::new(
-            StoreErrorKind::UnknownFormat,
+            StoreErrorKind::Invalid,
             format!(
-                "{} is not an image store, and is not empty (it holds {}): choose another prefix",
+                "{} is not an image store, and is not empty (it holds {}): choose another prefix{}",
                 bucket.url(),
-                other.name
+                other.name,
+                if there.iter().all(is_of_a_mark) { MARKS_ARE_LEFT } else { "" }
             ),
         ));
     }
     match bucket.put("store", &bytes, &Condition::Absent) {
         Ok(_) => Ok(chunk_bytes),
         Err(Refusal::Failed(e)) => Err(e),
-        Err(_) => match bucket.get("store", 4096)? {
-            Some((bytes, _)) => chunk_bytes_of(&bucket.url().to_string(), &bytes),
-            None => Err(StoreError::new(StoreErrorKind::Io, format!("cannot make {}", bucket.url()))),
-        },
+        Err(_) => settings(bucket)?
+            .ok_or_else(|| StoreError::new(StoreErrorKind::Io, format!("cannot make {}", bucket.url()))),
     }
 }
 
@@ -242,14 +260,11 @@ impl Inner {
             return Ok(());
         }
         // What was known of it may be old, and versions of another chunk size would not be read.
-        let url = self.bucket.url().to_string();
-        let found =
-            self.bucket.get("store", 4096)?.map(|(bytes, _)| chunk_bytes_of(&url, &bytes)).transpose()?;
-        if found == Some(self.chunk_bytes) {
+        if settings(&self.bucket)? == Some(self.chunk_bytes) {
             self.is_seen.store(true, Ordering::Release);
             return Ok(());
         }
-        let message = format!("{url} is not the store any more that it was: open it again");
+        let message = format!("{} is not the store any more that it was: open it again", self.bucket.url());
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
@@ -330,7 +345,7 @@ impl Inner {
             None => "the server did not answer in time, and others change the image too".to_owned(),
         };
         Unchanged::Unknown(StoreError::new(
-            StoreErrorKind::Io,
+            StoreErrorKind::Unknown,
             format!(
                 "it is not known whether image '{name}' in {} was changed: {why}. Look at its versions and channels, and try \
                  again if the change is missing",

@@ -239,6 +239,10 @@ pub(super) fn send_object(
         read: &mut |offset, into: &mut [u8]| {
             source.read_range(offset, into)?;
             patched(patches, offset, into);
+            // It may be read from its beginning a second time.
+            if offset == 0 {
+                checked.borrow_mut().reset();
+            }
             checked.borrow_mut().update(into);
             Ok(())
         },

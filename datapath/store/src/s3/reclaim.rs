@@ -53,25 +53,10 @@ impl Inner {
     /// Removes manifests, objects and traces that no version needs, unless somebody publishes. A manifest that is pinned all
     /// the same stays for a later time, with all objects. Returns the bytes freed.
     fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
-        let (live, stale) = self.marks.live_and_stale(LOCKS, "")?;
-        if live.iter().any(|mark| mark.name.starts_with(WRITER_PREFIX)) {
+        // Before it is looked at what is needed: a writer that wakes up after that does not commit what refers to an object that goes.
+        if self.living_writer(alone, "")?.is_some() {
             self.want_sweep()?;
             return Ok(0);
-        }
-        // Before it is looked at what is needed: a writer that wakes up after that finds that it was taken for dead, and
-        // does not commit what refers to an object that goes.
-        let stale = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name));
-        let stale: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
-        if !stale.is_empty() {
-            alone.confirm()?;
-            for key in &stale {
-                if !self.marks.take_over(key)? {
-                    // It woke up just now.
-                    self.want_sweep()?;
-                    return Ok(0);
-                }
-            }
-            alone.remove_all(stale)?;
         }
         let mut going: Vec<String> = Vec::new();
         let needed = self.needed()?;
@@ -105,6 +90,32 @@ impl Inner {
             self.bucket.remove(SWEEP_WANTED)?;
         }
         Ok(freed_bytes)
+    }
+
+    /// A writer that lives, by the name of its mark. Where there is none, the marks of those that died are taken over and gone: one that
+    /// wakes up after that finds that it was taken for dead, and does not commit. With them go other marks with this prefix that died.
+    fn living_writer(&self, alone: &Mark, prefix: &str) -> Result<Option<String>, StoreError> {
+        let (live, stale) = self.marks.live_and_stale(LOCKS, prefix)?;
+        if let Some(writer) = live.into_iter().find(|mark| mark.name.starts_with(WRITER_PREFIX)) {
+            return Ok(Some(writer.name));
+        }
+        let with_key = stale.into_iter().map(|mark| (format!("{LOCKS}/{}", mark.name), mark.name));
+        let stale: Vec<(String, String)> =
+            with_key.filter(|(key, _)| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
+        if stale.is_empty() {
+            return Ok(None);
+        }
+        alone.confirm()?;
+        // Without their marks nobody knows what they left, should what comes next fail.
+        self.want_sweep()?;
+        for (key, name) in &stale {
+            if !self.marks.take_over(key)? {
+                // It woke up just now.
+                return Ok(Some(name.clone()));
+            }
+        }
+        alone.remove_all(stale.into_iter().map(|(key, _)| key).collect())?;
+        Ok(None)
     }
 
     /// What the versions of all images need. Whoever removes an image takes the exclusive lock, which the caller holds: that one is
@@ -188,7 +199,7 @@ impl Inner {
             self.must_not_be_held(name, image, &going)?;
             self.must_not_be_pinned(name, image, &going, &alone)?;
             if number.is_none() {
-                self.must_have_no_writers(name)?;
+                self.must_have_no_writers(name, &alone)?;
             }
             alone.confirm()?;
             Ok((going, true))
@@ -228,11 +239,11 @@ impl Inner {
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
 
-    /// A list of versions that goes as a whole must not take along a version that comes in this moment.
-    fn must_have_no_writers(&self, name: &ImageName) -> Result<(), StoreError> {
-        let (writers, _) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
-        let Some(writer) = writers.first() else { return Ok(()) };
-        let writer = writer.name.trim_start_matches(WRITER_PREFIX);
+    /// A list of versions that goes as a whole must not take along a version that comes in this moment, nor one of a writer that wakes up
+    /// between the change that empties the list and its removal.
+    fn must_have_no_writers(&self, name: &ImageName, alone: &Mark) -> Result<(), StoreError> {
+        let Some(writer) = self.living_writer(alone, WRITER_PREFIX)? else { return Ok(()) };
+        let writer = writer.trim_start_matches(WRITER_PREFIX);
         Err(StoreError::new(
             StoreErrorKind::InUse,
             format!(

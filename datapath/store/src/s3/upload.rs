@@ -4,6 +4,10 @@
 //! that was interrupted goes on where it was, from whatever host. All of the source is read again then: a part that is
 //! there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
 //! What nobody went on with for [`ABANDONED_AFTER`] is given back with the next space that is.
+//!
+//! Two copies of one object at the same time send the parts of one upload. One of them completes it, or gives it up; the other finds
+//! that the server knows it no more. If the object is there by then, it is done, else it begins anew, with an upload that is its own:
+//! that is not written down, as the state may by then be that of a third copy, and nothing is left of it where it fails.
 
 use std::time::Duration;
 
@@ -20,6 +24,8 @@ pub(super) const PART_BYTES: u64 = 16 << 20;
 const PARTS_MAX: u64 = 9_000;
 /// Parts that are sent at the same time; each is in memory meanwhile.
 const PARTS_AT_ONCE: usize = 4;
+/// The largest part. What would take larger ones is not sent.
+const PART_MAX_BYTES: u64 = 1 << 30;
 const STATE_MAX_BYTES: u64 = 4 << 20;
 
 /// Where states are kept.
@@ -42,7 +48,7 @@ pub(super) struct Sending<'a> {
     pub(super) len_bytes: u64,
     /// Where the state of an interrupted sending is kept, for one that can go on.
     pub(super) state_key: Option<String>,
-    /// Called for all bytes, in order, also for those that an earlier sending sent.
+    /// Called for all bytes, in order, also for those that an earlier sending sent. From the first one on again where it begins anew.
     pub(super) read: &'a mut Read<'a>,
     /// Called when this many bytes more are there.
     pub(super) sent: &'a mut dyn FnMut(u64) -> Result<(), StoreError>,
@@ -139,23 +145,81 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
         bucket.put(sending.key, &bytes, &Condition::Any).map_err(|e| must(bucket, sending.key, e))?;
         return (sending.sent)(len_bytes);
     }
-    let part_bytes = PART_BYTES.max(sending.len_bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
+    let part_bytes = part_bytes_of(bucket, &sending)?;
+    let before = bucket.head(sending.key)?;
     let mut parts = begin(bucket, &sending, part_bytes)?;
-    let outcome = send_parts(bucket, &mut sending, &mut parts).and_then(|()| {
-        (sending.check)().map_err(|e| (e, true))?;
-        bucket
-            .complete_parts(sending.key, &parts.upload, &parts.names())
-            .map_err(|e| (must(bucket, sending.key, e), true))
-    });
-    let keep = sending.state_key.is_some() && !matches!(outcome, Err((_, true)));
-    if let (Some(state), true) = (&sending.state_key, outcome.is_ok() || !keep) {
-        bucket.remove(state)?;
+    let mut told_bytes = 0;
+    loop {
+        let lost = match send_as(bucket, &mut sending, parts, &mut told_bytes) {
+            Ok(()) => return Ok(()),
+            Err(Stopped::Lost(e)) => e,
+            Err(Stopped::ForNow(e) | Stopped::ForGood(e)) => return Err(e),
+        };
+        // Completed by another copy, or by an attempt whose answer was lost. What was there before tells nothing: where an object is mended
+        // it is the damaged one.
+        let there = bucket.head(sending.key)?;
+        if there != before && there.is_some_and(|(len_bytes, _)| len_bytes == sending.len_bytes) {
+            return (sending.sent)(sending.len_bytes.saturating_sub(told_bytes));
+        }
+        if sending.state_key.is_none() {
+            return Err(lost);
+        }
+        tracing::info!(key = bucket.shown(sending.key), "what was sent of it is lost: it is sent anew");
+        sending.state_key = None;
+        parts = begin_anew(bucket, sending.key, part_bytes)?;
     }
-    let Err((e, _)) = outcome else { return Ok(()) };
-    if !keep && let Err(also) = bucket.abort_parts(sending.key, &parts.upload) {
+}
+
+/// The size of the parts of an object.
+fn part_bytes_of(bucket: &Bucket, sending: &Sending<'_>) -> Result<u64, StoreError> {
+    let part_bytes = PART_BYTES.max(sending.len_bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
+    if part_bytes <= PART_MAX_BYTES {
+        return Ok(part_bytes);
+    }
+    Err(StoreError::new(
+        StoreErrorKind::NoSpace,
+        format!(
+            "cannot write {}: it has {} GiB, and a bucket gets at most {} GiB of one object: keep it in a directory",
+            bucket.shown(sending.key),
+            sending.len_bytes >> 30,
+            (PARTS_MAX * PART_MAX_BYTES) >> 30
+        ),
+    ))
+}
+
+/// Sends an object as one upload. Of one that nobody will go on with nothing is left.
+fn send_as(
+    bucket: &Bucket,
+    sending: &mut Sending<'_>,
+    mut parts: Parts,
+    told_bytes: &mut u64,
+) -> Result<(), Stopped> {
+    let outcome = send_parts(bucket, sending, &mut parts, told_bytes).and_then(|()| {
+        (sending.check)().map_err(Stopped::ForGood)?;
+        let completed = bucket.complete_parts(sending.key, &parts.upload, &parts.names());
+        completed.map_err(|e| stopped(bucket, sending.key, e, Stopped::ForGood))
+    });
+    // Before a part is there nothing is noted.
+    let noted = sending.state_key.as_ref().filter(|_| !parts.there.is_empty());
+    let is_kept = noted.is_some() && matches!(outcome, Err(Stopped::ForNow(_)));
+    if let (Some(state), false) = (noted, is_kept) {
+        remove_state(bucket, state, &parts.upload).map_err(Stopped::ForGood)?;
+    }
+    if outcome.is_err()
+        && !is_kept
+        && let Err(also) = bucket.abort_parts(sending.key, &parts.upload)
+    {
         tracing::warn!(error = %also, "parts are left in S3; a lifecycle rule of the bucket removes them");
     }
-    Err(e)
+    outcome
+}
+
+/// Removes the state of an upload. What is there may by now be that of another copy's upload, which stays.
+fn remove_state(bucket: &Bucket, state: &str, upload: &str) -> Result<(), StoreError> {
+    match bucket.get(state, STATE_MAX_BYTES)? {
+        Some((bytes, _)) if upload_in(&bytes) == Some(upload) => bucket.remove(state),
+        _ => Ok(()),
+    }
 }
 
 fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Parts, StoreError> {
@@ -172,7 +236,11 @@ fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Part
             tracing::warn!(error = %e, "parts are left in S3; a lifecycle rule of the bucket removes them");
         }
     }
-    Ok(Parts { upload: bucket.begin_parts(sending.key)?, part_bytes, there: Vec::new() })
+    begin_anew(bucket, sending.key, part_bytes)
+}
+
+fn begin_anew(bucket: &Bucket, key: &str, part_bytes: u64) -> Result<Parts, StoreError> {
+    Ok(Parts { upload: bucket.begin_parts(key)?, part_bytes, there: Vec::new() })
 }
 
 /// Gives back the parts of a sending that was abandoned, and its state after them.
@@ -188,22 +256,50 @@ pub(super) fn forget(bucket: &Bucket, abandoned: &Entry) -> Result<(), StoreErro
     bucket.remove(&state)
 }
 
-/// An error, and whether what was sent so far is of no use any more.
-type Stopped = (StoreError, bool);
+/// Why a sending stopped.
+enum Stopped {
+    /// What was sent so far can be gone on with.
+    ForNow(StoreError),
+    /// It is of no use any more.
+    ForGood(StoreError),
+    /// The server knows the upload, or a part of it, no more.
+    Lost(StoreError),
+}
 
-fn send_parts(bucket: &Bucket, sending: &mut Sending<'_>, parts: &mut Parts) -> Result<(), Stopped> {
-    let keep = |e: StoreError| (e, false);
+/// What a refusal means for the upload, and what it does unless the upload is lost.
+fn stopped(bucket: &Bucket, key: &str, refusal: Refusal, otherwise: fn(StoreError) -> Stopped) -> Stopped {
+    let means: fn(StoreError) -> Stopped = match refusal {
+        Refusal::Absent => Stopped::Lost,
+        _ => otherwise,
+    };
+    means(must(bucket, key, refusal))
+}
+
+/// Tells how much is there by now. What is sent a second time is told once.
+fn tell(sending: &mut Sending<'_>, there_bytes: u64, told_bytes: &mut u64) -> Result<(), Stopped> {
+    let more_bytes = there_bytes.saturating_sub(*told_bytes);
+    *told_bytes = there_bytes.max(*told_bytes);
+    (sending.sent)(more_bytes).map_err(Stopped::ForNow)
+}
+
+fn send_parts(
+    bucket: &Bucket,
+    sending: &mut Sending<'_>,
+    parts: &mut Parts,
+    told_bytes: &mut u64,
+) -> Result<(), Stopped> {
     let count = sending.len_bytes.div_ceil(parts.part_bytes);
     parts.there.truncate(usize_of(count));
-    let mut number = 0;
+    let (mut number, mut there_bytes) = (0, 0u64);
     let (mut wave, mut hashes) = (Vec::new(), Vec::new());
     while number < count {
         let offset = number * parts.part_bytes;
         let len = parts.part_bytes.min(sending.len_bytes - offset);
-        let bytes = read_part(sending, offset, len).map_err(keep)?;
+        let bytes = read_part(sending, offset, len).map_err(Stopped::ForNow)?;
         let hash = Hash::of(&bytes);
         if parts.there.get(usize_of(number)).is_some_and(|there| there.hash == hash) {
-            (sending.sent)(len).map_err(keep)?;
+            there_bytes = there_bytes.saturating_add(len);
+            tell(sending, there_bytes, told_bytes)?;
         } else {
             wave.push((usize_of(number), bytes));
             hashes.push(hash);
@@ -213,21 +309,17 @@ fn send_parts(bucket: &Bucket, sending: &mut Sending<'_>, parts: &mut Parts) -> 
             continue;
         }
         let bytes: usize = wave.iter().map(|(_, bytes)| bytes.len()).sum();
-        match bucket.put_parts(sending.key, &parts.upload, std::mem::take(&mut wave)) {
-            Ok(sent) => {
-                for ((number, name), hash) in sent.into_iter().zip(hashes.drain(..)) {
-                    parts.sent(number, Part { name, hash });
-                }
-            }
-            // The server has forgotten the upload.
-            Err(Refusal::Absent) => return Err((must(bucket, sending.key, Refusal::Absent), true)),
-            Err(e) => return Err(keep(must(bucket, sending.key, e))),
+        let sent = bucket.put_parts(sending.key, &parts.upload, std::mem::take(&mut wave));
+        let sent = sent.map_err(|e| stopped(bucket, sending.key, e, Stopped::ForNow))?;
+        for ((number, name), hash) in sent.into_iter().zip(hashes.drain(..)) {
+            parts.sent(number, Part { name, hash });
         }
         if let Some(state) = &sending.state_key {
             let written = bucket.put(state, &parts.encode(), &Condition::Any);
-            written.map_err(|e| keep(must(bucket, state, e)))?;
+            written.map_err(|e| Stopped::ForNow(must(bucket, state, e)))?;
         }
-        (sending.sent)(u64::try_from(bytes).unwrap_or(u64::MAX)).map_err(keep)?;
+        there_bytes = there_bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+        tell(sending, there_bytes, told_bytes)?;
     }
     Ok(())
 }

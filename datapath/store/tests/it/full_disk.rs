@@ -90,7 +90,7 @@ fn in_it(dir: &Path) {
         |image| image.revert(Channel::Production).map(drop),
         |image| image.retire(2, true),
         |image| image.set_note(2, &"x".repeat(NOTE_MAX_BYTES)).map(drop),
-        |image| image.schedule(to_version(5)),
+        |image| image.schedule(to_version(5)).map(drop),
     ];
     for (number, mut change) in changes.into_iter().enumerate() {
         fill(dir);

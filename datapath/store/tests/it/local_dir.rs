@@ -199,9 +199,41 @@ fn what_is_not_a_store_is_refused() {
     );
     fs::write(dir.path().join("holiday.jpg"), b"").unwrap();
     let error = LocalDir::open(dir.path(), Access::WRITE).unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::UnknownFormat);
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("holiday.jpg"), "{error}");
     assert!(!dir.path().join("objects").exists());
+    for access in [Access::Read, Access::WRITE] {
+        let error = LocalDir::open(&dir.path().join("holiday.jpg"), access).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Invalid);
+        assert!(error.to_string().contains("holiday.jpg as a store: it is a file"), "{error}");
+    }
+}
+
+#[test]
+fn a_directory_of_another_program_is_not_taken_over() {
+    let object = format!("objects/{}", Hash::of(b"of another program"));
+    for file in [object.as_str(), "tmp/report.txt", "tmp/store", "images/a", "traces/a", "lock", "spare"] {
+        let dir = tempfile::tempdir().unwrap();
+        // As Git LFS has them.
+        for folder in ["objects", "tmp"] {
+            fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let path = dir.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, b"of another program").unwrap();
+        let names = || {
+            let entries = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            entries.collect::<std::collections::BTreeSet<_>>()
+        };
+        let before = names();
+        for access in [Access::WRITE, Access::Copy { new_chunk_bytes: 65_536 }] {
+            let error = LocalDir::open(dir.path(), access).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
+            assert!(error.to_string().contains(file), "{error}");
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"of another program");
+        assert_eq!(names(), before);
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod changes;
 mod faults;
+mod uploads;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +14,11 @@ use std::time::{Duration, Instant};
 use crate::suite::{self, Place, files, kind, name, publish};
 use headwater_store::hold::Purpose;
 use headwater_store::{
-    Access, Hash, Hold, Keys, NewVersion, Object, ReadFor, S3Options, S3Store, S3Url, Store, StoreError,
+    Access, Hash, Hold, Keys, LocalDir, NewVersion, ReadFor, S3Options, S3Store, S3Url, Store, StoreError,
     StoreErrorKind, Waiting,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::{Fault, HttpRelay, Rng, test_name, wait_until};
+use headwater_testkit::{Fault, HttpRelay, test_name, wait_until};
 
 /// The server is this program once more, in this test.
 fn served_by() -> &'static str {
@@ -307,16 +308,119 @@ fn a_prefix_with_other_things_is_not_taken_over() {
     fs::create_dir_all(place.dir()).unwrap();
     fs::write(place.dir().join("holiday.jpg"), b"sun").unwrap();
     let error = place.open(Access::WRITE).map(drop).unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::UnknownFormat);
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("holiday.jpg"), "{error}");
     assert_eq!(kind(place.open(Access::Read)), StoreErrorKind::NotFound);
     fs::remove_file(place.dir().join("holiday.jpg")).unwrap();
+    // Nor one whose keys have names as those of a store.
+    let object = format!("objects/{}", Hash::of(b"of another program"));
+    for key in [object.as_str(), "storefront.html", "store-1/a", "tmp/report.txt", "images/a", "locks/a"] {
+        let path = place.dir().join(key);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, b"of another program").unwrap();
+        for access in [Access::WRITE, Access::Copy { new_chunk_bytes: 8192 }] {
+            let error = place.open(access).map(drop).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Invalid, "{key}");
+            assert!(error.to_string().contains(key), "{error}");
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"of another program");
+        fs::remove_file(path).unwrap();
+    }
     let odd = place.open(Access::Write { new_chunk_bytes: 5000 });
     assert_eq!(kind(odd), StoreErrorKind::Invalid);
     let store = place.open(Access::Write { new_chunk_bytes: 8192 }).unwrap();
     assert_eq!(store.chunk_bytes(), 8192);
     assert_eq!(suite::writable(&place).chunk_bytes(), 8192);
     assert_eq!(fs::read(place.dir().join("store")).unwrap().len(), 64);
+}
+
+#[test]
+fn what_daemons_leave_where_a_store_was_emptied_is_told_from_other_things() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let pin = store.pin(Hash::of(b"m")).unwrap();
+    for folder in ["images", "manifests", "objects"] {
+        fs::remove_dir_all(place.dir().join(folder)).unwrap();
+    }
+    fs::remove_file(place.dir().join("store")).unwrap();
+    let refused = || place.open(Access::WRITE).map(drop).unwrap_err().to_string();
+    let hint = "delete the keys that are left below pins/ and locks/";
+    let told = refused();
+    assert!(told.contains("(it holds pins/") && told.contains(hint), "{told}");
+    // Beside something else they are no sign of a store.
+    let other = place.dir().join("pins.txt");
+    fs::write(&other, b"of another program").unwrap();
+    let told = refused();
+    assert!(told.contains("is not empty") && !told.contains(hint), "{told}");
+    fs::remove_file(other).unwrap();
+    // Who lets go leaves nothing.
+    drop(pin);
+    assert_eq!(suite::writable(&place).images().unwrap(), []);
+}
+
+#[test]
+fn a_store_that_another_process_makes_at_the_same_time_is_taken_for_one() {
+    let (place, relay, object) = behind_a_relay();
+    // As it is looked for it is not there yet, and it is when other keys are found.
+    relay.fail("GET", "/prefix/store", Fault::Status(404), 1);
+    let store = place.open(Access::Write { new_chunk_bytes: 8192 }).unwrap();
+    assert_eq!(store.chunk_bytes(), suite::writable(&place.direct()).chunk_bytes());
+    store.open_object(Hash::of(&object)).unwrap();
+}
+
+#[test]
+fn a_length_that_the_source_has_not_is_no_lack_of_room() {
+    let from = InBucket::new(server().address());
+    let source = suite::writable(&from);
+    for (image, word, manifest) in [("a", b"short", b"m-short"), ("b", b"right", b"m-right")] {
+        publish(source.as_ref(), image, word, &[], manifest).unwrap();
+    }
+    // More than any disk or bucket takes.
+    let objects_of = |manifest: &[u8]| -> Result<Vec<(Hash, u64)>, StoreError> {
+        let word = manifest.strip_prefix(b"m-").unwrap();
+        Ok(vec![(Hash::of(word), if word == b"short" { 1 << 60 } else { 5 })])
+    };
+    let what = headwater_store::copy::everything(source.as_ref()).unwrap();
+    let access = Access::Copy { new_chunk_bytes: source.chunk_bytes() };
+    let (dir, to) = (tempfile::tempdir().unwrap(), InBucket::new(server().address()));
+    let targets: [Arc<dyn Store>; 2] =
+        [Arc::new(LocalDir::open(dir.path(), access).unwrap()), to.open(access).unwrap()];
+    for target in targets {
+        let copied = headwater_store::copy(
+            source.as_ref(),
+            target.as_ref(),
+            &what,
+            &objects_of,
+            true,
+            &mut |_| Ok(()),
+        );
+        let copied = copied.unwrap();
+        let [failed] = copied.failed.as_slice() else { panic!("{copied:?}") };
+        assert_eq!((&failed.image, failed.error.kind()), (&name("a"), StoreErrorKind::Damaged), "{copied:?}");
+        assert_eq!(copied.versions, 1, "{copied:?}");
+    }
+}
+
+#[test]
+fn a_lack_of_room_is_told_where_the_source_does_not_say_how_much_it_has() {
+    let relay = HttpRelay::start(server().address());
+    let from = InBucket::new(relay.address());
+    let source = suite::writable(&from);
+    publish(source.as_ref(), "a", b"word", &[], b"m-word").unwrap();
+    // More than any disk has.
+    let objects_of =
+        |_: &[u8]| -> Result<Vec<(Hash, u64)>, StoreError> { Ok(vec![(Hash::of(b"word"), 1 << 60)]) };
+    let what = headwater_store::copy::everything(source.as_ref()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let target = LocalDir::open(dir.path(), Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    for fault in [Fault::Status(500), Fault::Status(403)] {
+        relay.fail("GET", "/objects/", fault, u32::MAX);
+        let copied =
+            headwater_store::copy(source.as_ref(), &target, &what, &objects_of, true, &mut |_| Ok(()));
+        relay.heal();
+        assert_eq!(kind(copied), StoreErrorKind::NoSpace, "{fault:?}");
+    }
 }
 
 /// Sets when a mark was last renewed, as the server tells it.
@@ -586,6 +690,32 @@ fn a_dead_writer_cannot_wake_up_once_it_was_looked_at_what_is_needed() {
 }
 
 #[test]
+fn a_dead_writer_cannot_wake_up_once_an_image_is_going_as_a_whole() {
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = suite::writable(&place);
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let writer = place.dir().join("locks/writer-dead-1");
+    fs::write(&writer, b"dead-1\n").unwrap();
+    make_older(&writer, Duration::from_secs(700));
+    // What it added to the list after this would go with the list.
+    relay.fail("PUT", "/images/a", Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), None));
+        let empties = |request: &String| request.starts_with("PUT") && request.contains("/images/a");
+        wait_until("it empties the list", || relay.take_seen().iter().any(empties));
+        let is_there = writer.exists();
+        relay.heal();
+        removing.join().unwrap().unwrap();
+        assert!(!is_there, "the writer could have woken up and committed");
+    });
+    assert!(store.image(&name("a")).unwrap().is_none());
+    for folder in ["objects", "manifests", "locks"] {
+        assert_eq!(place.keys(folder), [] as [&str; 0], "{folder}");
+    }
+}
+
+#[test]
 fn a_writer_that_was_taken_for_dead_does_not_commit() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
@@ -617,7 +747,7 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
 #[test]
 fn a_copy_that_was_taken_for_dead_publishes_nothing_without_its_objects() {
     let elsewhere = tempfile::tempdir().unwrap();
-    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     publish(&source, "a", b"object", &[], b"m").unwrap();
     let place = InBucket::new(server().address());
     let other = suite::writable(&place);
@@ -777,76 +907,6 @@ fn a_version_that_is_used_without_its_bucket_is_pinned_when_that_is_back() {
     assert!(pins().is_empty());
 }
 
-#[test]
-fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
-    let relay = HttpRelay::start(server().address());
-    let place = InBucket::new(relay.address());
-    let elsewhere = tempfile::tempdir().unwrap();
-    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes = Rng::new(1).bytes(84 << 20);
-    let version = publish_whole(&source, &bytes);
-    let object = source.open_object(version).unwrap();
-
-    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
-    // The second round of parts fails for good; what the first sent stays.
-    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
-    let error = target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap_err();
-    assert!(error.to_string().contains("s3:PutObject"), "{error}");
-    relay.heal();
-    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
-    drop(target);
-    relay.take_seen();
-    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
-    let mut copied = 0;
-    let mut publication = target.publish().unwrap();
-    publication
-        .copy_object(object.as_ref(), &mut |bytes| {
-            copied += bytes;
-            Ok(())
-        })
-        .unwrap();
-    assert_eq!(copied, bytes.len() as u64);
-    let sent: Vec<String> =
-        relay.take_seen().into_iter().filter(|r| r.starts_with("PUT") && r.contains("partNumber")).collect();
-    assert_eq!(sent.len(), 2, "{sent:?}");
-    assert_eq!(place.keys("tmp"), [] as [&str; 0]);
-    let copy = target.open_object(version).unwrap();
-    let mut back = vec![0; bytes.len()];
-    copy.read_range(0, &mut back).unwrap();
-    assert!(back == bytes);
-}
-
-#[test]
-fn parts_that_nobody_went_on_with_for_a_week_are_given_back() {
-    let (place, relay, _) = behind_a_relay();
-    let elsewhere = tempfile::tempdir().unwrap();
-    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes = Rng::new(3).bytes(17 << 20);
-    let id = publish_whole(&source, &bytes);
-    let object = source.open_object(id).unwrap();
-    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
-    let stop = |_| Err(StoreError::new(StoreErrorKind::Io, "stopped"));
-    target.publish().unwrap().copy_object(object.as_ref(), &mut { stop }).unwrap_err();
-    let (old, new) = (format!("{id}.upload"), format!("{}.upload", Hash::of(b"new")));
-    assert_eq!(place.keys("tmp"), [old.as_str()]);
-    fs::write(place.dir().join("tmp").join(&new), b"headwater upload 2\n16777216\nanother\n").unwrap();
-    for (state, days) in [(&old, 8), (&new, 6)] {
-        make_older(&place.dir().join("tmp").join(state), Duration::from_secs(days * 24 * 3600));
-    }
-    // While the server refuses that, it is kept, and holds nothing else up.
-    relay.fail("DELETE", "uploadId", Fault::Status(403), 1);
-    let store = suite::writable(&place);
-    store.remove(&name("a"), Some(1)).unwrap();
-    assert_eq!(place.keys("tmp").len(), 2);
-    relay.take_seen();
-    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
-    store.remove(&name("a"), Some(2)).unwrap();
-    assert_eq!(place.keys("tmp"), [new]);
-    let given_back = format!("objects/{id}?uploadId=");
-    let seen = relay.take_seen();
-    assert!(seen.iter().any(|it| it.starts_with("DELETE") && it.contains(&given_back)), "{seen:?}");
-}
-
 /// One object in a store, without the small appends of the suite.
 fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
     let mut publication = store.publish().unwrap();
@@ -867,75 +927,4 @@ fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
     };
     publication.commit(new).unwrap();
     id
-}
-
-/// An object of which a byte is another one.
-struct Flipped(Arc<dyn Object>);
-
-impl Object for Flipped {
-    fn id(&self) -> Hash {
-        self.0.id()
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.0.len_bytes()
-    }
-
-    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.0.read_range(offset, into)?;
-        if offset == 0 {
-            into[1000] ^= 1;
-        }
-        Ok(())
-    }
-}
-
-#[test]
-fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
-    let relay = HttpRelay::start(server().address());
-    let place = InBucket::new(relay.address());
-    let elsewhere = tempfile::tempdir().unwrap();
-    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes = Rng::new(2).bytes(84 << 20);
-    let version = publish_whole(&source, &bytes);
-    let object = source.open_object(version).unwrap();
-    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
-    let copy = |object: &dyn Object| target.publish().unwrap().copy_object(object, &mut |_| Ok(()));
-
-    // The first of the parts that stay is wrong.
-    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
-    copy(&Flipped(Arc::clone(&object))).unwrap_err();
-    relay.heal();
-    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
-    relay.take_seen();
-    copy(object.as_ref()).unwrap();
-    let is_part = |request: &String| request.starts_with("PUT") && request.contains("partNumber");
-    let sent: Vec<String> = relay.take_seen().into_iter().filter(is_part).collect();
-    assert_eq!(sent.len(), 3, "the wrong one and the two that were missing: {sent:?}");
-    let mut back = vec![0; bytes.len()];
-    target.open_object(version).unwrap().read_range(0, &mut back).unwrap();
-    assert!(back == bytes);
-}
-
-#[test]
-fn parts_that_nobody_can_go_on_with_are_given_back() {
-    let relay = HttpRelay::start(server().address());
-    let place = InBucket::new(relay.address());
-    let elsewhere = tempfile::tempdir().unwrap();
-    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
-    let bytes = Rng::new(3).bytes(17 << 20);
-    let id = publish_whole(&source, &bytes);
-    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
-    fs::create_dir_all(place.dir().join("tmp")).unwrap();
-    let state = place.dir().join("tmp").join(format!("{id}.upload"));
-    fs::write(&state, "headwater upload 1\n16777216\nof-an-old-release\n").unwrap();
-    relay.take_seen();
-    let object = source.open_object(id).unwrap();
-    target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap();
-    let given_back = |request: &String| {
-        request.starts_with("DELETE") && request.contains(&format!("objects/{id}?uploadId=of-an-old-release"))
-    };
-    let seen = relay.take_seen();
-    assert!(seen.iter().any(given_back), "{seen:?}");
-    assert!(!state.exists());
 }

@@ -40,6 +40,7 @@ fn a_change_whose_answer_is_lost_is_not_made_twice() {
         publish(other.as_ref(), "a", b"theirs", &[], b"theirs").unwrap();
         relay.heal();
         let error = publishing.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
         assert!(error.to_string().contains("it is not known whether"), "{error}");
     });
     let versions = store.image(&name("a")).unwrap().unwrap().versions;
@@ -64,7 +65,9 @@ fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
         image.retire(1, true)
     });
     assert_eq!(made, 1);
-    assert!(error.unwrap_err().to_string().contains("it is not known whether"));
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
+    assert!(error.to_string().contains("it is not known whether"), "{error}");
     // Without a doubt about an earlier attempt it is.
     relay.fail("PUT", "/images/", Fault::Status(409), 1);
     store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
@@ -134,6 +137,7 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
             }
             relay.fail("PUT", target, fault, u32::MAX);
             let error = publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap_err();
+            assert_ne!(error.kind(), StoreErrorKind::Unknown, "{error}");
             assert!(error.to_string().contains("cannot write s3://"), "{error}");
             relay.heal();
             // What it left was given back when it ended.

@@ -2,6 +2,7 @@
 //! once the server is well again.
 
 use headwater_store::{Image, Removed};
+use headwater_testkit::Rng;
 
 use super::*;
 

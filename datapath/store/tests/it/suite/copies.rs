@@ -225,6 +225,13 @@ pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
     assert_eq!((copied.versions, copied.present), (0, 2), "{copied:?}");
     assert!(told.iter().any(|at| at.read_versions == 3), "{told:?}");
     assert!(told.iter().all(|at| at.total_bytes == 0), "{told:?}");
+
+    // What was read of an object that is wrong does not fall back before another one begins.
+    publish(&source, "b", b"four", &[], b"m-four").unwrap();
+    fs::write(elsewhere.path().join("objects").join(Hash::of(b"four").to_string()), "4our").unwrap();
+    let (copied, told) = copy();
+    assert_eq!((copied.versions, copied.failed.len()), (0, 2), "{copied:?}");
+    assert!(told.iter().map(|at| at.done_bytes).is_sorted(), "{told:?}");
 }
 
 /// Also one that brings no version. What is the source's already is not told of again.

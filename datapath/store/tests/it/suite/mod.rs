@@ -316,7 +316,7 @@ pub fn a_channel_is_durable_and_holds_its_version(place: &dyn Place) {
     let to = |channel, version, at_s| Pointer { channel, version, at_s, author: "anna".into() };
     let promoted = to(Channel::Production, 1, 5);
     store.change(&name("a"), &mut |image| image.promote(promoted.clone()).map(drop)).unwrap();
-    store.change(&name("a"), &mut |image| image.schedule(to(Channel::Test, 2, 9))).unwrap();
+    store.change(&name("a"), &mut |image| image.schedule(to(Channel::Test, 2, 9)).map(drop)).unwrap();
     let reader = place.open(Access::Read).unwrap();
     assert_eq!(reader.resolve(&"a".parse().unwrap()).unwrap().number, 1);
     assert_eq!(kind(reader.change(&name("a"), &mut |_| Ok(()))), StoreErrorKind::ReadOnly);
@@ -434,7 +434,7 @@ pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Pl
     let boots = || store.resolve(&"a".parse().unwrap()).unwrap().number;
     publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
     let later = Pointer { channel: Channel::Production, version: 1, at_s: 99, author: "ben".into() };
-    store.change(&image, &mut |image| image.schedule(later.clone())).unwrap();
+    store.change(&image, &mut |image| image.schedule(later.clone()).map(drop)).unwrap();
     let sealed = seal(b"m2");
     assert_eq!((sealed.version.number, sealed.production, boots()), (2, Some(1), 1));
     let listed = store.image(&image).unwrap().unwrap();

@@ -1,0 +1,98 @@
+//! Where keys come from that the environment does not hold: the role of the machine, of its container or of its pod.
+
+use std::sync::Arc;
+
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+
+use crate::s3::failure::Failure;
+
+/// Whom `object_store` asks where `AWS_METADATA_ENDPOINT` names nobody else.
+const MACHINE: &str = "http://169.254.169.254";
+
+/// Somebody else than the store who is asked for keys before a request is sent.
+#[derive(Clone, Debug)]
+pub(super) struct KeySource {
+    /// What could not be had, and from where.
+    lacking: Arc<str>,
+}
+
+impl KeySource {
+    /// Whom a client asks that is built of this. `None`: nobody, as it has keys, or signs nothing. In the order in which `object_store`
+    /// looks.
+    pub(super) fn of(builder: &AmazonS3Builder) -> Option<Self> {
+        use AmazonS3ConfigKey as Key;
+        let set = |key: Key| builder.get_config_value(&key);
+        let is_no = |text: String| matches!(&*text.to_ascii_lowercase(), "0" | "false" | "off" | "no" | "n");
+        let signs = set(Key::SkipSignature).is_none_or(is_no);
+        if !signs || set(Key::AccessKeyId).is_some() || set(Key::SecretAccessKey).is_some() {
+            return None;
+        }
+        let lacking = if let (Some(file), Some(role)) = (set(Key::WebIdentityTokenFile), set(Key::RoleArn)) {
+            format!("the keys of the role {role} could not be had for the token in {file}")
+        } else if let Some(path) = set(Key::ContainerCredentialsRelativeUri) {
+            format!("the container's role could not be had from http://169.254.170.2{path}")
+        } else if let (Some(url), Some(_)) =
+            (set(Key::ContainerCredentialsFullUri), set(Key::ContainerAuthorizationTokenFile))
+        {
+            format!("the pod's role could not be had from {url}")
+        } else {
+            let url = set(Key::MetadataEndpoint);
+            format!("the machine's role could not be had from {}", url.as_deref().unwrap_or(MACHINE))
+        };
+        Some(Self { lacking: lacking.into() })
+    }
+
+    /// Has keys fetched that are not there yet or run out soon; the client keeps them.
+    pub(super) async fn ask(&self, s3: &AmazonS3) -> Result<(), Failure> {
+        match s3.credentials().get_credential().await {
+            Ok(_) => Ok(()),
+            Err(e) => Err(Failure::no_keys(&self.lacking, &e)),
+        }
+    }
+
+    /// They did not come in time.
+    pub(super) fn timed_out(&self) -> Failure {
+        Failure::NoKeys(format!("{}: no answer came", self.lacking))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::aws::AmazonS3ConfigKey as Key;
+
+    use super::*;
+
+    #[test]
+    fn who_is_asked_for_keys_is_named() {
+        let asked = |set: &[(Key, &str)]| {
+            let with =
+                |builder: AmazonS3Builder, (key, value): &(Key, &str)| builder.with_config(*key, *value);
+            let builder = set.iter().fold(AmazonS3Builder::new(), with);
+            KeySource::of(&builder).map(|source| source.lacking.to_string())
+        };
+        let machine = "the machine's role could not be had from http://169.254.169.254";
+        assert_eq!(asked(&[]).as_deref(), Some(machine));
+        assert_eq!(asked(&[(Key::SkipSignature, "No")]).as_deref(), Some(machine));
+        // A role without the file of its token is not taken.
+        assert_eq!(asked(&[(Key::RoleArn, "arn:x")]).as_deref(), Some(machine));
+        let named = |set: &[(Key, &str)], words: &str| {
+            let told = asked(set).unwrap();
+            assert!(told.contains(words), "{told}");
+        };
+        named(&[(Key::MetadataEndpoint, "http://127.0.0.1:9")], "from http://127.0.0.1:9");
+        named(&[(Key::RoleArn, "arn:x"), (Key::WebIdentityTokenFile, "/t")], "arn:x could not be had");
+        named(&[(Key::ContainerCredentialsRelativeUri, "/v2/x")], "from http://169.254.170.2/v2/x");
+        let pod = [
+            (Key::ContainerCredentialsFullUri, "http://169.254.170.23/v1"),
+            (Key::ContainerAuthorizationTokenFile, "/t"),
+        ];
+        named(&pod, "the pod's role could not be had from http://169.254.170.23/v1");
+        for nobody in [
+            &[(Key::AccessKeyId, "k"), (Key::SecretAccessKey, "s")][..],
+            &[(Key::AccessKeyId, "k")],
+            &[(Key::SkipSignature, "true")],
+        ] {
+            assert_eq!(asked(nobody), None, "{nobody:?}");
+        }
+    }
+}

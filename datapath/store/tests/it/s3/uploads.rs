@@ -1,0 +1,350 @@
+//! Objects that are sent in parts: copies that go on where another one stopped, or that send one object at the same time, and servers
+//! that know an upload no more.
+
+use headwater_store::{Object, Patch};
+use headwater_testkit::Rng;
+
+use super::*;
+
+#[test]
+fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(1).bytes(84 << 20);
+    let version = publish_whole(&source, &bytes);
+    let object = source.open_object(version).unwrap();
+
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    // The second round of parts fails for good; what the first sent stays.
+    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
+    let error = target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("s3:PutObject"), "{error}");
+    relay.heal();
+    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
+    drop(target);
+    relay.take_seen();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let mut copied = 0;
+    let mut publication = target.publish().unwrap();
+    publication
+        .copy_object(object.as_ref(), &mut |bytes| {
+            copied += bytes;
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(copied, bytes.len() as u64);
+    let sent: Vec<String> =
+        relay.take_seen().into_iter().filter(|r| r.starts_with("PUT") && r.contains("partNumber")).collect();
+    assert_eq!(sent.len(), 2, "{sent:?}");
+    assert_eq!(place.keys("tmp"), [] as [&str; 0]);
+    let copy = target.open_object(version).unwrap();
+    let mut back = vec![0; bytes.len()];
+    copy.read_range(0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+#[test]
+fn parts_that_nobody_went_on_with_for_a_week_are_given_back() {
+    let (place, relay, _) = behind_a_relay();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(3).bytes(17 << 20);
+    let id = publish_whole(&source, &bytes);
+    let object = source.open_object(id).unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let stop = |_| Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+    target.publish().unwrap().copy_object(object.as_ref(), &mut { stop }).unwrap_err();
+    let (old, new) = (format!("{id}.upload"), format!("{}.upload", Hash::of(b"new")));
+    assert_eq!(place.keys("tmp"), [old.as_str()]);
+    fs::write(place.dir().join("tmp").join(&new), b"headwater upload 2\n16777216\nanother\n").unwrap();
+    for (state, days) in [(&old, 8), (&new, 6)] {
+        make_older(&place.dir().join("tmp").join(state), Duration::from_secs(days * 24 * 3600));
+    }
+    // While the server refuses that, it is kept, and holds nothing else up.
+    relay.fail("DELETE", "uploadId", Fault::Status(403), 1);
+    let store = suite::writable(&place);
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!(place.keys("tmp").len(), 2);
+    relay.take_seen();
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    store.remove(&name("a"), Some(2)).unwrap();
+    assert_eq!(place.keys("tmp"), [new]);
+    let given_back = format!("objects/{id}?uploadId=");
+    let seen = relay.take_seen();
+    assert!(seen.iter().any(|it| it.starts_with("DELETE") && it.contains(&given_back)), "{seen:?}");
+}
+
+/// An object of which a byte is another one.
+struct Flipped(Arc<dyn Object>);
+
+impl Object for Flipped {
+    fn id(&self) -> Hash {
+        self.0.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read_range(offset, into)?;
+        if offset == 0 {
+            into[1000] ^= 1;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(2).bytes(84 << 20);
+    let version = publish_whole(&source, &bytes);
+    let object = source.open_object(version).unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let copy = |object: &dyn Object| target.publish().unwrap().copy_object(object, &mut |_| Ok(()));
+
+    // The first of the parts that stay is wrong.
+    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
+    copy(&Flipped(Arc::clone(&object))).unwrap_err();
+    relay.heal();
+    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
+    relay.take_seen();
+    copy(object.as_ref()).unwrap();
+    let is_part = |request: &String| request.starts_with("PUT") && request.contains("partNumber");
+    let sent: Vec<String> = relay.take_seen().into_iter().filter(is_part).collect();
+    assert_eq!(sent.len(), 3, "the wrong one and the two that were missing: {sent:?}");
+    let mut back = vec![0; bytes.len()];
+    target.open_object(version).unwrap().read_range(0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+#[test]
+fn parts_that_nobody_can_go_on_with_are_given_back() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes = Rng::new(3).bytes(17 << 20);
+    let id = publish_whole(&source, &bytes);
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    fs::create_dir_all(place.dir().join("tmp")).unwrap();
+    let state = place.dir().join("tmp").join(format!("{id}.upload"));
+    fs::write(&state, "headwater upload 1\n16777216\nof-an-old-release\n").unwrap();
+    relay.take_seen();
+    let object = source.open_object(id).unwrap();
+    target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap();
+    let given_back = |request: &String| {
+        request.starts_with("DELETE") && request.contains(&format!("objects/{id}?uploadId=of-an-old-release"))
+    };
+    let seen = relay.take_seen();
+    assert!(seen.iter().any(given_back), "{seen:?}");
+    assert!(!state.exists());
+}
+
+/// A bucket behind a relay, and an object of six parts that is copied there.
+struct Copying {
+    place: InBucket,
+    relay: HttpRelay,
+    object: Arc<dyn Object>,
+    bytes: Vec<u8>,
+    _elsewhere: tempfile::TempDir,
+}
+
+impl Copying {
+    fn new(seed: u64) -> Self {
+        let relay = HttpRelay::start(server().address());
+        let place = InBucket::new(relay.address());
+        let elsewhere = tempfile::tempdir().unwrap();
+        let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+        let bytes = Rng::new(seed).bytes(84 << 20);
+        let id = publish_whole(&source, &bytes);
+        let object = source.open_object(id).unwrap();
+        Self { place, relay, object, bytes, _elsewhere: elsewhere }
+    }
+
+    /// The bucket, for one whose requests the relay lets fail, and for one whose requests do not pass it.
+    fn open(&self) -> [Arc<dyn Store>; 2] {
+        [&self.place, &self.place.direct()]
+            .map(|place| place.open(Access::Copy { new_chunk_bytes: 65_536 }).unwrap())
+    }
+
+    /// Copies the object. When the first parts are there, something else happens. Returns how many bytes the copy said are there.
+    fn copy(&self, store: &dyn Store, meanwhile: &mut dyn FnMut()) -> Result<u64, StoreError> {
+        let (mut told_bytes, mut is_first) = (0, true);
+        let mut publication = store.publish()?;
+        publication.copy_object(self.object.as_ref(), &mut |more_bytes| {
+            told_bytes += more_bytes;
+            if std::mem::take(&mut is_first) {
+                meanwhile();
+            }
+            Ok(())
+        })?;
+        Ok(told_bytes)
+    }
+
+    /// The requests of one kind since the last time.
+    fn seen(&self, method: &str, target: &str) -> Vec<String> {
+        let seen = self.relay.take_seen().into_iter();
+        seen.filter(|it| it.starts_with(method) && it.contains(target)).collect()
+    }
+
+    fn key(&self) -> PathBuf {
+        self.place.dir().join("objects").join(self.object.id().to_string())
+    }
+
+    /// The object is whole in the bucket, and no upload is noted.
+    fn must_be_done(&self, told_bytes: Result<u64, StoreError>) {
+        assert_eq!(told_bytes.unwrap(), self.bytes.len() as u64);
+        assert!(fs::read(self.key()).unwrap() == self.bytes);
+        assert_eq!(self.place.keys("tmp"), [] as [&str; 0]);
+    }
+}
+
+#[test]
+fn two_copies_of_one_object_at_the_same_time_are_both_done() {
+    let copying = Copying::new(6);
+    let [one, other] = copying.open();
+    let told_bytes = copying.copy(one.as_ref(), &mut || {
+        // It goes on with the same upload, and completes it.
+        copying.must_be_done(copying.copy(other.as_ref(), &mut || {}));
+        // Of an upload that it has put together the server of these tests says 403, and others that there is none.
+        copying.relay.fail("", "uploadId=", Fault::Status(404), u32::MAX);
+        copying.relay.take_seen();
+    });
+    copying.must_be_done(told_bytes);
+    assert_eq!(copying.seen("POST", "uploads"), [] as [&str; 0], "it was sent once more");
+}
+
+#[test]
+fn a_copy_begins_anew_once_where_its_upload_is_lost() {
+    let copying = Copying::new(7);
+    let [one, other] = copying.open();
+    // Given up by another copy, whose source is damaged; and a part that was sent by another one meanwhile and is not the same to the
+    // server, which says so in the end.
+    for (is_given_up, method, fault) in
+        [(true, "", Fault::Status(404)), (false, "POST", Fault::Refusal(400, "InvalidPart"))]
+    {
+        let mut upload = String::new();
+        let told_bytes = copying.copy(one.as_ref(), &mut || {
+            let state = copying.place.dir().join("tmp").join(format!("{}.upload", copying.object.id()));
+            upload = fs::read_to_string(state).unwrap().lines().nth(2).unwrap().to_owned();
+            if is_given_up {
+                let damaged = Flipped(Arc::clone(&copying.object));
+                let copied = other.publish().unwrap().copy_object(&damaged, &mut |_| Ok(()));
+                assert_eq!(kind(copied), StoreErrorKind::Damaged);
+            }
+            copying.relay.fail(method, &format!("uploadId={upload}"), fault, u32::MAX);
+            copying.relay.take_seen();
+        });
+        copying.must_be_done(told_bytes);
+        let anew: Vec<String> =
+            copying.seen("PUT", "partNumber").into_iter().filter(|it| !it.contains(&upload)).collect();
+        assert_eq!(anew.len(), 6, "{anew:?}");
+        copying.relay.heal();
+        fs::remove_file(copying.key()).unwrap();
+    }
+    // Not again and again.
+    copying.relay.take_seen();
+    copying.relay.fail("PUT", "uploadId=", Fault::Status(404), u32::MAX);
+    let error = copying.copy(one.as_ref(), &mut || {}).unwrap_err();
+    assert!(error.to_string().contains("the server lost what was sent; try again"), "{error}");
+    assert_eq!(copying.seen("POST", "uploads").len(), 2);
+    assert!(!copying.key().exists());
+    assert_eq!(copying.place.keys("tmp"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_copy_that_begins_anew_leaves_the_state_of_another_one_alone_and_nothing_of_its_own() {
+    let copying = Copying::new(9);
+    let [one, other] = copying.open();
+    let state = copying.place.dir().join("tmp").join(format!("{}.upload", copying.object.id()));
+    let noted = || fs::read_to_string(&state).unwrap();
+    let upload_of = |noted: &str| noted.lines().nth(2).unwrap().to_owned();
+    let (mut lost, mut theirs) = (String::new(), String::new());
+    let failed = copying.copy(one.as_ref(), &mut || {
+        lost = upload_of(&noted());
+        // It is given up by a copy whose source is damaged, and then another copy begins, and stops.
+        let damaged = Flipped(Arc::clone(&copying.object));
+        let copied = other.publish().unwrap().copy_object(&damaged, &mut |_| Ok(()));
+        assert_eq!(kind(copied), StoreErrorKind::Damaged);
+        let stop = |_| Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+        let stopped = other.publish().unwrap().copy_object(copying.object.as_ref(), &mut { stop });
+        assert_eq!(kind(stopped), StoreErrorKind::Io);
+        theirs = noted();
+        copying.relay.fail("", &format!("uploadId={lost}"), Fault::Status(404), u32::MAX);
+        // So the second upload of the first copy fails, too.
+        copying.relay.fail("PUT", "partNumber=6", Fault::Status(403), u32::MAX);
+        copying.relay.take_seen();
+    });
+    assert!(failed.unwrap_err().to_string().contains("s3:PutObject"));
+    assert_ne!(upload_of(&theirs), lost);
+    assert_eq!(noted(), theirs);
+    let given_up: Vec<String> =
+        copying.seen("DELETE", "uploadId=").into_iter().filter(|it| !it.contains(&lost)).collect();
+    assert!(given_up.len() == 1 && !given_up[0].contains(&upload_of(&theirs)), "{given_up:?}");
+    // Theirs can be gone on with.
+    copying.relay.heal();
+    copying.must_be_done(copying.copy(one.as_ref(), &mut || {}));
+    let sent = copying.seen("PUT", "partNumber");
+    assert!(sent.len() == 2 && sent.iter().all(|it| it.contains(&upload_of(&theirs))), "{sent:?}");
+}
+
+#[test]
+fn a_mend_that_the_server_did_not_make_is_not_taken_for_made() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let store = suite::writable(&place);
+    let bytes = Rng::new(8).bytes(17 << 20);
+    let id = publish_whole(store.as_ref(), &bytes);
+    let key = place.dir().join("objects").join(id.to_string());
+    let mut damaged = bytes.clone();
+    damaged[1000] ^= 1;
+    fs::write(&key, &damaged).unwrap();
+    // The server tells times in seconds.
+    make_older(&key, Duration::from_secs(60));
+    let mend = || store.mend(id, &[Patch { offset: 1000, bytes: vec![bytes[1000]] }]);
+    // The first time it never hears of it.
+    for first in [Fault::Status(500), Fault::LoseAnswer] {
+        relay.fail("POST", "uploadId=", first, 1);
+        relay.fail("POST", "uploadId=", Fault::Status(404), u32::MAX);
+        let mended = mend();
+        relay.heal();
+        let is_made = first == Fault::LoseAnswer;
+        assert_eq!(mended.is_ok(), is_made, "{first:?}: {mended:?}");
+        let wanted = if is_made { &bytes } else { &damaged };
+        assert!(fs::read(&key).unwrap() == *wanted, "{first:?}");
+    }
+}
+
+/// An object that says that it is longer than a bucket takes.
+struct Huge;
+
+impl Object for Huge {
+    fn id(&self) -> Hash {
+        Hash::of(b"huge")
+    }
+
+    fn len_bytes(&self) -> u64 {
+        9001 << 30
+    }
+
+    fn read_range(&self, _: u64, _: &mut [u8]) -> Result<(), StoreError> {
+        panic!("it is read")
+    }
+}
+
+#[test]
+fn an_object_that_takes_larger_parts_than_are_sent_is_not_begun() {
+    let (place, relay, _) = behind_a_relay();
+    let target = place.open(Access::Copy { new_chunk_bytes: 65_536 }).unwrap();
+    let error = target.publish().unwrap().copy_object(&Huge, &mut |_| Ok(())).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::NoSpace);
+    assert!(error.to_string().contains("it has 9001 GiB, and a bucket gets at most 9000 GiB"), "{error}");
+    assert!(!relay.take_seen().iter().any(|request| request.contains("upload")));
+}
