@@ -22,6 +22,8 @@ pub enum ImageErrorKind {
     NoSpace,
     /// The caller cancelled it.
     Cancelled,
+    /// Whether a version was made, or may yet be, is not known: the store's answer was lost.
+    Unknown,
     /// A disk, file or server failed.
     Io,
 }
@@ -88,6 +90,7 @@ impl From<StoreError> for ImageError {
             StoreErrorKind::Damaged => ImageErrorKind::Damaged,
             StoreErrorKind::UnknownFormat => ImageErrorKind::Unsupported,
             StoreErrorKind::NoSpace => ImageErrorKind::NoSpace,
+            StoreErrorKind::Unknown => ImageErrorKind::Unknown,
             StoreErrorKind::Unreachable | StoreErrorKind::Io => ImageErrorKind::Io,
         };
         Self { kind, message: error.to_string() }

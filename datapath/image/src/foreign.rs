@@ -21,7 +21,7 @@ use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::FileDisk;
 use crate::open::FileFormat;
 use crate::vhd::{self, Vhd};
-use crate::vhdx::Refusal;
+use crate::vhdx::{Refusal, unread};
 
 /// The largest table that is read into memory whole: of the blocks of a VHD or VHDX, and the metadata of a VHDX. It is enough
 /// for 64 TiB in blocks of 8 MiB and 8 TiB in blocks of 1 MiB (VHDX), and for 8 TiB in blocks of 512 KiB (VHD).
@@ -68,7 +68,8 @@ impl Foreign {
         }
     }
 
-    /// Opens the disk in an open file, of which the path is for messages alone. `hint` says what else can be done.
+    /// Opens the disk in an open file, of which the path is for messages alone. `hint` says what can be done with one that is not read
+    /// here.
     pub(crate) fn open_file(
         self,
         path: &Path,
@@ -76,17 +77,14 @@ impl Foreign {
         file_bytes: u64,
         hint: &str,
     ) -> Result<Arc<dyn FileDisk>, ImageError> {
-        let refuse = |kind: ImageErrorKind, why: &str| {
-            let name = self.name();
-            ImageError::new(kind, format!("cannot open the {name} image {}: {why}. {hint}", path.display()))
+        let refuse = |kind: ImageErrorKind, why: String| {
+            ImageError::new(kind, format!("cannot open the {} image {}: {why}", self.name(), path.display()))
         };
-        let damaged = |why: String| refuse(ImageErrorKind::Damaged, &why);
+        let damaged = |why: String| refuse(ImageErrorKind::Damaged, format!("{why}. {COPY_AGAIN}"));
         let refused = |refusal| match refusal {
             Refusal::NotClosed => not_closed(path),
-            Refusal::Unsupported(why) => {
-                let why = format!("cannot open the {} image {}: {why}", self.name(), path.display());
-                ImageError::new(ImageErrorKind::Unsupported, why)
-            }
+            Refusal::Unsupported(why) => refuse(ImageErrorKind::Unsupported, why),
+            Refusal::ForQemu(why) => refuse(ImageErrorKind::Unsupported, format!("{why}. {hint}")),
             Refusal::Damaged(why) => damaged(why),
         };
         if self == Self::Vhd {
@@ -100,7 +98,7 @@ impl Foreign {
         });
         let (reader, size_bytes) = match opened {
             Ok(opened) => opened.map_err(refused)?,
-            Err(_) => return Err(damaged("it is damaged".into())),
+            Err(_) => return Err(damaged("what it says of itself makes no sense".into())),
         };
         if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
             return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));
@@ -125,7 +123,8 @@ impl Foreign {
                 if sector_bytes != 512 {
                     return Err(Refusal::Unsupported(format!(
                         "its sectors have {sector_bytes} bytes, and a disk is given to machines with sectors of 512: its \
-                         partition table and file systems would not be found"
+                         partition table and file systems would not be found. No tool changes that: make a disk with sectors of 512 \
+                         (Hyper-V: New-VHD -LogicalSectorSizeBytes 512), copy the files to it, and import that one"
                     )));
                 }
                 let size_bytes = reader.virtual_disk_size();
@@ -135,10 +134,11 @@ impl Foreign {
                 check_grain_tables(&file)?;
                 // The crate reads on from where the file is.
                 file.rewind().map_err(damaged)?;
-                let reader = vmdk::VmdkReader::open(file).map_err(damaged)?;
+                let reader = vmdk::VmdkReader::open(file).map_err(of_vmdk)?;
                 // A delta disk would read as holes where its parent has data.
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
-                    return Err(Refusal::Damaged("it holds only the difference to a parent".to_owned()));
+                    let why = format!("it holds only the difference to a parent. {JOIN_VMDK}");
+                    return Err(Refusal::Unsupported(why));
                 }
                 check_description(reader.disk_type(), reader.descriptor_text())?;
                 let size_bytes = reader.virtual_disk_size();
@@ -152,23 +152,39 @@ fn damaged(why: impl std::fmt::Display) -> Refusal {
     Refusal::Damaged(why.to_string())
 }
 
+/// What an error of the crate means. QEMU reads older and other kinds.
+fn of_vmdk(error: vmdk::VmdkError) -> Refusal {
+    use vmdk::VmdkError::{CompressedNotSupported, Io, UnsupportedDiskType, UnsupportedVersion};
+    match error {
+        Io(e) => Refusal::Damaged(unread(&e)),
+        e @ (CompressedNotSupported | UnsupportedDiskType(_) | UnsupportedVersion(_)) => {
+            Refusal::ForQemu(shown(&e.to_string()))
+        }
+        e => damaged(e),
+    }
+}
+
 /// Refuses a VMDK of which the tables would fill the memory, by the header that the crate goes by.
 fn check_grain_tables(file: &File) -> Result<(), Refusal> {
     let mut bytes = [0; 512];
-    file.read_exact_at(&mut bytes, 0).map_err(damaged)?;
-    let header = vmdk::header::SparseExtentHeader::parse(&bytes).map_err(damaged)?;
+    file.read_exact_at(&mut bytes, 0).map_err(|e| unread(&e))?;
+    let header = vmdk::header::SparseExtentHeader::parse(&bytes).map_err(of_vmdk)?;
     let entries = u64::from(header.num_gtes_per_gt);
     let tables = header.capacity.div_ceil(header.grain_size.max(1)).div_ceil(entries.max(1));
     match tables.saturating_mul(entries * 4) {
         0..=GRAIN_TABLES_BYTES_MAX => Ok(()),
-        all => Err(damaged(format!(
+        all => Err(Refusal::ForQemu(format!(
             "its grain tables take {all} bytes, and {GRAIN_TABLES_BYTES_MAX} are the most"
         ))),
     }
 }
 
+/// What helps where bytes are not what they were, or not there: QEMU does not read them either.
+const COPY_AGAIN: &str = "The file is damaged or truncated: copy it again";
+
 /// What helps where a VMDK is more than one file.
-const JOIN_VMDK: &str = "Join all of it into one file: qemu-img convert -O qcow2 DESCRIPTION.vmdk DISK.qcow2";
+const JOIN_VMDK: &str = "Join all of its files into one, where they are: qemu-img convert -O qcow2 DISK.vmdk DISK.qcow2 (of a disk in \
+     pieces DISK.vmdk is the file that describes them)";
 
 /// Refuses a disk that is more than this file.
 fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
@@ -238,8 +254,11 @@ impl FileDisk for ForeignDisk {
         match read {
             Ok(Ok(())) => Ok(()),
             Ok(Err(e)) if e.raw_os_error().is_some() => Err(IoError::from_os(tried(), e)),
-            Ok(Err(e)) => Err(IoError::new(IoErrorKind::Corrupt, format!("{}: {e}", tried()))),
-            Err(_) => Err(IoError::new(IoErrorKind::Corrupt, format!("{}: it is damaged", tried()))),
+            Ok(Err(e)) => {
+                let why = unread(&e);
+                Err(IoError::new(IoErrorKind::Corrupt, format!("{}: {why}. {COPY_AGAIN}", tried())))
+            }
+            Err(_) => Err(IoError::new(IoErrorKind::Corrupt, format!("{}. {COPY_AGAIN}", tried()))),
         }
     }
 

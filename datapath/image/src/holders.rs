@@ -11,9 +11,9 @@ use crate::round::Round;
 use crate::units::{u64_of, usize_of_u32};
 use crate::verify::Verified;
 
-/// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. One whose
-/// manifest or whose image's list cannot be read is left out: it is damaged in its own way. `progress` is told how many versions
-/// were looked at, and how many there are.
+/// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. Where more chunks
+/// were than are listed, those that need any part of their data objects count, too. One whose manifest or whose image's list
+/// cannot be read is left out: it is damaged in its own way. `progress` is told how many versions were looked at, and how many there are.
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
@@ -21,7 +21,11 @@ pub fn versions_touched(
     cancel: &Cancel,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<String>, ImageError> {
-    let lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
+    let mut lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
+    if found.unlisted() > 0 {
+        // Where in them all of the damage is, nobody knows.
+        lost.extend(&found.spoilt);
+    }
     let mut damaged: HashMap<Hash, HashSet<u64>> = HashMap::new();
     for chunk in &found.damaged {
         damaged.entry(chunk.object).or_default().insert(chunk.object_offset);

@@ -22,6 +22,9 @@ use crate::units::{u64_of, usize_of, usize_of_u32};
 /// The largest image: 64 TiB.
 pub const IMAGE_MAX_BYTES: u64 = 64 << 40;
 
+/// The longest data object: the header of 16 bytes, and all chunks of the largest image, stored as they are.
+pub(crate) const OBJECT_MAX_BYTES: u64 = 16 + IMAGE_MAX_BYTES;
+
 /// Bytes of a chunk's entry.
 pub(crate) const CHUNK_BYTES: usize = 48;
 
@@ -301,6 +304,7 @@ mod tests {
     #[test]
     fn nothing_may_reach_out_of_its_object_or_of_the_image() {
         let good = sample().encode();
+        let first_len = 80 + 32;
         let first_run = 80 + 80;
         let first_chunk = first_run + 32;
         let patch = |at: usize, value: &[u8]| {
@@ -317,6 +321,8 @@ mod tests {
             (12, &65_535u32.to_le_bytes(), "size of a chunk"),
             (24, &u64::MAX.to_le_bytes(), "claims"),
             (40, &(u64::MAX / 48).to_le_bytes(), "claims"),
+            (first_len, &(OBJECT_MAX_BYTES + 1).to_le_bytes(), "none has more than"),
+            (first_len, &u64::MAX.to_le_bytes(), "none has more than"),
             (first_run, &9u64.to_le_bytes(), "runs"),
             (first_run + 8, &u64::MAX.to_le_bytes(), "runs"),
             (first_run + 8, &0u64.to_le_bytes(), "runs"),
@@ -330,6 +336,18 @@ mod tests {
             let error = patch(at, value);
             assert!(error.contains(says), "byte {at}: {error}");
         }
+    }
+
+    #[test]
+    fn an_object_is_as_long_as_the_largest_image_at_most() {
+        let longest = |len_bytes: u64| {
+            let mut bytes = sample().encode();
+            bytes[80 + 32..80 + 40].copy_from_slice(&len_bytes.to_le_bytes());
+            objects_of(&bytes)
+        };
+        assert_eq!(longest(OBJECT_MAX_BYTES).unwrap()[0].1, OBJECT_MAX_BYTES);
+        // The version is not copied, and others are.
+        assert_eq!(longest(OBJECT_MAX_BYTES + 1).unwrap_err().kind(), StoreErrorKind::Damaged);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use headwater_store::{Hash, VERSION_OBJECTS_MAX};
 
 use crate::error::{ImageError, ImageErrorKind};
-use crate::manifest::{CHUNK_BYTES, ChunkRef, IMAGE_MAX_BYTES, ObjectRef, damaged};
+use crate::manifest::{CHUNK_BYTES, ChunkRef, IMAGE_MAX_BYTES, OBJECT_MAX_BYTES, ObjectRef, damaged};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
 /// Bytes of a manifest's header.
@@ -188,6 +188,13 @@ impl Outline {
         }
         if self.objects.len() > VERSION_OBJECTS_MAX {
             return Err(damaged(format!("it refers to {} objects", self.objects.len())));
+        }
+        // Whoever copies an object takes memory in proportion to its length, and asks for as much room.
+        if let Some(object) = self.objects.iter().find(|object| object.len_bytes > OBJECT_MAX_BYTES) {
+            return Err(damaged(format!(
+                "it says that the data object {} has {} bytes, and none has more than {OBJECT_MAX_BYTES}",
+                object.id, object.len_bytes
+            )));
         }
         let mut total = 0u64;
         // Where the run before ended. Adjoining runs would be a second way to write one.

@@ -1,6 +1,6 @@
 //! Verify: read everything that a version needs, and name what is damaged.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use headwater_store::hash::Hashing;
@@ -34,6 +34,8 @@ pub struct Verified {
     pub damaged_chunks: u64,
     /// The first [`DAMAGED_LISTED_MAX`] of them, by their place in the image.
     pub damaged: Vec<DamagedChunk>,
+    /// The data objects that damaged chunks are in, also those of which none is listed.
+    pub spoilt: HashSet<Hash>,
     /// Data objects that are lost or damaged as a whole.
     pub objects: Vec<DamagedObject>,
 }
@@ -44,14 +46,27 @@ impl Verified {
         self.damaged_chunks == 0 && self.objects.is_empty()
     }
 
-    /// What is damaged, a line each; the last one says how many chunks more there are than are listed.
+    /// Damaged chunks that are not listed.
+    pub fn unlisted(&self) -> u64 {
+        self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()))
+    }
+
+    /// What is damaged, a line each; the last one says how many chunks more there are than are listed, and what that means. The chunks of
+    /// a data object that is lost have none of their own.
     pub fn damage(&self) -> Vec<String> {
-        let objects =
-            self.objects.iter().map(|object| format!("data object {}: {}", object.object, object.reason));
-        let mut damage: Vec<String> = objects.chain(self.damaged.iter().map(ToString::to_string)).collect();
-        let more = self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()));
+        let mut damage: Vec<String> = self.objects.iter().map(ToString::to_string).collect();
+        let lost: HashMap<Hash, u64> = self.objects.iter().filter_map(DamagedObject::lost).collect();
+        let mut told = lost.values().fold(0_u64, |sum, chunks| sum.saturating_add(*chunks));
+        for chunk in self.damaged.iter().filter(|chunk| !lost.contains_key(&chunk.object)) {
+            damage.push(chunk.to_string());
+            told = told.saturating_add(1);
+        }
+        let more = self.damaged_chunks.saturating_sub(told);
         if more > 0 {
-            damage.push(format!("{more} chunks more"));
+            damage.push(format!(
+                "{more} chunks more, which are not listed: so each version that needs any part of their data objects \
+                 counts as touched"
+            ));
         }
         damage
     }
@@ -81,6 +96,25 @@ pub struct DamagedObject {
     pub object: Hash,
     /// What is wrong with it.
     pub reason: String,
+    /// Where it is lost, how many chunks of the version are in it.
+    pub lost_chunks: Option<u64>,
+}
+
+impl DamagedObject {
+    /// The object, and how many chunks are lost with it.
+    fn lost(&self) -> Option<(Hash, u64)> {
+        self.lost_chunks.map(|chunks| (self.object, chunks))
+    }
+}
+
+impl std::fmt::Display for DamagedObject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "data object {}: {}", self.object, self.reason)?;
+        match self.lost_chunks {
+            Some(chunks) => write!(f, "; it is lost, with {chunks} chunks of this version"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl std::fmt::Display for DamagedChunk {
@@ -127,9 +161,11 @@ pub fn verify_in(
     let mut objects: Vec<Option<Arc<dyn Object>>> = Vec::new();
     for object in parsed.objects() {
         let (opened, reason) = open_object(store, object, parsed.chunk_bytes())?;
-        result.objects.extend(reason.map(|reason| DamagedObject { object: object.id, reason }));
+        let lost_chunks = opened.is_none().then_some(0);
+        result.objects.extend(reason.map(|reason| DamagedObject { object: object.id, reason, lost_chunks }));
         objects.push(opened);
     }
+    let mut lost: HashMap<Hash, u64> = result.objects.iter().filter_map(DamagedObject::lost).collect();
     let mut wholes = round.due_as_wholes(store, manifest, &parsed)?;
     wholes.retain(|whole| result.objects.iter().all(|lost| lost.object != whole.id));
 
@@ -152,14 +188,16 @@ pub fn verify_in(
         cancel,
         what: WHAT,
     };
-    let mut spoilt = HashSet::new();
     walk.run(
         |index, chunk, bytes| judge(&parsed, round, (index, chunk), bytes),
         |chunks, found| {
             result.chunks += chunks;
             for damaged in found {
                 result.damaged_chunks += 1;
-                spoilt.insert(damaged.object);
+                result.spoilt.insert(damaged.object);
+                if let Some(chunks) = lost.get_mut(&damaged.object) {
+                    *chunks = chunks.saturating_add(1);
+                }
                 if result.damaged.len() < DAMAGED_LISTED_MAX {
                     result.damaged.push(damaged);
                 }
@@ -168,9 +206,12 @@ pub fn verify_in(
             tell(passed_bytes);
         },
     )?;
+    for object in &mut result.objects {
+        object.lost_chunks = lost.get(&object.object).copied();
+    }
     result.damaged.sort_by_key(|damaged| damaged.image_offset);
     let read = &mut |bytes: u64| tell(image_bytes.saturating_add(bytes));
-    result.objects.extend(read_wholes(store, (&wholes, &spoilt), (round, cancel), read)?);
+    result.objects.extend(read_wholes(store, (&wholes, &result.spoilt), (round, cancel), read)?);
     Ok(result)
 }
 
@@ -217,7 +258,7 @@ fn read_wholes(
             let read = &mut |bytes: u64| read(before.saturating_add(bytes));
             match whole_fault(store, object, (round, cancel), read)? {
                 None => round.found_whole(object.id),
-                Some(reason) => found.push(DamagedObject { object: object.id, reason }),
+                Some(reason) => found.push(DamagedObject { object: object.id, reason, lost_chunks: None }),
             }
         }
         before = before.saturating_add(object.len_bytes);
@@ -407,6 +448,35 @@ mod tests {
         let mut found = Verified { damaged_chunks: 1, damaged: vec![chunk.clone()], ..Verified::default() };
         assert_eq!(found.damage(), [chunk.to_string()]);
         found.damaged_chunks = 12;
-        assert_eq!(found.damage(), [chunk.to_string(), "11 chunks more".to_owned()]);
+        let damage = found.damage();
+        assert_eq!((damage.len(), &damage[0], found.unlisted()), (2, &chunk.to_string(), 11));
+        assert!(damage[1].starts_with("11 chunks more"), "{damage:?}");
+    }
+
+    #[test]
+    fn a_lost_object_has_one_line_for_all_of_its_chunks() {
+        let chunk = |object| DamagedChunk {
+            image_offset: 0,
+            image_bytes: 4096,
+            object: Hash([object; 32]),
+            object_offset: 16,
+            stored_bytes: 100,
+            reason: "it is wrong".to_owned(),
+        };
+        let reason = "there is none".to_owned();
+        let lost = DamagedObject { object: Hash([1; 32]), reason, lost_chunks: Some(12_000) };
+        let found = Verified {
+            damaged_chunks: 12_002,
+            damaged: vec![chunk(1), chunk(0), chunk(1)],
+            objects: vec![lost.clone()],
+            ..Verified::default()
+        };
+        let damage = found.damage();
+        assert_eq!(damage[..2], [lost.to_string(), chunk(0).to_string()], "{damage:?}");
+        assert!(
+            damage[0].ends_with("there is none; it is lost, with 12000 chunks of this version"),
+            "{damage:?}"
+        );
+        assert!(damage.len() == 3 && damage[2].starts_with("1 chunks more"), "{damage:?}");
     }
 }

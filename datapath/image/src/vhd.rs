@@ -20,7 +20,7 @@ use headwater_block::{ByteRange, Extent, ExtentKind, IoError};
 use crate::file_disk::{FileDisk, push_extent};
 use crate::foreign::TABLE_BYTES_MAX;
 use crate::units::{u64_of, usize_of};
-use crate::vhdx::Refusal;
+use crate::vhdx::{Refusal, unread};
 
 /// What the footer and its copy begin with.
 pub(crate) const COOKIE: &[u8] = b"conectix";
@@ -82,7 +82,7 @@ impl Vhd {
     }
 
     fn read_tables(path: &Path, file: File, file_bytes: u64) -> Result<Self, Refusal> {
-        let read = |at: u64, into: &mut [u8]| file.read_exact_at(into, at).map_err(|e| e.to_string());
+        let read = |at: u64, into: &mut [u8]| file.read_exact_at(into, at).map_err(|e| unread(&e));
         let mut footer = [0; 512];
         read(file_bytes.checked_sub(SECTOR_BYTES).ok_or_else(|| "it is too short".to_owned())?, &mut footer)?;
         let is_footer = |bytes: &[u8]| bytes.starts_with(COOKIE) && is_sound(bytes, 64);
@@ -108,7 +108,9 @@ impl Vhd {
                 Some(blocks(&header, size_bytes, file_bytes, &read)?)
             }
             4 => return Err(Refusal::Unsupported(DIFFERENCE.to_owned())),
-            other => return Err(format!("it is of type {other}, which is not known here").into()),
+            other => {
+                return Err(Refusal::Unsupported(format!("it is of type {other}, which is not known here")));
+            }
         };
         Ok(Self { path: path.to_owned(), file, size_bytes, blocks })
     }
@@ -125,25 +127,30 @@ impl Vhd {
     }
 }
 
-fn blocks(header: &[u8; 1024], size_bytes: u64, file_bytes: u64, read: ReadAt<'_>) -> Result<Blocks, String> {
+fn blocks(
+    header: &[u8; 1024],
+    size_bytes: u64,
+    file_bytes: u64,
+    read: ReadAt<'_>,
+) -> Result<Blocks, Refusal> {
     if !header.starts_with(b"cxsparse") || !is_sound(header, 36) {
-        return Err("its header is damaged".to_owned());
+        return Err("its header is damaged".to_owned().into());
     }
     let (table_at, entries) = (u64_at(header, 16), u64::from(u32_at(header, 28)));
     let block_bytes = u64::from(u32_at(header, 32));
     if !block_bytes.is_power_of_two() || block_bytes < SECTOR_BYTES {
-        return Err(format!("its blocks have {block_bytes} bytes"));
+        return Err(format!("its blocks have {block_bytes} bytes").into());
     }
     let needed = size_bytes.div_ceil(block_bytes);
     let table_end = needed.checked_mul(4).and_then(|len| table_at.checked_add(len));
     if needed.saturating_mul(4) > TABLE_BYTES_MAX {
-        return Err(format!(
+        return Err(Refusal::ForQemu(format!(
             "its table of blocks takes {} bytes (blocks of {block_bytes}), and {TABLE_BYTES_MAX} are the most",
             needed.saturating_mul(4)
-        ));
+        )));
     }
     if needed > entries || table_end.is_none_or(|end| end > file_bytes) {
-        return Err("its table of blocks is too short".to_owned());
+        return Err("its table of blocks is too short".to_owned().into());
     }
     let mut bytes = vec![0; usize_of(needed * 4)];
     read(table_at, &mut bytes)?;
@@ -154,7 +161,8 @@ fn blocks(header: &[u8; 1024], size_bytes: u64, file_bytes: u64, read: ReadAt<'_
         let used = block_bytes.min(size_bytes - number * block_bytes);
         let end = u64::from(*sector) * SECTOR_BYTES + bitmap_bytes + used;
         if end > file_bytes {
-            return Err(format!("block {number} should go up to {end}, and the file has {file_bytes} bytes"));
+            let why = format!("block {number} should go up to {end}, and the file has {file_bytes} bytes");
+            return Err(why.into());
         }
     }
     Ok(Blocks { block_bytes, bitmap_bytes, table })

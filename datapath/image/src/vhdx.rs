@@ -19,6 +19,8 @@ pub(crate) enum Refusal {
     NotClosed,
     /// What it is, and what to do.
     Unsupported(String),
+    /// More than is read here, which QEMU may read: in a few words.
+    ForQemu(String),
     /// In a few words.
     Damaged(String),
 }
@@ -29,6 +31,14 @@ impl From<String> for Refusal {
     }
 }
 
+/// Why bytes that must be there could not be read.
+pub(crate) fn unread(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => "it ends before what it says is in it".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 /// Looks at the header and the region table that the crate will use. It finds them with the crate's own functions, so that what is
 /// checked is what counts.
 pub(crate) fn check(file: &File, file_bytes: u64) -> Result<(), Refusal> {
@@ -36,7 +46,7 @@ pub(crate) fn check(file: &File, file_bytes: u64) -> Result<(), Refusal> {
         return Err(Refusal::Damaged("it is too short".to_owned()));
     }
     let mut head = vec![0; usize_of(HEAD_BYTES)];
-    file.read_exact_at(&mut head, 0).map_err(|e| Refusal::Damaged(e.to_string()))?;
+    file.read_exact_at(&mut head, 0).map_err(|e| unread(&e))?;
     let damaged = |e: vhdx::VhdxError| Refusal::Damaged(e.to_string());
     let header = parse_active_header(&head).map_err(damaged)?;
     if header.log_guid != [0; 16] {
@@ -49,7 +59,7 @@ pub(crate) fn check(file: &File, file_bytes: u64) -> Result<(), Refusal> {
             return Ok(());
         }
         let why = format!("its {name} takes {} bytes, and {TABLE_BYTES_MAX} are the most", region.length);
-        Err(Refusal::Damaged(why))
+        Err(Refusal::ForQemu(why))
     };
     fits("table of blocks", &regions.bat)?;
     fits("metadata", &regions.metadata)

@@ -46,7 +46,7 @@ pub(super) fn fat_in_itself(long_name: &str, files: usize) -> Vec<u8> {
 }
 
 /// An entry with a short name.
-fn entry(name: &[u8], flags: u8, cluster: u8) -> [u8; 32] {
+pub(super) fn entry(name: &[u8], flags: u8, cluster: u8) -> [u8; 32] {
     let mut entry = [0; 32];
     entry[..11].copy_from_slice(name);
     entry[11] = flags;

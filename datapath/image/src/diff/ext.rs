@@ -3,13 +3,17 @@
 
 use ext4_view::{Ext4, Ext4Read, FileType, Metadata, PathBuf};
 
-use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, Visits, fault};
+use crate::diff::tree::{Bytes, Entries, Fault, Kind, NONE, Node, Tree, Visits, fault};
 
 /// The largest blocks that Linux reads have 64 KiB: 2 to the power of 10 and so many.
 const LOG_BLOCK_BYTES_MAX: u32 = 6;
 
 /// Most groups of blocks: with the usual 128 MiB each, 512 TiB.
 const GROUPS_MAX: u64 = 1 << 22;
+
+/// What each has at this place of its superblock.
+const MAGIC_AT: usize = 0x38;
+const MAGIC: [u8; 2] = [0x53, 0xef];
 
 /// The longest target of a symbolic link: it lies in one block.
 const LINK_BYTES_MAX: u64 = 64 << 10;
@@ -39,10 +43,13 @@ impl Ext {
     }
 }
 
-/// Refuses what would take more memory than any file system needs.
+/// Refuses what is no such file system, and what would take more memory than any file system needs.
 fn check_superblock(bytes: &mut Bytes) -> Result<(), Fault> {
     let mut block = [0; 1024];
     bytes.read(1024, &mut block)?;
+    if block.get(MAGIC_AT..MAGIC_AT + 2) != Some(&MAGIC) {
+        return Err(fault(NONE));
+    }
     let word = |at: usize| {
         let field = block.get(at..at + 4).and_then(|field| field.try_into().ok());
         field.map_or(0, u32::from_le_bytes)

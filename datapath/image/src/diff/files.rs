@@ -1,8 +1,14 @@
 //! Changed files of a file system: ext2, ext3, ext4, FAT and NTFS.
 //!
-//! Two entries of one path are the same if type, size, attributes and time of change agree (and the target of a link).
+//! Two entries of one path are the same if type, size, attributes and time of modification agree (and the target of a link).
 //! Where only the time differs, the contents are read and compared, as far as [`Allowance`] goes: a file of which they are
 //! not counts as changed, and a remark says so.
+//!
+//! A time can be set to anything: images are built with one time for all files, and copies keep it. Where files lie is not known
+//! for all kinds of file systems, and whoever reads all of them reads the whole image. So that is done only where nothing else was
+//! found that has other contents, and something must have: then files whose times agree are read and compared, too, and those that
+//! are not, since they are too long or cannot be read, count as the same, and a remark says so. Where that fails as a whole, as damage can
+//! have it do, what was found before stays.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,7 +20,7 @@ use crate::diff::partitions::Partition;
 use crate::diff::tree::{self, DEPTH_MAX, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
 use crate::progress::Cancel;
-use crate::units::u64_of;
+use crate::units::{u64_of, usize_of};
 
 /// The most changed files that are listed of a partition.
 pub const CHANGED_FILES_MAX: usize = 100_000;
@@ -50,7 +56,7 @@ pub struct ChangedFile {
 type Found = (Option<Vec<ChangedFile>>, Option<String>);
 
 /// Compares the file systems in a partition of two versions. A file system that cannot be read is a remark. What the list of
-/// changed files takes is taken from `list_bytes_left`.
+/// changed files takes is taken from `list_bytes_left`; while all contents are compared, a second list takes as much.
 pub(super) fn compare(
     from: &Arc<dyn Device>,
     to: &Arc<dyn Device>,
@@ -58,32 +64,44 @@ pub(super) fn compare(
     list_bytes_left: &mut usize,
     cancel: &Cancel,
 ) -> Result<Found, ImageError> {
-    let list_bytes_before = *list_bytes_left;
-    let mut walk = Walk {
-        cancel,
-        changed: Vec::new(),
-        list_bytes_left,
-        cut: false,
-        visits: Visits::new(cancel),
-        allowance: Allowance::of(partition),
-        unread: 0,
+    let list_bytes = *list_bytes_left;
+    let walked = |uncompared| -> Result<Walk<'_>, Fault> {
+        let mut walk = Walk {
+            cancel,
+            changed: Vec::new(),
+            list_bytes_left: list_bytes,
+            cut: false,
+            visits: Visits::new(cancel),
+            allowance: Allowance::of(partition),
+            unread: 0,
+            uncompared,
+        };
+        // Hostile bytes must not end the caller, whatever a crate makes of them.
+        let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
+            let mut trees = Trees { old: tree::open(from, partition)?, new: tree::open(to, partition)? };
+            let root = (trees.old.root(), trees.new.root());
+            walk.directory(&mut trees, &root.0, &root.1, 0)
+        }));
+        outcome.unwrap_or_else(|_| Err(tree::fault("it is damaged"))).map(|()| walk)
     };
-    // Hostile bytes must not end the caller, whatever a crate makes of them.
-    let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
-        let mut trees = Trees { old: tree::open(from, partition)?, new: tree::open(to, partition)? };
-        let root = (trees.old.root(), trees.new.root());
-        walk.directory(&mut trees, &root.0, &root.1, 0)
-    }));
+    let first = walked(None);
     cancel.check("the comparison")?;
-    let failed = match outcome {
-        Ok(Ok(())) => None,
-        Ok(Err(e)) => Some(e.to_string()),
-        Err(_) => Some("it is damaged".to_owned()),
+    let first = match first {
+        Ok(first) => first,
+        Err(why) => {
+            return Ok((None, Some(format!("{READABLE} that can be read in both versions: {why}"))));
+        }
     };
-    if let Some(why) = failed {
-        *walk.list_bytes_left = list_bytes_before;
-        return Ok((None, Some(format!("{READABLE} that can be read in both versions: {why}"))));
-    }
+    let (walk, not_compared) = if first.has_other_contents() {
+        (first, None)
+    } else {
+        match walked(Some(0)) {
+            Ok(second) => (second, None),
+            Err(why) => (first, Some(why)),
+        }
+    };
+    cancel.check("the comparison")?;
+    *list_bytes_left = walk.list_bytes_left;
     let mut remarks = Vec::new();
     if walk.cut {
         remarks.push(format!(
@@ -100,8 +118,20 @@ pub(super) fn compare(
             walk.unread
         ));
     }
-    walk.changed.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((Some(walk.changed), (!remarks.is_empty()).then(|| remarks.join("; "))))
+    if let Some(files @ 1..) = walk.uncompared {
+        remarks.push(format!(
+            "files with the same size and time of modification that claim more than the partition holds, alone or \
+             together, or that cannot be read, were not compared: {files}"
+        ));
+    }
+    if let Some(why) = not_compared {
+        remarks.push(format!(
+            "files with the same size and time of modification were not compared, since reading them failed: {why}"
+        ));
+    }
+    let mut changed = walk.changed;
+    changed.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((Some(changed), (!remarks.is_empty()).then(|| remarks.join("; "))))
 }
 
 /// The same file system, before and after.
@@ -113,15 +143,22 @@ struct Trees {
 struct Walk<'a> {
     cancel: &'a Cancel,
     changed: Vec<ChangedFile>,
-    list_bytes_left: &'a mut usize,
+    list_bytes_left: usize,
     cut: bool,
     visits: Visits,
     allowance: Allowance,
     /// Files that count as changed because they are longer than what may be read.
     unread: u64,
+    /// Files with the same size and time that were to be compared and were not. `None`: none are to be.
+    uncompared: Option<u64>,
 }
 
 impl Walk<'_> {
+    /// Whether something was found that has other contents than before.
+    fn has_other_contents(&self) -> bool {
+        self.changed.iter().any(|file| file.change != FileChange::Attributes)
+    }
+
     fn note(&mut self, node: &Node, change: FileChange) {
         if self.changed.len() >= CHANGED_FILES_MAX {
             self.cut = true;
@@ -133,7 +170,7 @@ impl Walk<'_> {
             self.cut = true;
             return;
         };
-        *self.list_bytes_left = left;
+        self.list_bytes_left = left;
         self.changed.push(ChangedFile { path, change, size_bytes: node.size_bytes });
     }
 
@@ -213,19 +250,40 @@ impl Walk<'_> {
         let differs = match now.kind {
             Kind::Link => trees.old.link(was)? != trees.new.link(now)?,
             Kind::File if was.size_bytes != now.size_bytes => true,
+            Kind::File if !same_time && self.is_too_long(now) => {
+                self.unread += 1;
+                true
+            }
             Kind::File if !same_time => self.contents_differ(trees, was, now)?,
+            Kind::File => self.is_found_to_differ(trees, was, now),
             _ => false,
         };
         Ok(if differs { Some(FileChange::Changed) } else { attributes })
     }
 
-    fn contents_differ(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> Result<bool, Fault> {
-        if self.allowance.of_file(now.size_bytes) < now.size_bytes {
-            self.unread += 1;
-            return Ok(true);
+    /// Whether more than may be read of it is to be read of a file.
+    fn is_too_long(&self, node: &Node) -> bool {
+        self.allowance.of_file(node.size_bytes) < node.size_bytes
+    }
+
+    /// Whether a file whose size and time are the same has other contents, where these are to be compared and can be.
+    fn is_found_to_differ(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> bool {
+        let Some(uncompared) = self.uncompared else { return false };
+        if !self.is_too_long(now)
+            && let Ok(differs) = self.contents_differ(trees, was, now)
+        {
+            return differs;
         }
+        self.uncompared = Some(uncompared + 1);
+        false
+    }
+
+    /// Compares the contents of two files of one size.
+    fn contents_differ(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> Result<bool, Fault> {
         self.allowance.spend(now.size_bytes);
-        let (mut before, mut after) = (vec![0; COMPARE_BYTES], vec![0; COMPARE_BYTES]);
+        // Most files are short.
+        let len = COMPARE_BYTES.min(usize_of(now.size_bytes));
+        let (mut before, mut after) = (vec![0; len], vec![0; len]);
         let mut at = 0;
         while !self.cancel.is_cancelled() {
             let (old, new) = (trees.old.read(was, at, &mut before)?, trees.new.read(now, at, &mut after)?);
@@ -243,8 +301,10 @@ impl Walk<'_> {
 
 #[cfg(test)]
 mod tests {
+    use headwater_block::{Attempt, ByteRange, Completion, Extent, Geometry, IoError, Op, Request};
+
     use super::*;
-    use crate::diff::crafted::{ROOT_AT, device, fat_in_itself};
+    use crate::diff::crafted::{ROOT_AT, device, entry, fat_in_itself};
     use crate::diff::tree::PATH_BYTES_MAX;
 
     /// What a comparison finds whose list may take so much.
@@ -299,5 +359,53 @@ mod tests {
         let bytes: usize = paths.iter().map(|path| size_of::<ChangedFile>() + path.len()).sum();
         assert!(!paths.is_empty() && bytes <= 1000, "{bytes}");
         assert!(remark.contains("the others are not listed"), "{remark}");
+    }
+
+    /// A disk of which anything but its beginning is read with a panic, as a crate has it that damage surprises.
+    struct Surprising(Arc<dyn Device>);
+
+    impl Device for Surprising {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+
+        fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+            assert!(!matches!(&op, Op::Read { range, .. } if range.offset() > 0), "a surprise");
+            self.0.try_now(op)
+        }
+
+        fn submit(&self, request: Request, done: Completion) {
+            self.0.submit(request, done);
+        }
+
+        fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+            self.0.extents(range, max_extents)
+        }
+    }
+
+    #[test]
+    fn what_was_found_stays_where_comparing_all_contents_fails() {
+        // A file of a whole cluster, which is read only for its contents, and one of which nothing but the time is another.
+        let mut before = fat_in_itself("", 0);
+        before[ROOT_AT..ROOT_AT + 32].copy_from_slice(&entry(b"LARGE      ", 0x20, 2));
+        before[ROOT_AT + 28..ROOT_AT + 32].copy_from_slice(&65_536_u32.to_le_bytes());
+        before[ROOT_AT + 32..ROOT_AT + 64].copy_from_slice(&entry(b"TOUCHED    ", 0x20, 0));
+        let mut after = before.clone();
+        after[ROOT_AT + 32 + 24] = 1;
+        let ((from, partition), (to, _)) = (device(before), device(after));
+        let touched =
+            vec![ChangedFile { path: "/TOUCHED".to_owned(), change: FileChange::Attributes, size_bytes: 0 }];
+        let look = |from: &Arc<dyn Device>| {
+            let mut list_bytes = CHANGED_FILES_BYTES_MAX;
+            let found = compare(from, &to, &partition, &mut list_bytes, &Cancel::new()).unwrap();
+            (found, list_bytes)
+        };
+        let (found, left_bytes) = look(&from);
+        assert_eq!(found, (Some(touched.clone()), None));
+        let surprising: Arc<dyn Device> = Arc::new(Surprising(from));
+        let ((files, remark), left_as_well) = look(&surprising);
+        assert_eq!((files, left_as_well), (Some(touched), left_bytes));
+        let remark = remark.unwrap();
+        assert!(remark.contains("were not compared") && remark.ends_with("it is damaged"), "{remark}");
     }
 }

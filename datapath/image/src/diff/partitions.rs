@@ -41,6 +41,15 @@ pub(crate) struct Partition {
     pub(crate) len_bytes: u64,
 }
 
+impl std::fmt::Display for Partition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.number {
+            0 => f.write_str("the whole disk"),
+            number => write!(f, "partition {number}"),
+        }
+    }
+}
+
 /// The partitions of a disk, as far as their tables can be read.
 #[derive(Debug)]
 pub(crate) struct Found {

@@ -20,7 +20,7 @@ use crate::progress::Cancel;
 use crate::reader::VersionReader;
 use crate::round::Round;
 use crate::units::u64_of;
-use crate::verify::DamagedChunk;
+use crate::verify::Verified;
 
 /// The most files that are listed.
 pub const TOUCHED_FILES_MAX: usize = 10_000;
@@ -38,12 +38,12 @@ pub struct Touched {
     pub remarks: Vec<String>,
 }
 
-/// Finds the files of a version that the damaged chunks touch, at the rate of the round. A version that cannot be opened is a remark.
-/// `progress` is told how many bytes of files were read for that.
+/// Finds the files of a version that the damaged chunks touch, at the rate of the round. Where more chunks are damaged than are listed, all
+/// partitions are looked into. A version that cannot be opened is a remark. `progress` is told how many bytes of files were read for that.
 pub fn files_touched(
     store: &dyn Store,
     manifest: Hash,
-    damaged: &[DamagedChunk],
+    damage: &Verified,
     round: &Round,
     cancel: &Cancel,
     progress: &mut dyn FnMut(u64),
@@ -75,11 +75,12 @@ pub fn files_touched(
     read(0);
     for partition in found.partitions {
         let end = partition.offset_bytes.saturating_add(partition.len_bytes);
-        let is_damaged = damaged.iter().any(|chunk| {
+        let mut listed = damage.damaged.iter();
+        let is_damaged = listed.any(|chunk| {
             chunk.image_offset < end
                 && chunk.image_offset.saturating_add(chunk.image_bytes) > partition.offset_bytes
         });
-        if is_damaged {
+        if is_damaged || damage.unlisted() > 0 {
             look_into(&version, &partition, cancel, &mut touched, &mut read);
         }
         cancel.check("the search for damaged files")?;
@@ -94,7 +95,7 @@ fn look_into(
     touched: &mut Touched,
     read: &mut dyn FnMut(u64),
 ) {
-    let prefix = format!("partition {}: ", partition.number);
+    let prefix = format!("{partition}: ");
     let listed_bytes: usize = touched.files.iter().map(String::len).sum();
     let mut walk = Walk {
         cancel,
@@ -115,25 +116,24 @@ fn look_into(
         walk.directory(&mut *tree, &root, 0)
     }));
     touched.files = walk.files;
-    let number = partition.number;
     match outcome {
         Ok(Ok(())) => {}
-        Ok(Err(e)) => touched.remarks.push(format!("partition {number} is {READABLE} that can be read: {e}")),
-        Err(_) => touched.remarks.push(format!("partition {number} is too damaged to be looked into")),
+        Ok(Err(e)) => touched.remarks.push(format!("{partition} is {READABLE} that can be read: {e}")),
+        Err(_) => touched.remarks.push(format!("{partition} is too damaged to be looked into")),
     }
     if walk.is_cut {
         touched.remarks.push(format!(
-            "partition {number} has files that are not listed: more than {TOUCHED_FILES_MAX} are touched, \
+            "{partition} has files that are not listed: more than {TOUCHED_FILES_MAX} are touched, \
              or their paths have more than {} MiB",
             TOUCHED_PATHS_BYTES_MAX >> 20
         ));
     }
     if let Some(cut) = walk.visits.remark() {
-        touched.remarks.push(format!("partition {number}: {cut}"));
+        touched.remarks.push(format!("{partition}: {cut}"));
     }
     if let Some(first) = walk.first_unread {
         touched.remarks.push(format!(
-            "partition {number} has files that claim more than it holds, alone or together, \
+            "{partition} has files that claim more than it holds, alone or together, \
              and were not read to the end: {}, the first is {first}",
             walk.unread
         ));

@@ -121,6 +121,8 @@ pub(crate) trait Tree {
 
 /// The kinds that are read, for messages.
 pub(crate) const READABLE: &str = "no ext2, ext3, ext4, FAT or NTFS";
+/// Why where none of them is there at all.
+pub(crate) const NONE: &str = "there is none";
 
 /// Opens the file system in a partition.
 pub(crate) fn open(disk: &Arc<dyn Device>, partition: &Partition) -> Result<Box<dyn Tree>, Fault> {
@@ -133,6 +135,7 @@ pub(crate) fn open(disk: &Arc<dyn Device>, partition: &Partition) -> Result<Box<
     if ntfs::is_one(&boot) {
         return Ok(Box::new(ntfs::Ntfs::open(bytes)?));
     }
+    // The last one, so that it says where there is none.
     Ok(Box::new(ext::Ext::open(bytes)?))
 }
 

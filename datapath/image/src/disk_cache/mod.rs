@@ -44,6 +44,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headwater_block::size;
 use headwater_store::Hash;
 use parking_lot::Mutex;
 
@@ -208,8 +209,10 @@ impl DiskCache {
             return Err(ImageError::new(
                 ImageErrorKind::Invalid,
                 format!(
-                    "a chunk cache of {capacity_bytes} bytes in {} is too small: it takes {DISK_CACHE_MIN_BYTES} or more",
-                    dir.display()
+                    "a chunk cache of {} in {} is too small: it takes {} or more",
+                    size::format(capacity_bytes),
+                    dir.display(),
+                    size::format(DISK_CACHE_MIN_BYTES)
                 ),
             ));
         }

@@ -276,7 +276,7 @@ fn import_once(
             "chunks of data objects that are mostly out of use were stored again, so that these go with older versions");
     }
     let damaged_chunks = known.damaged();
-    warn_of_damage(options, &version, damaged_chunks);
+    warn_of_damage(store, options, &version, damaged_chunks);
     Ok(Imported {
         version,
         is_new,
@@ -312,11 +312,11 @@ fn finish_object(
     Ok(finished?.map(|(id, len_bytes)| ObjectRef { id, len_bytes }))
 }
 
-fn warn_of_damage(options: &ImportOptions, version: &Version, damaged_chunks: u64) {
+fn warn_of_damage(store: &dyn Store, options: &ImportOptions, version: &Version, damaged_chunks: u64) {
     if damaged_chunks > 0 {
         tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
-            "the store's copies of chunks are damaged, and others were used or made; older versions need them still: \
-             'headwater image verify' says which");
+            "the store's copies of chunks are damaged, and others were used or made; older versions, of other images too, may need \
+             them: 'headwater store verify {}' says which", store.shown());
     }
 }
 

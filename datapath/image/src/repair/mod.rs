@@ -146,7 +146,7 @@ pub fn repair(
         let again = &mut |at| repair.tell(RepairProgress::Verifying(at));
         let left = verify_in(store, manifest, round, cancel, again)?;
         let is_fewer = left.damaged_chunks < outcome.left.damaged_chunks;
-        let had_more = outcome.left.damaged_chunks > u64_of(outcome.left.damaged.len());
+        let had_more = outcome.left.unlisted() > 0;
         outcome.left = left;
         // Each of them once: so it ends.
         let new = outcome.left.objects.iter().filter(|object| known.insert(object.object)).count();

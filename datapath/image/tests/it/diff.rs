@@ -38,7 +38,9 @@ fn changed_chunks_and_blocks_are_counted() {
     assert_eq!((found.changed_chunks, found.changed_bytes), (3, 4 * 4096));
     assert_eq!(found.partitions[0].number, 0);
     assert!(found.partitions[0].files.is_none());
-    assert!(found.partitions[0].remark.as_ref().unwrap().contains("no ext2, ext3, ext4, FAT or NTFS"));
+    let remark = found.partitions[0].remark.as_deref();
+    let none = "no ext2, ext3, ext4, FAT or NTFS that can be read in both versions: there is none";
+    assert_eq!(remark, Some(none));
     assert_eq!(compare(&store, second, first).changed_bytes, found.changed_bytes);
     // A larger disk: what is new counts unless it is zero.
     disk.resize(3 << 20, 0);
@@ -155,6 +157,69 @@ fn changed_files_of_ext4_are_named() {
     }
 }
 
+/// Images are built with one time for all files, and copies keep the time of what they copy.
+#[test]
+fn files_of_one_size_and_time_are_compared_where_nothing_else_explains_the_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir_all(tree.join("etc")).unwrap();
+    let mut large = vec![0; 3 << 20];
+    noise(&mut large, 7);
+    let build = |version: &str, large: &[u8]| {
+        for (name, content) in
+            [("etc/version", version.as_bytes()), ("large", large), ("kept", b"kept"), ("empty", b"")]
+        {
+            fs::write(tree.join(name), content).unwrap();
+            let file = fs::File::options().write(true).open(tree.join(name)).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_600_000_000)).unwrap();
+        }
+        let image = dir.path().join("fs.img");
+        let _ = fs::remove_file(&image);
+        let (tree, path) = (tree.to_str().unwrap(), image.to_str().unwrap());
+        run("e2fsprogs", "mke2fs", &["-q", "-t", "ext4", "-d", tree, path, "16M"]);
+        fs::read(image).unwrap()
+    };
+    let before = build("1.2.3", &large);
+    // Behind the first piece that is compared.
+    large[2_900_000] ^= 1;
+    let after = build("1.2.4", &large);
+    let (_kept, store) = store();
+    let (from, to) = (add(&store, before), add(&store, after));
+    let expected = [("/etc/version", FileChange::Changed), ("/large", FileChange::Changed)];
+    expect(&compare(&store, from, to), &expected);
+    // The same files in another image: what changed is not in them.
+    let again = add(&store, build("1.2.4", &large));
+    expect(&compare(&store, to, again), &[]);
+}
+
+/// What was changed without its file system being told.
+fn with_other_content(disk: &[u8], content: &[u8]) -> Vec<u8> {
+    let mut disk = disk.to_vec();
+    let at = disk.windows(content.len()).position(|window| window == content).unwrap();
+    disk[at] ^= 1;
+    disk
+}
+
+#[test]
+fn content_that_was_changed_alone_is_found_and_a_file_that_cannot_be_compared_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let before = fat(dir.path(), "12", 2).0;
+    let after = with_other_content(&before, b"hello");
+    let expected = [("/EFI/lower.txt", FileChange::Changed)];
+    expect(&compare(&store, add(&store, before), add(&store, after)), &expected);
+
+    file_system(dir.path());
+    // Reading as many zeroes as it claims would take hours.
+    let before = debugfs(dir.path(), "set_inode_field /large size 1099511627776\n");
+    let after = with_other_content(&before, b"hello");
+    let partition = compare(&store, add(&store, before), add(&store, after)).partitions.remove(0);
+    let files: Vec<_> = partition.files.unwrap().into_iter().map(|f| (f.path, f.change)).collect();
+    assert_eq!(files, [("/etc/motd".to_owned(), FileChange::Changed)]);
+    let remark = partition.remark.unwrap();
+    assert!(remark.contains("were not compared: 1"), "{remark}");
+}
+
 fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
     let partition = &found.partitions[0];
     assert_eq!(partition.remark, None);
@@ -164,7 +229,7 @@ fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
     assert_eq!(files, expected);
 }
 
-/// A file outside with this content and a time of change.
+/// A file outside with this content and a time of modification.
 fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
     let path = dir.join("content");
     fs::write(&path, content).unwrap();

@@ -1,12 +1,15 @@
-//! Damage is reported with the files that it touches.
+//! Damage is reported with the files that it touches, and where more is damaged than is listed with all versions that may have it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::fixture::{flip, import_bytes, noise, store};
 use crate::repair::{CHUNK_BYTES, check, object_path, place, spoil};
-use headwater_image::{Cancel, DamagedChunk, Round, files_touched};
+use headwater_image::verify::DAMAGED_LISTED_MAX;
+use headwater_image::{Cancel, Manifest, Round, Verified, files_touched, versions_touched};
+use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::run;
 
 #[test]
@@ -39,23 +42,23 @@ fn damage_is_reported_with_the_files_that_it_touches() {
     flip(&path, at as u64);
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, 1);
-    let search = |damaged: &[DamagedChunk], round: &Round, progress: &mut dyn FnMut(u64)| {
-        files_touched(&store, version.manifest, damaged, round, &Cancel::new(), progress).unwrap()
+    let search = |damage: &Verified, round: &Round, progress: &mut dyn FnMut(u64)| {
+        files_touched(&store, version.manifest, damage, round, &Cancel::new(), progress).unwrap()
     };
     let mut told = Vec::new();
-    let touched = search(&found.damaged, &Round::new(None), &mut |read_bytes| told.push(read_bytes));
-    assert_eq!((touched.files, touched.remarks), (vec!["partition 0: /two".to_owned()], vec![]));
+    let touched = search(&found, &Round::new(None), &mut |read_bytes| told.push(read_bytes));
+    assert_eq!((touched.files, touched.remarks), (vec!["the whole disk: /two".to_owned()], vec![]));
     // Two of the files can be read to the end.
     assert!(told.is_sorted() && told.last() >= Some(&(2 << 20)), "{told:?}");
     // The search reads 3 MiB and more, and holds the rate of its round, too.
     let (began, round) = (Instant::now(), Round::new(Some(6 << 20)));
-    let touched = search(&found.damaged, &round, &mut |_| {});
-    assert_eq!(touched.files, ["partition 0: /two"]);
+    let touched = search(&found, &round, &mut |_| {});
+    assert_eq!(touched.files, ["the whole disk: /two"]);
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
-    assert!(search(&[], &Round::new(None), &mut |_| {}).files.is_empty());
+    assert!(search(&Verified::default(), &Round::new(None), &mut |_| {}).files.is_empty());
     // A version that cannot be opened at all is told so.
     fs::remove_file(&path).unwrap();
-    let touched = search(&found.damaged, &Round::new(None), &mut |_| {});
+    let touched = search(&found, &Round::new(None), &mut |_| {});
     assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1));
 }
 
@@ -86,7 +89,7 @@ fn touched_by(disk: &[u8], places: &[usize]) -> headwater_image::Touched {
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, places.len() as u64);
     let round = Round::new(None);
-    files_touched(&store, version.manifest, &found.damaged, &round, &Cancel::new(), &mut |_| {}).unwrap()
+    files_touched(&store, version.manifest, &found, &round, &Cancel::new(), &mut |_| {}).unwrap()
 }
 
 /// Where debugfs says that the inode of a file lies.
@@ -107,7 +110,7 @@ fn a_file_whose_inode_is_damaged_hides_no_other_one() {
     let content = disk.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
     let touched = touched_by(&disk, &[inode_place(&image, "/many/file-890"), content]);
     assert_eq!(touched.remarks, Vec::<String>::new());
-    let is_named = |path: &str| touched.files.contains(&format!("partition 0: {path}"));
+    let is_named = |path: &str| touched.files.contains(&format!("the whole disk: {path}"));
     assert!(is_named("/many/file-890") && is_named("/many/large"), "{:?}", touched.files);
     for sound in ["/", "/many", "/many/file-0", "/many/file-300"] {
         assert!(!is_named(sound), "{sound} in {:?}", touched.files);
@@ -123,9 +126,18 @@ fn a_sparse_file_is_searched_for_damage_no_further_than_its_partition_is_large()
     let disk = fs::read(image).unwrap();
     let content = disk.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
     let touched = touched_by(&disk, &[content]);
-    assert_eq!(touched.files, ["partition 0: /many/large"]);
+    assert_eq!(touched.files, ["the whole disk: /many/large"]);
     assert_eq!(touched.remarks.len(), 1);
     assert!(touched.remarks[0].contains("end: 1, the first is /many/sparse"), "{:?}", touched.remarks);
+}
+
+/// Puts a primary partition, in bytes, into the table of a disk.
+fn put_primary(disk: &mut [u8], slot: usize, (kind, start, len): (u8, usize, usize)) {
+    let entry = &mut disk[446 + 16 * slot..][..16];
+    entry[4] = kind;
+    entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+    entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
 }
 
 /// Each table of logical partitions says where the next one is.
@@ -138,13 +150,8 @@ fn a_damaged_table_of_logical_partitions_hides_no_primary_one() {
     let extended = start + primary.len();
     let mut disk = vec![0; extended + (2 << 20)];
     disk[start..extended].copy_from_slice(&primary);
-    for (slot, kind, start, len) in [(0, 0x83, start, primary.len()), (1, 0x05, extended, 2 << 20)] {
-        let entry = &mut disk[446 + 16 * slot..][..16];
-        entry[4] = kind;
-        entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
-        entry[12..].copy_from_slice(&((len / 512) as u32).to_le_bytes());
-    }
-    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    put_primary(&mut disk, 0, (0x83, start, primary.len()));
+    put_primary(&mut disk, 1, (0x05, extended, 2 << 20));
     // What the table says does not matter: it cannot be read.
     noise(&mut disk[extended..extended + CHUNK_BYTES], 3);
     let content = disk.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
@@ -152,4 +159,59 @@ fn a_damaged_table_of_logical_partitions_hides_no_primary_one() {
     assert_eq!(touched.files, ["partition 1: /many/large"]);
     assert_eq!(touched.remarks.len(), 1, "{:?}", touched.remarks);
     assert!(touched.remarks[0].contains("logical partitions may be missing"), "{:?}", touched.remarks);
+}
+
+#[test]
+fn damage_that_is_not_listed_touches_versions_and_files_too() {
+    const SMALL: usize = 4096;
+    /// Chunks of the first partition. As threads read chunks out of order by less than a thousand, none behind them is listed.
+    const CHUNKS: usize = DAMAGED_LISTED_MAX + 2000;
+    let dir = tempfile::tempdir().unwrap();
+    let (image, large) = ext4_with(dir.path(), "write \"EMPTY\" /many/empty\n");
+    let files = fs::read(image).unwrap();
+    let first = 1_usize << 20;
+    let second = first + CHUNKS * SMALL;
+    let mut disk = vec![0; second + files.len()];
+    for (chunk, number) in disk[first..second].chunks_mut(SMALL).zip(1_u64..) {
+        chunk[..8].copy_from_slice(&number.to_le_bytes());
+    }
+    disk[second..].copy_from_slice(&files);
+    put_primary(&mut disk, 0, (0x83, first, second - first));
+    put_primary(&mut disk, 1, (0x83, second, files.len()));
+
+    let kept = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(kept.path(), Access::Write { new_chunk_bytes: SMALL as u32 }).unwrap();
+    let version = import_bytes(&store, "disk", &disk).version;
+    // One has only what lies in the second partition, and one has nothing of the disk.
+    let shared = import_bytes(&store, "shares", &files).version;
+    assert_eq!((version.objects.len(), &shared.objects), (1, &version.objects));
+    let mut apart = vec![0; 1 << 20];
+    noise(&mut apart, 9);
+    import_bytes(&store, "apart", &apart);
+
+    let content = second + files.windows(64).position(|window| window == &large[500_000..500_064]).unwrap();
+    let rots = |index: u64| {
+        let chunk = index as usize * SMALL;
+        (first..second).contains(&chunk) || chunk == content / SMALL * SMALL
+    };
+    let manifest = Manifest::decode(&store.manifest(version.manifest).unwrap()).unwrap();
+    let path = object_path(kept.path(), &version);
+    let mut object = fs::read(&path).unwrap();
+    for (_, chunk) in manifest.data().filter(|(index, _)| rots(*index)) {
+        object[chunk.offset as usize..][..chunk.stored_bytes as usize].fill(0);
+    }
+    File::options().write(true).open(&path).unwrap().write_all_at(&object, 0).unwrap();
+    let found = check(&store, &version);
+    assert_eq!((found.damaged_chunks, found.unlisted()), (CHUNKS as u64 + 1, 2001));
+    assert!(found.damaged.iter().all(|chunk| chunk.image_offset < second as u64));
+
+    let round = Round::new(None);
+    let mut versions = versions_touched(&store, &found, &round, &Cancel::new(), &mut |_, _| {}).unwrap();
+    versions.sort();
+    assert_eq!(versions, ["disk@1", "shares@1"]);
+    let touched =
+        files_touched(&store, version.manifest, &found, &round, &Cancel::new(), &mut |_| {}).unwrap();
+    assert_eq!(touched.files, ["partition 2: /many/large"]);
+    // The first one has no file system.
+    assert_eq!(touched.remarks.len(), 1, "{:?}", touched.remarks);
 }
