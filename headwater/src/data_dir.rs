@@ -135,10 +135,18 @@ impl DataDir {
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| write!(file, "{}", std::process::id()))
             .with_context(failed)?;
-        for dir in [self.store(), self.cache(), self.run()] {
+        // Not the store's: where the start is refused because that is gone, what is moved to its place must not end up inside of it.
+        for dir in [self.cache(), self.run()] {
             builder.create(&dir).with_context(failed)?;
         }
         Ok(DataDirLock { _file: file })
+    }
+
+    /// Makes the store's directory where it is missing, for its owner only. The directory's lock is held.
+    pub fn make_store(&self) -> anyhow::Result<()> {
+        let (dir, mut builder) = (self.store(), std::fs::DirBuilder::new());
+        builder.recursive(true).mode(0o700);
+        builder.create(&dir).with_context(|| format!("cannot make the store {}", dir.display()))
     }
 
     fn check_owner(&self, user: u32) -> anyhow::Result<()> {
@@ -193,7 +201,11 @@ mod tests {
         std::fs::write(dir.path().join("deep/data/daemon.id"), "").unwrap();
         assert!(data_dir.identity().unwrap_err().to_string().contains("daemon.id"));
         drop(held);
-        data_dir.lock().unwrap();
+        let _held = data_dir.lock().unwrap();
+        assert!(!data_dir.store().exists());
+        data_dir.make_store().unwrap();
+        data_dir.make_store().unwrap();
+        assert_eq!(data_dir.store().metadata().unwrap().mode() & 0o777, 0o700);
     }
 
     #[test]

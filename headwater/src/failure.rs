@@ -177,7 +177,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(kind.exit_code());
     }
     match link.downcast_ref() {
-        Some(ServeError::Invalid(_)) => return Some(USAGE),
+        Some(ServeError::Invalid(_) | ServeError::Tls { .. }) => return Some(USAGE),
         Some(ServeError::Listen { source, .. }) => {
             return may_not_listen(source).map(ProblemKind::exit_code).or_else(|| code_of_link(source));
         }
@@ -234,7 +234,7 @@ pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
         StoreErrorKind::InUse | StoreErrorKind::Locked => ProblemKind::Conflict,
         StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat => ProblemKind::Damaged,
         StoreErrorKind::NoSpace => ProblemKind::NoSpace,
-        StoreErrorKind::Unreachable | StoreErrorKind::Io => ProblemKind::Failed,
+        StoreErrorKind::Unreachable | StoreErrorKind::Unknown | StoreErrorKind::Io => ProblemKind::Failed,
     }
 }
 
@@ -247,7 +247,7 @@ pub fn image_kind(kind: ImageErrorKind) -> ProblemKind {
         ImageErrorKind::Busy => ProblemKind::Conflict,
         ImageErrorKind::NoSpace => ProblemKind::NoSpace,
         ImageErrorKind::Cancelled => ProblemKind::Cancelled,
-        ImageErrorKind::Io => ProblemKind::Failed,
+        ImageErrorKind::Unknown | ImageErrorKind::Io => ProblemKind::Failed,
     }
 }
 
@@ -274,6 +274,8 @@ mod tests {
         ] {
             assert_eq!(exit_code(&refused), 2, "{refused}");
         }
+        let swapped = ServeError::Tls { file: "key.pem".into(), why: "it holds no private key".to_owned() };
+        assert_eq!(exit_code(&anyhow::Error::new(swapped)), 2);
         let newer = DbError::Newer { path: "db".to_owned(), format: 9, known: 8 };
         assert_eq!(exit_code(&anyhow::Error::new(newer)), 6);
         let source = Box::new(DbError::Damaged("malformed".to_owned()));

@@ -69,6 +69,11 @@ pub fn is_damaged(chunks: u64) -> String {
     }
 }
 
+/// How what was found damaged is put right, where no store was named to repair it from; `command` is what found it.
+pub fn how_to_repair(command: &str) -> String {
+    format!("'headwater {command} --repair-from STORE' repairs what STORE, another store, has right")
+}
+
 /// What a remark means for who reads the list of files.
 pub fn not_named(remark: &str) -> String {
     format!("files may be touched that are not named: {}", printable(remark))
@@ -173,7 +178,7 @@ fn check_whole(
         let told = &mut |seen, all| progress(Doing::LookingForVersions { seen, all });
         versions = versions_touched(store, &left, round, cancel, told)?;
         let told = &mut |read_bytes| progress(Doing::LookingForFiles { read_bytes });
-        touched = files_touched(store, hash, &left.damaged, round, cancel, told)?;
+        touched = files_touched(store, hash, &left, round, cancel, told)?;
     }
     let damaged_chunks = left.damaged_chunks;
     let damage = left.damage().into_iter().chain(reasons).collect();

@@ -87,6 +87,22 @@ pub struct ChannelPointer {
     pub author: String,
 }
 
+/// What came of a promotion.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Promoted {
+    /// The channel.
+    pub channel: Channel,
+    /// The version to which it points now, or will.
+    pub version: u64,
+    /// Since when, or from when on.
+    pub at_ms: u64,
+    /// Who asked for it.
+    pub author: String,
+    /// The promotion to come of the channel whose place it took, and that will not happen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forgets: Option<ChannelPointer>,
+}
+
 /// What came of taking a promotion back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reverted {
@@ -192,6 +208,61 @@ pub struct ImportRequest {
     /// A line for people about the version.
     #[serde(default)]
     pub note: String,
+}
+
+/// The store whose versions are to come here, and which of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PullRequest {
+    /// A directory of the daemon's host by its absolute path, `s3://BUCKET/PREFIX`, or `https://HOST[,https://HOST..]`.
+    pub source: String,
+    /// Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all that it has, with the
+    /// channels, promotions to come, notes and what is retired.
+    #[serde(default)]
+    pub images: Vec<String>,
+}
+
+/// What a pull did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PullReport {
+    /// Versions that are new here.
+    pub versions: u32,
+    /// Versions that were here already.
+    pub present: u32,
+    /// Data objects that were copied.
+    pub objects: u32,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Images whose channels, promotions to come, notes or retired versions are the source's now, and were not.
+    pub followed: u32,
+    /// The images that are not what they were.
+    pub images: Vec<PulledImage>,
+    /// Why other versions did not come: the source has lost or damaged some of them, or a list of versions cannot be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_copied: Vec<Problem>,
+}
+
+/// What a pull did to an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PulledImage {
+    /// Its name.
+    pub image: String,
+    /// The numbers of its versions that are new here.
+    pub versions: Vec<u64>,
+    /// Whether the newest version of the image is one of these.
+    pub newest: bool,
+    /// Whether its channels, promotions to come, notes or retired versions are the source's now, and were not.
+    pub followed: bool,
+    /// The version that machines booted which name the image alone. Absent: there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub booted: Option<u64>,
+    /// The one that they boot from their next boot on. Absent: there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boots: Option<u64>,
+    /// The machine that edits the image, over an older version than the newest, which came now: what it does is sealed over that
+    /// only where the request says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub edited_by: Option<String>,
 }
 
 /// What tells a file of a host from all others, as `stat` gives it.
@@ -344,8 +415,8 @@ pub struct VerifyReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {
-    /// Stores and servers that may have what is damaged here: directories of the daemon's host, `s3://BUCKET/PREFIX`,
-    /// `https://HOST[,https://HOST..]`. The first one that has it is taken.
+    /// Stores and servers that may have what is damaged here: directories of the daemon's host by their absolute paths,
+    /// `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has it is taken.
     #[serde(default)]
     pub repair_from: Vec<String>,
     /// How many bytes of the store are read a second at most; absent: as many as it gives. Not 0.

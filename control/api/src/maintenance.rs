@@ -26,6 +26,9 @@ pub struct Edit {
     pub since_ms: u64,
     /// Who began it.
     pub author: String,
+    /// Why the machine could not be started on its disk now for want of space, in the answer to `POST` of an edit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// What a version that is made of a disk is called.

@@ -5,7 +5,7 @@ mod suite;
 use std::sync::Arc;
 
 use headwater_db::sqlite::SqliteDatabase;
-use headwater_db::{Database, DbError};
+use headwater_db::{Database, DbError, Secret};
 
 async fn fresh() -> (tempfile::TempDir, SqliteDatabase) {
     let dir = tempfile::tempdir().unwrap();
@@ -50,6 +50,34 @@ async fn what_was_saved_is_there_after_reopening() {
     let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
     let kept = db.read().await.unwrap().machines().by_name("kept").await.unwrap();
     assert_eq!(kept, Some(suite::machine("kept")));
+}
+
+#[tokio::test]
+async fn nothing_of_a_removed_machine_can_be_read_any_more() {
+    let (dir, db) = fresh().await;
+    let (key, text) = ("the private host key of that machine", "the user data of that machine");
+    let mut gone = suite::machine("gone");
+    gone.ssh_host_key_private = Secret::new(key.to_owned());
+    // More than a page of the file.
+    gone.identity.user_data = Some(text.repeat(1000));
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&suite::machine("kept")).await.unwrap();
+    repo.machines().add(&gone).await.unwrap();
+    repo.save().await.unwrap();
+    let found = |what: &str| {
+        let files = std::fs::read_dir(dir.path()).unwrap();
+        let bytes = files.map(|file| std::fs::read(file.unwrap().path()).unwrap());
+        let what = what.as_bytes();
+        bytes.map(|bytes| bytes.windows(what.len()).filter(|part| *part == what).count()).sum::<usize>()
+    };
+    assert!(found(key) > 0 && found(text) > 0, "they are somewhere else");
+    let mut repo = db.write().await.unwrap();
+    repo.machines().remove(gone.uuid).await.unwrap();
+    repo.save().await.unwrap();
+    // At once, and not only at the end of the daemon.
+    assert_eq!((found(key), found(text)), (0, 0));
+    db.close().await;
+    assert_eq!((found(key), found(text)), (0, 0));
 }
 
 #[tokio::test]

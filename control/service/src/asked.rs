@@ -10,7 +10,8 @@
 //! changed something looks for what came of it.
 //!
 //! Where that is older than what the daemon changed since, or the store does not answer, it is said to be outdated.
-//! What decides anything asks the store itself.
+//! What decides anything waits for the store itself. Where one across a network cannot be reached, what a reference means is as it was
+//! when its image was last looked up (`StoredImages::resolve` of the program), so that machines start; all else fails then.
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -1,10 +1,11 @@
 //! Carrying out promotions whose time has come.
 
-use headwater_api::{Channel, ImageVersion, Problem, ProblemKind};
+use headwater_api::words::time;
+use headwater_api::{Channel, ChannelPointer, ImageVersion, Problem, ProblemKind};
 
 use crate::Service;
 use crate::answer::problem;
-use crate::backend::{Promoted, Promotion};
+use crate::backend::{BackendError, Promoted, Promotion};
 use crate::extract::Actor;
 
 impl Service {
@@ -13,14 +14,21 @@ impl Service {
     pub(crate) async fn promote_due(&self) {
         let Promoted { done, failed } = match self.images().promote_due(self.now_ms()).await {
             Ok(promoted) => promoted,
-            Err(e) => Promoted { done: Vec::new(), failed: vec![e] },
+            Err(e) => {
+                tracing::error!("cannot carry out the promotions that are due: {}", problem(&e));
+                return;
+            }
         };
-        for e in failed {
-            tracing::error!("cannot carry out the promotions that are due: {}", problem(&e));
+        let daemon = Actor::daemon();
+        for (image, e) in failed {
+            tracing::error!(image, "cannot carry out the promotions that are due: {}", problem(&e));
+            if e.is_unknown() {
+                self.image_change_tried(&daemon, &image, ("promotion tried", "what was due"), &e).await;
+            }
         }
         for (promotion, before) in done {
             let detail = format!("{}, as {} asked", moved(&promotion, before), promotion.author);
-            self.image_changed(&Actor::daemon(), &promotion.image, "promoted", detail).await;
+            self.image_changed(&daemon, &promotion.image, "promoted", detail).await;
         }
     }
 }
@@ -49,6 +57,34 @@ impl Service {
         self.store_changed();
         self.note(self.event(actor, format!("image {image}"), action, detail)).await;
     }
+
+    /// What came of a change of an image in the store. Where its answer was lost, the history says that it was tried, and what it was.
+    pub(crate) async fn or_tried<T>(
+        &self,
+        actor: &Actor,
+        image: &str,
+        tried: (&'static str, &str),
+        outcome: Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        if let Err(e) = &outcome
+            && e.is_unknown()
+        {
+            self.image_change_tried(actor, image, tried, e).await;
+        }
+        outcome
+    }
+
+    /// Notes a change of an image that failed, and may have been made all the same.
+    pub(crate) async fn image_change_tried(
+        &self,
+        actor: &Actor,
+        image: &str,
+        (action, what): (&'static str, &str),
+        error: &BackendError,
+    ) {
+        let detail = format!("{what}, and whether that was done is not known: {}", problem(error));
+        self.image_changed(actor, image, action, detail).await;
+    }
 }
 
 /// What a promotion did, in words.
@@ -61,6 +97,20 @@ pub(crate) fn moved(promotion: &Promotion, before: Option<u64>) -> String {
     }
 }
 
+/// A promotion, as clients see it.
+pub(crate) fn pointer(promotion: Promotion) -> ChannelPointer {
+    let Promotion { channel, version, at_ms, author, image: _ } = promotion;
+    ChannelPointer { channel, version, at_ms, author }
+}
+
+/// What a promotion did beside, in words: the one to come that it took the place of will not happen.
+pub(crate) fn forgotten(forgets: Option<&Promotion>) -> String {
+    let told = |Promotion { version, at_ms, .. }: &Promotion| {
+        format!("; forgets version {version} at {}", time(*at_ms))
+    };
+    forgets.map(told).unwrap_or_default()
+}
+
 /// The version that a reference must name by number or hash: what a channel means may change meanwhile.
 pub(crate) async fn named_version(service: &Service, text: &str) -> Result<ImageVersion, Problem> {
     let reference = headwater_api::name::ImageRef::parse(text)?;
@@ -69,6 +119,20 @@ pub(crate) async fn named_version(service: &Service, text: &str) -> Result<Image
         return Err(Problem::new(ProblemKind::Invalid, message).advise("write IMAGE@NUMBER or IMAGE@HASH"));
     }
     service.images().resolve(&reference).await.map_err(|e| problem(&e))
+}
+
+/// The version to promote, named in the same way. Numbers may share a hash, and one that is retired would be refused: then the newest of
+/// the others is meant.
+pub(crate) async fn version_to_promote(service: &Service, text: &str) -> Result<ImageVersion, Problem> {
+    let version = named_version(service, text).await?;
+    let is_number = |name: &str| name.parse() == Ok(version.number);
+    if !version.retired || text.split_once('@').is_some_and(|(_, name)| is_number(name)) {
+        return Ok(version);
+    }
+    let image = service.images().image(&version.image).await.map_err(|e| problem(&e))?;
+    let versions = image.map(|image| image.versions).unwrap_or_default();
+    let in_use = versions.into_iter().rev().find(|it| it.hash == version.hash && !it.retired);
+    Ok(in_use.unwrap_or(version))
 }
 
 /// The image that a reference names, which must not name a version.

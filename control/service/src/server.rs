@@ -195,6 +195,8 @@ async fn serve_bounded(
         let (router, stop) = (router.clone(), stop.clone());
         connections.spawn(async move {
             tokio::select! {
+                // First: a request that is there already is answered, if only that it must be asked again.
+                biased;
                 () = serve_connection(stream, (address, place.entry()), router, limits, stop) => {}
                 () = place.must_go() => {
                     tracing::debug!(client = %address, "a connection without the token made room for another one");
@@ -270,8 +272,11 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
 
 async fn require_token(State(token): State<Token>, request: Request, next: Next) -> Response {
     if token.is_in(request.headers()) {
-        if let Some(entry) = request.extensions().get::<Entry>() {
-            entry.let_in();
+        if request.extensions().get::<Entry>().is_some_and(|entry| !entry.let_in()) {
+            // It ends with its connection, which may be in the middle of it.
+            let message = "all places for connections are taken, and this one makes room for another";
+            let problem = Problem::new(ProblemKind::Unavailable, message);
+            return refusal(problem.advise("connect and ask again: nothing was begun"));
         }
         return next.run(request).await;
     }
@@ -319,6 +324,12 @@ mod tests {
         Limits { connections, strangers_many: usize::MAX, stranger_grace: SOON * 60, head: SOON }
     }
 
+    fn token() -> Token {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "ab".repeat(32)).unwrap();
+        Token::load_or_make(&dir.path().join("token"), &crate::backend::SystemRandom).unwrap()
+    }
+
     /// A server of one path, how many it answered at once at most, and its address.
     async fn served(limits: Limits) -> (SocketAddr, Arc<AtomicUsize>, watch::Sender<bool>) {
         let listener = bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
@@ -331,12 +342,9 @@ mod tests {
             now.fetch_sub(1, Ordering::SeqCst);
             format!("{peer:?}")
         };
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("token"), "ab".repeat(32)).unwrap();
-        let token = Token::load_or_make(&dir.path().join("token"), &crate::backend::SystemRandom).unwrap();
         let router = Router::new()
             .route("/", get(answer))
-            .layer(middleware::from_fn_with_state(token, require_token))
+            .layer(middleware::from_fn_with_state(token(), require_token))
             .layer(middleware::from_fn(refuse_browsers));
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(serve_bounded(listener, router, limits, stopped));
@@ -404,6 +412,46 @@ mod tests {
             let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.unwrap();
         }
         answered(&mut guest).await;
+    }
+
+    #[tokio::test]
+    async fn nothing_is_begun_for_who_was_chosen_to_give_way_before_he_showed_the_token() {
+        for (is_let_in, connection, expected, runs) in
+            [(false, "keep-alive", "HTTP/1.1 503", 0), (true, "close", "HTTP/1.1 200", 1)]
+        {
+            let all = Places::new(1, 1, SOON * 60);
+            let place = all.take().await.unwrap();
+            if is_let_in {
+                place.entry().let_in();
+            }
+            let is_taken = tokio::select! {
+                biased;
+                other = all.take() => other.is_none(),
+                () = std::future::ready(()) => true,
+            };
+            assert!(is_taken && place.entry().must_go() != is_let_in);
+            let ran = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&ran);
+            let answer = move || async move {
+                counted.fetch_add(1, Ordering::SeqCst);
+                "done"
+            };
+            let router = Router::new()
+                .route("/", get(answer))
+                .layer(middleware::from_fn_with_state(token(), require_token));
+            let listener = bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let (_stop, stopped) = watch::channel(false);
+            let serving = tokio::spawn(async move {
+                let (stream, client) = listener.accept().await.unwrap();
+                serve_connection(stream, (client, place.entry()), router, places(1), stopped).await;
+            });
+            // It ends the connection by itself.
+            let answer = ask(address, &with_token().replace("close", connection)).await;
+            assert!(answer.starts_with(expected), "{answer}");
+            assert_eq!(ran.load(Ordering::SeqCst), runs);
+            serving.await.unwrap();
+        }
     }
 
     #[tokio::test]

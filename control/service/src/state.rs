@@ -51,7 +51,7 @@ struct Inner {
     started_at_ms: u64,
     active: Mutex<HashMap<Uuid, Arc<Active>>>,
     locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
-    /// Kept disks that a version is being made of.
+    /// Kept disks that a version is being made of, and machines whose disk is not kept.
     sealing: Mutex<HashSet<Uuid>>,
     /// Machines whose guests restarted and that are not on again, each with whose work that is, and why it failed so far.
     restarting: Mutex<HashMap<Uuid, Arc<Mutex<Option<Alarm>>>>>,
@@ -263,7 +263,8 @@ impl Service {
         self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).entry(uuid).or_default().clone()
     }
 
-    /// Notes that a version is being made of a kept disk, until the guard is dropped; `None` where one is.
+    /// Notes that a version is being made of a kept disk, or of that of a machine whose disk is not kept, until the guard is dropped;
+    /// `None` where one is.
     pub(crate) fn begin_sealing(&self, disk: Uuid) -> Option<Sealing> {
         let begun = self.sealing_set().insert(disk);
         begun.then(|| Sealing { service: self.clone(), disk })

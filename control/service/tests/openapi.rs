@@ -41,11 +41,26 @@ fn every_operation_tells_how_it_is_refused() {
     let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
     for (path, methods) in described["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
-            for status in ["400", "401"] {
+            for status in ["400", "401", "500"] {
                 let content = &operation["responses"][status]["content"]["application/json"];
                 let schema = &content["schema"]["$ref"];
                 assert_eq!(schema, "#/components/schemas/Problem", "{status} of {method} {path}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_a_change_of_a_machine_may_come_to_is_told() {
+    let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
+    // As docs/api.md says: off or on and not noted, and a kept disk whose files are gone.
+    for (verb, statuses) in
+        [("stop", &["404", "507"][..]), ("start", &["409", "422", "507"]), ("reset", &["409", "422", "507"])]
+    {
+        let responses =
+            &described["paths"][format!("/api/v1/machines/{{machine}}/{verb}")]["post"]["responses"];
+        for status in statuses {
+            assert!(responses[status].is_object(), "{status} of {verb}");
         }
     }
 }

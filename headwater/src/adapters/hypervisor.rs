@@ -25,6 +25,9 @@ const QUIET_SOON: Duration = Duration::from_millis(100);
 /// How long a guest that does not do so is waited for: one that is always busy is frozen all the same.
 const QUIET_PATIENCE: Duration = Duration::from_secs(1);
 
+const NO_AGENT: &str = "install qemu-guest-agent in the image; 'headwater machine console' works without, and shows whether the guest \
+                        stands still";
+
 /// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
 const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -248,8 +251,13 @@ fn failed(error: Error) -> BackendError {
         | Error::Monitor { .. }
         | Error::Agent { .. }
         | Error::Protocol { .. }
-        | Error::Timeout { .. } => ProblemKind::Failed,
+        | Error::Timeout { .. }
+        | Error::NoAgent { .. } => ProblemKind::Failed,
     };
     // Its message holds its causes already.
-    BackendError::new(kind, error.to_string())
+    let failed = BackendError::new(kind, error.to_string());
+    match error {
+        Error::NoAgent { .. } => failed.advise(NO_AGENT),
+        _ => failed,
+    }
 }

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
@@ -11,9 +10,10 @@ use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
-use headwater_image::{Cancel, Difference, ImageError, ImportOptions, Round};
+use headwater_image::{Cancel, Difference, ImageError, ImageErrorKind, Round};
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
+    PullOrder, PullOutcome,
 };
 use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use crate::adapters::disks::blocking;
 use crate::adapters::holds::{DaemonName, heard};
 use crate::adapters::promotions::Promotions;
-use crate::adapters::{boot_traces, convert, sources};
+use crate::adapters::{boot_traces, convert, pulls, sources};
 use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
 use crate::stores::Credentials;
@@ -149,21 +149,33 @@ impl Images for StoredImages {
 
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         let store = self.store.clone();
-        self.blocking("import an image", move || import(&*store, &order, &job)).await
+        self.blocking("import an image", move || sources::import(&*store, &order, &job)).await
     }
 
-    async fn promote(&self, promotion: &Promotion) -> Result<Option<u64>, BackendError> {
-        let pointer = pointer_of(promotion)?;
-        let before = self.change(&promotion.image, move |image| image.promote(pointer.clone())).await?;
-        Ok(before.map(u64::from))
+    async fn pull(&self, order: PullOrder, job: Arc<JobControl>) -> Result<PullOutcome, BackendError> {
+        let (store, credentials) = (self.store.clone(), self.credentials.clone());
+        let promotions = Arc::clone(&self.promotions);
+        self.blocking("pull versions", move || {
+            let outcome = pulls::pull(&*store, &order, &credentials, &job);
+            // There may be some to come among what came.
+            promotions.expect(0);
+            outcome
+        })
+        .await
     }
 
-    async fn schedule(&self, promotion: &Promotion) -> Result<(), BackendError> {
-        let pointer = pointer_of(promotion)?;
+    async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError> {
+        let (image, pointer) = (&promotion.image, pointer_of(promotion)?);
+        let (before, forgets) = self.change(image, move |image| image.promote(pointer.clone())).await?;
+        Ok((before.map(u64::from), forgets.map(|pointer| promotion_of(image, pointer))))
+    }
+
+    async fn schedule(&self, promotion: &Promotion) -> Result<Option<Promotion>, BackendError> {
+        let (image, pointer) = (&promotion.image, pointer_of(promotion)?);
         let at_s = pointer.at_s;
-        self.change(&promotion.image, move |image| image.schedule(pointer.clone())).await?;
+        let forgets = self.change(image, move |image| image.schedule(pointer.clone())).await?;
         self.promotions.expect(at_s);
-        Ok(())
+        Ok(forgets.map(|pointer| promotion_of(image, pointer)))
     }
 
     async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError> {
@@ -352,34 +364,6 @@ impl StoredImages {
     }
 }
 
-fn import(
-    store: &dyn Store,
-    order: &ImportOrder,
-    job: &Arc<JobControl>,
-) -> Result<ImportOutcome, BackendError> {
-    let name: ImageName = order.name.parse().map_err(store_failed)?;
-    let (device, connection) = sources::open(order)?;
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
-    options.source = end_of(order.source_name.as_ref().unwrap_or(&order.source));
-    options.note.clone_from(&order.note);
-    options.author.clone_from(&order.author);
-    // The same bytes: a second version would only be a second name for the first.
-    options.unless_newest = true;
-    options.cancel = cancel_of(job);
-    let mut forward = forward(job);
-    let mut progress = |progress| {
-        forward(progress);
-        // A server that hangs would hold the import's readers, and so its end, up.
-        if let (true, Some(connection)) = (job.is_cancelled(), &connection) {
-            connection.close();
-        }
-    };
-    let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
-    let (created, damaged_chunks) = (imported.is_new, imported.damaged_chunks);
-    Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks })
-}
-
 /// Somebody else removed it in this moment.
 pub(super) fn gone() -> StoreError {
     StoreError::new(StoreErrorKind::NotFound, "the image was removed meanwhile")
@@ -472,7 +456,7 @@ pub(super) fn forward(job: &JobControl) -> impl FnMut(headwater_image::Progress)
     move |progress| job.report(progress.done_bytes, progress.total_bytes)
 }
 
-fn parse(reference: &ImageRef) -> Result<ImageReference, BackendError> {
+pub(super) fn parse(reference: &ImageRef) -> Result<ImageReference, BackendError> {
     reference.to_string().parse().map_err(store_failed)
 }
 
@@ -578,7 +562,8 @@ pub(super) fn end_of(source: &str) -> String {
 
 /// A failure of the store, in the service's words.
 pub fn store_failed(error: StoreError) -> BackendError {
-    BackendError::new(store_kind(error.kind()), error.to_string())
+    let failed = BackendError::new(store_kind(error.kind()), error.to_string());
+    if error.kind() == StoreErrorKind::Unknown { failed.unknown() } else { failed }
 }
 
 /// The same of a hold: where somebody removes for long, that says nothing about the version.
@@ -591,7 +576,8 @@ fn hold_failed(error: StoreError) -> BackendError {
 
 /// A failure of an image, in the service's words.
 pub fn image_failed(error: ImageError) -> BackendError {
-    BackendError::new(image_kind(error.kind()), error.to_string())
+    let failed = BackendError::new(image_kind(error.kind()), error.to_string());
+    if error.kind() == ImageErrorKind::Unknown { failed.unknown() } else { failed }
 }
 
 #[cfg(test)]

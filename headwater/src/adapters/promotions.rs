@@ -48,12 +48,13 @@ impl Promotions {
         *self.next_look_s.lock() = now_s.saturating_add(LOOK_EVERY_S);
         let listed = self.store.listed().map_err(store_failed)?;
         let mut promoted = Promoted::default();
-        promoted.failed.extend(listed.unreadable.into_iter().map(|(_, e)| store_failed(e)));
+        let unreadable = listed.unreadable.into_iter();
+        promoted.failed.extend(unreadable.map(|(name, e)| (name.to_string(), store_failed(e))));
         for image in listed.images {
             if image.scheduled().iter().any(|pointer| pointer.at_s <= now_s) {
                 match self.promote(&image.name, now_s) {
                     Ok(done) => promoted.done.extend(done),
-                    Err(e) => promoted.failed.push(store_failed(e)),
+                    Err(e) => promoted.failed.push((image.name.to_string(), store_failed(e))),
                 }
             }
             let later = image.scheduled().iter().map(|pointer| pointer.at_s).filter(|at_s| *at_s > now_s);
@@ -92,7 +93,7 @@ mod tests {
         headwater_image::import(null_device(1 << 20).unwrap(), &*store, &options, &mut |_| {}).unwrap();
         let schedule = |at_s| {
             let pointer = Pointer { channel: Channel::Test, version: 1, at_s, author: "b".into() };
-            store.change(&name, &mut |image| image.schedule(pointer.clone())).unwrap();
+            store.change(&name, &mut |image| image.schedule(pointer.clone()).map(drop)).unwrap();
         };
         let promotions = Promotions::new(Arc::clone(&store));
         let versions = |now_s| -> Vec<u64> {
@@ -134,13 +135,13 @@ mod tests {
             let options = ImportOptions::new(name.clone(), 500);
             headwater_image::import(null_device(1 << 20).unwrap(), &*store, &options, &mut |_| {}).unwrap();
             let pointer = Pointer { channel: Channel::Test, version: 1, at_s: 1010, author: "b".into() };
-            store.change(&name, &mut |image| image.schedule(pointer.clone())).unwrap();
+            store.change(&name, &mut |image| image.schedule(pointer.clone()).map(drop)).unwrap();
         }
         std::fs::write(dir.path().join("images/second"), b"nonsense").unwrap();
         let promoted = Promotions::new(Arc::clone(&store)).carry_out(1010).unwrap();
         let done: Vec<_> = promoted.done.iter().map(|(promotion, _)| promotion.image.as_str()).collect();
         assert_eq!(done, ["first", "third"]);
-        let [why] = &promoted.failed[..] else { panic!("{:?}", promoted.failed) };
-        assert!(why.to_string().contains("'second'"), "{why}");
+        let [(image, why)] = &promoted.failed[..] else { panic!("{:?}", promoted.failed) };
+        assert!(image == "second" && why.to_string().contains("'second'"), "{why}");
     }
 }

@@ -4,15 +4,17 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_api::{FileId, ProblemKind, SourceFormat};
 use headwater_block::Device;
-use headwater_image::{Backing, FileFormat};
+use headwater_image::{Backing, FileFormat, ImportOptions};
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
-use headwater_service::backend::{BackendError, ImportOrder};
+use headwater_service::backend::{BackendError, ImportOrder, ImportOutcome, JobControl};
+use headwater_store::{ImageName, Store};
 
-use crate::adapters::images::image_failed;
+use crate::adapters::images::{cancel_of, end_of, forward, image_failed, made, store_failed};
 use crate::own_files;
 
 /// What an image is made of, and the connection that brings it, where there is one to cut.
@@ -36,12 +38,46 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
         return Ok((client.clone(), Some(client)));
     }
     let path = Path::new(source);
+    if !path.is_absolute() {
+        // As above: it would be another file.
+        let why = format!("'{source}' is neither an absolute path nor an NBD URI");
+        return Err(BackendError::new(ProblemKind::Invalid, why));
+    }
     whole_host(path)?;
     order.source_id.map_or(Ok(()), |id| check(path, id))?;
     let backing = if order.backing { Backing::Anywhere } else { Backing::Beside };
     let format = order.format.map(file_format);
     let file = headwater_image::open_source_backed(path, format, backing).map_err(image_failed)?;
     Ok((file, None))
+}
+
+/// Makes a version of it.
+pub fn import(
+    store: &dyn Store,
+    order: &ImportOrder,
+    job: &Arc<JobControl>,
+) -> Result<ImportOutcome, BackendError> {
+    let name: ImageName = order.name.parse().map_err(store_failed)?;
+    let (device, connection) = open(order)?;
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
+    options.source = end_of(order.source_name.as_ref().unwrap_or(&order.source));
+    options.note.clone_from(&order.note);
+    options.author.clone_from(&order.author);
+    // The same bytes: a second version would only be a second name for the first.
+    options.unless_newest = true;
+    options.cancel = cancel_of(job);
+    let mut forward = forward(job);
+    let mut progress = |progress| {
+        forward(progress);
+        // A server that hangs would hold the import's readers, and so its end, up.
+        if let (true, Some(connection)) = (job.is_cancelled(), &connection) {
+            connection.close();
+        }
+    };
+    let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
+    let (created, damaged_chunks) = (imported.is_new, imported.damaged_chunks);
+    Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks })
 }
 
 /// Refuses a path that is a file of this process to us, and was one of its own to whoever named it.
@@ -87,4 +123,29 @@ fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
         "run the command where it sees the same processes as the daemon, not in a container of its own, or import a file by a \
          path that both can open",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_read_from_the_working_directory_of_the_daemon() {
+        let order = |source: &str| ImportOrder {
+            name: "disk".to_owned(),
+            source: source.to_owned(),
+            format: None,
+            backing: false,
+            source_name: None,
+            source_id: None,
+            note: String::new(),
+            author: String::new(),
+        };
+        // Where tests run there is such a file.
+        for source in ["Cargo.toml", "./Cargo.toml", "nbd-disk.img"] {
+            let refused = open(&order(source)).err().unwrap();
+            assert_eq!(refused.kind(), ProblemKind::Invalid, "{refused}");
+            assert!(refused.to_string().contains("neither an absolute path"), "{refused}");
+        }
+    }
 }

@@ -49,7 +49,7 @@ pub struct RunArgs {
 pub struct ServeArgs {
     /// Also listen on a TCP address of the loopback interface, for instance 127.0.0.1:8080; its clients send
     /// 'Authorization: Bearer TOKEN' with the token of the file DIR/api.token, which is made for it
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub listen: Option<SocketAddr>,
     /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
     /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
@@ -67,7 +67,7 @@ pub struct ServeArgs {
     pub stream: StreamArgs,
     /// Also offer the store to others over HTTP at this address, for reading; anything but loopback needs TLS
     /// and tokens
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub store_listen: Option<SocketAddr>,
     /// Certificate, key and tokens of that
     #[command(flatten)]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::{CacheSettings, DiskTransport, Problem};
 use headwater_block::size;
+use headwater_qemu::spec::MAX_CPUS;
 
 use crate::caches::{LimitArgs, NewLimits};
 
@@ -21,7 +22,7 @@ pub struct MachineArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub memory: Option<u64>,
     /// The guest's processors [default: 1]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = processors())]
     pub cpus: Option<u32>,
     /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
@@ -37,6 +38,11 @@ impl MachineArgs {
         let weight = self.weight.unwrap_or(base.weight);
         Ok(CacheSettings { weight, ..self.limits.settings(base)? })
     }
+}
+
+/// What a count of processors may be.
+fn processors() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS))
 }
 
 /// `headwater machine ...`.
@@ -84,7 +90,7 @@ pub enum MachineCommand {
         #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
         memory: Option<u64>,
         /// The guest's processors; only while the machine is off
-        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), group = "limits")]
+        #[arg(long, value_name = "COUNT", value_parser = processors(), group = "limits")]
         cpus: Option<u32>,
     },
     /// Make a version of a machine's disk as it is now, while the machine goes on

@@ -8,6 +8,7 @@ mod image;
 mod machine;
 mod store;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -93,6 +94,11 @@ pub enum Command {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
+}
+
+/// Where something listens.
+fn ip_and_port(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "it is not IP:PORT, such as 127.0.0.1:8090 or [::1]:8090".to_owned())
 }
 
 /// How a log is written.

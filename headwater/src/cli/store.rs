@@ -52,7 +52,7 @@ pub enum StoreCommand {
         /// A directory or s3://..
         store: String,
         /// Where, for instance 127.0.0.1:8090; anything but loopback needs TLS and tokens
-        #[arg(long, value_name = "ADDR")]
+        #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
         listen: SocketAddr,
         /// Certificate, key and tokens
         #[command(flatten)]

@@ -10,7 +10,7 @@ use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
     Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS,
     Machine, MachineList, MergeTraceRequest, NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest,
-    Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
+    Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -67,7 +67,7 @@ impl Client {
     }
 
     /// Points a channel to a version, now or later.
-    pub async fn promote(&self, reference: &str, request: &PromoteRequest) -> anyhow::Result<ChannelPointer> {
+    pub async fn promote(&self, reference: &str, request: &PromoteRequest) -> anyhow::Result<Promoted> {
         self.post(&format!("/api/v1/images/{}/promotion", escape(reference)), request).await
     }
 

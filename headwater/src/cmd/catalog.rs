@@ -5,14 +5,16 @@ use headwater_block::size;
 
 use crate::cli::{CatalogCommand, MachineArgs};
 use crate::client::Client;
-use crate::cmd::machine;
-use crate::show;
+use crate::cmd::{channels, machine};
+use crate::show::{self, progress::said_if_slow};
 
 /// Carries out one of the catalog commands.
 pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         CatalogCommand::Create { name, image, persistent, machine } => {
-            let catalog = client.create_catalog(&creation(name, image, persistent, &machine)?).await?;
+            let what = channels::behind_store(&image);
+            let request = creation(name, image, persistent, &machine)?;
+            let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
             if json { show::json(&catalog)? } else { show::line(&text)? }
         }
@@ -25,7 +27,8 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             if json { show::json(&catalog)? } else { show_one(&client, catalog).await? }
         }
         CatalogCommand::Set { name, image } => {
-            let catalog = client.set_catalog(&name, &SetCatalog { image }).await?;
+            let (what, request) = (channels::behind_store(&image), SetCatalog { image });
+            let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
             if json { show::json(&catalog)? } else { told_next(&catalog)? }
         }
         CatalogCommand::Remove { name } => {

@@ -4,13 +4,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, NoteRequest, PinRequest, Problem,
-    ProblemKind, PromoteRequest, RetireRequest,
+    Channel, ChannelPointer, ChannelRequest, Edit, Image, ImageVersion, Machine, NoteRequest, PinRequest,
+    Problem, ProblemKind, PromoteRequest, RetireRequest,
 };
 use headwater_block::size;
 
 use crate::client::Client;
-use crate::cmd::{catalog, events, when};
+use crate::cmd::{catalog, events, image, when};
 use crate::show::{self, progress::said_if_slow};
 
 /// What an answer about an image or a version waits for, which is given at once where the store is at hand.
@@ -22,7 +22,7 @@ pub fn behind_store(of: &str) -> String {
 
 /// Lists an image's versions and what is to come.
 pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
-    let image = client.image(image).await?;
+    let image = said_if_slow(json, &behind_store(image), client.image(image)).await?;
     if json {
         return show::json(&image);
     }
@@ -34,7 +34,14 @@ pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Resul
         let at = show::time(*at_ms);
         show::line(&format!("{channel} will be version {version} at {at}, as {author} asked"))?;
     }
-    Ok(())
+    told_edit(&image)
+}
+
+/// Says who changes an image, if anybody does.
+pub fn told_edit(image: &Image) -> anyhow::Result<()> {
+    let Some(Edit { version, machine, since_ms, author, .. }) = &image.edit else { return Ok(()) };
+    let since = show::time(*since_ms);
+    show::line(&format!("machine {machine} edits it over version {version} since {since}, as {author} asked"))
 }
 
 fn row(version: &ImageVersion, machines: &[Machine]) -> Vec<String> {
@@ -67,17 +74,22 @@ pub async fn promote(
     let now_ms = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())?;
     let at_ms = at.map(|text| when::parse(&text, now_ms)).transpose()?;
     let request = PromoteRequest { channel, at_ms };
-    let pointer = said_if_slow(json, &behind_store(image), client.promote(image, &request)).await?;
+    let promoted = said_if_slow(json, &behind_store(image), client.promote(image, &request)).await?;
     if json {
-        return show::json(&pointer);
+        return show::json(&promoted);
     }
     let name = image.split('@').next().unwrap_or(image);
-    let version = pointer.version;
+    let version = promoted.version;
+    let forgets = promoted.forgets.map(|forgotten| {
+        let at = show::time(forgotten.at_ms);
+        format!("; forgets version {} at {at}, as {} had asked", forgotten.version, forgotten.author)
+    });
+    let forgets = forgets.unwrap_or_default();
     if at_ms.is_some() {
-        let at = show::time(pointer.at_ms);
-        return show::line(&format!("{channel} of {name} will be version {version} at {at}"));
+        let at = show::time(promoted.at_ms);
+        return show::line(&format!("{channel} of {name} will be version {version} at {at}{forgets}"));
     }
-    show::line(&format!("{channel} of {name} is version {version}"))?;
+    show::line(&format!("{channel} of {name} is version {version}{forgets}"))?;
     told_old(client, name, channel).await
 }
 
@@ -198,7 +210,15 @@ pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> any
         return show::json(&version);
     }
     let state = if version.retired { "retired" } else { "in use again" };
-    show::line(&format!("{}@{} is {state}", version.image, version.number))
+    show::line(&format!("{}@{} is {state}", version.image, version.number))?;
+    // What the image means may be another version now, without a channel that was moved.
+    match image::moved(client, &version).await {
+        Some(moved) => {
+            show::line(&moved)?;
+            told_old(client, &version.image, Channel::Production).await
+        }
+        None => Ok(()),
+    }
 }
 
 /// Changes the note of a version.
@@ -223,7 +243,7 @@ pub async fn history(client: &Client, image: &str, limit: u32, json: bool) -> an
         client.events(Some(&format!("image {}", named.as_deref().unwrap_or(image))), None, limit).await?;
     if list.events.is_empty() {
         // An image that is gone has a history; one that never was is an error.
-        client.image(image).await?;
+        said_if_slow(json, &behind_store(image), client.image(image)).await?;
     }
     events::show(list, json)
 }

@@ -24,12 +24,18 @@ fn show_report(report: &DiffReport) -> anyhow::Result<()> {
         return show::line(&format!("{places} are the same"));
     }
     if from.size_bytes != to.size_bytes {
-        let (old, new) = (size::format(from.size_bytes), size::format(to.size_bytes));
+        let (old, new) = told_apart(from.size_bytes, to.size_bytes);
         show::line(&format!("the size was {old} and is {new}"))?;
     }
     let bytes = size::format(*changed_bytes);
     show::line(&format!("{places} differ in {bytes}, in {changed_chunks} chunks"))?;
     partitions.iter().filter(|partition| partition.changed_bytes > 0).try_for_each(show_partition)
+}
+
+/// Two sizes, in bytes where they read the same.
+fn told_apart(old_bytes: u64, new_bytes: u64) -> (String, String) {
+    let (old, new) = (size::format(old_bytes), size::format(new_bytes));
+    if old == new { (format!("{old_bytes} bytes"), format!("{new_bytes} bytes")) } else { (old, new) }
 }
 
 fn show_partition(partition: &PartitionDifference) -> anyhow::Result<()> {
@@ -49,4 +55,16 @@ fn show_partition(partition: &PartitionDifference) -> anyhow::Result<()> {
         show::line(&format!("  {sign} {} ({})", show::printable(&file.path), size::format(file.size_bytes)))?;
     }
     partition.remark.iter().try_for_each(|remark| show::line(&format!("  {}", show::printable(remark))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_differ_by_little_are_told_apart() {
+        assert_eq!(told_apart(1 << 30, 2 << 30), ("1.0 GiB".to_owned(), "2.0 GiB".to_owned()));
+        let exact = ("1073741824 bytes".to_owned(), "1073742336 bytes".to_owned());
+        assert_eq!(told_apart(1 << 30, (1 << 30) + 512), exact);
+    }
 }

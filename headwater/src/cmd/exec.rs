@@ -1,6 +1,6 @@
 //! `headwater machine exec`: run a command in a guest.
 
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Write};
 
 use anyhow::Context;
 use base64::Engine;
@@ -10,14 +10,19 @@ use headwater_block::size;
 
 use crate::client::Client;
 use crate::failure::invalid;
-use crate::show;
+use crate::show::{self, progress::said_if_slow};
 
 /// The code where the output is not whole: a command that succeeded would pass for one that printed all of it.
 const CUT: u8 = 1;
 
 /// Runs the command; its output becomes ours, and its exit code too.
 pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool) -> anyhow::Result<u8> {
-    let result = client.exec(name, request).await?;
+    let what = format!(
+        "waiting for the command in {name}, or for the guest to be up and its agent to answer; Ctrl-C ends it"
+    );
+    // Elsewhere a program may read what the command says there.
+    let quiet = json || !std::io::stderr().is_terminal();
+    let result = said_if_slow(quiet, &what, client.exec(name, request)).await?;
     let code = exit_code(&result);
     if json {
         show::if_read(show::json(&result))?;

@@ -14,7 +14,7 @@ use headwater_store::NOTE_MAX_BYTES;
 use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
-use crate::cmd::{channels, diff, seal, source_url, trace};
+use crate::cmd::{channels, diff, pull, seal, source_url, trace};
 use crate::failure::{DAMAGED, invalid};
 use crate::own_files;
 use crate::show::{self, progress::Shown, progress::said_if_slow};
@@ -32,8 +32,10 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
                 advice(&client, version, *created).await.iter().try_for_each(|line| show::line(line))?;
             }
         }
+        ImageCommand::Pull { source, images } => pull::run(&client, source, images, json).await?,
         ImageCommand::List => {
-            let list = client.images().await?;
+            let what = channels::behind_store("the list of images");
+            let list = said_if_slow(json, &what, client.images()).await?;
             // Also where nobody reads the list it is to be known that it is not whole.
             show::if_read(if json { show::json(&list) } else { show_list(&list.images) })?;
             if let Some(first) = list.unreadable.first() {
@@ -42,7 +44,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             }
         }
         ImageCommand::Show { image } => {
-            let image = client.image(&image).await?;
+            let image = said_if_slow(json, &channels::behind_store(&image), client.image(&image)).await?;
             if json { show::json(&image)? } else { show_versions(&image)? }
         }
         ImageCommand::Versions { image } => channels::versions(&client, &image, json).await?,
@@ -145,7 +147,7 @@ pub async fn import(
     if let JobResult::Imported { version, created, damaged_chunks, edited_by } = &result
         && !quiet
     {
-        remark(version, *damaged_chunks, edited_by.as_deref());
+        remark(client, version, *damaged_chunks, edited_by.as_deref());
         let what = if *created { "imported as" } else { "unchanged; it is" };
         if !*created && !request.note.is_empty() && request.note != version.note {
             show::aside(&format!("headwater: {}\n", kept_note(version)));
@@ -191,10 +193,10 @@ async fn advice(client: &Client, version: &ImageVersion, created: bool) -> Optio
     }
 }
 
-/// Says that an import changed what all machines of its image boot, if it did.
+/// Says that what became of a version changed what all machines of its image boot, if it did: it was imported, retired, or brought back.
 pub async fn moved(client: &Client, version: &ImageVersion) -> Option<String> {
     let image = client.image(&version.image).await.ok()?;
-    booted_next(&image, version.number)
+    if version.retired { booted_instead(&image, version.number) } else { booted_next(&image, version.number) }
 }
 
 /// That a new version is what the image means from now on, since no channel says that it is an older one.
@@ -212,6 +214,23 @@ fn booted_next(image: &Image, number: u64) -> Option<String> {
     ))
 }
 
+/// What the image means from now on in place of a version that was retired, since no channel says it.
+fn booted_instead(image: &Image, retired: u64) -> Option<String> {
+    if production_of(image).is_some() || newest(image).is_some_and(|newest| newest.number > retired) {
+        return None;
+    }
+    let name = &image.name;
+    Some(match newest(image) {
+        Some(newest) => format!(
+            "production of {name} is not set: machines that boot '{name}' boot version {} from their next boot on",
+            newest.number
+        ),
+        None => format!(
+            "all versions of {name} are retired: machines that boot '{name}' do not start until one is in use again"
+        ),
+    })
+}
+
 /// What an image means while its channel `production` is not set.
 fn newest(image: &Image) -> Option<&ImageVersion> {
     image.versions.iter().rev().find(|version| !version.retired)
@@ -224,20 +243,20 @@ fn production_of(image: &Image) -> Option<u64> {
 }
 
 /// What is to be known of an import that went well. The JSON of the result says it too.
-pub fn remark(version: &ImageVersion, damaged_chunks: u64, edited_by: Option<&str>) {
+pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edited_by: Option<&str>) {
     let ImageVersion { image, number, .. } = version;
     if damaged_chunks > 0 {
+        // Where it is elsewhere, only the daemon was told so.
+        let store = client.data_dir().join("store");
         show::aside(&format!(
             "headwater: {damaged_chunks} chunks that the store had are damaged; {image}@{number} has sound ones in their place, \
-             but older versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs \
-             them\n"
+             but older versions, of other images too, may need them: 'headwater store verify {}' (or the directory that --store \
+             or --from named) says which, and 'headwater image verify IMAGE@NUMBER --repair-from STORE' repairs such a one\n",
+            store.display()
         ));
     }
     if let Some(machine) = edited_by {
-        show::aside(&format!(
-            "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, \
-             unless with --over-newer\n"
-        ));
+        pull::edited(image, machine);
     }
 }
 
@@ -346,8 +365,7 @@ async fn verify(
     from: Vec<String>,
     json: bool,
 ) -> anyhow::Result<u8> {
-    // Directories are seen from the daemon, whose working directory is not ours.
-    let from = from.into_iter().map(|store| if store.contains("://") { Ok(store) } else { absolute(&store) });
+    let from = from.into_iter().map(pull::store_of_daemon);
     let request = VerifyRequest { repair_from: from.collect::<anyhow::Result<_>>()?, rate_bytes_s };
     let mut shown = Shown::begin(&format!("verify {image}"), json);
     let result = client.verify(image, &request, |progress| shown.update(progress)).await;
@@ -356,11 +374,12 @@ async fn verify(
         anyhow::bail!("the daemon answered something else than a report: is it of another version?");
     };
     let code = if report.damage.is_empty() { 0 } else { DAMAGED };
-    show::if_read(if json { show::json(&report) } else { show_report(&report) })?;
+    let has_sources = !request.repair_from.is_empty();
+    show::if_read(if json { show::json(&report) } else { show_report(&report, has_sources) })?;
     Ok(code)
 }
 
-fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
+fn show_report(report: &VerifyReport, has_sources: bool) -> anyhow::Result<()> {
     let VerifyReport { version, checked_bytes, damage, repaired, files, remarks, versions, uses, .. } =
         report;
     let place = format!("{}@{}", version.image, version.number);
@@ -384,10 +403,13 @@ fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
     }
     let checked = size::format(*checked_bytes);
     if damage.is_empty() {
-        show::line(&format!("{place} is sound: {checked} read and compared with their hashes"))
-    } else {
-        show::line(&format!("{place} {}; {checked} read", verification::is_damaged(report.damaged_chunks)))
+        return show::line(&format!("{place} is sound: {checked} read and compared with their hashes"));
     }
+    show::line(&format!("{place} {}; {checked} read", verification::is_damaged(report.damaged_chunks)))?;
+    if has_sources {
+        return Ok(());
+    }
+    show::line(&verification::how_to_repair(&format!("image verify {place}")))
 }
 
 async fn export(client: &Client, image: &str, request: ExportRequest, json: bool) -> anyhow::Result<()> {
@@ -439,7 +461,8 @@ fn show_versions(image: &Image) -> anyhow::Result<()> {
             version.source.clone(),
         ]
     };
-    show::table(&["VERSION", "HASH", "SIZE", "ADDED", "SINCE", "SOURCE"], image.versions.iter().map(row))
+    show::table(&["VERSION", "HASH", "SIZE", "ADDED", "SINCE", "SOURCE"], image.versions.iter().map(row))?;
+    channels::told_edit(image)
 }
 
 #[cfg(test)]
@@ -504,6 +527,20 @@ mod tests {
         assert!(booted_next(&held, 2).is_some());
         held.pointers.push(pointer(Channel::Production));
         assert_eq!(booted_next(&held, 2), None);
+    }
+
+    #[test]
+    fn an_older_version_that_machines_boot_since_another_one_is_retired_is_told_of() {
+        let told = booted_instead(&image(&[false, false, true]), 3).unwrap();
+        assert!(told.contains("machines that boot 'tiny' boot version 2 from their next boot on"), "{told}");
+        let told = booted_instead(&image(&[true, true]), 2).unwrap();
+        assert!(told.contains("all versions of tiny are retired") && told.contains("do not start"), "{told}");
+        // An older one was retired, and one that no machine boots that follows the image.
+        assert_eq!(booted_instead(&image(&[true, false]), 1), None);
+        let mut held = image(&[false, true]);
+        let (channel, author) = (Channel::Production, String::new());
+        held.pointers = vec![ChannelPointer { channel, version: 1, at_ms: 0, author }];
+        assert_eq!(booted_instead(&held, 2), None);
     }
 
     #[test]

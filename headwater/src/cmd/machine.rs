@@ -15,7 +15,7 @@ use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 use crate::caches::NewLimits;
 use crate::cli::{MachineArgs, MachineCommand};
 use crate::client::Client;
-use crate::cmd::{console, exec, seal};
+use crate::cmd::{channels, console, exec, seal};
 use crate::failure::invalid;
 use crate::show::{self, progress::said_if_slow};
 
@@ -34,11 +34,13 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             if persistent {
                 request.cache.get_or_insert_default().persistent = true;
             }
-            let machine = client.create_machine(&request).await?;
+            let of = request.image.clone().unwrap_or_else(|| format!("the image of {}", request.name));
+            let creating = client.create_machine(&request);
+            let machine = said_if_slow(json, &channels::behind_store(&of), creating).await?;
             if json {
                 show::json(&machine)?;
             } else {
-                warn(&machine);
+                warn(machine.warning.as_deref());
                 show::line(&format!("created {}, {}", machine.name, machine.uuid))?;
             }
         }
@@ -56,7 +58,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             if json {
                 show::json(&machine)?;
             } else {
-                warn(&machine);
+                warn(machine.warning.as_deref());
                 if limits.ram_bytes.or(limits.disk_bytes).is_some() || limits.weight.is_some() {
                     show::line(&format!("{name} has a write cache of {}", cache_text(&machine.cache)))?;
                 }
@@ -84,9 +86,9 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
     Ok(0)
 }
 
-/// What was done, and does not help as things are. The JSON of the machine says it too.
-fn warn(machine: &Machine) {
-    if let Some(warning) = &machine.warning {
+/// What was done, and does not help as things are. The JSON of the answer says it too.
+pub fn warn(warning: Option<&str>) {
+    if let Some(warning) = warning {
         show::aside(&format!("headwater: {}\n", show::printable(warning)));
     }
 }

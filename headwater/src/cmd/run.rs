@@ -82,9 +82,21 @@ async fn bring_up_and_watch(
     let names = free_names(client, &image, args.count).await?;
     create(client, names, &image, &args.machine, created).await?;
     for name in &created.names {
-        client.change_machine(name, "start").await?;
+        client.change_machine(name, "start").await.map_err(for_another_run)?;
     }
     watch(client, &created.names, json).await
+}
+
+/// The same with what helps: the machine is removed, so that no limit of it can be set any more.
+fn for_another_run(error: anyhow::Error) -> anyhow::Error {
+    let mut problem = match error.downcast::<Problem>() {
+        Ok(problem) => problem,
+        Err(other) => return other,
+    };
+    if problem.advice.as_ref().is_some_and(|advice| advice.contains("headwater machine set")) {
+        problem.advice = Some("say another limit with --disk SIZE".to_owned());
+    }
+    problem.into()
 }
 
 /// Imports a file or an NBD export; anything else is an image of the store.
@@ -104,7 +116,7 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         }
         if json {
             // Nobody sees the JSON of the import, which says so.
-            image::remark(&version, damaged_chunks, edited_by.as_deref());
+            image::remark(client, &version, damaged_chunks, edited_by.as_deref());
         }
         return Ok(format!("{}@{}", version.image, version.number));
     }

@@ -4,7 +4,7 @@ use headwater_api::{Edit, EditRequest, JobResult, Pause, SealRequest, Sealed};
 use headwater_block::size;
 
 use crate::client::Client;
-use crate::cmd::machine::behind;
+use crate::cmd::machine::{behind, warn};
 use crate::show::{self, progress::Shown, progress::said_if_slow};
 
 /// Has a machine edit an image.
@@ -14,6 +14,7 @@ pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> 
     if json {
         return show::json(&edit);
     }
+    warn(edit.warning.as_deref());
     let Edit { image, version, machine, .. } = edit;
     show::line(&format!(
         "{machine} boots {image}@{version} on a private disk from its next start on; 'headwater image seal {image}' makes \

@@ -329,7 +329,7 @@ async fn open_store(
     known: StoreKnown,
     step: &watch::Sender<&'static str>,
 ) -> anyhow::Result<OpenStore> {
-    let (own, step) = (data_dir.store(), step.clone());
+    let (data_dir, own, step) = (data_dir.clone(), data_dir.store(), step.clone());
     let opened = tokio::task::spawn_blocking(move || {
         // First: what the store was when it cannot be reached is in there.
         if stream.chunk_cache.is_some() {
@@ -347,7 +347,10 @@ async fn open_store(
                 let access = if stores::is_server(name) { Access::Read } else { Access::WRITE };
                 last_known.open(access, &credentials)?
             }
-            None => Arc::new(LocalDir::open(&own, Access::WRITE)?),
+            None => {
+                data_dir.make_store()?;
+                Arc::new(LocalDir::open(&own, Access::WRITE)?)
+            }
         };
         anyhow::Ok(OpenStore { store, last_known, disk })
     });
@@ -381,9 +384,16 @@ impl StoreKnown {
         };
         match LocalDir::open(directory, Access::Read) {
             Err(e) if e.kind() == StoreErrorKind::NotFound => {
-                let message = format!("there is no store in {}, and {known}", directory.display());
-                let advice =
-                    "mount it or bring it back; 'headwater serve --new-store' begins with an empty one";
+                let place = directory.display();
+                let message = format!("there is no store in {place}, and {known}");
+                let advice = match store_within(directory) {
+                    // As `mv` has it where there was a directory already.
+                    Some(inside) => {
+                        format!("there is one in {0}: move what is in {0} to {place}", inside.display())
+                    }
+                    None => "mount it or bring it back".to_owned(),
+                };
+                let advice = format!("{advice}; 'headwater serve --new-store' begins with an empty one");
                 Err(Problem::new(ProblemKind::NotFound, message).advise(advice).into())
             }
             // Where there is no machine, the last image may have been removed.
@@ -395,6 +405,13 @@ impl StoreKnown {
             _ => Ok(()),
         }
     }
+}
+
+/// A store right below a directory that is none itself.
+fn store_within(directory: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory).ok()?;
+    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.find(|path| LocalDir::open(path, Access::Read).is_ok())
 }
 
 async fn volumes(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use headwater_api::Progress;
 use headwater_block::size;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::client::jobs::Step;
 use crate::logging;
@@ -79,7 +79,7 @@ impl Drawn {
         match self {
             Self::Nothing => "",
             Self::Words => "{msg}: {prefix}",
-            Self::Bytes => "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {eta}",
+            Self::Bytes => "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {left}",
             Self::Through => "{msg} {wide_bar} {total_bytes} done, finishing",
             Self::Read => "{msg}: {bytes} read, {bytes_per_sec}",
         }
@@ -91,7 +91,7 @@ impl Drawn {
             return false;
         }
         if let Ok(style) = ProgressStyle::with_template(to.template()) {
-            bar.set_style(style.progress_chars("=> "));
+            bar.set_style(style.progress_chars("=> ").with_key("left", left));
         }
         *self = to;
         true
@@ -223,6 +223,16 @@ fn unhide(bar: &ProgressBar) {
     }
 }
 
+/// How long a bar has to go on at its rate. Without one nobody knows: it would say 0 seconds.
+fn left(state: &ProgressState, out: &mut dyn std::fmt::Write) {
+    // What is drawn cannot fail.
+    let _ = if state.per_sec() >= 1.0 {
+        write!(out, "{:#}", HumanDuration(state.eta()))
+    } else {
+        out.write_str("unknown")
+    };
+}
+
 fn draw(bar: &ProgressBar, drawn: &mut Drawn, progress: &Progress) {
     let Progress { done_bytes, total_bytes, .. } = *progress;
     if total_bytes == 0 {
@@ -280,6 +290,14 @@ mod tests {
         let progress = of((90 << 30) + (250 << 20), 100 << 30);
         let line = text("x", &progress, 90 << 30, Duration::from_secs(5));
         assert!(line.ends_with("50.0 MiB/s, left 199 s"), "{line}");
+    }
+
+    #[test]
+    fn a_bar_that_stands_still_does_not_say_that_it_is_about_to_end() {
+        let bar = ProgressBar::with_draw_target(Some(100 << 20), ProgressDrawTarget::hidden());
+        let mut told = String::new();
+        bar.update(|state| left(state, &mut told));
+        assert_eq!(told, "unknown");
     }
 
     #[test]

@@ -135,6 +135,10 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--disk", "0"]), "needs at least 16.0 MiB of disk"),
         (export("null:1G", &["--cache", "disk", "--disk", "15M"]), "needs at least 16.0 MiB of disk"),
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
+        (
+            export("deb@1", &["--chunk-cache", "cc:1M"]),
+            "headwater: a chunk cache of 1.0 MiB in cc is too small: it takes 64.0 MiB or more",
+        ),
         (export("null:1G", &["--write-through"]), "--write-through is about a block device"),
         (export("null:1G", &["--queues", "2"]), "give --attach too"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),

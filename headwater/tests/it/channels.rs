@@ -114,11 +114,19 @@ fn a_channel_is_chosen_by_name_and_what_cannot_be_is_said() {
     daemon.cli(&["image", "history", "other"]).fails(3, &["no image 'other'"]);
 
     daemon.cli(&["image", "retire", "tiny@2"]).fails(4, &["test points to it"]);
-    daemon.cli(&["image", "retire", "tiny@3"]).ok();
+    let retired = daemon.cli(&["image", "retire", "tiny@3"]).ok();
+    assert!(
+        retired.contains("machines that boot 'tiny' boot version 2 from their next boot on"),
+        "{retired}"
+    );
     assert_eq!(number(&daemon, "tiny"), 2);
     daemon.cli(&["image", "promote", "tiny@3", "test"]).fails(2, &["retired", "--undo"]);
-    daemon.cli(&["image", "retire", "tiny@3", "--undo"]).ok();
+    let back = daemon.cli(&["image", "retire", "tiny@3", "--undo"]).ok();
+    assert!(back.contains("machines that boot 'tiny' boot version 3 from their next boot on"), "{back}");
     assert_eq!(number(&daemon, "tiny"), 3);
+    let older = daemon.cli(&["image", "retire", "tiny@1"]).ok();
+    assert_eq!(older, "tiny@1 is retired\n");
+    daemon.cli(&["image", "retire", "tiny@1", "--undo"]).ok();
 
     // Numbers go on, also after the last version.
     daemon.cli(&["machine", "remove", "a"]).ok();
@@ -127,6 +135,42 @@ fn a_channel_is_chosen_by_name_and_what_cannot_be_is_said() {
     }
     import(&daemon, 4, "");
     assert_eq!(number(&daemon, "tiny"), 4);
+}
+
+#[test]
+fn a_hash_that_numbers_share_means_the_newest_and_promotes_the_newest_in_use() {
+    let daemon = Daemon::start();
+    for writes in [1, 2, 1] {
+        import(&daemon, writes, "");
+    }
+    let versions = || image(&daemon, "tiny")["versions"].as_array().unwrap().clone();
+    let numbers = |are: &dyn Fn(&serde_json::Value) -> bool| -> Vec<u64> {
+        versions().iter().filter(|it| are(it)).map(|it| it["number"].as_u64().unwrap()).collect()
+    };
+    let hash = versions()[0]["hash"].as_str().unwrap().to_owned();
+    assert_eq!(numbers(&|it| it["hash"] == hash.as_str()), [1, 3]);
+    let retired = || numbers(&|it| it["retired"] == true);
+    let by_hash = format!("tiny@{hash}");
+    let ask = |arguments: &[&str]| daemon.cli(&[&["image"], arguments].concat());
+
+    // Twice is no more than once.
+    for _ in 0..2 {
+        assert!(ask(&["retire", &by_hash]).ok().contains("tiny@3 is retired"));
+        assert_eq!(retired(), [3]);
+    }
+    ask(&["promote", "tiny@3", "test"]).fails(2, &["retired", "--undo"]);
+    assert!(ask(&["promote", &by_hash, "test"]).ok().contains("test of tiny is version 1"));
+    let later = ask(&["promote", &by_hash, "production", "--at", "+1d"]).ok();
+    assert!(later.contains("will be version 1 at 20"), "{later}");
+    assert!(ask(&["retire", &by_hash, "--undo"]).ok().contains("tiny@3 is in use again"));
+    assert_eq!(retired(), [] as [u64; 0]);
+    assert!(ask(&["promote", &by_hash, "test"]).ok().contains("test of tiny is version 3"));
+    ask(&["promote", "tiny@1", "test"]).ok();
+    // What goes is what was retired.
+    ask(&["retire", &by_hash]).ok();
+    ask(&["remove", &by_hash]).ok();
+    assert_eq!(numbers(&|_| true), [1, 2]);
+    assert_eq!(retired(), [] as [u64; 0]);
 }
 
 #[test]
@@ -226,13 +270,22 @@ fn a_scheduled_promotion_survives_the_daemon_and_happens() {
 
     // This one takes its place. Whether its time comes before the next daemon or in it, it is carried out. Not sooner: the
     // time is reckoned before the daemon is asked, and what is past then is refused.
-    daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+5s"]).ok();
+    let said = daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+5s"]).ok();
+    assert!(said.contains("; forgets version 2 at 20") && said.contains(", as uid "), "{said}");
+    let history = daemon.cli(&["image", "history", "tiny"]).ok();
+    assert!(history.contains("; forgets version 2 at 20"), "{history}");
     let daemon = Daemon::start_in(daemon.kill(), |_| {});
     wait_until("the promotion happens", || number(&daemon, "tiny") == 2);
     wait_until("it is noted", || daemon.cli(&["image", "history", "tiny"]).ok().contains("as uid"));
     daemon.cli(&["image", "revert", "tiny", "production"]).ok();
     let left = image(&daemon, "tiny");
     assert_eq!(left["scheduled"].as_array().unwrap().len(), 1, "{left}");
+    // So does one that is carried out at once, and says it to programs, too.
+    let answer = daemon.cli(&["--json", "image", "promote", "tiny@1", "test"]).ok();
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((&answer["version"], &answer["forgets"]["version"]), (&1.into(), &2.into()));
+    assert_eq!(image(&daemon, "tiny")["scheduled"].as_array().unwrap().len(), 0);
+    daemon.cli(&["image", "promote", "tiny@2", "test", "--at", "+1d"]).ok();
     daemon.cli(&["image", "promote", "tiny", "test", "--cancel"]).ok();
     daemon.cli(&["image", "promote", "tiny", "test", "--cancel"]).fails(3, &["no promotion to test"]);
 

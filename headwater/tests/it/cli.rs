@@ -27,6 +27,18 @@ fn usage_errors_are_2_and_help_is_0() {
     let mut large = headwater();
     large.args(["serve", "--cache-ram", "999999G", "--data-dir"]).arg(dir.path());
     run(&mut large).fails(2, &["this host has", "(give a smaller --cache-ram)"]);
+    let says = |command: &mut Command, words: &[&str]| {
+        let ran = run(command);
+        assert!(ran.code == 2 && words.iter().all(|word| ran.err.contains(word)), "{words:?}: {ran:?}");
+    };
+    says(headwater().args(["machine", "create", "a", "b", "--cpus", "256"]), &["1..=255"]);
+    for listen in ["127.0.0.1", "localhost:8090"] {
+        for command in
+            [&["serve", "--listen"][..], &["serve", "--store-listen"], &["store", "serve", "x", "--listen"]]
+        {
+            says(headwater().args(command).arg(listen), &[listen, "IP:PORT"]);
+        }
+    }
     let ran = run(headwater().args(["--json", "machine", "create", "--cpus", "0"]));
     let problem: serde_json::Value = serde_json::from_str(&ran.err).unwrap();
     assert_eq!((ran.code, &problem["kind"]), (2, &"invalid".into()));
@@ -350,6 +362,11 @@ fn run_of_what_does_not_exist_or_cannot_be_says_so() {
     let too_large = ran(&[disk, "--ram", "900T"]);
     assert_eq!(too_large.code, 2, "{too_large:?}");
     assert!(too_large.err.contains("larger than this host's"), "{too_large:?}");
+    // The machine that could not be started is gone.
+    let too_large = ran(&[disk, "--memory", "64M", "--disk", "9000T"]);
+    assert_eq!(too_large.code, 2, "{too_large:?}");
+    assert!(too_large.err.contains("(say another limit with --disk SIZE)"), "{too_large:?}");
+    assert!(!too_large.err.contains("machine set"), "{too_large:?}");
     let empty = short_dir();
     let mut command: Command = headwater();
     command.args(["run", disk, "--data-dir"]).arg(&data).env("PATH", empty.path());

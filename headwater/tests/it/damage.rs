@@ -4,7 +4,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 
-use crate::support::{Daemon, http, pseudo_random};
+use crate::support::{Daemon, headwater, http, pseudo_random, run};
 use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::wait_until;
 use serde_json::Value;
@@ -55,6 +55,44 @@ fn import(daemon: &Daemon, name: &str, seed: u64) {
 fn alarms(daemon: &Daemon) -> Vec<Value> {
     let status: Value = serde_json::from_str(&daemon.cli(&["--json", "status"]).ok()).unwrap();
     status["alarms"].as_array().unwrap().clone()
+}
+
+#[test]
+fn an_import_over_damage_says_how_the_versions_are_found_that_have_it() {
+    let daemon = Daemon::start();
+    import(&daemon, "d", 3);
+    Place::of(&daemon, "d@1").damage();
+    let (raw, store) = (daemon.path().join("disk.raw"), daemon.path().join("store"));
+    let again = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "fresh"]);
+    let advice = format!("'headwater store verify {}'", store.display());
+    assert!(again.code == 0 && again.err.contains(&advice), "{again:?}");
+    // Beside the daemon.
+    let found = run(headwater().args(["store", "verify"]).arg(&store));
+    assert_eq!(found.code, 6, "{found:?}");
+    for says in ["d@1 is damaged in 1 chunk: ", "fresh@1 is sound"] {
+        assert!(found.out.contains(says), "no '{says}' in {found:?}");
+    }
+}
+
+#[test]
+fn a_lost_data_object_is_told_in_one_line_with_how_it_is_repaired() {
+    let daemon = Daemon::start();
+    import(&daemon, "d", 3);
+    std::fs::remove_file(Place::of(&daemon, "d@1").object).unwrap();
+    let store = daemon.path().join("store");
+    let beside = run(headwater().args(["store", "verify"]).arg(&store));
+    let through = daemon.cli(&["image", "verify", "d@1"]);
+    let commands = [format!("store verify {}", store.display()), "image verify d@1".to_owned()];
+    for (found, command) in [beside, through].into_iter().zip(commands) {
+        assert_eq!(found.code, 6, "{found:?}");
+        // One for each chunk would be sixteen.
+        let lines = found.out.lines().filter(|line| line.starts_with("d@1: data object "));
+        assert_eq!(lines.count(), 1, "{found:?}");
+        assert!(found.out.contains("; it is lost, with 16 chunks of this version\n"), "{found:?}");
+        assert!(!found.out.contains("bytes 0+65536"), "{found:?}");
+        let repair = format!("'headwater {command} --repair-from STORE' repairs");
+        assert!(found.out.lines().next_back().is_some_and(|last| last.starts_with(&repair)), "{found:?}");
+    }
 }
 
 /// What Prometheus gets for alarms, versions and chunks.

@@ -245,7 +245,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     assert!(uses.contains("machine 'm-manifest'") && uses.contains("catalog 'c-manifest'"), "{uses}");
     let files = daemon.cli(&["image", "verify", "files"]);
     assert_eq!(files.code, 6, "{files:?}");
-    assert!(files.out.contains("files@1: cannot be read: partition 0: /etc/large.conf"), "{files:?}");
+    assert!(files.out.contains("files@1: cannot be read: the whole disk: /etc/large.conf"), "{files:?}");
     let text = daemon.cli(&["image", "verify", "manifest"]).out;
     for says in ["manifest@1: the manifest", "touched: manifest@1: machine 'm-manifest'", "twin@1 holds some"]
     {
@@ -267,7 +267,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         ("chunk@1", "1 chunk of it is damaged; it touches chunk@1: machine 'm-chunk' boots it"),
         ("manifest@1", "it is damaged: the manifest"),
         ("twin@1", "it touches manifest@1: machine 'm-manifest' boots it"),
-        ("files@1", "cannot be read because of that: partition 0: /etc/large.conf"),
+        ("files@1", "cannot be read because of that: the whole disk: /etc/large.conf"),
     ] {
         let of_it = |alarm: &&serde_json::Value| alarm["subject"] == format!("image {version}");
         let message = alarms.iter().find(of_it).and_then(|alarm| alarm["message"].as_str());
@@ -283,7 +283,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         "damaged: bytes ",
         "touched by the damage: chunk@1: machine 'm-chunk'",
         "touched by the damage: chunk@1: catalog 'c-chunk'",
-        "cannot be read because of that: partition 0: /etc/large.conf",
+        "cannot be read because of that: the whole disk: /etc/large.conf",
     ] {
         assert!(logged.contains(says), "no '{says}' in {logged}");
     }
@@ -327,7 +327,7 @@ fn a_verification_tells_what_it_does_once_it_has_read_all() {
     let looking = looking.unwrap_or_else(|| panic!("{lines:?}"));
     assert_eq!((&looking["event"], &looking["done_bytes"]), (&"progress".into(), &looking["total_bytes"]));
     let report = &lines.last().unwrap()["result"];
-    assert_eq!(report["files"], serde_json::json!(["partition 0: /etc/large.conf"]));
+    assert_eq!(report["files"], serde_json::json!(["the whole disk: /etc/large.conf"]));
     assert_eq!(report["remarks"], serde_json::json!([]));
     let text = daemon.cli(&["image", "verify", "files"]);
     assert!(text.out.contains("files@1 is damaged in 1 chunk; "), "{text:?}");
@@ -467,13 +467,24 @@ fn an_nbd_export_is_imported_like_a_file() {
     let again = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "n"]).ok();
     assert!(again.contains("unchanged; it is n@1"), "{again}");
     daemon.cli(&["image", "import", &uri, "--name", "n"]).fails(1, &["cannot import", "NBD"]);
-    let (status, answer) =
-        http(&daemon.socket(), "POST", "/api/v1/images", Some(r#"{"name":"n","source":"rel.raw"}"#));
-    assert_eq!(status, 400, "{answer}");
-    for relative in ["nbd+unix:///?socket=n.sock", "nbds://127.0.0.1:1/?tls-certificates=pki"] {
-        let request = format!(r#"{{"name":"n","source":"{relative}"}}"#);
+    for (path, body) in [
+        ("images", r#"{"name":"n","source":"rel.raw"}"#),
+        // Begins as a URI does, and is a file.
+        ("images", r#"{"name":"n","source":"nbd-disk.img"}"#),
+        ("images/n/verify", r#"{"repair_from":["copy"]}"#),
+    ] {
+        let (status, answer) = http(&daemon.socket(), "POST", &format!("/api/v1/{path}"), Some(body));
+        assert!(status == 400 && answer.contains("absolute path"), "{status}: {answer}");
+    }
+    for (refused, told) in [
+        ("nbd+unix:///?socket=n.sock", "not an absolute path"),
+        ("nbds://127.0.0.1:1/?tls-certificates=pki", "not an absolute path"),
+        ("nbd+vsock://2:10809/n", "vsock is not supported"),
+        ("nbds+vsock://2:10809/n", "vsock is not supported"),
+    ] {
+        let request = format!(r#"{{"name":"n","source":"{refused}"}}"#);
         let (_, answer) = http(&daemon.socket(), "POST", "/api/v1/images", Some(&request));
-        assert!(answer.contains("not an absolute path"), "{answer}");
+        assert!(answer.contains(told), "{answer}");
     }
 }
 

@@ -114,6 +114,10 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
         .cli(&["image", "edit", "tiny", "--machine", "desk"])
         .fails(4, &["machine 'lab' edits it already", "image seal tiny", "image discard tiny"]);
     assert_eq!(json(&daemon, &["image", "show", "tiny"])["edit"]["machine"], "lab");
+    for table in ["show", "versions"] {
+        let told = daemon.cli(&["image", table, "tiny"]).ok();
+        assert!(told.contains("machine lab edits it over version 1 since 20"), "{told}");
+    }
     daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["'lab' edits it"]);
     daemon.cli(&["image", "seal", "tiny"]).fails(4, &["has not begun the disk", "start it first"]);
 

@@ -6,11 +6,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::support::{Daemon, headwater, headwater_on_full_disk, run, short_dir, signal};
-use headwater_block::{Device, IoErrorKind, blocking};
+use crate::support::{Daemon, headwater, headwater_on_full_disk, pseudo_random, run, short_dir, signal};
+use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request, blocking};
 use headwater_nbd::client::Client;
+use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::wait_until;
 
 const BLOCK: usize = 4096;
@@ -199,6 +201,51 @@ fn what_was_answered_is_there_after_an_end_in_the_middle_of_writing() {
             assert_eq!(lost, 0, "of {answered} blocks that were answered before {error:?}");
         }
     }
+}
+
+/// It is in the machine's ring again, with no error, and the note says that the machine stands before it.
+#[test]
+fn a_write_over_vhost_user_that_waits_for_room_at_an_orderly_end_is_left_to_the_next_export() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let (log, socket) = (dir.path().join("log"), dir.path().join("vhost"));
+    let more = ["--pause", "3600", "--vhost-user", socket.to_str().unwrap()];
+    let mut command = export(dir.path(), "null:1G", &more);
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut uri = String::new();
+    BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
+    let machine = VhostDisk::connect(&socket, Setup { queues: 1, event_idx: true });
+    let is_told = || std::fs::read_to_string(&log).unwrap().contains("writes wait for room");
+    let (tell, answers) = channel();
+    let mut written = 0;
+    loop {
+        let range = ByteRange::new(written << 20, 1 << 20).unwrap();
+        let buffer = pseudo_random(1 << 20, written);
+        let tell = tell.clone();
+        let done = Completion::new(move |outcome| {
+            // Nobody waits for it any more where a check has failed.
+            let _ = tell.send(outcome.result.is_ok());
+        });
+        machine.submit(Request::Write { range, buffer, fua: false }, done);
+        let mut answer = None;
+        wait_until("it is written or waits", || {
+            answer = answers.try_recv().ok();
+            answer.is_some() || is_told()
+        });
+        match answer {
+            Some(is_ok) => assert!(is_ok, "write {written} failed"),
+            None => break,
+        }
+        written += 1;
+    }
+    signal(child.id(), "TERM");
+    assert!(child.wait().unwrap().success());
+    assert_ne!(answers.try_recv(), Ok(false));
+    let note = std::fs::read_to_string(dir.path().join("cache").join("work").join("vhost-user")).unwrap();
+    // One that had waited for long on a busy host may have found room at last.
+    let possible = [written, written + 1].map(|entry| entry.to_string());
+    assert!(possible.contains(&note.trim().to_owned()), "{note} behind {written} writes");
 }
 
 #[test]

@@ -226,6 +226,28 @@ fn boots_are_recorded_on_demand_and_traces_travel_between_hosts() {
 }
 
 #[test]
+fn what_servers_stand_in_the_way_of_is_named_with_what_helps() {
+    let dir = store();
+    let mut server = FileServer::start(&dir.path().join("store"), None);
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.args(["--from", &server.url()]);
+    });
+    daemon.create("desk", "tiny", &[]);
+    let read_only = format!("cannot change image 'tiny' at {}: a store is only read", server.url());
+    for change in [&["promote", "tiny@1", "test"][..], &["retire", "tiny@1"], &["note", "tiny@1", "x"]] {
+        daemon.cli(&[&["image"][..], change].concat()).fails(2, &[&read_only]);
+    }
+    // Of an image that was looked up before, it goes on with what that was then.
+    server.kill();
+    let why =
+        ["cannot look image 'other' up: no server gives images/other: ", "see that this host reaches it"];
+    let away = |args: &[&str], tried: &str| daemon.cli(args).fails(1, &[&[tried][..], &why[..]].concat());
+    away(&["catalog", "create", "class", "other"], "cannot create catalog 'class': ");
+    away(&["image", "pin", "desk", "other@1"], "cannot pin machine 'desk' to 'other@1': ");
+    away(&["machine", "create", "lab", "other"], "cannot create machine 'lab': ");
+}
+
+#[test]
 fn a_boot_that_could_not_be_kept_is_not_begun() {
     let dir = store();
     let server = FileServer::start(&dir.path().join("store"), None);

@@ -215,13 +215,22 @@ fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
     let (_, dir) = daemon.terminate();
     let (store, aside) = (dir.path().join("store"), dir.path().join("aside"));
     std::fs::rename(&store, &aside).unwrap();
-    // Also the second time, and where it is the place of another file system that is not mounted.
-    for _ in 0..2 {
+    // Also where it is the place of another file system that is not mounted.
+    for is_empty in [false, true] {
+        if is_empty {
+            std::fs::create_dir(&store).unwrap();
+        }
         let gone = ["there is no store in", "1 machine(s)", "--new-store"];
         run(headwater().args(["serve", "--data-dir"]).arg(dir.path())).fails(3, &gone);
         run(headwater().args(["serve", "--store"]).arg(&store).arg("--data-dir").arg(dir.path()))
             .fails(3, &gone);
+        assert_eq!(store.exists(), is_empty, "what is moved there would be inside of it");
     }
+    let inside = store.join("aside");
+    std::fs::rename(&aside, &inside).unwrap();
+    run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
+        .fails(3, &["there is no store in", "there is one in", inside.to_str().unwrap()]);
+    std::fs::rename(&inside, &aside).unwrap();
     std::fs::remove_dir_all(&store).unwrap();
     std::fs::rename(&aside, &store).unwrap();
     let daemon = Daemon::start_in(dir, |_| {});

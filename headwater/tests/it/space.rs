@@ -251,6 +251,13 @@ fn limits_that_no_start_finds_room_for_are_warned_of_while_the_machine_is_off() 
     assert!(set.code == 0 && machine["warning"].as_str().expect("a warning").contains(lacks), "{set:?}");
     let raised = cli(&["machine", "set", "small", "--disk", "64M"]);
     assert!(raised.code == 0 && !raised.err.contains("could not be started"), "{raised:?}");
+    // The private disk of an edit is another one.
+    let lab = |limit: &str| cli(&["machine", "set", "lab", "--disk", limit]);
+    assert_eq!(lab("1024T").code, 0);
+    let edited = cli(&["image", "edit", "tiny", "--machine", "lab"]);
+    assert!(edited.code == 0 && edited.err.contains(&format!("machine 'lab' {lacks}")), "{edited:?}");
+    cli(&["image", "discard", "tiny"]).ok();
+    lab("64M").ok();
     // One that is on is refused it.
     start().ok();
     cli(&["machine", "set", "lab", "--disk", "1024T"]).fails(2, &["the write cache may take 1.0 PiB"]);

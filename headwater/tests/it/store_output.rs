@@ -209,6 +209,19 @@ fn an_error_that_names_thousands_of_images_is_told_whole() {
 }
 
 #[test]
+fn a_server_that_is_away_is_no_reason_to_warn_of_boot_traces_that_never_were() {
+    let data_dir = made_by_a_daemon(&["a"]);
+    let here = data_dir.path().join("store");
+    let (there, mut away) = (FileServer::start(&here, None), FileServer::start(&here, None));
+    away.kill();
+    let copy = data_dir.path().join("copy");
+    let servers = format!("{},{}", there.url(), away.url());
+    let mut command = headwater();
+    let ran = run(command.env_remove("HEADWATER_LOG").args(["store", "copy", &servers, text(&copy), "a@1"]));
+    assert!(ran.code == 0 && !ran.err.contains("boot trace"), "{ran:?}");
+}
+
+#[test]
 fn a_program_that_reads_along_gets_one_object_unless_it_asks_for_a_log() {
     let data_dir = made_by_a_daemon(&["a", "b"]);
     let here = data_dir.path().join("store");

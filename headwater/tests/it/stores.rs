@@ -11,7 +11,7 @@ use crate::support::{self, Daemon, headwater, pseudo_random, run};
 use headwater_store::hold::Purpose;
 use headwater_store::{Access, Hold, ImageReference, Keys, LocalDir, NewVersion, S3Options, S3Store, Store};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::{FileServer, HttpFault, test_name, wait_until};
+use headwater_testkit::{FileServer, HttpFault, TestTls, test_name, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The server is this program once more, in this test.
@@ -157,6 +157,25 @@ fn a_daemon_keeps_images_in_a_bucket() {
     assert!(daemon.cli(&["image", "remove", "disk@1"]).ok().contains("removed disk@1"));
 }
 
+#[test]
+fn without_keys_it_is_said_who_was_asked_for_them() {
+    let url = in_bucket("no-keys");
+    let mut command = headwater();
+    for set in ["ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SKIP_SIGNATURE", "ROLE_ARN"] {
+        command.env_remove(format!("AWS_{set}"));
+    }
+    // Where nobody listens.
+    command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9").env("NO_PROXY", "127.0.0.1");
+    run(command.args(["store", "verify", &url])).fails(
+        1,
+        &[
+            "no AWS_ACCESS_KEY_ID is set, and the machine's role could not be had from http://127.0.0.1:9: ",
+            "refused",
+            ". Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ],
+    );
+}
+
 /// Has the daemon of a data directory hold a version for nothing.
 fn left_by_a_crash(url: &str, data_dir: &Path, version: &str) {
     let id = std::fs::read_to_string(data_dir.join("daemon.id")).unwrap();
@@ -276,7 +295,7 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
     let token = std::fs::read_to_string(&shown).unwrap();
     assert!(!std::fs::read_to_string(&tokens).unwrap().contains(&token));
     let copy = dir.path().join("copy");
-    store(&["sync", &server, text(&copy)]).fails(1, &["401"]);
+    store(&["sync", &server, text(&copy)]).fails(1, &["401", "--token FILE"]);
     let report = store(&["sync", &server, text(&copy), "--token", text(&shown)]).ok();
     assert!(report.contains("1 versions copied"), "{report}");
     let report: serde_json::Value =
@@ -296,6 +315,17 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
     store(&["copy", text(&here), text(&copy), "disk@9"]).fails(3, &["disk"]);
     store(&["sync", "ftp://x", text(&copy)]).fails(2, &["no stores at ftp://"]);
     store(&["serve", text(&copy), "--listen", "0.0.0.0:0"]).fails(2, &["--tls-cert"]);
+    let (others, file) = (dir.path().join("others"), dir.path().join("others/a.raw"));
+    std::fs::create_dir(&others).unwrap();
+    std::fs::write(&file, "a disk").unwrap();
+    store(&["sync", text(&here), text(&others)]).fails(2, &["not an image store", "a.raw"]);
+    store(&["sync", text(&here), text(&file)]).fails(2, &["a.raw as a store: it is a file"]);
+    let certificate = dir.path().join("cert.pem");
+    std::fs::write(&certificate, TestTls::new().ca_pem).unwrap();
+    // The one in the place of the other.
+    let pair = ["--tls-cert", text(&certificate), "--tls-key", text(&certificate)];
+    let listen = ["serve", text(&copy), "--listen", "127.0.0.1:0", "--token-file", text(&tokens)];
+    store(&[&listen[..], &pair].concat()).fails(2, &["cert.pem for TLS: it holds no private key"]);
 }
 
 #[test]

@@ -5,10 +5,12 @@
 //!
 //! The port carries one conversation. A request that the guest never read stays in the pipe, so each
 //! connection starts with `guest-sync-delimited`: everything before the marked answer is stale and is
-//! dropped. After a time-out the connection is given up, and the next call makes a new one.
+//! dropped. After a time-out the connection is given up, and the next call makes a new one; that of a command that was to begin
+//! is kept until it is known whether it did (`late.rs`).
 
 mod connection;
 mod freeze;
+mod late;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -22,10 +24,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::agent::connection::Connection;
 use crate::agent::freeze::{FREEZE, THAW};
+use crate::agent::late::EXEC;
 use crate::error::{Error, Result};
 
 /// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
@@ -54,7 +58,7 @@ expedite";
 /// First and longest pause between two looks at a command that runs in the guest.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
-/// How long the last look at a command may take whose time is over.
+/// How long the start of a command may take at least, and the last look at one whose time is over.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long is waited for an agent that is to end a command, since somebody waits for the answer that it did not end by itself. It goes
 /// on being asked after that.
@@ -81,7 +85,7 @@ pub struct Exec {
     pub command: Vec<String>,
     /// What the command reads from its standard input.
     pub input: Vec<u8>,
-    /// How long it may run. The command is killed in the guest afterwards.
+    /// How long it may run, and may take to begin. The command is killed in the guest afterwards, also where it begins only then.
     pub timeout: Duration,
 }
 
@@ -190,18 +194,13 @@ impl Agent {
 
     async fn exec_unless(&self, mut given_up: oneshot::Receiver<()>, exec: &Exec) -> Result<ExecOutput> {
         let Some((program, arguments)) = exec.command.split_first() else {
-            return Err(Error::Agent {
-                command: "guest-exec".into(),
-                description: "no command given".into(),
-            });
+            return Err(Error::Agent { command: EXEC.into(), description: "no command given".into() });
         };
         let mut request = json!({ "path": program, "arg": arguments, "capture-output": true });
         if let (false, Some(map)) = (exec.input.is_empty(), request.as_object_mut()) {
             map.insert("input-data".into(), BASE64.encode(&exec.input).into());
         }
-        let answer = self.call("guest-exec", request).await?;
-        let pid =
-            answer.get("pid").and_then(Value::as_i64).ok_or_else(|| unexpected("guest-exec", &answer))?;
+        let pid = self.begin(program, request, self.patience.min(exec.timeout.max(LEAST_PATIENCE))).await?;
         let deadline = Instant::now() + exec.timeout;
         let mut pause = POLL_FIRST;
         let mut is_unsure = false;
@@ -248,12 +247,16 @@ impl Agent {
     }
 
     async fn kill_in_guest(&self, pid: i64) {
+        let _ = timeout(KILL_PATIENCE, self.begin_to_kill(pid)).await;
+    }
+
+    /// The same in a task of its own: an agent that is busy with something else hears of it later than anybody waits for that.
+    fn begin_to_kill(&self, pid: i64) -> JoinHandle<()> {
         let agent = self.clone();
-        // A task of its own: one that is busy with something else hears of it later than anybody waits for that.
-        let killing = tokio::spawn(async move {
+        tokio::spawn(async move {
             for left in (0..KILL_TRIES).rev() {
                 let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
-                match agent.call("guest-exec", request).await {
+                match agent.call(EXEC, request).await {
                     Ok(_) => return,
                     Err(error) if left > 0 && may_answer_later(&error) => {}
                     Err(error) => {
@@ -262,8 +265,7 @@ impl Agent {
                     }
                 }
             }
-        });
-        let _ = timeout(KILL_PATIENCE, killing).await;
+        })
     }
 
     /// One command of the agent.
@@ -295,12 +297,7 @@ impl Agent {
         arguments: Value,
         max_bytes: usize,
     ) -> Result<T> {
-        // Taken out while in use: a call that is cancelled or fails half-way leaves no connection behind
-        // whose next answer would belong to somebody else.
-        let mut connection = match slot.take() {
-            Some(connection) => connection,
-            None => Connection::open(&self.socket).await?,
-        };
+        let mut connection = self.take_connection(&mut slot).await?;
         let answer = connection.request(&self.socket, command, arguments, max_bytes).await?;
         *slot = Some(connection);
         let answer = interpret(command, &answer);
@@ -633,7 +630,8 @@ mod tests {
             asked
         });
         let agent = Agent { patience: Duration::from_secs(600), ..Agent::new(&socket) };
-        let exec = Exec { timeout: Duration::from_millis(100), ..command("sleep") };
+        // Long enough for its start on a busy host.
+        let exec = Exec { timeout: Duration::from_secs(3), ..command("sleep") };
         let error = agent.exec(&exec).await.unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         given_up.send(()).unwrap();
@@ -696,5 +694,15 @@ mod tests {
         let _listener = UnixListener::bind(&socket).unwrap();
         let error = Agent::new(&socket).ping(Duration::from_millis(50)).await.unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_guest_without_an_agent_is_waited_for_no_longer_than_its_command_may_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let exec = Exec { timeout: Duration::from_secs(2), ..command("true") };
+        let error = Agent::new(&socket).exec(&exec).await.unwrap_err();
+        assert!(matches!(error, Error::NoAgent { after } if after == exec.timeout), "{error}");
     }
 }

@@ -77,6 +77,12 @@ pub enum Error {
         /// How long.
         after: Duration,
     },
+    /// No agent in the guest answers: there is none, or the guest does not let it.
+    #[error("the guest agent does not answer within {} s", .after.as_secs_f64())]
+    NoAgent {
+        /// How long it was waited for.
+        after: Duration,
+    },
     /// QEMU is not running any more.
     #[error("the machine is not running: {0}")]
     Gone(String),

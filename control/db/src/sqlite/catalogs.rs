@@ -12,6 +12,7 @@ use crate::sqlite::{added, loaded, stored};
 
 pub(super) struct SqliteCatalogs<'a> {
     pub(super) connection: &'a mut SqliteConnection,
+    pub(super) has_removed: &'a mut bool,
 }
 
 struct Row {
@@ -112,6 +113,7 @@ impl CatalogRepository for SqliteCatalogs<'_> {
             .bind(name)
             .execute(&mut *self.connection)
             .await?;
+        *self.has_removed = true;
         Ok(done.rows_affected() == 1)
     }
 }

@@ -20,6 +20,7 @@ const WHOLE_BY_UUID: &str = "SELECT machines_and_catalogs.*, user_data.text AS u
 
 pub(super) struct SqliteMachines<'a> {
     pub(super) connection: &'a mut SqliteConnection,
+    pub(super) has_removed: &'a mut bool,
 }
 
 struct Row {
@@ -220,6 +221,7 @@ impl MachineRepository for SqliteMachines<'_> {
             .bind(uuid.to_string())
             .execute(&mut *self.connection)
             .await?;
+        *self.has_removed = true;
         Ok(done.rows_affected() == 1)
     }
 }

@@ -8,6 +8,7 @@ mod machines;
 mod migrations;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +16,7 @@ use sqlx::migrate::MigrateError;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Connection as _, Sqlite, Transaction};
+use sqlx::{ConnectOptions as _, Connection as _, Sqlite, Transaction};
 
 use crate::error::DbError;
 use crate::repository::{
@@ -36,10 +37,13 @@ pub const MAX_READERS: u32 = 4;
 ///
 /// Writers take turns on one connection and begin with `BEGIN IMMEDIATE`: a transaction that reads first and
 /// writes later would otherwise fail with `SQLITE_BUSY` where another one wrote in between.
+///
+/// What is removed is overwritten: machines have keys, and user data may hold passwords.
 #[derive(Clone, Debug)]
 pub struct SqliteDatabase {
     readers: SqlitePool,
     writer: SqlitePool,
+    options: Arc<SqliteConnectOptions>,
 }
 
 impl SqliteDatabase {
@@ -56,6 +60,7 @@ impl SqliteDatabase {
             // A machine's state must survive a power cut once an operation was answered.
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
+            .pragma("secure_delete", "ON")
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
         let turns = pool(1).acquire_timeout(Duration::from_millis(TURN_TIMEOUT_MS));
         let writer = turns.connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
@@ -74,9 +79,22 @@ impl SqliteDatabase {
                 e => failed(Box::new(e)),
             });
         }
-        let readers = pool(MAX_READERS).connect_with(options).await.map_err(|e| failed(cause(e)))?;
-        Ok(Self { readers, writer })
+        let readers = pool(MAX_READERS).connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
+        Ok(Self { readers, writer, options: Arc::new(options) })
     }
+
+    fn repository(&self, transaction: Transaction<'static, Sqlite>) -> Box<dyn Repository> {
+        Box::new(SqliteRepository { transaction, has_removed: false, options: Arc::clone(&self.options) })
+    }
+}
+
+/// Empties the write-ahead log, which has what was removed as it was before. Nobody waits for that: where somebody reads or writes
+/// just now, that stays there until the log is written over, or the database is closed.
+async fn empty_log(options: &SqliteConnectOptions) {
+    let at_once = options.clone().busy_timeout(Duration::ZERO);
+    let Ok(mut connection) = at_once.connect().await else { return };
+    let _ = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection).await;
+    let _ = connection.close().await;
 }
 
 /// Why a file could not be opened.
@@ -105,11 +123,11 @@ fn pool(max_connections: u32) -> SqlitePoolOptions {
 #[async_trait]
 impl Database for SqliteDatabase {
     async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
-        Ok(Box::new(SqliteRepository { transaction: self.readers.begin().await? }))
+        Ok(self.repository(self.readers.begin().await?))
     }
 
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
-        Ok(Box::new(SqliteRepository { transaction: self.writer.begin_with("BEGIN IMMEDIATE").await? }))
+        Ok(self.repository(self.writer.begin_with("BEGIN IMMEDIATE").await?))
     }
 
     async fn close(&self) {
@@ -120,16 +138,22 @@ impl Database for SqliteDatabase {
 
 struct SqliteRepository {
     transaction: Transaction<'static, Sqlite>,
+    /// Something was removed that may be secret.
+    has_removed: bool,
+    /// How the database is opened.
+    options: Arc<SqliteConnectOptions>,
 }
 
 #[async_trait]
 impl Repository for SqliteRepository {
     fn machines(&mut self) -> Box<dyn MachineRepository + '_> {
-        Box::new(machines::SqliteMachines { connection: &mut self.transaction })
+        let (connection, has_removed) = (&mut *self.transaction, &mut self.has_removed);
+        Box::new(machines::SqliteMachines { connection, has_removed })
     }
 
     fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_> {
-        Box::new(catalogs::SqliteCatalogs { connection: &mut self.transaction })
+        let (connection, has_removed) = (&mut *self.transaction, &mut self.has_removed);
+        Box::new(catalogs::SqliteCatalogs { connection, has_removed })
     }
 
     fn kept_disks(&mut self) -> Box<dyn KeptDiskRepository + '_> {
@@ -141,7 +165,12 @@ impl Repository for SqliteRepository {
     }
 
     async fn save(self: Box<Self>) -> Result<(), DbError> {
-        Ok(self.transaction.commit().await?)
+        let Self { transaction, has_removed, options } = *self;
+        transaction.commit().await?;
+        if has_removed {
+            empty_log(&options).await;
+        }
+        Ok(())
     }
 }
 

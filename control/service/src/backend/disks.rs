@@ -160,6 +160,10 @@ pub trait Disk: Send + Sync + 'static {
     /// disconnected. Harmless where there is room.
     fn relieve(&self);
 
+    /// Why its state could not be kept now: somebody reads it from outside. Asked before a guest does anything for that. Takes no time to
+    /// speak of.
+    fn can_freeze(&self) -> Result<(), BackendError>;
+
     /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 

@@ -11,12 +11,13 @@ pub struct BackendError {
     message: String,
     advice: Option<String>,
     source: Option<Source>,
+    is_unknown: bool,
 }
 
 impl BackendError {
     /// An error with a message that says what was tried, on what.
     pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), advice: None, source: None }
+        Self { kind, message: message.into(), advice: None, source: None, is_unknown: false }
     }
 
     /// The same, with the error that caused it.
@@ -30,6 +31,13 @@ impl BackendError {
     #[must_use]
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
+        self
+    }
+
+    /// The same, of a change of the store of which it is not known whether it was made, or may yet be.
+    #[must_use]
+    pub fn unknown(mut self) -> Self {
+        self.is_unknown = true;
         self
     }
 
@@ -50,6 +58,11 @@ impl BackendError {
     /// The kind, for control flow.
     pub fn kind(&self) -> ProblemKind {
         self.kind
+    }
+
+    /// Whether what was to be changed in the store may have been, or may yet be: then the history says that it was tried.
+    pub fn is_unknown(&self) -> bool {
+        self.is_unknown
     }
 
     /// What to do about it.

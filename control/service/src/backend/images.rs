@@ -6,8 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, Removed, SourceFormat,
-    VerifyReport, VerifyRequest,
+    BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, PullReport, Removed,
+    SourceFormat, VerifyReport, VerifyRequest,
 };
 
 use crate::backend::{BackendError, JobControl};
@@ -44,6 +44,30 @@ pub struct ImportOrder {
     pub author: String,
 }
 
+/// What is to come from another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullOrder {
+    /// The store: an absolute path, or a URL.
+    pub source: String,
+    /// The versions. None: all that it has, with the channels.
+    pub images: Vec<ImageRef>,
+}
+
+/// What a pull came to, also one that ended early: versions that are here as a whole stay.
+#[derive(Debug, Default)]
+pub struct PullOutcome {
+    /// What people call the store that it came from.
+    pub source: String,
+    /// What came. It does not yet say who edits an image and what did not come, and counts nothing where the pull ended early.
+    pub report: PullReport,
+    /// What did not come, and why.
+    pub not_copied: Vec<(String, BackendError)>,
+    /// Images of which it is not known what was changed, and why not.
+    pub unknown: Vec<(String, BackendError)>,
+    /// Why it ended before it had done all.
+    pub ended: Option<BackendError>,
+}
+
 /// A channel that is to point, or points now, to a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promotion {
@@ -73,8 +97,8 @@ pub struct Listed {
 pub struct Promoted {
     /// Those that were carried out, each with where its channel pointed before.
     pub done: Vec<(Promotion, Option<u64>)>,
-    /// Why those of other images were not. They stay due.
-    pub failed: Vec<BackendError>,
+    /// The images of which that failed, and why. What was not carried out stays due.
+    pub failed: Vec<(String, BackendError)>,
 }
 
 /// What a version is held for.
@@ -117,7 +141,8 @@ impl Hold {
 ///
 /// # Contract
 /// - Names and references were checked by the caller.
-/// - A failed or cancelled import or export leaves nothing behind.
+/// - A failed or cancelled import or export leaves nothing behind, a pull whole versions and no part of one.
+/// - The error of a change says where it is not known whether that was made ([`BackendError::is_unknown`]).
 /// - Whatever takes long runs on threads of its own and never on the caller's.
 #[async_trait]
 pub trait Images: Send + Sync + 'static {
@@ -133,11 +158,15 @@ pub trait Images: Send + Sync + 'static {
     /// Makes a version of what a source holds.
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError>;
 
-    /// Points a channel to a version now. Returns where it pointed before.
-    async fn promote(&self, promotion: &Promotion) -> Result<Option<u64>, BackendError>;
+    /// Brings versions of another store, each under its own number. An error came before anything was changed.
+    async fn pull(&self, order: PullOrder, job: Arc<JobControl>) -> Result<PullOutcome, BackendError>;
 
-    /// Keeps a promotion for later, in the place of an earlier one to the same channel.
-    async fn schedule(&self, promotion: &Promotion) -> Result<(), BackendError>;
+    /// Points a channel to a version now, and forgets the promotion to come of that channel. Returns where it pointed before, and what is
+    /// forgotten.
+    async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError>;
+
+    /// Keeps a promotion for later, in the place of an earlier one to the same channel, which is returned.
+    async fn schedule(&self, promotion: &Promotion) -> Result<Option<Promotion>, BackendError>;
 
     /// Forgets the promotion to come of a channel, and returns it.
     async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError>;

@@ -70,7 +70,7 @@ fn look(
 }
 
 /// Why a machine's disk takes no writes, is not made durable, or its reads wait.
-fn cause(active: &Active) -> Option<Shortage> {
+pub(super) fn cause(active: &Active) -> Option<Shortage> {
     let stands_still = active.vm.is_out_of_space();
     let shortage = active.disk.shortage().or_else(|| {
         // It is about to try again, and will be told why not.

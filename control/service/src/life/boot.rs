@@ -12,6 +12,7 @@ use headwater_db::{KeptDisk, MachineRecord, NewEvent, Purpose};
 use uuid::Uuid;
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::{BackendError, Kept};
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -174,10 +175,14 @@ impl Service {
     }
 
     /// Forgets the disk that a start began and that no machine ran on: it would tie the machine to a version that it never ran.
-    pub(crate) async fn forget_begun(&self, boot: &Boot) -> Result<(), LifeError> {
-        match &boot.kept {
-            Some(kept) if boot.begun => self.forget_kept(kept, None).await,
-            _ => Ok(()),
+    pub(crate) async fn forget_begun(&self, boot: &Boot, machine: &str) {
+        let Some(kept) = boot.kept.as_ref().filter(|_| boot.begun) else { return };
+        if let Err(stays) = self.forget_kept(kept, None).await {
+            tracing::warn!(
+                machine,
+                "the disk that its start began may stay until a reset: {}",
+                problem(&stays)
+            );
         }
     }
 

@@ -37,9 +37,9 @@ impl Service {
         let (_turn, record) = self.turn_of(machine).await?;
         self.can_seal("edit on", machine)?;
         let uuid = record.uuid;
-        if self.active(uuid).is_some() {
+        if let Some(state) = self.not_off(&record) {
             let (what, machine) = (format!("edit image '{image}' on it"), record.name);
-            return Err(LifeError::StillOn { what, machine, state: record.state.name() });
+            return Err(LifeError::StillOn { what, machine, state });
         }
         self.not_editing("begin an edit on", &record).await?;
         let _using = self.using_versions_for(uuid).await.map_err(LifeError::backend("edit on", machine))?;

@@ -174,6 +174,15 @@ pub enum LifeError {
         #[source]
         source: DbError,
     },
+    /// The database failed in the middle of a reset, when the machine was off.
+    #[error("machine '{machine}' is off, and its reset did not come to its end")]
+    OffNotReset {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
     /// The database failed, and the machine's disk has the limits all the same.
     #[error("machine '{machine}' has the new limits until it is off, but that could not be noted")]
     LimitsNotNoted {
@@ -217,6 +226,7 @@ impl Explain for LifeError {
             | Self::NotNoted { source, .. }
             | Self::OnNotNoted { source, .. }
             | Self::OffNotNoted { source, .. }
+            | Self::OffNotReset { source, .. }
             | Self::LimitsNotNoted { source, .. } => source.kind(),
         }
     }
@@ -266,6 +276,12 @@ impl Explain for LifeError {
             )),
             Self::OffNotNoted { .. } => {
                 Some("it is noted as lost when the database can be written, and can be started then".to_owned())
+            }
+            Self::OffNotReset { machine, source } => {
+                let again = format!(
+                    "'headwater machine reset {machine}' forgets what it wrote, 'headwater machine start {machine}' starts it"
+                );
+                Some(source.advice().map_or_else(|| again.clone(), |advice| format!("{advice}; then {again}")))
             }
             Self::LimitsNotNoted { source, .. } => {
                 let again = "give them again when the database can be written, for its later starts";

@@ -21,7 +21,8 @@
 //!
 //! Killing needs no lock: `stop --force` breaks into a graceful stop that waits. Whoever has the lock asks the store through
 //! `Service::unless_given_up`, so that a store that hangs keeps nobody from stopping the machine; but to open its disk, or to
-//! have a version held for it, is waited for.
+//! have a version held for it, is waited for. A seal lets go of the lock while the guest writes out, and looks then whether the
+//! machine is on as it was.
 
 mod active;
 pub(crate) mod alarm;

@@ -8,6 +8,7 @@ use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::extract::Actor;
+use crate::life::restart::{BROKE_OFF, DAEMON_ENDED};
 use crate::life::watch::is_behind;
 use crate::life::{LifeError, TICK_MS};
 
@@ -71,7 +72,7 @@ impl Service {
                 let how = format!("the daemon ended while it was {}; {process}", record.state);
                 self.mark_lost(record, &how).await?;
             } else {
-                self.not_started_again(record).await?;
+                self.not_started_again(record, DAEMON_ENDED).await?;
             }
         }
         // What a crash left in the store, and what an earlier release did not tell it.
@@ -154,7 +155,8 @@ impl Service {
         for seen in machines {
             let active = self.active(seen.uuid);
             let is_behind = active.as_ref().is_some_and(|active| is_behind(&seen, active));
-            if verdict(seen.wanted, seen.state, active.is_some()) == Verdict::Fine && !is_behind {
+            let is_fine = verdict(seen.wanted, seen.state, active.is_some()) == Verdict::Fine;
+            if is_fine && !is_behind && !self.is_left_off(&seen) {
                 continue;
             }
             // Somebody who holds the lock is changing the machine right now: look again at the next tick.
@@ -162,11 +164,15 @@ impl Service {
             let Ok(record) = self.record_of(seen.uuid, &seen.name).await else { continue };
             let active = self.active(record.uuid);
             match verdict(record.wanted, record.state, active.is_some()) {
-                Verdict::Fine => {
-                    if let Some(active) = active {
-                        self.catch_up(record, &active).await?;
+                Verdict::Fine => match active {
+                    Some(active) => self.catch_up(record, &active).await?,
+                    None if self.is_left_off(&record) => {
+                        // One that has a reason may be off for that alone.
+                        let why = record.reason.clone().unwrap_or_else(|| BROKE_OFF.to_owned());
+                        self.not_started_again(record, &why).await?;
                     }
-                }
+                    None => {}
+                },
                 // Noted when it is started again.
                 Verdict::Lost if self.is_unnoted_restart(&record) => {}
                 Verdict::Lost => {

@@ -28,19 +28,41 @@ pub(super) fn pause(quick_boots: u32) -> Duration {
 }
 
 /// Why a machine stays off that was to be started again.
-const NOT_AGAIN: &str = "the daemon ended before it was started again; start it";
+pub(super) const DAEMON_ENDED: &str = "the daemon ended before it was started again; start it";
+pub(super) const BROKE_OFF: &str = "it was to be started again, and that broke off; start it";
 
 impl Service {
-    /// Notes of a machine that is off, and was to be started again, that nobody does so any more. The caller has its turn.
-    pub(super) async fn not_started_again(&self, mut record: MachineRecord) -> Result<(), LifeError> {
+    /// Notes of a machine that is off, and was to be started again, why nobody does so any more. The caller has its turn.
+    pub(super) async fn not_started_again(
+        &self,
+        mut record: MachineRecord,
+        why: &str,
+    ) -> Result<(), LifeError> {
         let is_off = record.state == MachineState::Stopped || self.is_unnoted_restart(&record);
-        let is_waiting = record.wanted == Wanted::Running && is_off;
-        if !is_waiting || record.reason.as_deref() == Some(NOT_AGAIN) {
+        if record.wanted != Wanted::Running || !is_off {
             return Ok(());
         }
+        record.wanted = Wanted::Stopped;
         record.state = MachineState::Stopped;
-        record.reason = Some(NOT_AGAIN.to_owned());
-        self.save(&record, &Actor::daemon(), "state", NOT_AGAIN).await
+        record.reason = Some(why.to_owned());
+        self.save(&record, &Actor::daemon(), "state", why).await
+    }
+
+    /// Whether a machine is noted as off until it is started again, and nobody does that: who was to could note no more than
+    /// that it is off. What the end of the daemon leaves so, it notes itself.
+    pub(super) fn is_left_off(&self, record: &MachineRecord) -> bool {
+        let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
+        let is_cared_for = self.active(record.uuid).is_some() || self.is_restarting(record.uuid);
+        is_waiting && !is_cared_for && !self.is_stopping()
+    }
+
+    /// What a machine that is not off does. One whose guest restarted is off only for a while.
+    pub(super) fn not_off(&self, record: &MachineRecord) -> Option<&'static str> {
+        if self.active(record.uuid).is_some() {
+            return Some(record.state.name());
+        }
+        let restarts = record.wanted == Wanted::Running && self.is_restarting(record.uuid);
+        restarts.then_some("off only until it is started again, as its guest restarted")
     }
 
     pub(super) fn is_any_sealing(&self, kept: &[KeptDisk]) -> bool {

@@ -1,7 +1,8 @@
 //! Making versions of disks: of an edit whose machine is off, and of a machine that runs.
 //!
 //! ```text
-//!   a machine that runs:  guest freezes its file systems (where its agent answers)
+//!   a machine that runs:  guest writes out (where its agent answers), and the machine can be stopped and changed meanwhile
+//!                           -> guest freezes its file systems
 //!                           -> disk frozen: one instant, and the machine goes on writing beside it
 //!                           -> guest thaws -> in the background: what changed is read, packed, stored
 //! ```
@@ -9,21 +10,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use headwater_api::name::ImageRef;
 use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, SealRequest, Sealed};
 use headwater_db::{KeptDisk, MachineRecord, Purpose};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::Service;
-use crate::answer::problem;
+use crate::answer::{Explain, problem};
 use crate::backend::{
     BackendError, FrozenDisk, JobControl, KeptRequest, NOTE_MAX_BYTES, SealOrder, SealOutcome,
 };
 use crate::extract::Actor;
 use crate::life::boot::{cache_of_edit, files_of};
 use crate::life::edit::{is_copy, source, source_of_copy};
-use crate::life::{Active, LifeError};
+use crate::life::{Active, LifeError, alarm};
 
-/// How often it is looked whether a guest still writes out for somebody.
+/// How often it is looked whether somebody still waits for a version.
 const CANCEL_POLL: Duration = Duration::from_millis(100);
 
 /// What something is sealed over.
@@ -85,7 +88,9 @@ impl Service {
                     newest_at_most: (!request.over_newer).then_some(over.newest),
                     is_edit: true,
                 };
-                let outcome = match frozen.seal(order, job).await {
+                let sealed = frozen.seal(order, job).await;
+                let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
+                let outcome = match self.or_tried(actor, image, ("seal tried", &tried), sealed).await {
                     Ok(outcome) => outcome,
                     Err(e) => return Err(self.not_sealed(e, &what, &record, &edit).await),
                 };
@@ -133,12 +138,11 @@ impl Service {
             None if record.cache.persistent => self.kept_disk(uuid, Purpose::Persistent).await?,
             None => None,
         };
-        // A kept disk is not opened again before the version is made of what it was.
+        // A kept disk is not opened again before the version is made of what it was. And none is frozen twice: who comes second is told
+        // before the guest does anything for it.
         let sealing = || LifeError::Sealing { what: "seal", machine: name.to_owned() };
-        let guard = match &kept {
-            Some(kept) => Some(self.begin_sealing(kept.id).ok_or_else(sealing)?),
-            None => None,
-        };
+        let disk = kept.as_ref().map_or(uuid, |kept| kept.id);
+        let guard = self.begin_sealing(disk).ok_or_else(sealing)?;
         let not_on = || {
             let (machine, state) = (record.name.clone(), record.state.name());
             LifeError::NotOn { what: "seal", machine, state }
@@ -155,13 +159,16 @@ impl Service {
         over.allowed(&what, !is_bound)?;
         let (frozen, pause) = match (&active, &kept) {
             (Some(active), _) => {
-                let (frozen, pause) = self.freeze(&record, active, &job).await?;
+                let (frozen, pause) = self.freeze(turn, &record, active, &job).await?;
                 (frozen, Some(pause))
             }
-            (None, Some(kept)) => (self.open_kept(&record, kept).await?, None),
+            (None, Some(kept)) => {
+                let frozen = self.open_kept(&record, kept).await?;
+                drop(turn);
+                (frozen, None)
+            }
             (None, None) => return Err(not_on()),
         };
-        drop(turn);
         let parent = over.parent;
         let order = SealOrder {
             source: source_of_copy(&parent, name, edit),
@@ -170,7 +177,10 @@ impl Service {
             newest_at_most: is_bound.then_some(over.newest),
             is_edit: edit.is_some(),
         };
-        let outcome = match (frozen.seal(order, job).await, edit) {
+        let sealed = frozen.seal(order, job).await;
+        let tried = format!("a version of the disk of machine {name} over {parent}");
+        let sealed = self.or_tried(actor, &over.image, ("seal tried", &tried), sealed).await;
+        let outcome = match (sealed, edit) {
             (Ok(outcome), _) => outcome,
             (Err(e), Some(edit)) => return Err(self.not_sealed(e, &what, &record, edit).await),
             (Err(e), None) => return Err(LifeError::backend("seal", name)(e)),
@@ -241,40 +251,68 @@ impl Service {
         record: &MachineRecord,
         active: &Active,
     ) -> Result<ImageVersion, LifeError> {
+        // By its number: that tells what came later, and other numbers may have its hash.
         let running = record.version.as_deref().unwrap_or_default();
+        match self.version_of("seal", record, running).await {
+            Ok(version) if version.hash == active.version_hash => return Ok(version),
+            Err(e) if e.kind() != ProblemKind::NotFound => return Err(e),
+            _ => {}
+        }
+        // Another daemon has removed that number, which it may where another one has the same hash.
         let image = ImageRef::parse(running).map(|reference| reference.image).unwrap_or_default();
         self.version_of("seal", record, &format!("{image}@{}", active.version_hash)).await
     }
 
-    /// Freezes a machine's disk, and its guest's file systems for so long, where its agent does that.
+    /// Freezes a machine's disk, and its guest's file systems for so long, where its agent does that. The machine's turn is let go of while
+    /// the guest writes out: that takes long where its write cache is full, and who gives that more room, or stops the machine, waits for
+    /// the turn.
     async fn freeze(
         &self,
+        turn: OwnedMutexGuard<()>,
         record: &MachineRecord,
-        active: &Active,
+        active: &Arc<Active>,
         job: &JobControl,
     ) -> Result<(Box<dyn FrozenDisk>, Pause), LifeError> {
         let failed = || LifeError::backend("seal", &record.name);
-        let cancelled =
-            || BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen");
+        let can_freeze = || active.disk.can_freeze().map_err(failed());
+        can_freeze()?;
         let running = record.state == MachineState::Running;
-        let mut outcome = if running { write_out(active, job).await } else { Ok(()) };
-        // A slow guest takes minutes, and who asked may be gone: it is not frozen for nothing.
+        let (written, _turn) = if running {
+            drop(turn);
+            let written = write_out(active, job).await;
+            (written, self.turn_again(record, active, job).await.map_err(failed())?)
+        } else {
+            (Ok(()), turn)
+        };
+        // A slow guest, or who had the turn, takes minutes, and who asked may be gone: no guest is frozen for nothing.
         if job.is_cancelled() {
             return Err(failed()(cancelled()));
         }
+        // Somebody may have begun to read it meanwhile.
+        can_freeze()?;
+        let mut remark = match written {
+            Err(error) => Some(problem(&error).to_string()),
+            Ok(()) if !running => Some(format!("the guest is not up: the machine is {}", record.state)),
+            // What it writes out waits for room, and who gives it some waits for the turn.
+            Ok(()) => alarm::cause(active)
+                .map(|shortage| format!("the guest was not asked to, as {}", shortage.message)),
+        };
         // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
         // before the answer: what is still dirty is written out meanwhile.
         let asked = Instant::now();
-        if running && outcome.is_ok() {
-            outcome = active.vm.freeze_file_systems().await;
+        if remark.is_none()
+            && let Err(error) = active.vm.freeze_file_systems().await
+        {
+            remark = Some(problem(&error).to_string());
         }
-        let remark = match outcome {
-            Err(error) => Some(problem(&error).to_string()),
-            Ok(()) if !running => Some(format!("the guest is not up: the machine is {}", record.state)),
-            Ok(()) => None,
+        let refused = if job.is_cancelled() {
+            Some(cancelled())
+        } else {
+            // Who notes that it ended waits for the turn, and until then it counts as on.
+            active.vm.exited().now_or_never().map(|_| gone())
         };
         let since = Instant::now();
-        let frozen = if job.is_cancelled() { Err(cancelled()) } else { active.disk.freeze() };
+        let frozen = refused.map_or_else(|| active.disk.freeze(), Err);
         let disk_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut guest_ms = None;
         if remark.is_none() {
@@ -284,6 +322,43 @@ impl Service {
             thawed.map_err(LifeError::backend("thaw the file systems of", &record.name))?;
         }
         Ok((frozen.map_err(failed())?, Pause { disk_us, guest_ms, remark }))
+    }
+
+    /// The turn of a machine that is to be sealed once more. Refused where the machine was off meanwhile, also where it is on again: its
+    /// disk is another one, or begins anew.
+    async fn turn_again(
+        &self,
+        record: &MachineRecord,
+        active: &Arc<Active>,
+        job: &JobControl,
+    ) -> Result<OwnedMutexGuard<()>, BackendError> {
+        let turn = tokio::select! {
+            biased;
+            // Before the turn: a machine that was removed has none any more. And at once: its disk is not to be there, with its RAM, beside
+            // that of its next start.
+            _ = active.vm.exited() => return Err(gone()),
+            () = given_up(job) => return Err(cancelled()),
+            turn = self.lock(record.uuid) => turn,
+        };
+        if self.is_present(record.uuid, active) { Ok(turn) } else { Err(gone()) }
+    }
+}
+
+/// Nobody waits for the version any more.
+fn cancelled() -> BackendError {
+    BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen")
+}
+
+/// The machine that was to be sealed has ended.
+fn gone() -> BackendError {
+    let why = "it was stopped, or started anew, before its disk was frozen";
+    BackendError::new(ProblemKind::Conflict, why).advise("seal it again once it is on")
+}
+
+/// Waits until nobody waits for the version, or the daemon stops.
+async fn given_up(job: &JobControl) {
+    while !job.is_cancelled() {
+        tokio::time::sleep(CANCEL_POLL).await;
     }
 }
 
@@ -296,18 +371,15 @@ fn check_note(note: &str) -> Result<(), BackendError> {
     Err(BackendError::new(ProblemKind::Invalid, message))
 }
 
-/// Has a guest write out what it can, for as long as somebody waits for the version and the daemon does not stop.
+/// Has a guest write out what it can, for as long as it is on, somebody waits for the version and the daemon does not stop.
 async fn write_out(active: &Active, job: &JobControl) -> Result<(), BackendError> {
-    let given_up = async {
-        while !job.is_cancelled() {
-            tokio::time::sleep(CANCEL_POLL).await;
-        }
-    };
     tokio::select! {
         biased;
         written = active.vm.write_file_systems_out() => written,
         // The shell is ended in the guest. A `sync` that it started goes on to its end, which harms nobody. Who asked is told by
         // the caller.
-        () = given_up => Ok(()),
+        () = given_up(job) => Ok(()),
+        // So is who asked for a machine that is off.
+        _ = active.vm.exited() => Ok(()),
     }
 }

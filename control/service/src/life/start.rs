@@ -74,9 +74,7 @@ impl Service {
         record.version = Some(format!("{}@{}", version.image, version.number));
         let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
         if let Err(e) = self.save(&record, actor, "start", detail).await {
-            if let Err(stays) = self.forget_begun(&boot).await {
-                tracing::warn!(machine = %record.name, "the next start forgets the disk of this one: {}", problem(&stays));
-            }
+            self.forget_begun(&boot, &record.name).await;
             return Err(e);
         }
 
@@ -125,7 +123,7 @@ impl Service {
         error: LifeError,
     ) -> Result<MachineRecord, LifeError> {
         if let Some(boot) = boot {
-            self.forget_begun(boot).await?;
+            self.forget_begun(boot, &record.name).await;
         }
         let why = problem(&error).to_string();
         let reason = match otherwise {
@@ -144,7 +142,10 @@ impl Service {
         record.wanted = otherwise;
         record.reason = Some(reason);
         self.remove_sockets(&record.name).await;
-        self.save(&record, actor, "state", format!("the start failed: {why}")).await?;
+        if let Err(e) = self.save(&record, actor, "state", format!("the start failed: {why}")).await {
+            // Why it failed is what whoever asked needs; that it is off is noted when the database can be written.
+            tracing::error!(machine = %record.name, "its start failed, and that cannot be noted now: {}", problem(&e));
+        }
         Err(error)
     }
 

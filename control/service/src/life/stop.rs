@@ -14,6 +14,7 @@ use crate::answer::{Explain, problem};
 use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::record::joined;
+use crate::life::restart::DAEMON_ENDED;
 use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, STOP_GRACE_MS};
 
@@ -149,6 +150,20 @@ impl Service {
             record.reason = None;
         }
         self.save(&record, actor, "reset", "its disk is forgotten and it starts again").await?;
+        self.reset_to_start(record, active, kept, actor).await.map_err(|e| match e {
+            LifeError::Db(source) => LifeError::OffNotReset { machine: name.to_owned(), source },
+            e => e,
+        })
+    }
+
+    /// The steps of a reset that is noted: where the database fails in one of them, the machine is off.
+    async fn reset_to_start(
+        &self,
+        mut record: MachineRecord,
+        active: Option<Arc<Active>>,
+        kept: Option<KeptDisk>,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
         if let Some(active) = active {
             self.kill_locked(&active, &mut record, actor, "reset").await?;
         }
@@ -198,10 +213,10 @@ impl Service {
         let mut record = self.record_of(uuid, name).await?;
         // Again: whoever had the turn may have begun an edit or a version.
         let kept = self.may_go(&record).await?;
+        if !force && let Some(state) = self.not_off(&record) {
+            return Err(LifeError::NotOff { machine: record.name, state });
+        }
         if let Some(active) = self.active(uuid) {
-            if !force {
-                return Err(LifeError::NotOff { machine: record.name, state: record.state.name() });
-            }
             record.wanted = Wanted::Stopped;
             self.save(&record, actor, "remove", "by force").await?;
             self.kill_locked(&active, &mut record, actor, "remove").await?;
@@ -279,7 +294,7 @@ impl Service {
         let read = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
         match (read.await, self.active(machine.uuid)) {
             (Ok(Some(record)), Some(_)) => self.stop_locked(record, force, &Actor::daemon()).await.map(drop),
-            (Ok(Some(record)), None) => self.not_started_again(record).await,
+            (Ok(Some(record)), None) => self.not_started_again(record, DAEMON_ENDED).await,
             (Ok(None), _) => Ok(()),
             (Err(e), Some(active)) => {
                 tracing::error!("cannot read what is noted of machine '{}', and stops it: {e}", machine.name);

@@ -2,12 +2,15 @@
 
 mod creation;
 mod damage;
+mod database;
 mod done;
 mod endings;
 mod maintenance;
 mod notes;
 mod promotions;
+mod pulls;
 mod removals;
+mod seals;
 mod slow_store;
 
 use std::path::{Path, PathBuf};
@@ -29,76 +32,13 @@ use uuid::Uuid;
 
 use crate::backend::{
     BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hold, Hypervisor, Images,
-    ImportOrder, ImportOutcome, JobControl, Kept, KeptRequest, Listed, Promoted, Promotion, SealOrder,
-    SealOutcome, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    ImportOrder, ImportOutcome, JobControl, Kept, KeptRequest, Listed, Promoted, Promotion, PullOrder,
+    PullOutcome, SealOrder, SealOutcome, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
 use crate::{Parts, Service};
-
-/// A database that can be made to fail.
-struct FragileDatabase {
-    inner: SqliteDatabase,
-    fails: AtomicBool,
-    /// How often it did.
-    failures: AtomicU64,
-    /// Its disk is full, and only reading works.
-    full: AtomicBool,
-    /// How many more writes it has room for, where that is set.
-    room: Mutex<Option<u64>>,
-    /// A write waits for its turn while this is set.
-    writes_wait: AtomicBool,
-    write_waits: Notify,
-    write_goes_on: Notify,
-    /// It fails as soon as the next write has begun, which does not.
-    fails_after_write: AtomicBool,
-}
-
-impl FragileDatabase {
-    fn check(&self) -> Result<(), DbError> {
-        let failed = || DbError::Unreadable { column: "state", found: "nonsense".to_owned() };
-        if !self.fails.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        self.failures.fetch_add(1, Ordering::SeqCst);
-        Err(failed())
-    }
-}
-
-#[async_trait]
-impl Database for FragileDatabase {
-    async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
-        self.check()?;
-        self.inner.read().await
-    }
-
-    async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
-        self.check()?;
-        if self.writes_wait.load(Ordering::SeqCst) {
-            self.write_waits.notify_one();
-            self.write_goes_on.notified().await;
-        }
-        let has_room = match &mut *self.room.lock().unwrap() {
-            Some(0) => false,
-            Some(left) => {
-                *left -= 1;
-                true
-            }
-            None => true,
-        };
-        if self.full.load(Ordering::SeqCst) || !has_room {
-            return Err(DbError::NoSpace("the disk is full".into()));
-        }
-        if self.fails_after_write.swap(false, Ordering::SeqCst) {
-            self.fails.store(true, Ordering::SeqCst);
-        }
-        self.inner.write().await
-    }
-
-    async fn close(&self) {
-        self.inner.close().await;
-    }
-}
+use database::FragileDatabase;
 
 /// One image, of which nothing but its versions is ever asked.
 struct OneImage(Arc<Host>);
@@ -151,12 +91,16 @@ impl Images for OneImage {
     async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         unused()
     }
-    async fn promote(&self, _: &Promotion) -> Result<Option<u64>, BackendError> {
-        unused()
+    async fn pull(&self, order: PullOrder, job: Arc<JobControl>) -> Result<PullOutcome, BackendError> {
+        self.0.pull(order, &job).await
     }
-    async fn schedule(&self, promotion: &Promotion) -> Result<(), BackendError> {
+    async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError> {
+        self.0.promote(promotion)
+    }
+    async fn schedule(&self, promotion: &Promotion) -> Result<Option<Promotion>, BackendError> {
+        let forgets = self.0.forget_scheduled(promotion.channel);
         self.0.scheduled.lock().unwrap().push(promotion.clone());
-        Ok(())
+        Ok(forgets)
     }
     async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
         unused()
@@ -171,6 +115,9 @@ impl Images for OneImage {
         }
         let due =
             self.0.scheduled.lock().unwrap().extract_if(.., |it| it.at_ms <= now_ms).collect::<Vec<_>>();
+        if let Err(lost) = self.0.answer() {
+            return Ok(Promoted { done: Vec::new(), failed: vec![("image".to_owned(), lost)] });
+        }
         Ok(Promoted { done: due.into_iter().map(|it| (it, None)).collect(), failed: Vec::new() })
     }
     async fn revert(&self, _: &str, _: Channel) -> Result<(u64, Option<u64>), BackendError> {
@@ -239,6 +186,9 @@ impl Images for OneImage {
             return unused();
         }
         Ok(Removed { removed: vec![reference.to_string()], freed_bytes: 0 })
+    }
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only.load(Ordering::SeqCst)
     }
     fn keeps_holds(&self) -> bool {
         self.0.is_shared.load(Ordering::SeqCst)
@@ -317,6 +267,8 @@ struct Host {
     /// Promotions to come.
     scheduled: Mutex<Vec<Promotion>>,
     production: Mutex<Option<u64>>,
+    /// The store makes changes, and its answers are lost.
+    answers_lost: AtomicBool,
     /// What the clock says; 0: the time.
     now_ms: AtomicU64,
     /// The kept disk, version and mode of each disk that was opened.
@@ -359,6 +311,11 @@ struct Host {
     resolve_goes_on: Notify,
     /// References that were asked for.
     resolved: Mutex<Vec<String>>,
+    /// Nothing can be changed in the store.
+    is_read_only: AtomicBool,
+    /// What was to come from other stores. A pull has brought a version and waits while `pulls_wait` is set, or until it is cancelled.
+    pulls: Mutex<Vec<PullOrder>>,
+    pulls_wait: AtomicBool,
     /// Other daemons use the store, too.
     is_shared: AtomicBool,
     /// What it was told that is needed.
@@ -387,6 +344,8 @@ struct Host {
     /// Disks have no room for writes.
     disks_full: AtomicBool,
     relieved: AtomicBool,
+    /// Somebody reads them from outside.
+    disks_read: AtomicBool,
     /// Closing a disk does not save its last writes.
     closes_fail: AtomicBool,
     vms: Mutex<Vec<Arc<FakeVm>>>,
@@ -403,9 +362,10 @@ struct Host {
     clock_set_ms: AtomicI64,
     /// Guests are up.
     boots: watch::Sender<bool>,
-    /// A command in a guest does not end while this is set.
+    /// A command in a guest does not end while this is set, and to write out goes on when it is told to.
     execs_hang: AtomicBool,
     exec_hangs: Notify,
+    exec_goes_on: Notify,
     /// A start waits while this is set.
     starts_wait: AtomicBool,
     start_waits: Notify,
@@ -466,7 +426,13 @@ impl Disk for FakeDisk {
     fn set_limits(&self, cache: &CacheSettings) {
         self.0.limits.lock().unwrap().push(*cache);
     }
+    fn can_freeze(&self) -> Result<(), BackendError> {
+        let read = BackendError::new(ProblemKind::Conflict, "its disk is being read");
+        let is_read = self.0.disks_read.load(Ordering::SeqCst);
+        if is_read { Err(read.advise("try again when that is done")) } else { Ok(()) }
+    }
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        self.can_freeze()?;
         self.0.freezes.lock().unwrap().push("disk");
         Ok(Box::new(FakeFrozen(self.0.clone())))
     }
@@ -517,6 +483,7 @@ impl FrozenDisk for FakeFrozen {
         let version = version(versions.len() as u64 + 1, &order.source);
         versions.push(version.clone());
         self.0.seals.lock().unwrap().push(order);
+        self.0.answer()?;
         Ok(SealOutcome { version, changed_bytes: 4096, production })
     }
 }
@@ -624,7 +591,7 @@ impl Vm for FakeVm {
         self.1.freezes.lock().unwrap().push("write out");
         if self.1.execs_hang.load(Ordering::SeqCst) {
             self.1.exec_hangs.notify_one();
-            std::future::pending::<()>().await;
+            self.1.exec_goes_on.notified().await;
         }
         Ok(())
     }

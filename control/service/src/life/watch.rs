@@ -214,7 +214,8 @@ impl Service {
         record.state.is_active() && self.is_restarting(record.uuid) && self.active(record.uuid).is_none()
     }
 
-    fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
+    /// Whether a machine is on, and was not off since it was found to be.
+    pub(super) fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
         self.active(uuid).is_some_and(|present| Arc::ptr_eq(&present, active))
     }
 }

@@ -11,7 +11,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::backend::Promotion;
 use crate::extract::{Actor, Name, Parameters};
-use crate::promotions::named_image;
+use crate::promotions::{named_image, pointer};
 
 /// Which one.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -42,11 +42,13 @@ pub(super) async fn cancel_promotion(
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
     let work = async move {
-        let Promotion { channel, version, at_ms, author, .. } =
-            handle.images().cancel_promotion(&image, which.channel).await?;
-        let detail = format!("{channel} to version {version} at {}", time(at_ms));
+        let cancelled = handle.images().cancel_promotion(&image, which.channel).await;
+        let tried = ("cancellation tried", which.channel.name());
+        let promotion = handle.or_tried(&actor, &image, tried, cancelled).await?;
+        let Promotion { channel, version, at_ms, .. } = &promotion;
+        let detail = format!("{channel} to version {version} at {}", time(*at_ms));
         handle.image_changed(&actor, &image, "promotion cancelled", detail).await;
-        Ok(Json(ChannelPointer { channel, version, at_ms, author }))
+        Ok(Json(pointer(promotion)))
     };
     service.to_the_end(work).await
 }

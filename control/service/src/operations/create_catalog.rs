@@ -9,7 +9,7 @@ use headwater_db::{CatalogRecord, DbError};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
-use crate::backend::VmPlan;
+use crate::backend::{BackendError, VmPlan};
 use crate::extract::{Actor, Body};
 use crate::holds::{Namer, Place};
 
@@ -19,22 +19,34 @@ enum Error {
     Exists(String),
     #[error("cannot create catalog '{0}': there is a machine of that name, and a pin must mean one of them")]
     IsMachine(String),
-    #[error(transparent)]
-    Db(DbError),
+    #[error("cannot create catalog '{catalog}'")]
+    Backend {
+        catalog: String,
+        #[source]
+        source: BackendError,
+    },
+    #[error("cannot create catalog '{catalog}'")]
+    Db {
+        catalog: String,
+        #[source]
+        source: DbError,
+    },
 }
 
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Exists(_) | Self::IsMachine(_) => ProblemKind::Conflict,
-            Self::Db(e) => e.kind(),
+            Self::Backend { source, .. } => source.kind(),
+            Self::Db { source, .. } => source.kind(),
         }
     }
 
     fn advice(&self) -> Option<String> {
         match self {
             Self::Exists(_) | Self::IsMachine(_) => None,
-            Self::Db(e) => e.advice(),
+            Self::Backend { source, .. } => source.advice().map(str::to_owned),
+            Self::Db { source, .. } => source.advice(),
         }
     }
 }
@@ -66,8 +78,9 @@ pub(super) async fn create_catalog(
         host_name: &request.name,
         user_data: request.user_data.as_deref(),
     };
-    service.hypervisor().check(plan).await?;
-    service.disks().check(&request.cache).await?;
+    let failed = |source| Error::Backend { catalog: request.name.clone(), source };
+    service.hypervisor().check(plan).await.map_err(failed)?;
+    service.disks().check(&request.cache).await.map_err(failed)?;
     let record = CatalogRecord {
         name: request.name,
         image: request.image,
@@ -87,19 +100,23 @@ pub(super) async fn create_catalog(
 async fn create(service: &Service, actor: &Actor, record: CatalogRecord) -> Result<CatalogRecord, Failure> {
     let _using = service.using_versions().await;
     let reference = ImageRef::parse(&record.image).map_err(Failure)?;
-    let version = service.images().resolve(&reference).await?;
-    service.hold_named(Namer::Catalog(&record.name), Place::Image, &reference, &version).await?;
-    let mut repo = service.db().write().await?;
-    if repo.machines().by_name(&record.name).await?.is_some() {
-        return Err(Error::IsMachine(record.name).into());
+    let name = record.name.clone();
+    let lacking = |source| Error::Backend { catalog: name.clone(), source };
+    let version = service.images().resolve(&reference).await.map_err(lacking)?;
+    let held = service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await;
+    held.map_err(lacking)?;
+    let failed = |source| Error::Db { catalog: name.clone(), source };
+    let mut repo = service.db().write().await.map_err(failed)?;
+    if repo.machines().by_name(&name).await.map_err(failed)?.is_some() {
+        return Err(Error::IsMachine(name).into());
     }
     repo.catalogs().add(&record).await.map_err(|e| match e {
-        DbError::Taken { .. } => Error::Exists(record.name.clone()),
-        e => Error::Db(e),
+        DbError::Taken { .. } => Error::Exists(name.clone()),
+        e => failed(e),
     })?;
-    let subject = format!("catalog {}", record.name);
-    repo.events().append(service.event(actor, subject, "created", record.image.clone())).await?;
-    repo.save().await?;
-    tracing::info!(catalog = %record.name, image = %record.image, actor = %actor.0, "created");
+    let event = service.event(actor, format!("catalog {name}"), "created", record.image.clone());
+    repo.events().append(event).await.map_err(failed)?;
+    repo.save().await.map_err(failed)?;
+    tracing::info!(catalog = %name, image = %record.image, actor = %actor.0, "created");
     Ok(record)
 }

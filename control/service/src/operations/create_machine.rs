@@ -52,8 +52,12 @@ enum Error {
         #[source]
         source: IdentityError,
     },
-    #[error(transparent)]
-    Db(DbError),
+    #[error("cannot create machine '{machine}'")]
+    Db {
+        machine: String,
+        #[source]
+        source: DbError,
+    },
 }
 
 impl Explain for Error {
@@ -63,7 +67,7 @@ impl Explain for Error {
             Self::ImageOrCatalog(_) | Self::PathTooLong { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Identity { .. } => ProblemKind::Failed,
-            Self::Db(e) => e.kind(),
+            Self::Db { source, .. } => source.kind(),
         }
     }
 
@@ -74,7 +78,7 @@ impl Explain for Error {
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
-            Self::Db(e) => e.advice(),
+            Self::Db { source, .. } => source.advice(),
         }
     }
 }
@@ -110,31 +114,33 @@ async fn create(service: &Service, actor: &Actor, plan: Plan) -> Result<MachineR
     let _using = service.using_versions().await;
     resolve_and_hold(service, &plan).await?;
     let mut record = record(service, plan)?;
-    let mut repo = service.db().write().await?;
-    if repo.catalogs().by_name(&record.name).await?.is_some() {
-        return Err(Error::IsCatalog(record.name).into());
+    let name = record.name.clone();
+    let failed = |source| Error::Db { machine: name.clone(), source };
+    let mut repo = service.db().write().await.map_err(failed)?;
+    if repo.catalogs().by_name(&name).await.map_err(failed)?.is_some() {
+        return Err(Error::IsCatalog(name).into());
     }
     if let Some(catalog) = &record.catalog
-        && repo.catalogs().by_name(catalog).await?.is_none()
+        && repo.catalogs().by_name(catalog).await.map_err(failed)?.is_none()
     {
         return Err(CatalogError::Unknown(catalog.clone()).into());
     }
-    if repo.machines().by_name(&record.name).await?.is_some() {
-        return Err(Error::Exists(record.name).into());
+    if repo.machines().by_name(&name).await.map_err(failed)?.is_some() {
+        return Err(Error::Exists(name).into());
     }
     let mut identities = 1;
     while let Err(e) = repo.machines().add(&record).await {
         if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX {
-            return Err(Error::Db(e).into());
+            return Err(failed(e).into());
         }
         give_another_identity(service, &mut record)?;
         identities += 1;
     }
     let detail = format!("{}, {}", record.uuid, record.image);
-    let event = service.event(actor, format!("machine {}", record.name), "created", detail);
-    repo.events().append(event).await?;
-    repo.save().await?;
-    tracing::info!(machine = %record.name, image = %record.image, actor = %actor.0, "created");
+    let event = service.event(actor, format!("machine {name}"), "created", detail);
+    repo.events().append(event).await.map_err(failed)?;
+    repo.save().await.map_err(failed)?;
+    tracing::info!(machine = %name, image = %record.image, actor = %actor.0, "created");
     Ok(record)
 }
 

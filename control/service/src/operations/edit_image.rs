@@ -22,7 +22,7 @@ use crate::promotions::named_image;
         (status = 201, body = Edit),
         (status = 400, description = "A version or a channel is named, and no image", body = Problem),
         (status = 404, description = "No such image or machine", body = Problem),
-        (status = 409, description = "The machine is on or edits something else, or another machine edits the image", body = Problem),
+        (status = 409, description = "The machine is on, about to be started again, or edits something else, or another machine edits the image", body = Problem),
     ),
 )]
 pub(super) async fn edit_image(
@@ -35,5 +35,6 @@ pub(super) async fn edit_image(
     let handle = service.clone();
     let work = async move { handle.edit_image(&image, &request.machine, &actor).await };
     let (disk, record) = service.to_the_end(work).await?;
-    Ok((StatusCode::CREATED, Json(super::edit_view(disk, record.name))))
+    let warning = service.lacks_space(&service.view(record.clone())).await;
+    Ok((StatusCode::CREATED, Json(Edit { warning, ..super::edit_view(disk, record.name) })))
 }

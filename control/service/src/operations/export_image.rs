@@ -64,7 +64,8 @@ pub(super) async fn export_image(
     if request.target.ends_with('/') {
         return Err(Error::Directory(request.target).into());
     }
-    if std::fs::symlink_metadata(&target).is_ok() {
+    // It may be on a file server that hangs.
+    if tokio::fs::symlink_metadata(&target).await.is_ok() {
         return Err(Error::Exists(request.target).into());
     }
     let version = service.images().resolve(&reference).await?;

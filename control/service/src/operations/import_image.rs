@@ -10,6 +10,10 @@ use crate::backend::ImportOrder;
 use crate::extract::{Actor, Body};
 use crate::job;
 
+/// How the URIs of NBD servers begin, also those that are refused by name. Anything else that is no absolute path would be read from the
+/// daemon's working directory.
+const NBD_SCHEMES: [&str; 6] = ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:", "nbd+vsock:", "nbds+vsock:"];
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot import '{0}': the source is neither an absolute path nor an NBD URI")]
@@ -54,7 +58,7 @@ pub(super) async fn import_image(
     Body(request): Body<ImportRequest>,
 ) -> Result<Response, Failure> {
     name::check_image(&request.name).map_err(Failure)?;
-    if !request.source.starts_with('/') && !request.source.starts_with("nbd") {
+    if !request.source.starts_with('/') && !NBD_SCHEMES.iter().any(|it| request.source.starts_with(it)) {
         return Err(Error::Source(request.source).into());
     }
     if let Some(format) = request.format.filter(|_| !request.source.starts_with('/')) {
@@ -63,7 +67,7 @@ pub(super) async fn import_image(
     let handle = service.clone();
     let work = async move |control| {
         let order = ImportOrder {
-            name: request.name,
+            name: request.name.clone(),
             source: request.source.clone(),
             format: request.format,
             backing: request.backing,
@@ -74,7 +78,9 @@ pub(super) async fn import_image(
         };
         let called = request.source_name.unwrap_or(request.source);
         let failed = |e| problem(&e).during(format!("cannot import '{called}'"));
-        let outcome = handle.images().import(order, control).await.map_err(failed)?;
+        let outcome = handle.images().import(order, control).await;
+        let tried = ("import tried", called.as_str());
+        let outcome = handle.or_tried(&actor, &request.name, tried, outcome).await.map_err(failed)?;
         let version = outcome.version;
         let mut edited_by = None;
         if outcome.created {

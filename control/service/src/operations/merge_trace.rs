@@ -91,7 +91,8 @@ pub(super) async fn save_trace(
 ) -> Result<Json<BootTrace>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let target = absolute(request.target)?;
-    if std::fs::symlink_metadata(&target).is_ok() {
+    // It may be on a file server that hangs.
+    if tokio::fs::symlink_metadata(&target).await.is_ok() {
         return Err(Error::Exists(target.display().to_string()).into());
     }
     let version = service.images().resolve(&reference).await?;

@@ -32,7 +32,9 @@ pub(super) async fn note_image(
     let handle = service.clone();
     let work = async move {
         let NoteRequest { note } = request;
-        let before = handle.images().set_note(&version, &note).await?;
+        let changed = handle.images().set_note(&version, &note).await;
+        let what = format!("version {}, {}, to {}", version.number, version.hash, told(&note));
+        let before = handle.or_tried(&actor, &version.image, ("note change tried", &what), changed).await?;
         // The note that it had already is no change, and the store has written nothing.
         if before != note {
             let (before, after) = (told(&before), told(&note));

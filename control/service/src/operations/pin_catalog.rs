@@ -7,7 +7,7 @@ use headwater_api::{Catalog, PinRequest, Problem};
 use headwater_db::{CatalogRecord, Repository};
 
 use crate::Service;
-use crate::answer::Failure;
+use crate::answer::{Failure, problem};
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body, Name};
 use crate::holds::{Namer, Place};
@@ -45,10 +45,13 @@ async fn pin(
     request: PinRequest,
 ) -> Result<CatalogRecord, Failure> {
     let _using = service.using_versions().await;
-    let version = named_version(service, &request.version).await.map_err(Failure)?;
+    let tried = || format!("cannot pin catalog '{name}' to '{}'", request.version);
+    let version = named_version(service, &request.version).await;
+    let version = version.map_err(|e| Failure(e.during(tried())))?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
     boots(&service.catalog(&name).await?, &pinned, &request.version)?;
-    service.hold_named(Namer::Catalog(&name), Place::Pin, &pinned, &version).await?;
+    let held = service.hold_named(Namer::Catalog(&name), Place::Pin, &pinned, &version).await;
+    held.map_err(|e| Failure(problem(&e).during(tried())))?;
     let pin = format!("{}@{}", version.image, version.number);
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;

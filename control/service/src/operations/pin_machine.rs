@@ -7,7 +7,7 @@ use headwater_api::{Machine, PinRequest, Problem, ProblemKind};
 use headwater_db::MachineRecord;
 
 use crate::Service;
-use crate::answer::{Explain, Failure};
+use crate::answer::{Explain, Failure, problem};
 use crate::extract::{Actor, Body, Name};
 use crate::holds::{Namer, Place};
 use crate::life::LifeError;
@@ -63,9 +63,12 @@ async fn pin(
     request: PinRequest,
 ) -> Result<MachineRecord, Failure> {
     let _using = service.using_versions().await;
-    let version = named_version(service, &request.version).await.map_err(Failure)?;
+    let tried = || format!("cannot pin machine '{name}' to '{}'", request.version);
+    let version = named_version(service, &request.version).await;
+    let version = version.map_err(|e| Failure(e.during(tried())))?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
-    service.hold_named(Namer::Machine(&name), Place::Pin, &pinned, &version).await?;
+    let held = service.hold_named(Namer::Machine(&name), Place::Pin, &pinned, &version).await;
+    held.map_err(|e| Failure(problem(&e).during(tried())))?;
     let mut repo = service.db().write().await?;
     let found = repo.machines().by_name(&name).await?;
     let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;

@@ -3,13 +3,13 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::words::time;
-use headwater_api::{ChannelPointer, Problem, ProblemKind, PromoteRequest};
+use headwater_api::{Problem, ProblemKind, PromoteRequest, Promoted};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::Promotion;
 use crate::extract::{Actor, Body, Name};
-use crate::promotions::{can_be_set, moved, named_version};
+use crate::promotions::{can_be_set, forgotten, moved, pointer, version_to_promote};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -35,7 +35,7 @@ impl Explain for Error {
     params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = PromoteRequest,
     responses(
-        (status = 200, description = "Where the channel points, or from when on it will", body = ChannelPointer),
+        (status = 200, description = "Where the channel points, or from when on it will", body = Promoted),
         (status = 400, description = "No version, a channel that cannot be set, or a time in the past", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
@@ -45,7 +45,7 @@ pub(super) async fn promote_image(
     actor: Actor,
     Name(name): Name,
     Body(request): Body<PromoteRequest>,
-) -> Result<Json<ChannelPointer>, Failure> {
+) -> Result<Json<Promoted>, Failure> {
     let handle = service.clone();
     service.to_the_end(async move { promote(&handle, actor, name, request).await }).await.map(Json)
 }
@@ -55,9 +55,9 @@ async fn promote(
     actor: Actor,
     name: String,
     request: PromoteRequest,
-) -> Result<ChannelPointer, Failure> {
+) -> Result<Promoted, Failure> {
     can_be_set(request.channel).map_err(Failure)?;
-    let version = named_version(service, &name).await.map_err(Failure)?;
+    let version = version_to_promote(service, &name).await.map_err(Failure)?;
     let now_ms = service.now_ms();
     let at_ms = request.at_ms.unwrap_or(now_ms);
     if at_ms < now_ms {
@@ -70,15 +70,22 @@ async fn promote(
         at_ms,
         author: actor.0.clone(),
     };
-    let (action, detail) = if request.at_ms.is_some() {
-        service.images().schedule(&promotion).await?;
-        let detail = format!("{} to version {} at {}", promotion.channel, promotion.version, time(at_ms));
-        ("promotion scheduled", detail)
+    let mut what = format!("{} to version {}", promotion.channel, promotion.version);
+    let (action, forgets) = if request.at_ms.is_some() {
+        what.push_str(&format!(" at {}", time(at_ms)));
+        let scheduled = service.images().schedule(&promotion).await;
+        let forgets =
+            service.or_tried(&actor, &promotion.image, ("promotion tried", &what), scheduled).await?;
+        ("promotion scheduled", forgets)
     } else {
-        let before = service.images().promote(&promotion).await?;
-        ("promoted", moved(&promotion, before))
+        let promoted = service.images().promote(&promotion).await;
+        let (before, forgets) =
+            service.or_tried(&actor, &promotion.image, ("promotion tried", &what), promoted).await?;
+        what = moved(&promotion, before);
+        ("promoted", forgets)
     };
+    let detail = what + &forgotten(forgets.as_ref());
     service.image_changed(&actor, &promotion.image, action, detail).await;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
-    Ok(ChannelPointer { channel, version, at_ms, author })
+    Ok(Promoted { channel, version, at_ms, author, forgets: forgets.map(pointer) })
 }

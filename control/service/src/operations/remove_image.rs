@@ -8,7 +8,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::Service;
-use crate::answer::{Explain, Failure, problem};
+use crate::answer::{Explain, Failure};
 use crate::extract::{Actor, Name, Parameters};
 use crate::uses;
 
@@ -105,8 +105,8 @@ async fn remove(
         Ok(removed) => removed,
         Err(e) => {
             if may_have_removed(e.kind()) {
-                let detail = format!("{reference}, and whether it is gone is not known: {}", problem(&e));
-                service.image_changed(actor, &reference.image, "removal tried", detail).await;
+                let what = reference.to_string();
+                service.image_change_tried(actor, &reference.image, ("removal tried", &what), &e).await;
             }
             return Err(e.into());
         }
@@ -116,7 +116,8 @@ async fn remove(
     Ok(removed)
 }
 
-/// Whether something may be gone after such an error. The others come before anything is removed.
+/// Whether something may be gone after such an error. The others come before anything is removed. A removal has several steps, and so
+/// this is more than that its answer was lost.
 fn may_have_removed(kind: ProblemKind) -> bool {
     !matches!(kind, ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict)
 }

@@ -29,7 +29,7 @@ pub(super) struct How {
     responses(
         (status = 204, description = "It is gone"),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is on", body = Problem),
+        (status = 409, description = "It is on or about to be started again, edits an image, or a version is being made of its disk", body = Problem),
     ),
 )]
 pub(super) async fn remove_machine(

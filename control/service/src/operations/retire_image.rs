@@ -32,9 +32,11 @@ pub(super) async fn retire_image(
     let mut version = named_version(&service, &name).await.map_err(Failure)?;
     let handle = service.clone();
     let work = async move {
-        handle.images().retire(&version, request.retired).await?;
-        let action = if request.retired { "retired" } else { "brought back" };
         let detail = format!("version {}, {}", version.number, version.hash);
+        let (action, tried) =
+            if request.retired { ("retired", "retirement tried") } else { ("brought back", "return tried") };
+        let retired = handle.images().retire(&version, request.retired).await;
+        handle.or_tried(&actor, &version.image, (tried, &detail), retired).await?;
         handle.image_changed(&actor, &version.image, action, detail).await;
         version.retired = request.retired;
         Ok(Json(version))

@@ -33,7 +33,8 @@ pub(super) async fn revert_image(
     can_be_set(channel).map_err(Failure)?;
     let handle = service.clone();
     let work = async move {
-        let (from, to) = handle.images().revert(&image, channel).await?;
+        let reverted = handle.images().revert(&image, channel).await;
+        let (from, to) = handle.or_tried(&actor, &image, ("revert tried", channel.name()), reverted).await?;
         let back = to.map_or_else(|| "not being set".to_owned(), |to| to.to_string());
         let detail = format!("{channel} from version {from} back to {back}");
         handle.image_changed(&actor, &image, "reverted", detail).await;

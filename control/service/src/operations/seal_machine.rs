@@ -23,7 +23,7 @@ use crate::job;
         (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off and its disk is not kept, a version is being made of it, or it edits an image that has newer versions", body = Problem),
+        (status = 409, description = "It is off and its disk is not kept, a version is being made of it, somebody reads its disk, it was stopped before that was frozen, or it edits an image that has newer versions", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]

@@ -7,7 +7,8 @@ use headwater_api::{Catalog, Problem, SetCatalog};
 use headwater_db::CatalogRecord;
 
 use crate::Service;
-use crate::answer::Failure;
+use crate::answer::{Failure, problem};
+use crate::backend::BackendError;
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body, Name};
 use crate::holds::{Namer, Place};
@@ -48,8 +49,12 @@ async fn set_image(
     image: String,
 ) -> Result<CatalogRecord, Failure> {
     let _using = service.using_versions().await;
-    let version = service.images().resolve(&reference).await?;
-    service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await?;
+    let lacking = |e: BackendError| {
+        Failure(problem(&e).during(format!("cannot have catalog '{name}' boot image '{image}'")))
+    };
+    let version = service.images().resolve(&reference).await.map_err(lacking)?;
+    let held = service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await;
+    held.map_err(lacking)?;
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;

@@ -27,7 +27,12 @@ pub(super) struct How {
     path = "/api/v1/machines/{machine}/stop",
     tag = "machines",
     params(("machine" = String, Path, description = "Its name"), How),
-    responses((status = 200, body = Machine), (status = 404, description = "No such machine", body = Problem)),
+    responses(
+        (status = 200, body = Machine),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 500, description = "It could not be ended, or it is off and that could not be noted", body = Problem),
+        (status = 507, description = "It is off, and there is no space to note that", body = Problem),
+    ),
 )]
 pub(super) async fn stop_machine(
     State(service): State<Service>,

@@ -12,6 +12,7 @@ use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
 use crate::extract::{MaybeBody, Name};
 use crate::job;
+use crate::operations::is_store;
 
 /// Reads every byte of a version, repairs what another store has, and names what is damaged with the files, machines and
 /// catalogs that it touches. Damage is a result, not a failed request.
@@ -23,7 +24,7 @@ use crate::job;
     request_body(content = Option<VerifyRequest>, description = "Nothing: verify only"),
     responses(
         (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "No reference to an image or version, or a rate of 0", body = Problem),
+        (status = 400, description = "No reference to an image or version, a rate of 0, or a directory to repair from that is no absolute path", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]
@@ -33,15 +34,7 @@ pub(super) async fn verify_image(
     MaybeBody(request): MaybeBody<VerifyRequest>,
 ) -> Result<Response, Failure> {
     let request = request.unwrap_or_default();
-    if request.rate_bytes_s == Some(0) {
-        let problem = Problem::new(
-            ProblemKind::Invalid,
-            format!("cannot verify '{name}' at a rate of 0 bytes a second"),
-        );
-        return Err(Failure(
-            problem.advise("leave 'rate_bytes_s' out to read as fast as the store gives it"),
-        ));
-    }
+    check(&name, &request).map_err(Failure)?;
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let found = service.images().resolve(&reference).await;
     if found.as_ref().is_err_and(|e| e.kind() == ProblemKind::NotFound) {
@@ -61,4 +54,20 @@ pub(super) async fn verify_image(
         Ok(JobResult::Verified(Box::new(report)))
     };
     Ok(job::run(&service, work).await)
+}
+
+fn check(name: &str, request: &VerifyRequest) -> Result<(), Problem> {
+    let refused = |why: String, advice: &str| Err(Problem::new(ProblemKind::Invalid, why).advise(advice));
+    if request.rate_bytes_s == Some(0) {
+        let why = format!("cannot verify '{name}' at a rate of 0 bytes a second");
+        return refused(why, "leave 'rate_bytes_s' out to read as fast as the store gives it");
+    }
+    if let Some(store) = request.repair_from.iter().find(|store| !is_store(store)) {
+        let why = format!("cannot repair '{name}' from '{store}': it is neither an absolute path nor a URL");
+        return refused(
+            why,
+            "name a directory of the daemon's host, beginning with '/', s3://BUCKET/PREFIX or https://HOST",
+        );
+    }
+    Ok(())
 }

@@ -174,6 +174,26 @@ fn a_machines_disk_is_frozen_without_asking_the_store() {
 }
 
 #[test]
+fn that_a_disk_is_being_read_is_known_before_it_is_to_be_frozen() {
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
+    disk.can_freeze().unwrap();
+    let reader = fixture.volumes.lend("lab").unwrap().unwrap();
+    for refused in [disk.can_freeze().unwrap_err(), disk.freeze().err().unwrap()] {
+        assert_eq!(refused.kind(), ProblemKind::Conflict);
+        assert!(
+            refused.to_string().contains("by 1 connection(s)") && refused.advice().is_some(),
+            "{refused}"
+        );
+    }
+    drop(reader);
+    disk.can_freeze().unwrap();
+    drop(disk.freeze().unwrap());
+    runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
 fn a_seal_takes_a_kept_disk_from_nobody_who_reads_it() {
     let fixture = Fixture::new();
     fixture.begin().unwrap();

@@ -63,11 +63,22 @@ fn a_version_that_was_made_is_no_failure_where_it_cannot_be_looked_up() {
         note: "a note".to_owned(),
         author: "uid 7".to_owned(),
     };
-    let outcome = import(&store, &order, &Arc::default()).unwrap();
+    let outcome = sources::import(&store, &order, &Arc::default()).unwrap();
     assert!(outcome.created);
     let image = store.0.image(&"disk".parse().unwrap()).unwrap().unwrap();
     let there = version_of(&image, image.newest().unwrap());
     assert_eq!(outcome.version, ImageVersion { channels: Vec::new(), ..there });
+}
+
+#[test]
+fn a_change_whose_answer_was_lost_is_told_from_one_that_was_not_made() {
+    use StoreErrorKind::{Io, Unknown, Unreachable};
+    for (kind, is_unknown) in [(Io, false), (Unreachable, false), (Unknown, true)] {
+        let error = || StoreError::new(kind, "nobody answered");
+        for told in [store_failed(error()), image_failed(error().into())] {
+            assert_eq!((told.is_unknown(), told.kind()), (is_unknown, ProblemKind::Failed), "{kind:?}");
+        }
+    }
 }
 
 #[test]

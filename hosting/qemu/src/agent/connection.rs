@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::{Answer, MAX_ANSWER_BYTES};
+use super::{Answer, MAX_ANSWER_BYTES, PEER};
 use crate::error::{Error, Result};
 use crate::qmp::read_line;
 
@@ -22,6 +22,8 @@ static NEXT_SYNC: AtomicU64 = AtomicU64::new(0x6865_6164);
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: BufReader<UnixStream>,
+    /// What has come so far of an answer that whoever asked has given up, where it is to be heard all the same.
+    late: Option<Vec<u8>>,
 }
 
 impl Connection {
@@ -29,13 +31,25 @@ impl Connection {
         let stream = UnixStream::connect(socket)
             .await
             .map_err(Error::io("connect to the guest agent's socket", socket))?;
-        let mut connection = Self { stream: BufReader::new(stream) };
+        let mut connection = Self { stream: BufReader::new(stream), late: None };
         connection.synchronise(socket).await?;
         Ok(connection)
     }
 
-    /// `0xFF` resets the agent's parser, and the agent puts one before its answer.
     async fn synchronise(&mut self, socket: &Path) -> Result<()> {
+        let id = self.ask_for_sync(socket).await?;
+        loop {
+            self.skip_stale(socket).await?;
+            let answer = self.read(socket, MAX_ANSWER_BYTES).await?;
+            let answer: Option<Answer<Value>> = serde_json::from_slice(&answer).ok();
+            if answer.and_then(|answer| answer.value?.as_u64()) == Some(id) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `0xFF` resets the agent's parser, and the agent puts one before its answer. Returns the number that it is to answer with.
+    async fn ask_for_sync(&mut self, socket: &Path) -> Result<u64> {
         let id = NEXT_SYNC.fetch_add(1, Ordering::Relaxed);
         let request = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
         let mut bytes = vec![0xFF];
@@ -45,14 +59,7 @@ impl Connection {
             .write_all(&bytes)
             .await
             .map_err(Error::io("write to the guest agent's socket", socket))?;
-        loop {
-            self.skip_stale(socket).await?;
-            let answer = self.read(socket, MAX_ANSWER_BYTES).await?;
-            let answer: Option<Answer<Value>> = serde_json::from_slice(&answer).ok();
-            if answer.and_then(|answer| answer.value?.as_u64()) == Some(id) {
-                return Ok(());
-            }
-        }
+        Ok(id)
     }
 
     /// Skips what is there up to the next `0xFF`.
@@ -92,6 +99,42 @@ impl Connection {
             .await
             .map_err(Error::io("write to the guest agent's socket", socket))?;
         self.read(socket, max_bytes).await
+    }
+
+    /// Whoever made the last request goes away. What the agent answers is to be heard all the same.
+    pub(super) fn give_up(&mut self) {
+        self.late = Some(Vec::new());
+    }
+
+    /// Whether such an answer is still to be heard.
+    pub(super) fn is_late(&self) -> bool {
+        self.late.is_some()
+    }
+
+    /// What the agent says before its answer to a sync that is asked for now, or was before. It does one thing after the other: there
+    /// the late answer is, if one comes at all, as from a guest that was not restarted meanwhile. May be given up, and goes on then.
+    pub(super) async fn late_answer(&mut self, socket: &Path) -> Result<Vec<u8>> {
+        self.ask_for_sync(socket).await?;
+        let Self { stream, late } = self;
+        let answer = late.get_or_insert_default();
+        loop {
+            let available =
+                stream.fill_buf().await.map_err(Error::io("read from the guest agent's socket", socket))?;
+            if available.is_empty() {
+                return Err(Error::Gone("the guest agent's port was closed".into()));
+            }
+            let mark = available.iter().position(|byte| *byte == 0xFF);
+            let end = mark.unwrap_or(available.len());
+            answer.extend_from_slice(available.get(..end).unwrap_or_default());
+            stream.consume(if mark.is_some() { end + 1 } else { end });
+            if answer.len() > MAX_ANSWER_BYTES {
+                let detail = format!("late answer longer than {MAX_ANSWER_BYTES} bytes");
+                return Err(Error::Protocol { peer: PEER, detail });
+            }
+            if mark.is_some() {
+                return Ok(std::mem::take(answer));
+            }
+        }
     }
 
     async fn read(&mut self, socket: &Path, max_bytes: usize) -> Result<Vec<u8>> {

@@ -121,10 +121,62 @@ async fn a_machine_that_is_not_started_again_says_so() {
     for _ in 0..2 {
         again.recover().await.unwrap();
         let record = fixture.record().await;
-        assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+        assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
         assert_eq!((record.reason.as_deref(), fixture.events().await.len()), (Some(told), events + 1));
     }
     again.start("lab", &Actor::daemon()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_a_reset_could_not_start_again_is_not_said_to_be_about_to_start() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let stopped = (MachineState::Stopped, "broke off; start it");
+    let lost = (MachineState::Lost, "could not be noted");
+    // It is noted that it is reset, and that it is off; or only the first.
+    for (room, noted, (found, told)) in
+        [(2, MachineState::Stopped, stopped), (1, MachineState::Booting, lost)]
+    {
+        let starts = fixture.host.vms.lock().unwrap().len();
+        *fixture.db.room.lock().unwrap() = Some(room);
+        let error = problem(&fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err());
+        assert_eq!(error.kind, ProblemKind::NoSpace);
+        let error = error.to_string();
+        for says in ["machine 'lab' is off", "free space on", "machine start lab", "machine reset lab"] {
+            assert!(error.contains(says), "{says}: {error}");
+        }
+        let record = fixture.record().await;
+        assert_eq!((record.state, record.wanted, record.reason), (noted, Wanted::Running, None));
+        *fixture.db.room.lock().unwrap() = None;
+        let reconciling = tokio::spawn({
+            let service = fixture.service.clone();
+            async move { service.keep_reconciling().await }
+        });
+        until("it is said", async || fixture.record().await.reason.is_some()).await;
+        reconciling.abort();
+        let record = fixture.record().await;
+        assert_eq!((record.state, fixture.host.vms.lock().unwrap().len()), (found, starts));
+        let reason = record.reason.unwrap();
+        assert!(reason.contains(told), "{reason}");
+        fixture.start().await.unwrap();
+        assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_machine_that_somebody_ended_is_not_said_to_have_been_about_to_start() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.vm().end(VmExit::Killed);
+    until("it is off", async || fixture.record().await.state == MachineState::Stopped).await;
+    assert_eq!(fixture.record().await.wanted, Wanted::Running);
+    let reconciling = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.keep_reconciling().await }
+    });
+    until("it is not wanted any more", async || fixture.record().await.wanted == Wanted::Stopped).await;
+    reconciling.abort();
+    assert_eq!(fixture.record().await.reason.as_deref(), Some("it was ended"));
 }
 
 #[tokio::test]
@@ -210,14 +262,15 @@ async fn a_full_disk_of_the_database_is_said_to_be_full() {
     let api = Api::serve(&fixture).await;
     fixture.db.full.store(true, Ordering::SeqCst);
     let full = ProblemKind::NoSpace.http_status();
-    for (method, path, body) in [
-        ("PATCH", "machines/lab", r#"{"weight":200}"#),
-        ("POST", "machines/lab/start", ""),
-        ("POST", "machines", r#"{"name":"desk","image":"image"}"#),
-        ("POST", "catalogs", r#"{"name":"ward","image":"image"}"#),
+    for (method, path, body, tried) in [
+        ("PATCH", "machines/lab", r#"{"weight":200}"#, ""),
+        ("POST", "machines/lab/start", "", ""),
+        ("POST", "machines", r#"{"name":"desk","image":"image"}"#, "cannot create machine 'desk'"),
+        ("POST", "catalogs", r#"{"name":"ward","image":"image"}"#, "cannot create catalog 'ward'"),
     ] {
         let (status, answer) = api.ask(method, path, body).await;
         assert!(status == full && answer.contains("free space on"), "{method} {path}: {answer}");
+        assert!(answer.contains(tried), "{method} {path}: {answer}");
     }
 }
 

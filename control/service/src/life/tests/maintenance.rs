@@ -53,7 +53,7 @@ impl Fixture {
         *self.host.opened.lock().unwrap().last().unwrap()
     }
 
-    async fn edit(&self) -> KeptDisk {
+    pub(super) async fn edit(&self) -> KeptDisk {
         self.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap().0
     }
 
@@ -78,7 +78,7 @@ impl Fixture {
         }
     }
 
-    async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifeError> {
+    pub(super) async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifeError> {
         let job = Arc::new(JobControl::default());
         self.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await
     }
@@ -137,6 +137,41 @@ async fn a_machine_that_never_ran_is_tied_to_no_version() {
     fixture.host.start_fails.store(true, Ordering::SeqCst);
     fixture.start().await.unwrap_err();
     assert_eq!(fixture.kept().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_start_that_fails_says_why_and_leaves_no_secrets_also_where_that_cannot_be_noted() {
+    let fixture = Fixture::persistent().await;
+    fixture.host.start_fails.store(true, Ordering::SeqCst);
+    // The disk is noted, and the start.
+    *fixture.db.room.lock().unwrap() = Some(2);
+    let error = problem(&fixture.start().await.unwrap_err()).to_string();
+    assert!(error.contains("cannot start machine 'lab': not in this test"), "{error}");
+    let seed = fixture.dir.path().join("run/lab/seed.img");
+    assert!(seed.parent().is_some_and(Path::exists) && !seed.exists(), "its keys are left");
+    assert_eq!(fixture.open_disks(), 0);
+    *fixture.db.room.lock().unwrap() = None;
+    fixture.host.start_fails.store(false, Ordering::SeqCst);
+    fixture.start().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_is_started_again_is_not_off_for_an_edit_or_a_removal() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is said why", async || fixture.record().await.reason.is_some()).await;
+    let actor = Actor::daemon();
+    let edited = fixture.service.edit_image("image", "lab", &actor).await.unwrap_err();
+    assert!(matches!(edited, LifeError::StillOn { .. }), "{edited}");
+    let removed = fixture.service.remove("lab", false, &actor).await.unwrap_err();
+    assert!(matches!(removed, LifeError::NotOff { .. }), "{removed}");
+    assert!(problem(&removed).to_string().contains("started again"), "{removed}");
+    fixture.stop().await;
+    fixture.edit().await;
+    fixture.service.discard_edit("image", &actor).await.unwrap();
+    fixture.service.remove("lab", false, &actor).await.unwrap();
 }
 
 #[tokio::test]

@@ -1,10 +1,36 @@
-//! Promotions at a time to come, by a clock that the tests set.
+//! Promotions: at a time to come, by a clock that the tests set, and whose answers are lost.
 
 use super::removals::Api;
 use super::*;
 
 /// Some day in 2023.
 const NOON_MS: u64 = 1_700_000_000_000;
+
+impl Host {
+    /// Points a channel to a version. What it pointed to is known of production alone.
+    pub(super) fn promote(
+        &self,
+        promotion: &Promotion,
+    ) -> Result<(Option<u64>, Option<Promotion>), BackendError> {
+        let forgets = self.forget_scheduled(promotion.channel);
+        let is_production = promotion.channel == Channel::Production;
+        let before =
+            if is_production { self.production.lock().unwrap().replace(promotion.version) } else { None };
+        self.answer()?;
+        Ok((before, forgets))
+    }
+
+    pub(super) fn forget_scheduled(&self, channel: Channel) -> Option<Promotion> {
+        self.scheduled.lock().unwrap().extract_if(.., |it| it.channel == channel).last()
+    }
+
+    /// The answer to a change of the store, unless it is lost.
+    pub(super) fn answer(&self) -> Result<(), BackendError> {
+        let lost = self.answers_lost.load(Ordering::SeqCst);
+        let error = BackendError::new(ProblemKind::Failed, "nobody answered").unknown();
+        if lost { Err(error) } else { Ok(()) }
+    }
+}
 
 impl Fixture {
     fn set_clock(&self, now_ms: u64) {
@@ -65,4 +91,79 @@ async fn a_promotion_whose_time_passed_while_nobody_was_there_is_made_up_for_by_
     until("it is carried out", async || fixture.promoted().await.len() == 1).await;
     reconciling.abort();
     assert_eq!(fixture.promoted().await[0].0, NOON_MS + 24 * 3600 * 1000);
+}
+
+#[tokio::test]
+async fn a_promotion_says_which_one_to_come_it_took_the_place_of() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    fixture.set_clock(NOON_MS);
+    fixture.next_version();
+    let promote = async |version: u64, at: &str| {
+        let body = format!(r#"{{"channel":"production"{at}}}"#);
+        let (status, answer) = api.ask("POST", &format!("images/image@{version}/promotion"), &body).await;
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let (sooner, later) = (r#","at_ms":1700000005000"#, r#","at_ms":1700000009000"#);
+    let forgets = |version: u64, at: &str| {
+        format!(r#""forgets":{{"channel":"production","version":{version}{at},"author":"#)
+    };
+    assert!(!promote(2, sooner).await.contains("forgets"));
+    let answer = promote(1, later).await;
+    assert!(answer.contains(&forgets(2, sooner)), "{answer}");
+    let answer = promote(1, "").await;
+    assert!(answer.contains(&forgets(1, later)), "{answer}");
+    // Also where the channel points there already, and no more than that.
+    promote(2, sooner).await;
+    let answer = promote(1, "").await;
+    assert!(answer.contains(&forgets(2, sooner)), "{answer}");
+    assert!(!promote(1, "").await.contains("forgets"));
+    let events = fixture.events().await;
+    let told: Vec<_> = events.iter().rev().map(|event| (event.action.as_str(), &*event.detail)).collect();
+    assert_eq!(
+        told,
+        [
+            ("promotion scheduled", "production to version 2 at 2023-11-14 22:13:25Z"),
+            (
+                "promotion scheduled",
+                "production to version 1 at 2023-11-14 22:13:29Z; forgets version 2 at 2023-11-14 22:13:25Z"
+            ),
+            ("promoted", "production to version 1; forgets version 1 at 2023-11-14 22:13:29Z"),
+            ("promotion scheduled", "production to version 2 at 2023-11-14 22:13:25Z"),
+            ("promoted", "production stays at version 1; forgets version 2 at 2023-11-14 22:13:25Z"),
+            ("promoted", "production stays at version 1"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_change_of_the_store_whose_answer_is_lost_is_in_the_history() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    fixture.start().await.unwrap();
+    let failed = ProblemKind::Failed.http_status();
+    let tried = async || {
+        let events = fixture.events().await;
+        let tried = events.into_iter().filter(|event| event.action.ends_with(" tried"));
+        tried.map(|event| (event.subject, event.action, event.detail)).collect::<Vec<_>>()
+    };
+    // One that was not made was not tried.
+    assert_eq!(api.ask("POST", "images/image@1/retire", r#"{"retired":true}"#).await.0, failed);
+    assert_eq!(tried().await, []);
+    fixture.host.answers_lost.store(true, Ordering::SeqCst);
+    assert_eq!(api.ask("POST", "images/image@1/promotion", r#"{"channel":"production"}"#).await.0, failed);
+    let job = Arc::new(JobControl::default());
+    let request = headwater_api::SealRequest::default();
+    fixture.service.seal_machine("lab", request, &Actor::daemon(), job).await.unwrap_err();
+    fixture.service.promote_due().await;
+    let unknown = "and whether that was done is not known: nobody answered";
+    let expected = [
+        ("promotion tried", "what was due"),
+        ("seal tried", "a version of the disk of machine lab over image@1"),
+        ("promotion tried", "production to version 1"),
+    ];
+    let expected = expected
+        .map(|(action, what)| ("image image".to_owned(), action.to_owned(), format!("{what}, {unknown}")));
+    assert_eq!(tried().await, expected);
 }

@@ -142,7 +142,7 @@ async fn a_removal_that_fails_half_way_is_in_the_history() {
     let events = fixture.events().await;
     let tried = events.iter().find(|event| event.action == "removal tried").unwrap();
     assert!(tried.subject == "image image" && tried.actor.starts_with("uid "), "{tried:?}");
-    assert!(tried.detail.starts_with("image@1, and whether it is gone is not known"), "{tried:?}");
+    assert!(tried.detail.starts_with("image@1, and whether that was done is not known"), "{tried:?}");
     // One that was not there was not tried.
     assert_eq!(api.ask("DELETE", "images/image@1", "").await.0, 404);
     assert_eq!(fixture.events().await.len(), events.len());
