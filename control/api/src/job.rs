@@ -1,13 +1,13 @@
 //! Long operations: one JSON object a line while they go on.
 //!
-//! Import, verify, seal, diff and export answer with `application/x-ndjson`: any number of `waiting` lines while others run, then of `progress` lines, then
+//! Import, pull, verify, seal, diff and export answer with `application/x-ndjson`: any number of `waiting` lines while others run, then of `progress` lines, then
 //! exactly one `done` or `failed` line. A client that hangs up cancels the operation, which then leaves
-//! nothing behind.
+//! nothing behind; a pull leaves the versions that are here as a whole by then.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::image::{DiffReport, ImageVersion, VerifyReport};
+use crate::image::{DiffReport, ImageVersion, PullReport, VerifyReport};
 use crate::maintenance::Sealed;
 use crate::problem::Problem;
 
@@ -19,7 +19,7 @@ pub struct Progress {
     /// Bytes in all; 0 while that is unknown.
     pub total_bytes: u64,
     /// What it does now, for people, where these bytes do not say it: a verification that repairs, or looks for what the damage
-    /// touches, has read them all.
+    /// touches, has read them all; a pull reads lists and manifests before, and may wait for a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
 }
@@ -43,6 +43,8 @@ pub enum JobResult {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         edited_by: Option<String>,
     },
+    /// What came of another store.
+    Pulled(Box<PullReport>),
     /// What the verification found.
     Verified(Box<VerifyReport>),
     /// What the comparison found.

@@ -38,8 +38,8 @@ pub use event::{Event, EventList, MAX_EVENTS};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, NoteRequest,
-    PartitionDifference, PromoteRequest, Removed, RetireRequest, Reverted, SourceFormat, VerifyReport,
-    VerifyRequest,
+    PartitionDifference, PromoteRequest, Promoted, PullReport, PullRequest, PulledImage, Removed,
+    RetireRequest, Reverted, SourceFormat, VerifyReport, VerifyRequest,
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{

@@ -24,7 +24,7 @@
 //! - A promotion to come is carried out once, when the clock has reached its time, also after a restart and
 //!   whatever the clock does.
 //! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
-//! - A long operation whose client is gone is cancelled and leaves nothing behind.
+//! - A long operation whose client is gone is cancelled and leaves nothing behind, a pull whole versions.
 //!
 //! # Limits
 //! - [`job::MAX_JOBS`] long operations at once, [`life::STOP_GRACE_MS`] for a guest to switch itself off,

@@ -11,6 +11,7 @@ mod kept;
 pub mod lending;
 pub mod metrics;
 mod promotions;
+mod pulls;
 pub mod release;
 pub mod sources;
 mod totals;

@@ -31,6 +31,16 @@ pub enum ImageCommand {
         #[arg(long)]
         backing: bool,
     },
+    /// Bring versions of another store into the daemon's own, each under its own number, while machines run; what is there is not
+    /// sent again. Without names all that it has, with the channels
+    Pull {
+        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]. The daemon opens it: with its
+        /// keys for S3, and with the --token and --ca that it was started with
+        #[arg(value_name = "STORE")]
+        source: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH of that store [default: all, with the channels]
+        images: Vec<String>,
+    },
     /// List all images
     List,
     /// List an image's versions: channels, state, author, machines that run them

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use headwater_api::{
     DiffRequest, ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress,
-    SealRequest, VerifyRequest,
+    PullRequest, SealRequest, VerifyRequest,
 };
 use http_body_util::BodyExt;
 use hyper::Method;
@@ -36,6 +36,11 @@ impl Client {
         progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         self.job("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    /// Brings versions of another store. Dropping the future cancels that.
+    pub async fn pull(&self, request: &PullRequest, progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
+        self.job("/api/v1/pull", Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Verifies a version, and repairs what one of the request's stores has.

@@ -18,6 +18,7 @@ mod leftovers;
 mod machine;
 mod nbd;
 mod persistent;
+mod pull;
 mod resume;
 mod run;
 mod seal;

@@ -51,7 +51,7 @@ pub fn check_import(source: &str) -> Result<(), Problem> {
     if NbdUri::is_uri(source) {
         return Ok(());
     }
-    let of_store = "'headwater store copy STORE DIR IMAGE' brings versions of a store, and '--from STORE' of run, serve, export and \
+    let of_store = "'headwater image pull STORE IMAGE' brings versions of a store, and '--from STORE' of run, serve, export and \
                     attach reads them where they are";
     let advice = if S3Url::is_meant(source) {
         of_store.to_owned()
@@ -124,7 +124,7 @@ mod tests {
         }
         for (url, words) in [
             ("https://a/debian.qcow2", "curl URL | headwater image import -"),
-            ("http://a/debian", "store copy STORE DIR IMAGE"),
+            ("http://a/debian", "image pull STORE IMAGE"),
             ("s3://bucket/debian", "--from STORE"),
             ("file:///srv/disk.raw", "write /path/to/disk.qcow2"),
         ] {

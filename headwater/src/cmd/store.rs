@@ -10,14 +10,13 @@ use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{size, small_file};
 use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
-use headwater_store::{
-    Access, Copied, CopyProgress, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy,
-};
+use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError};
 use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::cli::{LogFormat, StoreCommand};
+use crate::copying::{Chosen, progress_of, stopped};
 use crate::failure::{DAMAGED, invalid, one_line, store_kind};
 use crate::logging;
 use crate::show::{self, progress::Shown};
@@ -76,21 +75,8 @@ struct CopyReport {
     followed: u32,
 }
 
-/// How far a copy is. What there is to copy is known once all manifests are read.
-fn progress_of(at: &CopyProgress) -> Progress {
-    let CopyProgress { done_bytes, total_bytes, versions, read_versions, done_versions } = *at;
-    let doing = if read_versions < versions {
-        Some(format!("reading manifests: {read_versions} of {versions} versions"))
-    } else if total_bytes == 0 {
-        Some(format!("no data to copy; {done_versions} of {versions} versions are done"))
-    } else {
-        None
-    };
-    Progress { done_bytes, total_bytes, doing }
-}
-
 /// What a copy did, for people; `is_all` where nothing was left out.
-fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String {
+pub fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String {
     let Copied { versions, present, objects, bytes, followed, .. } = copied;
     let told = match (versions, objects, present) {
         (0, 0, 0) if is_all => format!("nothing to copy: there is no version in {source}"),
@@ -116,35 +102,25 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     // Of a bucket that takes its time, too.
     shown.doing("reading the lists of versions");
     let source = stores::open(&between.source, Access::Read, &between.credentials)?;
-    let readable = match references {
-        Some(references) => Readable { what: selected(&*source, references)?, unreadable: Vec::new() },
-        None => everything_readable(&*source)?,
-    };
+    let chosen = Chosen::of(&*source, references)?;
     let access = Access::Copy { new_chunk_bytes: source.chunk_bytes() };
     let target = stores::open(&between.target, access, &between.credentials)?;
-    let of_source = readable.unreadable.len();
-    let Readable { what, unreadable } =
-        if references.is_some() { readable } else { readable.writable_in(&*target)? };
-    let stopped = stop_on_signals(vec![Arc::clone(&source)])?;
-    let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
-    let outcome = copy(&*source, &*target, &what, &objects_of, references.is_none(), &mut |at| {
+    let chosen = chosen.writable_in(&*target)?;
+    let is_stopped = stop_on_signals(vec![Arc::clone(&source)])?;
+    let outcome = chosen.copy(&*source, &*target, &mut |at| {
         shown.update(progress_of(&at));
-        if stopped.load(Ordering::Relaxed) {
-            let message = "stopped; the same command goes on where this one ended";
-            return Err(StoreError::new(StoreErrorKind::Io, message));
-        }
-        Ok(())
+        if is_stopped.load(Ordering::Relaxed) { Err(stopped()) } else { Ok(()) }
     });
     shown.end();
     let failed = || format!("cannot copy from {} to {}", source.shown(), target.shown());
     let outcome = match outcome {
-        Err(e) if stopped.load(Ordering::Relaxed) => {
+        Err(e) if is_stopped.load(Ordering::Relaxed) => {
             return Err(Problem::new(ProblemKind::Cancelled, format!("{}: {e}", failed())).into());
         }
         outcome => outcome,
     };
     let copied = outcome.with_context(failed)?;
-    let is_all = unreadable.is_empty() && copied.failed.is_empty();
+    let is_all = chosen.unreadable.is_empty() && copied.failed.is_empty();
     let printed = if json {
         let Copied { versions, present, objects, bytes, followed, .. } = copied;
         show::json(&CopyReport { versions, present, objects, bytes, followed })
@@ -153,12 +129,7 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     };
     // Also where nobody reads that, it is to be known what was not copied.
     show::if_read(printed)?;
-    let lists = unreadable.into_iter().enumerate().map(|(at, (name, e))| {
-        let store = if at < of_source { source.shown() } else { target.shown() };
-        (format!("{name} (its list of versions in {store})"), e)
-    });
-    let versions = copied.failed.into_iter().map(|it| (format!("{}@{}", it.image, it.number), it.error));
-    must_be_copied(lists.chain(versions).collect())
+    must_be_copied(chosen.not_copied(copied.failed))
 }
 
 /// Says what was not copied, each with its reason. Where something is damaged the error is of that kind.
@@ -382,6 +353,10 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         Ok(())
     };
     show::if_read(printed)?;
+    let is_damaged = report.versions.iter().any(|version| !version.is_sound());
+    if is_damaged && !json && sources.is_empty() && !stores::is_server(name) {
+        show::if_read(show::line(&verification::how_to_repair(&format!("store verify {name}"))))?;
+    }
     ended?;
     Ok(if sound { 0 } else { DAMAGED })
 }
@@ -441,21 +416,9 @@ fn check_one(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use headwater_store::StoreErrorKind;
 
-    #[test]
-    fn a_copy_says_what_it_does_before_there_are_bytes_and_where_there_are_none() {
-        let doing = |total_bytes, read_versions, done_versions| {
-            let at = CopyProgress { done_bytes: 0, total_bytes, versions: 10, read_versions, done_versions };
-            progress_of(&at).doing
-        };
-        let says = |words: &str| Some(words.to_owned());
-        assert_eq!(doing(0, 3, 0), says("reading manifests: 3 of 10 versions"));
-        // What is missing is not known yet.
-        assert_eq!(doing(5000, 9, 0), says("reading manifests: 9 of 10 versions"));
-        assert_eq!(doing(5000, 10, 1), None);
-        assert_eq!(doing(0, 10, 4), says("no data to copy; 4 of 10 versions are done"));
-    }
+    use super::*;
 
     #[test]
     fn a_copy_of_nothing_says_so_unless_something_was_left_out() {

@@ -19,6 +19,7 @@ mod maintenance;
 mod outage;
 mod persistent;
 mod plain_web_server;
+mod pulls;
 mod relay;
 mod remote_machines;
 mod restart;

@@ -15,6 +15,9 @@ pub use disks::{
 };
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
-pub use images::{Hold, HoldPurpose, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion};
+pub use images::{
+    Hold, HoldPurpose, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder,
+    PullOutcome,
+};
 pub use job::JobControl;
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};

@@ -22,6 +22,7 @@ mod note_image;
 mod pin_catalog;
 mod pin_machine;
 mod promote_image;
+mod pull_images;
 mod read_console;
 mod remove_catalog;
 mod remove_image;
@@ -43,6 +44,7 @@ mod unpin_machine;
 mod verify_image;
 
 use std::future::Future;
+use std::path::Path;
 
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode, Uri};
@@ -93,6 +95,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(get_stats::get_metrics))
         .routes(routes!(list_events::list_events))
         .routes(routes!(list_images::list_images, import_image::import_image))
+        .routes(routes!(pull_images::pull_images))
         .routes(routes!(show_image::show_image, remove_image::remove_image))
         .routes(routes!(verify_image::verify_image))
         .routes(routes!(diff_images::diff_images))
@@ -158,6 +161,11 @@ async fn kept_disks_of(service: &Service, record: &MachineRecord) -> Result<Vec<
     service.db().read().await?.kept_disks().of_machine(record.uuid).await
 }
 
+/// Whether a store is named in a way that means the same to everybody. The daemon's working directory is not that of whoever asks.
+fn is_store(name: &str) -> bool {
+    name.contains("://") || Path::new(name).is_absolute()
+}
+
 /// Whether a reference names another version than `name`, `IMAGE@NUMBER`, with this hash. What a channel points to only the
 /// store knows, and so the hash of what a machine that is off ran last.
 fn is_another(reference: &str, name: &str, hash: Option<&str>) -> bool {
@@ -182,13 +190,17 @@ fn number(text: &str) -> Option<u64> {
 /// An edit as clients see it.
 fn edit_view(disk: KeptDisk, machine: String) -> Edit {
     let KeptDisk { image, version, author, created_at_ms: since_ms, .. } = disk;
-    Edit { image, version, machine, since_ms, author }
+    Edit { image, version, machine, since_ms, author, warning: None }
 }
 
-/// The description of all operations. Any of them may be refused before it is looked at.
+/// The description of all operations. Any of them may be refused before it is looked at, and any may fail.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut described = routes().into_openapi();
-    let refusals = [("400", "The request makes no sense"), ("401", "Over TCP: not the daemon's token")];
+    let refusals = [
+        ("400", "The request makes no sense"),
+        ("401", "Over TCP: not the daemon's token"),
+        ("500", "The database, the store or the host failed"),
+    ];
     for item in described.paths.paths.values_mut() {
         let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in methods.into_iter().flatten() {

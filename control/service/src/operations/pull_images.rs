@@ -1,0 +1,173 @@
+//! `POST /api/v1/pull`: bring versions of another store here.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use headwater_api::name::ImageRef;
+use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, PullReport, PullRequest, PulledImage};
+
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::backend::{BackendError, JobControl, PullOrder, PullOutcome};
+use crate::extract::{Actor, Body};
+use crate::job;
+use crate::operations::is_store;
+
+/// The history names so many versions of an image at most, of one pull.
+const NUMBERS_MAX: usize = 20;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot pull from '{0}': it is neither an absolute path nor a URL")]
+    Source(String),
+    #[error("cannot pull from '{0}': the store of this daemon is only read here")]
+    ReadOnly(String),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+
+    fn advice(&self) -> Option<String> {
+        let advice = match self {
+            Self::Source(_) => {
+                "name a directory of the daemon's host, beginning with '/', s3://BUCKET/PREFIX or https://HOST"
+            }
+            Self::ReadOnly(_) => "bring versions to where that store is written",
+        };
+        Some(advice.to_owned())
+    }
+}
+
+/// Brings versions of another store here, each under its own number; what is here already is not sent again. Without names all that
+/// it has come, and the channels, promotions to come, notes and what is retired are that store's from then on. A pull that ends
+/// early leaves the versions that are here as a whole, and the next one goes on from there.
+#[utoipa::path(
+    post,
+    path = "/api/v1/pull",
+    tag = "images",
+    request_body = PullRequest,
+    responses(
+        (status = 200, description = "Progress, then what came", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 400, description = "Not a store, no reference to an image or version, another chunk size, or the daemon only reads its own store", body = Problem),
+        (status = 404, description = "No such store, image or version", body = Problem),
+        (status = 409, description = "Both stores have made a version of their own under one number", body = Problem),
+        (status = 422, description = "The other store, or an image's list of versions, is damaged", body = Problem),
+        (status = 507, description = "The disk of the daemon's store is full", body = Problem),
+    ),
+)]
+pub(super) async fn pull_images(
+    State(service): State<Service>,
+    actor: Actor,
+    Body(request): Body<PullRequest>,
+) -> Result<Response, Failure> {
+    let PullRequest { source, images } = request;
+    if !is_store(&source) {
+        return Err(Error::Source(source).into());
+    }
+    if service.images().is_read_only() {
+        return Err(Error::ReadOnly(source).into());
+    }
+    let images = images.iter().map(|image| ImageRef::parse(image)).collect::<Result<Vec<_>, _>>();
+    let order = PullOrder { source, images: images.map_err(Failure)? };
+    let handle = service.clone();
+    let work = async move |control| {
+        let report = pull(&handle, &actor, order, control).await?;
+        Ok(JobResult::Pulled(Box::new(report)))
+    };
+    Ok(job::run(&service, work).await)
+}
+
+async fn pull(
+    service: &Service,
+    actor: &Actor,
+    order: PullOrder,
+    control: Arc<JobControl>,
+) -> Result<PullReport, Problem> {
+    let what = format!("cannot pull from '{}'", order.source);
+    let failed = |e: &BackendError| problem(e).during(what.as_str());
+    let outcome = service.images().pull(order, control).await.map_err(|e| failed(&e))?;
+    let PullOutcome { source, mut report, not_copied, unknown, ended } = outcome;
+    // Also of a pull that ended early: these are here.
+    for image in &mut report.images {
+        service.image_changed(actor, &image.image, "pulled", told(image, &source)).await;
+        if image.newest {
+            // A remark, for which what was done is not called a failure.
+            image.edited_by = service.editor_of(&image.image).await.unwrap_or_else(|e| {
+                tracing::error!(image = %image.image, "cannot tell who edits it: {}", problem(&e));
+                None
+            });
+        }
+    }
+    for (image, e) in &unknown {
+        let tried = format!("versions from {source}");
+        service.image_change_tried(actor, image, ("pull tried", &tried), e).await;
+    }
+    if let Some(e) = ended {
+        return Err(failed(&e));
+    }
+    report.not_copied = not_copied.iter().map(|(what, e)| problem(e).during(what.as_str())).collect();
+    Ok(report)
+}
+
+/// What a pull did to an image, in words.
+fn told(image: &PulledImage, source: &str) -> String {
+    let PulledImage { versions, followed, booted, boots, .. } = image;
+    let mut told = match (versions.is_empty(), followed) {
+        (false, true) => {
+            format!("{} from {source}, with channels, notes and what is retired", numbers(versions))
+        }
+        (false, false) => format!("{} from {source}", numbers(versions)),
+        (true, _) => format!("channels, notes and what is retired from {source}"),
+    };
+    // Where there was none to boot nothing was taken from anybody.
+    if let Some(booted) = booted.filter(|_| booted != boots) {
+        let boots = boots.map_or_else(|| "none".to_owned(), |boots| format!("version {boots}"));
+        told.push_str(&format!("; machines boot {boots} from now on, and no more version {booted}"));
+    }
+    told
+}
+
+fn numbers(versions: &[u64]) -> String {
+    let word = if versions.len() == 1 { "version" } else { "versions" };
+    let named: Vec<String> = versions.iter().take(NUMBERS_MAX).map(ToString::to_string).collect();
+    match versions.len().saturating_sub(NUMBERS_MAX) {
+        0 => format!("{word} {}", named.join(", ")),
+        more => format!("{word} {} and {more} more", named.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_says_what_came_and_what_machines_boot_now() {
+        let image = |versions: &[u64], followed, booted, boots| PulledImage {
+            image: "deb".to_owned(),
+            versions: versions.to_vec(),
+            newest: false,
+            followed,
+            booted,
+            boots,
+            edited_by: None,
+        };
+        let says = |image: PulledImage| told(&image, "/srv");
+        assert_eq!(says(image(&[3], false, None, Some(3))), "version 3 from /srv");
+        assert_eq!(says(image(&[3, 4], false, Some(2), Some(2))), "versions 3, 4 from /srv");
+        assert_eq!(
+            says(image(&[3, 4], true, Some(2), Some(4))),
+            "versions 3, 4 from /srv, with channels, notes and what is retired; machines boot version 4 from now on, and no more \
+             version 2"
+        );
+        assert_eq!(
+            says(image(&[], true, Some(2), None)),
+            "channels, notes and what is retired from /srv; machines boot none from now on, and no more version 2"
+        );
+        let many: Vec<u64> = (1..=1000).collect();
+        let told = says(image(&many, false, None, None));
+        assert!(told.ends_with("19, 20 and 980 more from /srv") && told.len() < 200, "{told}");
+    }
+}

@@ -1,0 +1,125 @@
+//! `headwater image pull`: versions of another store, brought by the daemon into its own.
+
+use std::path::Path;
+
+use headwater_api::{JobResult, Problem, ProblemKind, PullReport, PullRequest, PulledImage};
+use headwater_store::Copied;
+
+use crate::client::Client;
+use crate::cmd::image::absolute_path;
+use crate::cmd::store::told;
+use crate::show::{self, progress::Shown};
+
+/// Has the daemon bring versions of a store; without names all of them.
+pub async fn run(client: &Client, source: String, images: Vec<String>, json: bool) -> anyhow::Result<()> {
+    let request = PullRequest { source: store_of_daemon(source)?, images };
+    let mut shown = Shown::begin("pull", json);
+    let result = client.pull(&request, |progress| shown.update(progress)).await;
+    shown.end();
+    let JobResult::Pulled(report) = result? else {
+        anyhow::bail!("the daemon answered something else than what it pulled: is it of another version?");
+    };
+    // Also where nobody reads that, it is to be known what did not come.
+    show::if_read(if json { show::json(&report) } else { show_report(&request.source, &report) })?;
+    must_be_pulled(&report.not_copied)
+}
+
+/// A store that the daemon is to open. Directories are seen from there, and its working directory is not ours.
+pub fn store_of_daemon(store: String) -> anyhow::Result<String> {
+    if store.contains("://") { Ok(store) } else { absolute_path(Path::new(&store)) }
+}
+
+/// Says what a newer version means for who edits its image.
+pub fn edited(image: &str, machine: &str) {
+    show::aside(&format!(
+        "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, unless \
+         with --over-newer\n"
+    ));
+}
+
+fn show_report(source: &str, report: &PullReport) -> anyhow::Result<()> {
+    let PullReport { versions, present, objects, bytes, followed, .. } = *report;
+    let copied = Copied { versions, present, objects, bytes, followed, failed: Vec::new() };
+    let is_all = report.not_copied.is_empty();
+    for image in &report.images {
+        if let Some(machine) = &image.edited_by {
+            edited(&image.image, machine);
+        }
+    }
+    show::line(&told(&copied, is_all, source, "the daemon's store"))?;
+    report.images.iter().filter_map(moved).try_for_each(|line| show::line(&line))
+}
+
+/// That machines boot another version of an image from now on, if they do.
+fn moved(image: &PulledImage) -> Option<String> {
+    let PulledImage { image: name, followed, booted, boots, .. } = image;
+    // Where there was none to boot, nothing was taken from anybody.
+    let booted = (*booted).filter(|booted| *boots != Some(*booted))?;
+    Some(match boots {
+        None => format!(
+            "all versions of {name} are retired: machines that boot '{name}' do not start until one is in use again"
+        ),
+        Some(boots) if *followed => format!(
+            "machines that boot '{name}' boot version {boots} from their next boot on, and no more version {booted}"
+        ),
+        // Channels did not come, so it is the newest one that counts.
+        Some(boots) => format!(
+            "production of {name} is not set: machines that boot '{name}' boot version {boots} from their next boot on; 'headwater \
+             image promote {name}@{booted} production' holds them to version {booted}"
+        ),
+    })
+}
+
+/// Fails with what did not come, each with its reason. Where something is damaged the error is of that kind.
+fn must_be_pulled(not_copied: &[Problem]) -> anyhow::Result<()> {
+    let Some(last) = not_copied.last() else { return Ok(()) };
+    let is_damaged = not_copied.iter().any(|problem| problem.kind == ProblemKind::Damaged);
+    let kind = if is_damaged { ProblemKind::Damaged } else { last.kind };
+    let told: Vec<String> = not_copied.iter().map(ToString::to_string).collect();
+    Err(Problem::new(kind, format!("not copied: {}", told.join("; "))).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_that_machines_boot_now_is_told_of() {
+        let says = |followed, booted, boots| {
+            moved(&PulledImage {
+                image: "deb".to_owned(),
+                versions: vec![3],
+                newest: true,
+                followed,
+                booted,
+                boots,
+                edited_by: None,
+            })
+        };
+        // There was none, and it is what it was.
+        assert_eq!(says(false, None, Some(3)), None);
+        assert_eq!(says(true, Some(2), Some(2)), None);
+        let told = says(false, Some(2), Some(3)).unwrap();
+        assert!(
+            told.starts_with("production of deb is not set: machines that boot 'deb' boot version 3 "),
+            "{told}"
+        );
+        assert!(told.contains("promote deb@2 production' holds them to version 2"), "{told}");
+        let told = says(true, Some(2), Some(3)).unwrap();
+        assert!(told.contains("boot version 3 from their next boot on, and no more version 2"), "{told}");
+        assert!(says(true, Some(2), None).unwrap().contains("do not start"));
+    }
+
+    #[test]
+    fn what_did_not_come_is_named_and_damage_decides() {
+        assert!(must_be_pulled(&[]).is_ok());
+        let problem = |kind, what: &str, why: &str| Problem::new(kind, why).during(what);
+        let error = must_be_pulled(&[
+            problem(ProblemKind::Damaged, "a@1", "it is cut"),
+            problem(ProblemKind::NotFound, "b@2", "it was removed"),
+        ]);
+        let problem = error.unwrap_err().downcast::<Problem>().unwrap();
+        assert_eq!(problem.kind, ProblemKind::Damaged);
+        assert_eq!(problem.message, "not copied: a@1: it is cut; b@2: it was removed");
+    }
+}
