@@ -19,7 +19,8 @@ pub struct Progress {
     /// Bytes in all; 0 while that is unknown.
     pub total_bytes: u64,
     /// What it does now, for people, where these bytes do not say it: a verification that repairs, or looks for what the damage
-    /// touches, has read them all; a pull reads lists and manifests before, and may wait for a server.
+    /// touches, has read them all, and a comparison that looks at files has read all changes; a pull reads lists and manifests
+    /// before, and may wait for a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
 }

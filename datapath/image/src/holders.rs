@@ -12,8 +12,9 @@ use crate::units::{u64_of, usize_of_u32};
 use crate::verify::Verified;
 
 /// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. Where more chunks
-/// were than are listed, those that need any part of their data objects count, too. One whose manifest or whose image's list
-/// cannot be read is left out: it is damaged in its own way. `progress` is told how many versions were looked at, and how many there are.
+/// of data objects that are there were than are listed, those that need any part of these objects count, too. One whose manifest or
+/// whose image's list cannot be read is left out: it is damaged in its own way. `progress` is told how many versions were looked at,
+/// and how many there are.
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
@@ -22,7 +23,7 @@ pub fn versions_touched(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<String>, ImageError> {
     let mut lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
-    if found.unlisted() > 0 {
+    if found.unlisted_of_those_there() > 0 {
         // Where in them all of the damage is, nobody knows.
         lost.extend(&found.spoilt);
     }

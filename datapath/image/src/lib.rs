@@ -107,7 +107,9 @@ mod walk;
 
 pub use ahead::{Background, BackgroundProgress};
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
-pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, Touched, diff, files_touched};
+pub use diff::{
+    ChangedFile, DiffProgress, Difference, FileChange, PartitionDifference, Touched, diff, files_touched,
+};
 pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
 pub use export::{export_qcow2, export_raw};

@@ -51,17 +51,23 @@ impl Verified {
         self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()))
     }
 
+    /// Of these, the chunks of data objects that are there: of one that is lost it is known that all of it is.
+    pub(crate) fn unlisted_of_those_there(&self) -> u64 {
+        let lost: HashMap<Hash, u64> = self.objects.iter().filter_map(DamagedObject::lost).collect();
+        let listed = self.damaged.iter().filter(|chunk| !lost.contains_key(&chunk.object)).count();
+        let told = lost.values().fold(u64_of(listed), |sum, chunks| sum.saturating_add(*chunks));
+        self.damaged_chunks.saturating_sub(told)
+    }
+
     /// What is damaged, a line each; the last one says how many chunks more there are than are listed, and what that means. The chunks of
     /// a data object that is lost have none of their own.
     pub fn damage(&self) -> Vec<String> {
         let mut damage: Vec<String> = self.objects.iter().map(ToString::to_string).collect();
-        let lost: HashMap<Hash, u64> = self.objects.iter().filter_map(DamagedObject::lost).collect();
-        let mut told = lost.values().fold(0_u64, |sum, chunks| sum.saturating_add(*chunks));
-        for chunk in self.damaged.iter().filter(|chunk| !lost.contains_key(&chunk.object)) {
-            damage.push(chunk.to_string());
-            told = told.saturating_add(1);
-        }
-        let more = self.damaged_chunks.saturating_sub(told);
+        let lost = self.objects.iter().filter(|object| object.lost_chunks.is_some());
+        let lost: HashSet<Hash> = lost.map(|object| object.object).collect();
+        let listed = self.damaged.iter().filter(|chunk| !lost.contains(&chunk.object));
+        damage.extend(listed.map(ToString::to_string));
+        let more = self.unlisted_of_those_there();
         if more > 0 {
             damage.push(format!(
                 "{more} chunks more, which are not listed: so each version that needs any part of their data objects \

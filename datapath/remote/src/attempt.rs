@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec, poll};
 
 use crate::probe;
-use crate::read::{Answer, Ask};
+use crate::read::{Answer, Ask, choose};
 use crate::servers::Servers;
 use crate::transfer::{Fault, Transfer};
 
@@ -128,10 +128,9 @@ pub(crate) fn attempt(
             [single] if may_hedge => Some(single.late_at().max(not_before)),
             _ => None,
         };
-        if late_at.is_some_and(|at| now >= at)
-            && (affordable(servers) || running.iter().any(|run| is_stuck(servers, &run.transfer)))
-        {
-            if let Some(second) = servers.choose(len, &without(ask, excluded, &running, &faults)) {
+        let stuck = running.iter().any(|run| is_stuck(servers, &run.transfer));
+        if late_at.is_some_and(|at| now >= at) && (stuck || affordable(servers)) {
+            if let Some(second) = second(servers, ask, excluded, &running, &faults, stuck) {
                 match add(servers, ask, second, is_past(second), false, &mut running) {
                     Ok(()) => {
                         servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
@@ -180,19 +179,23 @@ fn note(
     }
 }
 
-/// Who is not to be asked as a second one.
-fn without(
+/// Whom to ask as a second one. `stuck`: the first one is.
+fn second(
+    servers: &Servers,
     ask: &Ask<'_>,
     excluded: &[bool],
     running: &[Running<'_>],
     faults: &[(usize, Fault)],
-) -> Vec<bool> {
+    stuck: bool,
+) -> Option<usize> {
     let mut excluded = excluded.to_vec();
-    // One that may be wrong would be the first to answer.
-    ask.whom.last.iter().for_each(|server| exclude(&mut excluded, *server));
     running.iter().for_each(|run| exclude(&mut excluded, run.server));
     faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
-    excluded
+    if !stuck {
+        // One that may be wrong would be the first to answer. Where the first one does not, it is better than none.
+        ask.whom.last.iter().for_each(|server| exclude(&mut excluded, *server));
+    }
+    choose(servers, ask, ask.wanted.len_bytes(), &excluded)
 }
 
 /// Who does not wait for servers does not wait for one that sends a byte now and then, either.
@@ -300,8 +303,29 @@ mod tests {
     use headwater_testkit::{TestTls, wait_until};
 
     use super::*;
+    use crate::health::Health;
     use crate::transfer::Wanted;
     use crate::whole::Whom;
+
+    #[test]
+    fn who_is_to_be_asked_last_is_a_second_one_only_where_the_first_is_stuck() {
+        let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"];
+        let urls = urls.map(|url| url.parse().unwrap()).to_vec();
+        let servers = Servers::new(urls, None, None, crate::Limits::default()).unwrap();
+        servers.state.lock().records.iter_mut().for_each(|record| record.health = Health::Up);
+        let wanted = Wanted::Range { first: 0, len: 1, total: None };
+        let whom = Whom { last: vec![1, 0], past_caches: true, ..Whom::default() };
+        let ask = Ask { path: "objects/1", wanted, patient: true, optional: false, whom };
+        for (excluded, expected) in [
+            ([false, false, false], [Some(2), Some(2)]),
+            ([false, false, true], [None, Some(1)]),
+            ([false, true, true], [None, Some(0)]),
+            ([true, true, true], [None, None]),
+        ] {
+            let found = [false, true].map(|stuck| second(&servers, &ask, &excluded, &[], &[], stuck));
+            assert_eq!(found, expected, "{excluded:?}");
+        }
+    }
 
     #[test]
     fn an_answer_is_late_by_when_its_connection_was_ready() {

@@ -480,7 +480,7 @@ pub(crate) fn wrong_as_a_whole() -> StoreError {
 }
 
 /// Who is to be asked: where one is to give all of an object, that one while it is there.
-fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Option<usize> {
+pub(crate) fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Option<usize> {
     let choose = |is_out: &dyn Fn(usize) -> bool| {
         let excluded = excluded.iter().enumerate().map(|(index, out)| *out || is_out(index));
         servers.choose(len, &excluded.collect::<Vec<_>>())

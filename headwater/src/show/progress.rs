@@ -68,7 +68,7 @@ pub enum Drawn {
     Words,
     /// Bytes, of so many.
     Bytes,
-    /// That all bytes are done. What comes after the last one, files that are compared or a list that is written, has none to count.
+    /// That all bytes are done. What comes after the last one, such as a list that is written, has none to count.
     Through,
     /// Bytes, of nobody knows how many.
     Read,

@@ -90,8 +90,8 @@ fn a_disk_that_is_said_to_be_raw_is_not_looked_into() {
     assert!(unknown.code == 2 && unknown.err.contains("vhd (vpc)"), "{unknown:?}");
     daemon.cli(&["image", "import", "nbd://127.0.0.1:1/x", "--format", "raw"]).fails(2, &["NBD server"]);
     let url = "https://127.0.0.1:1/disk.qcow2";
-    daemon.cli(&["image", "import", url]).fails(2, &[url, "curl URL |", "store copy"]);
-    daemon.cli(&["image", "import", "s3://bucket/disk"]).fails(2, &["store copy", "--from STORE"]);
+    daemon.cli(&["image", "import", url]).fails(2, &[url, "curl URL |", "image pull STORE"]);
+    daemon.cli(&["image", "import", "s3://bucket/disk"]).fails(2, &["image pull STORE", "--from STORE"]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn damage_is_named_and_has_its_own_exit_code() {
     let again = daemon.cli(&["image", "import", raw.to_str().unwrap()]);
     assert_eq!(again.code, 0, "{again:?}");
     assert!(again.out.contains("imported as d@2"), "{again:?}");
-    assert!(again.err.contains("1 chunks") && again.err.contains("image verify d@NUMBER"), "{again:?}");
+    assert!(again.err.contains("1 chunks") && again.err.contains("store verify"), "{again:?}");
     let json = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--json"]);
     assert!(json.code == 0 && json.err.is_empty(), "{json:?}");
     assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));

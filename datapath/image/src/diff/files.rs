@@ -56,16 +56,18 @@ pub struct ChangedFile {
 type Found = (Option<Vec<ChangedFile>>, Option<String>);
 
 /// Compares the file systems in a partition of two versions. A file system that cannot be read is a remark. What the list of
-/// changed files takes is taken from `list_bytes_left`; while all contents are compared, a second list takes as much.
+/// changed files takes is taken from `list_bytes_left`; while all contents are compared, a second list takes as much. `compared` is
+/// told how many bytes more of files were compared.
 pub(super) fn compare(
     from: &Arc<dyn Device>,
     to: &Arc<dyn Device>,
     partition: &Partition,
     list_bytes_left: &mut usize,
     cancel: &Cancel,
+    compared: &mut dyn FnMut(u64),
 ) -> Result<Found, ImageError> {
     let list_bytes = *list_bytes_left;
-    let walked = |uncompared| -> Result<Walk<'_>, Fault> {
+    let mut walked = |uncompared| -> Result<Walk<'_>, Fault> {
         let mut walk = Walk {
             cancel,
             changed: Vec::new(),
@@ -78,7 +80,8 @@ pub(super) fn compare(
         };
         // Hostile bytes must not end the caller, whatever a crate makes of them.
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
-            let mut trees = Trees { old: tree::open(from, partition)?, new: tree::open(to, partition)? };
+            let (old, new) = (tree::open(from, partition)?, tree::open(to, partition)?);
+            let mut trees = Trees { old, new, compared: &mut *compared };
             let root = (trees.old.root(), trees.new.root());
             walk.directory(&mut trees, &root.0, &root.1, 0)
         }));
@@ -135,9 +138,11 @@ pub(super) fn compare(
 }
 
 /// The same file system, before and after.
-struct Trees {
+struct Trees<'a> {
     old: Box<dyn Tree>,
     new: Box<dyn Tree>,
+    /// Is told how many bytes more of files were compared.
+    compared: &'a mut dyn FnMut(u64),
 }
 
 struct Walk<'a> {
@@ -184,7 +189,13 @@ impl Walk<'_> {
     }
 
     /// Compares a directory, in which so many others it is.
-    fn directory(&mut self, trees: &mut Trees, old: &Node, new: &Node, depth: usize) -> Result<(), Fault> {
+    fn directory(
+        &mut self,
+        trees: &mut Trees<'_>,
+        old: &Node,
+        new: &Node,
+        depth: usize,
+    ) -> Result<(), Fault> {
         if depth >= DEPTH_MAX {
             self.visits.cut();
             return Ok(());
@@ -242,7 +253,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn file(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> Result<Option<FileChange>, Fault> {
+    fn file(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> Result<Option<FileChange>, Fault> {
         let same_time = was.modified == now.modified;
         let is_directory = now.kind == Kind::Directory;
         let attributes = (was.attributes != now.attributes || (!same_time && !is_directory))
@@ -267,7 +278,7 @@ impl Walk<'_> {
     }
 
     /// Whether a file whose size and time are the same has other contents, where these are to be compared and can be.
-    fn is_found_to_differ(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> bool {
+    fn is_found_to_differ(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> bool {
         let Some(uncompared) = self.uncompared else { return false };
         if !self.is_too_long(now)
             && let Ok(differs) = self.contents_differ(trees, was, now)
@@ -279,7 +290,7 @@ impl Walk<'_> {
     }
 
     /// Compares the contents of two files of one size.
-    fn contents_differ(&mut self, trees: &mut Trees, was: &Node, now: &Node) -> Result<bool, Fault> {
+    fn contents_differ(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> Result<bool, Fault> {
         self.allowance.spend(now.size_bytes);
         // Most files are short.
         let len = COMPARE_BYTES.min(usize_of(now.size_bytes));
@@ -287,6 +298,7 @@ impl Walk<'_> {
         let mut at = 0;
         while !self.cancel.is_cancelled() {
             let (old, new) = (trees.old.read(was, at, &mut before)?, trees.new.read(now, at, &mut after)?);
+            (trees.compared)(u64_of(new));
             if before.get(..old) != after.get(..new) {
                 return Ok(true);
             }
@@ -310,7 +322,7 @@ mod tests {
     /// What a comparison finds whose list may take so much.
     fn compared(from: Vec<u8>, to: Vec<u8>, mut list_bytes: usize) -> Found {
         let ((from, partition), (to, _)) = (device(from), device(to));
-        compare(&from, &to, &partition, &mut list_bytes, &Cancel::new()).unwrap()
+        compare(&from, &to, &partition, &mut list_bytes, &Cancel::new(), &mut |_| {}).unwrap()
     }
 
     /// What is found where such a directory is new.
@@ -397,7 +409,7 @@ mod tests {
             vec![ChangedFile { path: "/TOUCHED".to_owned(), change: FileChange::Attributes, size_bytes: 0 }];
         let look = |from: &Arc<dyn Device>| {
             let mut list_bytes = CHANGED_FILES_BYTES_MAX;
-            let found = compare(from, &to, &partition, &mut list_bytes, &Cancel::new()).unwrap();
+            let found = compare(from, &to, &partition, &mut list_bytes, &Cancel::new(), &mut |_| {}).unwrap();
             (found, list_bytes)
         };
         let (found, left_bytes) = look(&from);

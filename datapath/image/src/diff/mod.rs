@@ -75,14 +75,27 @@ pub struct PartitionDifference {
     pub remark: Option<String>,
 }
 
+/// How far a comparison is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiffProgress {
+    /// It compares the chunks whose hashes differ.
+    Chunks(Progress),
+    /// It compares files, of nobody knows how many bytes.
+    Files {
+        /// Bytes of files that were read of both versions and compared.
+        compared_bytes: u64,
+    },
+}
+
 /// Compares two versions of one store.
 pub fn diff(
     store: &dyn Store,
     from: Hash,
     to: Hash,
     cancel: &Cancel,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(DiffProgress),
 ) -> Result<Difference, ImageError> {
+    // One for both: a chunk that both have is fetched once where it is read of both, one after the other.
     let cache = ChunkCache::new(CHUNKS_BYTES);
     let from = VersionReader::open(store, from, Arc::clone(&cache))?;
     let to = VersionReader::open(store, to, cache)?;
@@ -91,10 +104,16 @@ pub fn diff(
         to_bytes: to.outline().size_bytes(),
         ..Difference::default()
     };
-    let changed = changed_blocks(&from, &to, &mut found, cancel, progress)?;
+    let changed =
+        changed_blocks(&from, &to, &mut found, cancel, &mut |at| progress(DiffProgress::Chunks(at)))?;
     let (from, to): (Arc<dyn Device>, Arc<dyn Device>) = (from, to);
     found.changed_bytes = changed.iter().map(|(start, end)| end - start).sum();
     let mut list_bytes_left = CHANGED_FILES_BYTES_MAX;
+    let mut compared_bytes = 0_u64;
+    let mut compared = |bytes: u64| {
+        compared_bytes = compared_bytes.saturating_add(bytes);
+        progress(DiffProgress::Files { compared_bytes });
+    };
     for partition in partitions::find(to.as_ref())? {
         cancel.check("the comparison")?;
         let inside = |(start, end): &(u64, u64)| {
@@ -105,7 +124,8 @@ pub fn diff(
         let (files, remark) = if changed_bytes == 0 {
             (None, None)
         } else {
-            files::compare(&from, &to, &partition, &mut list_bytes_left, cancel)?
+            compared(0);
+            files::compare(&from, &to, &partition, &mut list_bytes_left, cancel, &mut compared)?
         };
         found.partitions.push(PartitionDifference {
             number: partition.number,

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::fixture::{disk_of, noise, store};
-use headwater_image::{Cancel, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import};
+use headwater_image::{
+    Cancel, DiffProgress, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import,
+};
 use headwater_store::{Hash, LocalDir};
 use headwater_testkit::{output, run, succeed, wait_until};
 
@@ -105,13 +107,15 @@ fn a_comparison_is_cancelled_while_it_looks_at_files() {
     let after = debugfs(dir.path(), "rm /gone\n");
     let (_kept, store) = store();
     let (from, to) = (add(&store, before), add(&store, after));
-    // Nothing is told of how far it is from then on.
+    // Of chunks nothing is told from then on.
     let (is_told, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let (all, asks) = (Arc::clone(&is_told), Arc::clone(&asked));
     let cancel =
         Cancel::when(move || all.load(Ordering::Relaxed) && asks.fetch_add(1, Ordering::Relaxed) >= 3);
     let outcome = diff(&store, from, to, &cancel, &mut |at| {
-        is_told.store(at.done_bytes == at.total_bytes, Ordering::Relaxed);
+        if let DiffProgress::Chunks(at) = at {
+            is_told.store(at.done_bytes == at.total_bytes, Ordering::Relaxed);
+        }
     });
     assert_eq!(outcome.unwrap_err().kind(), ImageErrorKind::Cancelled);
     assert!(asked.load(Ordering::Relaxed) > 3);
@@ -186,7 +190,14 @@ fn files_of_one_size_and_time_are_compared_where_nothing_else_explains_the_chang
     let (_kept, store) = store();
     let (from, to) = (add(&store, before), add(&store, after));
     let expected = [("/etc/version", FileChange::Changed), ("/large", FileChange::Changed)];
-    expect(&compare(&store, from, to), &expected);
+    let mut told = Vec::new();
+    let found = diff(&store, from, to, &Cancel::new(), &mut |at| told.push(at)).unwrap();
+    expect(&found, &expected);
+    // How far it is: chunks first, and then the contents of all files.
+    let of_files = told.iter().position(|at| matches!(at, DiffProgress::Files { .. })).unwrap();
+    assert!(of_files > 0 && told[of_files] == DiffProgress::Files { compared_bytes: 0 }, "{told:?}");
+    let compared_bytes = (large.len() + "1.2.4".len() + "kept".len()) as u64;
+    assert_eq!(told.last(), Some(&DiffProgress::Files { compared_bytes }));
     // The same files in another image: what changed is not in them.
     let again = add(&store, build("1.2.4", &large));
     expect(&compare(&store, to, again), &[]);

@@ -11,8 +11,8 @@ use headwater_image::{
     import, verify,
 };
 use headwater_store::{
-    Access, Committed, Hash, Image, ImageName, LocalDir, NewVersion, Object, Pin, Publication, Removed,
-    Store, StoreError, StoreErrorKind, Version,
+    Access, Adopted, Committed, Hash, Image, ImageName, LocalDir, NewVersion, Object, Pin, Publication,
+    Removed, Store, StoreError, StoreErrorKind, Version,
 };
 
 const CHUNK: usize = 65_536;
@@ -150,7 +150,7 @@ impl Publication for DyingPublication {
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Adopted>, StoreError> {
         self.inner.adopt(name, version, manifest)
     }
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Committed, StoreError> {

@@ -9,13 +9,13 @@ use crate::fixture::{flip, import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
 use headwater_image::{
     Background, Cancel, ChunkCache, DISK_CACHE_MIN_BYTES, DamagedChunk, DiskCache, ImageErrorKind, Manifest,
-    Pace, Progress, Round, Trace, VersionReader, export_raw, verify_in,
+    Pace, Progress, Round, Trace, VersionReader, diff, export_raw, verify_in,
 };
 use headwater_store::{
     Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, ReadFor, Removed, Store, StoreError,
     StoreErrorKind, Waiting,
 };
-use headwater_testkit::wait_until;
+use headwater_testkit::{run, wait_until};
 
 const CHUNK: usize = 65_536;
 
@@ -256,6 +256,33 @@ fn a_sequential_reader_finds_what_it_needs_and_every_byte_comes_once() {
     assert!(counters.ahead >= 500, "{counters:?}");
     // Chunks that lie side by side come together.
     assert!(setup.requests() <= 512 / 3, "{} requests", setup.requests());
+}
+
+#[test]
+fn a_comparison_of_all_files_fetches_once_what_both_versions_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    let mut large = vec![0; 6 << 20];
+    noise(&mut large, 7);
+    std::fs::write(tree.join("large"), &large).unwrap();
+    std::fs::write(tree.join("motd"), "hello there").unwrap();
+    let image = dir.path().join("fs.img");
+    let (tree, path) = (tree.to_str().unwrap(), image.to_str().unwrap());
+    run("e2fsprogs", "mke2fs", &["-q", "-t", "ext4", "-d", tree, path, "16M"]);
+    let before = std::fs::read(&image).unwrap();
+    // What was changed without its file system being told.
+    let mut after = before.clone();
+    let at = after.windows(11).position(|window| window == b"hello there").unwrap();
+    after[at] ^= 1;
+    let (_kept, local) = store();
+    let [from, to] = [&before, &after].map(|disk| import_bytes(&local, "disk", disk).version.manifest);
+    let far = Far { store: local, line: Arc::default() };
+    let found = diff(&far, from, to, &Cancel::new(), &mut |_| {}).unwrap();
+    let files = found.partitions[0].files.as_ref().unwrap();
+    assert_eq!(files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>(), ["/motd"]);
+    let (fetched, once) = (far.line.bytes.load(Ordering::SeqCst), large.len() as u64);
+    assert!((once..once * 3 / 2).contains(&fetched), "{fetched}");
 }
 
 #[test]

@@ -215,3 +215,34 @@ fn damage_that_is_not_listed_touches_versions_and_files_too() {
     // The first one has no file system.
     assert_eq!(touched.remarks.len(), 1, "{:?}", touched.remarks);
 }
+
+#[test]
+fn a_lost_object_of_very_many_chunks_makes_no_version_count_that_needs_only_what_is_right_of_another_one() {
+    const SMALL: usize = 4096;
+    let kept = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(kept.path(), Access::Write { new_chunk_bytes: SMALL as u32 }).unwrap();
+    let mut many = vec![0; (DAMAGED_LISTED_MAX + 2000) * SMALL];
+    for (chunk, number) in many.chunks_mut(SMALL).zip(1_u64..) {
+        chunk[..8].copy_from_slice(&number.to_le_bytes());
+    }
+    let old = import_bytes(&store, "disk", &many).version;
+    // They come first, so that they are listed.
+    let mut few = vec![0; 2 * SMALL];
+    noise(&mut few, 7);
+    let new = import_bytes(&store, "disk", &[&few[..], &many].concat()).version;
+    let shared = import_bytes(&store, "shares", &few[SMALL..]).version;
+    assert_eq!((old.objects.len(), new.objects.len(), shared.objects.len()), (1, 2, 1));
+    assert!(new.objects.contains(&shared.objects[0]) && shared.objects != old.objects);
+
+    fs::remove_file(object_path(kept.path(), &old)).unwrap();
+    let manifest = Manifest::decode(&store.manifest(new.manifest).unwrap()).unwrap();
+    let (index, first) = manifest.data().next().unwrap();
+    assert_eq!(index, 0);
+    flip(&object_path(kept.path(), &shared), first.offset);
+    let found = check(&store, &new);
+    assert_eq!((found.damaged_chunks, found.unlisted()), (DAMAGED_LISTED_MAX as u64 + 2001, 2001));
+    let versions = versions_touched(&store, &found, &Round::new(None), &Cancel::new(), &mut |_, _| {});
+    let mut versions = versions.unwrap();
+    versions.sort();
+    assert_eq!(versions, ["disk@1", "disk@2"]);
+}

@@ -11,7 +11,7 @@ use crate::support::{
     MANIFEST, all_up, impatient_limits, is_slow, limits, message, object, open, open_impatient, options,
     read, store, until,
 };
-use headwater_remote::{Options, RemoteStore, ServerState};
+use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Check, Hash, Object, Store, StoreError, StoreErrorKind, Waiting};
 use headwater_testkit::{FileServer, HttpFault, wait_until};
 
@@ -371,6 +371,32 @@ fn a_server_that_sends_a_byte_now_and_then_keeps_no_read_that_another_one_can_do
     crawling.fail(HttpFault::Drip(Duration::from_millis(50)));
     let reads: Vec<_> = (0..40).map(|_| reading(&remote, &bytes)).collect();
     reads.into_iter().for_each(|read| joined(read, &remote).unwrap());
+}
+
+#[test]
+fn a_server_that_gave_what_was_wrong_is_asked_again_where_the_others_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (hanging, gave) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    // Nobody is given up.
+    let limits = Limits { stall: Duration::from_secs(3600), ..limits() };
+    let remote = RemoteStore::open(Options { limits, ..options(&[&hanging, &gave]) }).unwrap();
+    all_up(&remote);
+    hanging.fail(HttpFault::Hang);
+    let object = object(&remote, &bytes);
+    let mut into = vec![0; 1000];
+    object.read_range(0, &mut into).unwrap();
+    assert!(into == bytes[..1000]);
+    let hung = hanging.object_requests();
+    let read = std::thread::spawn(move || {
+        let mut into = vec![0; 1000];
+        object.read_range_past_caches(0, &mut into).map(|()| into)
+    });
+    let again = joined(read, &remote).unwrap();
+    assert!(again == bytes[..1000]);
+    // After the other one all the same.
+    assert!(hanging.object_requests() > hung);
+    assert!(remote.counters().hedges_won >= 1, "{:?}", remote.counters());
 }
 
 #[test]

@@ -5,9 +5,13 @@
 //! there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
 //! What nobody went on with for [`ABANDONED_AFTER`] is given back with the next space that is.
 //!
-//! Two copies of one object at the same time send the parts of one upload. One of them completes it, or gives it up; the other finds
-//! that the server knows it no more. If the object is there by then, it is done, else it begins anew, with an upload that is its own:
-//! that is not written down, as the state may by then be that of a third copy, and nothing is left of it where it fails.
+//! Two copies of one object at the same time send the parts of one upload, where the second one finds the state of the first. One of
+//! them completes it, or gives it up; the other finds that the server knows it no more. If the object is there by then, it is done, else
+//! it begins anew, with an upload that is its own: that is not written down, as the state may by then be that of a third copy, and
+//! nothing is left of it where it fails.
+//!
+//! A state is written only where there is none, or over one of the same upload, or that nobody can go on with. So of two copies that
+//! begin at the same time, each with an upload, one writes its state, and the upload of the other is not written down, either.
 
 use std::time::Duration;
 
@@ -109,6 +113,37 @@ impl Parts {
     }
 }
 
+/// Where it is written down how far a sending is.
+struct State {
+    key: String,
+    /// What was there when it was last looked at: another one is not written over.
+    there: Condition,
+    /// Whether that is the state of this upload.
+    is_ours: bool,
+}
+
+impl State {
+    /// Writes down how far the sending is. `false`: what is there is that of another upload, or this one was given up.
+    fn write(&mut self, bucket: &Bucket, parts: &Parts) -> Result<bool, StoreError> {
+        match bucket.put(&self.key, &parts.encode(), &self.there) {
+            Ok(tag) => {
+                (self.there, self.is_ours) = (Condition::Tag(tag), true);
+                return Ok(true);
+            }
+            Err(Refusal::Failed(e) | Refusal::Unknown(Some(e))) => return Err(e),
+            Err(Refusal::Absent | Refusal::Conflict | Refusal::Unknown(None)) => {}
+        }
+        match bucket.get(&self.key, STATE_MAX_BYTES)? {
+            // Of another copy that sends the same one: what it has written down can be gone on with as well.
+            Some((there, tag)) if upload_in(&there) == Some(parts.upload.as_str()) => {
+                (self.there, self.is_ours) = (Condition::Tag(tag), true);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
 /// The upload that a state of any release names.
 fn upload_in(state: &[u8]) -> Option<&str> {
     let mut lines = std::str::from_utf8(state).ok()?.lines();
@@ -147,10 +182,10 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
     }
     let part_bytes = part_bytes_of(bucket, &sending)?;
     let before = bucket.head(sending.key)?;
-    let mut parts = begin(bucket, &sending, part_bytes)?;
+    let (mut parts, mut state) = begin(bucket, &sending, part_bytes)?;
     let mut told_bytes = 0;
     loop {
-        let lost = match send_as(bucket, &mut sending, parts, &mut told_bytes) {
+        let lost = match send_as(bucket, &mut sending, parts, state, &mut told_bytes) {
             Ok(()) => return Ok(()),
             Err(Stopped::Lost(e)) => e,
             Err(Stopped::ForNow(e) | Stopped::ForGood(e)) => return Err(e),
@@ -166,7 +201,7 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
         }
         tracing::info!(key = bucket.shown(sending.key), "what was sent of it is lost: it is sent anew");
         sending.state_key = None;
-        parts = begin_anew(bucket, sending.key, part_bytes)?;
+        (parts, state) = (begin_anew(bucket, sending.key, part_bytes)?, None);
     }
 }
 
@@ -192,21 +227,25 @@ fn send_as(
     bucket: &Bucket,
     sending: &mut Sending<'_>,
     mut parts: Parts,
+    mut state: Option<State>,
     told_bytes: &mut u64,
 ) -> Result<(), Stopped> {
-    let outcome = send_parts(bucket, sending, &mut parts, told_bytes).and_then(|()| {
+    let outcome = send_parts(bucket, sending, &mut parts, &mut state, told_bytes).and_then(|()| {
         (sending.check)().map_err(Stopped::ForGood)?;
         let completed = bucket.complete_parts(sending.key, &parts.upload, &parts.names());
         completed.map_err(|e| stopped(bucket, sending.key, e, Stopped::ForGood))
     });
-    // Before a part is there nothing is noted.
-    let noted = sending.state_key.as_ref().filter(|_| !parts.there.is_empty());
-    let is_kept = noted.is_some() && matches!(outcome, Err(Stopped::ForNow(_)));
-    if let (Some(state), false) = (noted, is_kept) {
-        remove_state(bucket, state, &parts.upload).map_err(Stopped::ForGood)?;
+    let is_ours = state.as_ref().is_some_and(|state| state.is_ours);
+    if is_ours && matches!(outcome, Err(Stopped::ForNow(_))) {
+        return outcome;
+    }
+    // What was sent is sent, and what was not has its parts given back, whatever becomes of the state.
+    if let Some(state) = state
+        && let Err(e) = remove_state(bucket, &state.key, &parts.upload)
+    {
+        tracing::warn!(error = %e, "the state of an upload that is over is left in S3; it goes in a week");
     }
     if outcome.is_err()
-        && !is_kept
         && let Err(also) = bucket.abort_parts(sending.key, &parts.upload)
     {
         tracing::warn!(error = %also, "parts are left in S3; a lifecycle rule of the bucket removes them");
@@ -222,12 +261,20 @@ fn remove_state(bucket: &Bucket, state: &str, upload: &str) -> Result<(), StoreE
     }
 }
 
-fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Parts, StoreError> {
-    if let Some(state) = &sending.state_key
-        && let Some((bytes, _)) = bucket.get(state, STATE_MAX_BYTES)?
-    {
+fn begin(
+    bucket: &Bucket,
+    sending: &Sending<'_>,
+    part_bytes: u64,
+) -> Result<(Parts, Option<State>), StoreError> {
+    let Some(key) = sending.state_key.clone() else {
+        return Ok((begin_anew(bucket, sending.key, part_bytes)?, None));
+    };
+    let mut state = State { key, there: Condition::Absent, is_ours: false };
+    if let Some((bytes, tag)) = bucket.get(&state.key, STATE_MAX_BYTES)? {
+        state.there = Condition::Tag(tag);
         if let Some(parts) = Parts::decode(&bytes, part_bytes) {
-            return Ok(parts);
+            state.is_ours = true;
+            return Ok((parts, Some(state)));
         }
         // Of another release, or of parts of another size: nobody will go on with it.
         if let Some(upload) = upload_in(&bytes)
@@ -236,7 +283,7 @@ fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Part
             tracing::warn!(error = %e, "parts are left in S3; a lifecycle rule of the bucket removes them");
         }
     }
-    begin_anew(bucket, sending.key, part_bytes)
+    Ok((begin_anew(bucket, sending.key, part_bytes)?, Some(state)))
 }
 
 fn begin_anew(bucket: &Bucket, key: &str, part_bytes: u64) -> Result<Parts, StoreError> {
@@ -286,6 +333,7 @@ fn send_parts(
     bucket: &Bucket,
     sending: &mut Sending<'_>,
     parts: &mut Parts,
+    state: &mut Option<State>,
     told_bytes: &mut u64,
 ) -> Result<(), Stopped> {
     let count = sending.len_bytes.div_ceil(parts.part_bytes);
@@ -314,9 +362,10 @@ fn send_parts(
         for ((number, name), hash) in sent.into_iter().zip(hashes.drain(..)) {
             parts.sent(number, Part { name, hash });
         }
-        if let Some(state) = &sending.state_key {
-            let written = bucket.put(state, &parts.encode(), &Condition::Any);
-            written.map_err(|e| Stopped::ForNow(must(bucket, state, e)))?;
+        if let Some(ours) = state.as_mut()
+            && !ours.write(bucket, parts).map_err(Stopped::ForNow)?
+        {
+            *state = None;
         }
         there_bytes = there_bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
         tell(sending, there_bytes, told_bytes)?;

@@ -30,10 +30,14 @@ impl Agent {
     /// Has the guest begin a command, and gives its process. Where that is not answered within `patience`, it is killed when it is.
     pub(super) async fn begin(&self, program: &str, request: Value, patience: Duration) -> Result<i64> {
         let deadline = Instant::now() + patience;
-        let not_asked = || Error::NoAgent { after: patience };
-        let mut slot = timeout_at(deadline, self.turn(EXEC)).await.map_err(|_| not_asked())?;
+        // Others may have it for as long as they keep the guest frozen: that says nothing of whether there is one.
+        let others_have_it = || Error::Timeout {
+            what: format!("the turn of command '{program}' at the guest agent, which others use"),
+            after: patience,
+        };
+        let mut slot = timeout_at(deadline, self.turn(EXEC)).await.map_err(|_| others_have_it())?;
         let taken = timeout_at(deadline, self.take_connection(&mut slot)).await;
-        let mut connection = taken.map_err(|_| not_asked())??;
+        let mut connection = taken.map_err(|_| Error::NoAgent { after: patience })??;
         let asking = connection.request(&self.socket, EXEC, request, MAX_ANSWER_BYTES);
         let answered = timeout_at(deadline, asking).await;
         let Ok(answer) = answered else {
@@ -216,6 +220,26 @@ mod tests {
             assert_eq!(asked.contains(r#"["-KILL","7"]"#), is_killed, "{asked}");
             assert_eq!(asked.is_empty(), !is_killed, "{asked}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_a_freeze_keeps_from_a_command_is_not_called_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": 1}"#]).await;
+            stream
+        });
+        let agent = Agent::new(&socket);
+        assert_eq!(agent.freeze_file_systems().await.unwrap(), 1);
+        let _stream = player.await.unwrap();
+        let command = vec!["true".to_owned()];
+        let exec = Exec { command, input: Vec::new(), timeout: Duration::from_secs(1) };
+        let error = agent.exec(&exec).await.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }) && error.to_string().contains("'true'"), "{error}");
     }
 
     #[tokio::test]

@@ -1,6 +1,8 @@
 //! Objects that are sent in parts: copies that go on where another one stopped, or that send one object at the same time, and servers
 //! that know an upload no more.
 
+use std::sync::atomic::AtomicBool;
+
 use headwater_store::{Object, Patch};
 use headwater_testkit::Rng;
 
@@ -198,6 +200,11 @@ impl Copying {
         self.place.dir().join("objects").join(self.object.id().to_string())
     }
 
+    /// Where the state of the copy is kept.
+    fn state(&self) -> PathBuf {
+        self.place.dir().join("tmp").join(format!("{}.upload", self.object.id()))
+    }
+
     /// The object is whole in the bucket, and no upload is noted.
     fn must_be_done(&self, told_bytes: Result<u64, StoreError>) {
         assert_eq!(told_bytes.unwrap(), self.bytes.len() as u64);
@@ -232,8 +239,7 @@ fn a_copy_begins_anew_once_where_its_upload_is_lost() {
     {
         let mut upload = String::new();
         let told_bytes = copying.copy(one.as_ref(), &mut || {
-            let state = copying.place.dir().join("tmp").join(format!("{}.upload", copying.object.id()));
-            upload = fs::read_to_string(state).unwrap().lines().nth(2).unwrap().to_owned();
+            upload = fs::read_to_string(copying.state()).unwrap().lines().nth(2).unwrap().to_owned();
             if is_given_up {
                 let damaged = Flipped(Arc::clone(&copying.object));
                 let copied = other.publish().unwrap().copy_object(&damaged, &mut |_| Ok(()));
@@ -263,8 +269,7 @@ fn a_copy_begins_anew_once_where_its_upload_is_lost() {
 fn a_copy_that_begins_anew_leaves_the_state_of_another_one_alone_and_nothing_of_its_own() {
     let copying = Copying::new(9);
     let [one, other] = copying.open();
-    let state = copying.place.dir().join("tmp").join(format!("{}.upload", copying.object.id()));
-    let noted = || fs::read_to_string(&state).unwrap();
+    let noted = || fs::read_to_string(copying.state()).unwrap();
     let upload_of = |noted: &str| noted.lines().nth(2).unwrap().to_owned();
     let (mut lost, mut theirs) = (String::new(), String::new());
     let failed = copying.copy(one.as_ref(), &mut || {
@@ -293,6 +298,77 @@ fn a_copy_that_begins_anew_leaves_the_state_of_another_one_alone_and_nothing_of_
     copying.must_be_done(copying.copy(one.as_ref(), &mut || {}));
     let sent = copying.seen("PUT", "partNumber");
     assert!(sent.len() == 2 && sent.iter().all(|it| it.contains(&upload_of(&theirs))), "{sent:?}");
+}
+
+/// An object that another copy begins to send when it is first read, and stops when the first parts are there.
+struct Contested {
+    object: Arc<dyn Object>,
+    other: Arc<dyn Store>,
+    is_first: AtomicBool,
+}
+
+impl Object for Contested {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        if self.is_first.swap(false, Ordering::SeqCst) {
+            let stop = |_| Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+            let stopped = self.other.publish()?.copy_object(self.object.as_ref(), &mut { stop });
+            assert_eq!(kind(stopped), StoreErrorKind::Io);
+        }
+        self.object.read_range(offset, into)
+    }
+}
+
+#[test]
+fn of_two_copies_that_begin_at_the_same_time_one_is_noted_and_nothing_is_left_of_the_other() {
+    let copying = Copying::new(10);
+    let [one, other] = copying.open();
+    // It has begun, and sent nothing yet, when the other one begins.
+    let object = Arc::clone(&copying.object);
+    let contested = Contested { object, other, is_first: AtomicBool::new(true) };
+    copying.relay.fail("PUT", "partNumber=6", Fault::Status(403), u32::MAX);
+    let failed = one.publish().unwrap().copy_object(&contested, &mut |_| Ok(()));
+    assert!(failed.unwrap_err().to_string().contains("s3:PutObject"));
+    let noted = fs::read_to_string(copying.state()).unwrap();
+    let theirs = noted.lines().nth(2).unwrap();
+    let given_up = copying.seen("DELETE", "uploadId=");
+    assert!(given_up.len() == 1 && !given_up[0].contains(theirs), "{given_up:?}");
+    // Theirs can be gone on with.
+    copying.relay.heal();
+    copying.must_be_done(copying.copy(one.as_ref(), &mut || {}));
+    let sent = copying.seen("PUT", "partNumber");
+    assert!(sent.len() == 2 && sent.iter().all(|it| it.contains(theirs)), "{sent:?}");
+}
+
+#[test]
+fn a_state_that_cannot_be_looked_at_or_removed_fails_no_copy_and_keeps_no_parts() {
+    let copying = Copying::new(11);
+    let [one, _] = copying.open();
+    for (is_lost, method, target) in
+        [(false, "GET", ".upload"), (false, "POST", "delete"), (true, "GET", ".upload")]
+    {
+        let told_bytes = copying.copy(one.as_ref(), &mut || {
+            copying.relay.fail(method, target, Fault::Status(403), 1);
+            if is_lost {
+                copying.relay.fail("POST", "uploadId=", Fault::Refusal(400, "InvalidPart"), 1);
+            }
+            copying.relay.take_seen();
+        });
+        assert_eq!(told_bytes.unwrap(), copying.bytes.len() as u64, "{method} {target}");
+        assert!(fs::read(copying.key()).unwrap() == copying.bytes);
+        assert_eq!(copying.seen("DELETE", "uploadId=").len(), usize::from(is_lost));
+        copying.relay.heal();
+        for left in [copying.state(), copying.key()] {
+            fs::remove_file(left).unwrap();
+        }
+    }
 }
 
 #[test]
