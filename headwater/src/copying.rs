@@ -1,10 +1,10 @@
 //! Copying versions from one store to another: for `store copy`, `store sync` and `image pull`.
 
 use headwater_api::Progress;
-use headwater_store::copy::{OnProgress, Readable, everything_readable, selected};
+use headwater_store::copy::{OnImage, OnProgress, Readable, everything_readable, selected};
 use headwater_store::{
     Copied, CopyProgress, Image, ImageName, ImageReference, NotCopied, Store, StoreError, StoreErrorKind,
-    Version, copy,
+    Version, copy_telling,
 };
 
 /// What is to be copied of a store.
@@ -44,10 +44,10 @@ impl Chosen {
         &self,
         source: &dyn Store,
         target: &dyn Store,
-        progress: &mut OnProgress<'_>,
+        (progress, told): (&mut OnProgress<'_>, &mut OnImage<'_>),
     ) -> Result<Copied, StoreError> {
         let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
-        copy(source, target, &self.what, &objects_of, self.with_channels, progress)
+        copy_telling(source, target, &self.what, &objects_of, self.with_channels, (progress, told))
     }
 
     /// All that was not copied, each with its reason: what cannot be, and what failed.
@@ -69,7 +69,7 @@ pub fn stopped() -> StoreError {
 
 /// How far a copy is. What there is to copy is known once all manifests are read.
 pub fn progress_of(at: &CopyProgress) -> Progress {
-    let CopyProgress { done_bytes, total_bytes, versions, read_versions, done_versions, .. } = *at;
+    let CopyProgress { done_bytes, total_bytes, versions, read_versions, done_versions } = *at;
     let doing = if read_versions < versions {
         Some(format!("reading manifests: {read_versions} of {versions} versions"))
     } else if total_bytes == 0 {

@@ -17,6 +17,51 @@ pub struct Credentials {
     pub ca: Option<PathBuf>,
 }
 
+/// The servers that were named when the daemon was started, and what they are shown. A request can name any other one, whose owner
+/// would learn the token.
+#[derive(Clone, Debug, Default)]
+pub struct NamedServers {
+    servers: Vec<ServerUrl>,
+    credentials: Credentials,
+}
+
+impl NamedServers {
+    /// Those among these stores.
+    pub fn new<'a>(
+        stores: impl Iterator<Item = &'a String>,
+        credentials: Credentials,
+    ) -> Result<Self, StoreError> {
+        let named = stores.filter(|store| is_server(store)).map(|store| ServerUrl::parse_list(store));
+        let servers = named.collect::<Result<Vec<_>, _>>()?.concat();
+        Ok(Self { servers, credentials })
+    }
+
+    /// What the servers of a store that a request names are shown: nothing where one of them was not named at the start, and no token
+    /// where that would go over a network unencrypted.
+    pub fn credentials_for(&self, store: &str) -> Credentials {
+        let Ok(asked) = ServerUrl::parse_list(store) else { return Credentials::default() };
+        if !asked.iter().all(|url| self.is_named(url)) {
+            return Credentials::default();
+        }
+        let Credentials { token, ca } = self.credentials.clone();
+        Credentials { token: token.filter(|_| asked.iter().all(ServerUrl::may_have_a_token)), ca }
+    }
+
+    /// What to do where servers of a store that a request names want to be shown more.
+    pub fn advice_for(&self, store: &str) -> Option<String> {
+        let asked = ServerUrl::parse_list(store).ok()?;
+        let unnamed = asked.iter().find(|url| !self.is_named(url))?;
+        Some(format!(
+            "--token and --ca of the daemon are for servers that were named when it was started: where {unnamed} needs them, start \
+             it with --repair-from {unnamed}"
+        ))
+    }
+
+    fn is_named(&self, url: &ServerUrl) -> bool {
+        self.servers.iter().any(|named| named.is_same_server(url))
+    }
+}
+
 /// Opens a store by its name.
 pub fn open(name: &str, access: Access, credentials: &Credentials) -> Result<Arc<dyn Store>, StoreError> {
     if S3Url::is_meant(name) {
@@ -75,4 +120,40 @@ fn owner() -> String {
     let system = rustix::system::uname();
     let host = system.nodename().to_string_lossy().into_owned();
     format!("{host}-{}-{}", std::process::id(), uuid::Uuid::new_v4().simple())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_daemon_has_for_its_servers_is_for_no_others() {
+        let all = Credentials { token: Some("/token".into()), ca: Some("/ca.pem".into()) };
+        let stores = ["/srv/images", "https://a.example/x,https://b.example:8443", "http://c.example"];
+        let stores = stores.map(str::to_owned);
+        let named = NamedServers::new(stores.iter(), all.clone()).unwrap();
+        for (store, is_named) in [
+            ("https://a.example", true),
+            ("https://b.example:8443/golden,https://A.example", true),
+            ("https://a.example:8443", false),
+            ("http://a.example", false),
+            ("https://a.example,https://d.example", false),
+            ("https://", false),
+            ("s3://images/golden", false),
+            ("/srv/images", false),
+        ] {
+            let shown = if is_named { all.clone() } else { Credentials::default() };
+            assert_eq!(named.credentials_for(store), shown, "{store}");
+        }
+        // It would be seen on the network.
+        let shown = named.credentials_for("http://c.example");
+        assert_eq!(shown, Credentials { token: None, ..all.clone() });
+        let advice = named.advice_for("https://a.example,https://d.example").unwrap();
+        assert!(advice.contains("start it with --repair-from https://d.example"), "{advice}");
+        for store in ["https://a.example", "http://c.example", "/srv/images", "s3://images/golden"] {
+            assert_eq!(named.advice_for(store), None, "{store}");
+        }
+        let odd = ["https://".to_owned()];
+        assert_eq!(NamedServers::new(odd.iter(), all).unwrap_err().kind(), StoreErrorKind::Invalid);
+    }
 }

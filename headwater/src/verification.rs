@@ -27,17 +27,14 @@ pub struct Scrub {
 impl Scrub {
     /// Opens the stores that may have what is damaged.
     pub fn open_sources(&self) -> Result<Vec<Arc<dyn Store>>, StoreError> {
-        open_sources(&self.repair_from, &self.credentials)
+        let opened = self.repair_from.iter().map(|name| stores::open(name, Access::Read, &self.credentials));
+        Ok(not_waited_for(opened.collect::<Result<Vec<_>, _>>()?))
     }
 }
 
-/// Opens stores that may have what is damaged in another one. None of them is waited for: the next one may have it, too.
-pub fn open_sources(names: &[String], credentials: &Credentials) -> Result<Vec<Arc<dyn Store>>, StoreError> {
-    let open = |name: &String| {
-        let store = stores::open(name, Access::Read, credentials)?;
-        Ok(store.impatient().unwrap_or(store))
-    };
-    names.iter().map(open).collect()
+/// Stores that may have what is damaged in another one, each as one for which nobody waits: the next one may have it, too.
+pub fn not_waited_for(stores: Vec<Arc<dyn Store>>) -> Vec<Arc<dyn Store>> {
+    stores.into_iter().map(|store| store.impatient().unwrap_or(store)).collect()
 }
 
 /// What came of one version.
@@ -250,6 +247,11 @@ mod tests {
         (at, copy, store, imported)
     }
 
+    fn sources(names: &[String]) -> Vec<Arc<dyn Store>> {
+        let scrub = Scrub { rate: None, repair_from: names.to_vec(), credentials: Credentials::default() };
+        scrub.open_sources().unwrap()
+    }
+
     #[test]
     fn a_check_tells_what_it_does_after_it_has_read_all() {
         let dir = tempfile::tempdir().unwrap();
@@ -279,7 +281,7 @@ mod tests {
             ["looking for versions that are touched: 0 of 1", "looking for files that are touched: 0 B read"]
         );
 
-        let sources = open_sources(&[copy.display().to_string()], &Credentials::default()).unwrap();
+        let sources = sources(&[copy.display().to_string()]);
         let (checked, told) = check_from(&sources);
         assert_eq!((checked.damaged_chunks, checked.repaired, checked.remarks.len()), (0, 1, 0));
         let reading = told.iter().position(|told| *told == format!("reading: {whole}")).unwrap();
@@ -301,7 +303,7 @@ mod tests {
         }
         let (silent, good) = (FileServer::start(&copy, None), FileServer::start(&copy, None));
         silent.fail(HttpFault::HangAfter(100_000));
-        let sources = open_sources(&[silent.url(), good.url()], &Credentials::default()).unwrap();
+        let sources = sources(&[silent.url(), good.url()]);
         let checking = std::thread::spawn(move || {
             let (round, names) = (Round::new(None), ["disk@1".to_owned()]);
             let hash = imported.version.manifest;

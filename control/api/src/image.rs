@@ -214,7 +214,8 @@ pub struct ImportRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PullRequest {
-    /// A directory of the daemon's host by its absolute path, `s3://BUCKET/PREFIX`, or `https://HOST[,https://HOST..]`.
+    /// A directory of the daemon's host by its absolute path, `s3://BUCKET/PREFIX`, or `https://HOST[,https://HOST..]`. Servers are
+    /// shown the daemon's token only where all of them were named when it was started.
     pub source: String,
     /// Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all that it has, with the
     /// channels, promotions to come, notes and what is retired.
@@ -242,18 +243,37 @@ pub struct PullReport {
     pub not_copied: Vec<Problem>,
 }
 
-/// What a pull did to an image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What a pull did to an image, itself: what others did to it meanwhile is not told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PulledImage {
     /// Its name.
     pub image: String,
     /// The numbers of its versions that are new here.
     pub versions: Vec<u64>,
-    /// Whether the newest version of the image is one of these.
+    /// Whether one of these was the newest version of the image when it came.
     pub newest: bool,
     /// Whether its channels, promotions to come, notes or retired versions are the source's now, and were not.
     pub followed: bool,
-    /// The version that machines booted which name the image alone. Absent: there was none.
+    /// Its channels that point elsewhere now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub channels: Vec<ChannelMove>,
+    /// Promotions to come that will not happen: the source has no such ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forgets: Vec<ChannelPointer>,
+    /// Promotions to come that came from the source.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scheduled: Vec<ChannelPointer>,
+    /// Versions that were here and have another note now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub noted: Vec<u64>,
+    /// Versions that were here and are taken out of use now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retired: Vec<u64>,
+    /// Versions that were here and are in use again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unretired: Vec<u64>,
+    /// The version that machines booted which name the image alone. Absent: there was none. The same as in `boots` where the pull did
+    /// not change that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub booted: Option<u64>,
     /// The one that they boot from their next boot on. Absent: there is none.
@@ -263,6 +283,19 @@ pub struct PulledImage {
     /// only where the request says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edited_by: Option<String>,
+}
+
+/// A channel that points elsewhere now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChannelMove {
+    /// The channel.
+    pub channel: Channel,
+    /// The version that it pointed to. Absent: it was not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
+    /// The one that it points to. Absent: it is not set any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<u64>,
 }
 
 /// What tells a file of a host from all others, as `stat` gives it.
@@ -416,7 +449,8 @@ pub struct VerifyReport {
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {
     /// Stores and servers that may have what is damaged here: directories of the daemon's host by their absolute paths,
-    /// `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has it is taken.
+    /// `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has it is taken. Servers are shown the daemon's token
+    /// only where all of a list were named when it was started.
     #[serde(default)]
     pub repair_from: Vec<String>,
     /// How many bytes of the store are read a second at most; absent: as many as it gives. Not 0.

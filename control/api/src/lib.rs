@@ -36,7 +36,7 @@ pub mod words;
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use image::{
-    ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
+    ChangedFile, Channel, ChannelMove, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, NoteRequest,
     PartitionDifference, PromoteRequest, Promoted, PullReport, PullRequest, PulledImage, Removed,
     RetireRequest, Reverted, SourceFormat, VerifyReport, VerifyRequest,

@@ -20,7 +20,8 @@
 //! - A read that waits takes no thread where its caller has other things to do
 //!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //! - A read that is late is asked for a second time from another server; the first answer counts.
-//! - A token goes to the configured servers only, and never unencrypted over a network.
+//! - A token goes only to the servers of the [`Options`] that it is in, and never unencrypted over a network. A daemon shows its own only to
+//!   servers that were named when it was started: that is the caller's doing.
 //!
 //! # Limits
 //! - [`SERVERS_MAX`] servers; a connection for each read under way, [`Limits::idle_connections`] kept idle.

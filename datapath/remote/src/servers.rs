@@ -110,7 +110,7 @@ impl Servers {
         if urls.is_empty() || urls.len() > SERVERS_MAX {
             return Err(invalid(format!("1 to {SERVERS_MAX} servers can be given, not {}", urls.len())));
         }
-        let open = urls.iter().find(|url| !url.tls && !url.is_loopback());
+        let open = urls.iter().find(|url| !url.may_have_a_token());
         if let (Some(url), Some(_)) = (open, &token_file) {
             return Err(invalid(format!("a token would be sent to {url} unencrypted: use https://")));
         }

@@ -28,6 +28,16 @@ impl ServerUrl {
         address.map_or(self.host == "localhost", |address| address.is_loopback())
     }
 
+    /// Whether a token may be sent there: it is never seen on a network.
+    pub fn may_have_a_token(&self) -> bool {
+        self.tls || self.is_loopback()
+    }
+
+    /// Whether both are one server, spoken to in the same way, whatever their paths.
+    pub fn is_same_server(&self, other: &Self) -> bool {
+        (self.tls, self.port) == (other.tls, other.port) && self.host.eq_ignore_ascii_case(&other.host)
+    }
+
     /// A list with commas in between.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, StoreError> {
         text.split(',').map(|part| part.trim().parse()).collect()
@@ -119,6 +129,23 @@ mod tests {
         {
             assert_eq!(text.parse::<ServerUrl>().unwrap().is_loopback(), loopback, "{text}");
         }
+    }
+
+    #[test]
+    fn a_server_is_its_scheme_host_and_port() {
+        let url = |text: &str| text.parse::<ServerUrl>().unwrap();
+        let server = url("https://a.example:443/images");
+        for same in ["https://a.example", "https://A.Example/other"] {
+            assert!(server.is_same_server(&url(same)), "{same}");
+        }
+        for other in
+            ["http://a.example:443", "https://a.example:8443", "https://a.example.org", "https://b.example"]
+        {
+            assert!(!server.is_same_server(&url(other)), "{other}");
+        }
+        let may_have = |text: &str| url(text).may_have_a_token();
+        assert!(may_have("https://a.example") && may_have("http://127.0.0.1:8080"));
+        assert!(!may_have("http://a.example"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::copied::CopiedImage;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::ImageName;
@@ -37,8 +38,6 @@ pub struct CopyProgress {
     pub read_versions: u64,
     /// Those that were dealt with: they are there, or it is known why not.
     pub done_versions: u64,
-    /// Images that were dealt with, in the order in which they were given: nothing was changed of those behind the next one.
-    pub done_images: u64,
 }
 
 /// What a copy did.
@@ -73,6 +72,9 @@ pub struct NotCopied {
 /// Called now and then; an error ends the copy.
 pub type OnProgress<'a> = dyn FnMut(CopyProgress) -> Result<(), StoreError> + 'a;
 
+/// Told what was done to an image when that is over, also where the copy then ends. What is as it was is not told.
+pub type OnImage<'a> = dyn FnMut(CopiedImage) + 'a;
+
 /// Says which objects a manifest needs, and how long each is. The store does not know what manifests say.
 pub type ObjectsOf<'a> = dyn Fn(&[u8]) -> Result<Vec<(Hash, u64)>, StoreError> + 'a;
 
@@ -90,8 +92,22 @@ pub fn copy(
     channels: bool,
     progress: &mut OnProgress<'_>,
 ) -> Result<Copied, StoreError> {
+    copy_telling(source, target, what, objects_of, channels, (progress, &mut |_| {}))
+}
+
+/// The same, for who wants to know what was done to each image.
+pub fn copy_telling(
+    source: &dyn Store,
+    target: &dyn Store,
+    what: &[(Image, Vec<Version>)],
+    objects_of: &ObjectsOf<'_>,
+    channels: bool,
+    (progress, told): (&mut OnProgress<'_>, &mut OnImage<'_>),
+) -> Result<Copied, StoreError> {
     refuse_other_chunks(source, target)?;
-    refuse_conflicts(target, what)?;
+    let at = CopyProgress { versions: what.iter().map(versions_of).sum(), ..CopyProgress::default() };
+    // Lists of versions may take long to read, in which somebody may want it to end.
+    refuse_conflicts(target, what, &mut || progress(at))?;
     let mut copying = Copying {
         source,
         target,
@@ -103,14 +119,13 @@ pub fn copy(
         settled_bytes: 0,
         traced: BTreeSet::new(),
         room_bytes: MANIFESTS_MAX_BYTES,
-        at: CopyProgress { versions: what.iter().map(versions_of).sum(), ..CopyProgress::default() },
+        at,
         copied: Copied::default(),
     };
     let planned = copying.plan(what, progress)?;
     progress(copying.at)?;
     for (image, versions) in planned {
-        copying.image(image, versions, progress)?;
-        copying.at.done_images = copying.at.done_images.saturating_add(1);
+        copying.image(image, versions, (&mut *progress, &mut *told))?;
     }
     Ok(copying.copied)
 }
@@ -236,14 +251,34 @@ impl Copying<'_> {
         Ok(is_whole)
     }
 
-    /// Copies what can be copied of an image, then its channels.
+    /// Copies what can be copied of an image, and tells what that did.
     fn image(
         &mut self,
         image: &Image,
         versions: Vec<Planned<'_>>,
+        (progress, told): (&mut OnProgress<'_>, &mut OnImage<'_>),
+    ) -> Result<(), StoreError> {
+        let mut did = CopiedImage::nothing(&image.name);
+        let outcome = self.versions(image, versions, &mut did, progress);
+        did.tried = outcome.as_ref().err().filter(|e| e.kind() == StoreErrorKind::Unknown).cloned();
+        self.copied.followed = self.copied.followed.saturating_add(u32::from(did.is_followed));
+        if did.is_something() {
+            told(did);
+        }
+        outcome
+    }
+
+    /// Copies its versions, then its channels.
+    fn versions(
+        &mut self,
+        image: &Image,
+        versions: Vec<Planned<'_>>,
+        did: &mut CopiedImage,
         progress: &mut OnProgress<'_>,
     ) -> Result<(), StoreError> {
-        let mut is_changed = self.channels && keep_production(self.target, image)?;
+        if self.channels {
+            keep_production(self.target, image, did)?;
+        }
         let mut is_there = false;
         for planned in versions {
             progress(self.at)?;
@@ -253,26 +288,25 @@ impl Copying<'_> {
                 self.count_done();
                 continue;
             }
-            match self.version(image, planned, progress)? {
-                Ok(is_kept) => (is_there, is_changed) = (true, is_changed || is_kept),
+            match self.version(image, planned, did, progress)? {
+                Ok(()) => is_there = true,
                 Err(e) => self.failed(image, version, e, progress)?,
             }
             self.count_done();
         }
         if self.channels && is_there {
-            is_changed |= follow(self.target, image, &self.failed_of(image))?;
+            follow(self.target, image, &self.failed_of(image), did)?;
         }
-        self.copied.followed = self.copied.followed.saturating_add(u32::from(is_changed));
         Ok(())
     }
 
-    /// Returns whether production was set with it.
     fn version(
         &mut self,
         image: &Image,
         planned: Planned<'_>,
+        did: &mut CopiedImage,
         progress: &mut OnProgress<'_>,
-    ) -> Outcome<bool> {
+    ) -> Outcome<()> {
         let version = planned.version;
         if let Err(e) = self.objects(&planned.objects, progress)? {
             return Ok(Err(e));
@@ -286,7 +320,7 @@ impl Copying<'_> {
                     && !self.is_listed(image, version)? =>
             {
                 self.copied.present = self.copied.present.saturating_add(1);
-                return Ok(Ok(false));
+                return Ok(Ok(()));
             }
             Err(e) => return Ok(Err(e)),
         };
@@ -294,20 +328,22 @@ impl Copying<'_> {
         // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
         // that slept meanwhile may have been taken for dead.
         self.holder.confirm()?;
-        if publication.adopt(&image.name, version, &manifest)? {
-            self.copied.versions = self.copied.versions.saturating_add(1);
-        } else {
-            self.copied.present = self.copied.present.saturating_add(1);
+        match publication.adopt(&image.name, version, &manifest)? {
+            Some(adopted) => {
+                self.copied.versions = self.copied.versions.saturating_add(1);
+                did.adopted(version.number, adopted);
+            }
+            None => self.copied.present = self.copied.present.saturating_add(1),
         }
         // At once: newer versions come next, the channels hours later, and the copy may be stopped in between.
         let is_production = |to: &Pointer| to.version == version.number;
-        let is_kept = self.channels
-            && image.channel(Channel::Production).is_some_and(is_production)
-            && keep_production(self.target, image)?;
+        if self.channels && image.channel(Channel::Production).is_some_and(is_production) {
+            keep_production(self.target, image, did)?;
+        }
         if self.traced.insert(version.manifest) {
             copy_trace(self.source, self.target, version.manifest);
         }
-        Ok(Ok(is_kept))
+        Ok(Ok(()))
     }
 
     fn objects(&mut self, objects: &[(Hash, u64)], progress: &mut OnProgress<'_>) -> Outcome<()> {
@@ -466,10 +502,9 @@ impl Object for Watched {
     }
 }
 
-/// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be. Returns whether
-/// it was.
-fn keep_production(target: &dyn Store, image: &Image) -> Result<bool, StoreError> {
-    let Some(pointer) = image.channel(Channel::Production) else { return Ok(false) };
+/// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be.
+fn keep_production(target: &dyn Store, image: &Image, did: &mut CopiedImage) -> Result<(), StoreError> {
+    let Some(pointer) = image.channel(Channel::Production) else { return Ok(()) };
     let manifest_in = |image: &Image| {
         image.versions.iter().find(|it| it.number == pointer.version && !it.retired).map(|it| it.manifest)
     };
@@ -479,35 +514,50 @@ fn keep_production(target: &dyn Store, image: &Image) -> Result<bool, StoreError
             && manifest_in(there) == manifest_in(image)
     };
     if !target.image(&image.name)?.as_ref().is_some_and(is_meant) {
-        return Ok(false);
+        return Ok(());
     }
-    let mut is_set = false;
-    target.change(&image.name, &mut |there| {
-        // Somebody may have changed it meanwhile, also since this was called last.
-        is_set = is_meant(there);
-        if is_set { there.promote(pointer.clone()).map(drop) } else { Ok(()) }
-    })?;
-    Ok(is_set)
+    // Somebody may have changed it meanwhile, also since it was changed here last: what counts is the last time.
+    change(target, &image.name, did, &mut |there| {
+        if is_meant(there) { there.promote(pointer.clone()).map(drop) } else { Ok(()) }
+    })
 }
 
 /// Makes the channels those of the source. Where one points to a version that was not copied they stay: it would be gone, and
-/// without production machines boot the newest version. Where one pointed earlier does not matter: such places are left out. Returns
-/// whether they, or what goes with them, were others.
-fn follow(target: &dyn Store, image: &Image, failed: &[u32]) -> Result<bool, StoreError> {
-    let mut is_changed = false;
-    target.change(&image.name, &mut |there| {
-        let mut before = there.clone();
+/// without production machines boot the newest version. Where one pointed earlier does not matter: such places are left out.
+fn follow(
+    target: &dyn Store,
+    image: &Image,
+    failed: &[u32],
+    did: &mut CopiedImage,
+) -> Result<(), StoreError> {
+    change(target, &image.name, did, &mut |there| {
         let is_lacking = |to: &Pointer| failed.contains(&to.version) && !has(there, to.version);
         let now = Channel::ALL.into_iter().filter_map(|channel| image.channel(channel));
         if !now.chain(image.scheduled()).any(is_lacking) {
             there.follow(image);
         }
-        // From where numbers go on is nothing that anybody sees.
-        before.next_number = there.next_number;
-        is_changed = *there != before;
+        Ok(())
+    })
+}
+
+/// Changes an image of the target, and notes what that did: no more than what was stored in the end.
+fn change(
+    target: &dyn Store,
+    name: &ImageName,
+    did: &mut CopiedImage,
+    change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let mut last = None;
+    target.change(name, &mut |there| {
+        let before = there.clone();
+        change(there)?;
+        last = Some((before, there.clone()));
         Ok(())
     })?;
-    Ok(is_changed)
+    if let Some((before, after)) = last {
+        did.changed(before, &after);
+    }
+    Ok(())
 }
 
 fn must_list_all(
@@ -578,9 +628,14 @@ fn has_several_servers(store: &dyn Store) -> bool {
     store.traffic().is_some_and(|traffic| traffic.servers > 1)
 }
 
-/// Two stores that each made a version of their own under one number: found before anything is copied.
-fn refuse_conflicts(target: &dyn Store, what: &[(Image, Vec<Version>)]) -> Result<(), StoreError> {
+/// Two stores that each made a version of their own under one number: found before anything is copied. An error of `go_on` ends it.
+fn refuse_conflicts(
+    target: &dyn Store,
+    what: &[(Image, Vec<Version>)],
+    go_on: &mut dyn FnMut() -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
     for (image, versions) in what {
+        go_on()?;
         let Some(mut there) = target.image(&image.name)? else { continue };
         for version in versions {
             there.adopt(version)?;

@@ -74,7 +74,10 @@ pub mod s3;
 pub mod store;
 pub mod waiting;
 
-pub use copy::{Copied, CopyProgress, NotCopied, ObjectsOf, copy, copy_object};
+mod copied;
+
+pub use copied::{ChannelMove, CopiedImage};
+pub use copy::{Copied, CopyProgress, NotCopied, ObjectsOf, copy, copy_object, copy_telling};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
 pub use hold::Hold;
@@ -88,7 +91,7 @@ pub use refs::{
 };
 pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
-    Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Parts, Patch, Pin, Publication,
-    Removed, Store, TRACE_MAX_BYTES, Traffic,
+    Adopted, Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Parts, Patch, Pin,
+    Publication, Removed, Store, TRACE_MAX_BYTES, Traffic,
 };
 pub use waiting::{ReadFor, Waiting};

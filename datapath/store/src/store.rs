@@ -1,6 +1,7 @@
 //! The trait that every store implements.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -166,6 +167,11 @@ pub trait Store: Send + Sync + 'static {
         name: &ImageName,
         change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
+
+    /// The directory that it is, of this host; `None` where it lies elsewhere.
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
 
     /// What people call this store: a path or a URL, without secrets.
     fn shown(&self) -> String {
@@ -343,19 +349,30 @@ pub trait Publication: Send {
         Ok(())
     }
 
-    /// Adds a version of another store under its own number, durably. All its objects are there. Returns whether it
-    /// is new; a version with the same number and another manifest is an error.
+    /// Adds a version of another store under its own number, durably. All its objects are there. Returns what that did, `None`
+    /// where the version was there; one with the same number and another manifest is an error.
     fn adopt(
         self: Box<Self>,
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
-    ) -> Result<bool, StoreError>;
+    ) -> Result<Option<Adopted>, StoreError>;
 
     /// Adds the version to the image, durably; with [`NewVersion::unless_newest`] it may be
     /// the one that was there. After an error nothing of it remains, unless a server's answer was lost and the error says that it is
     /// not known whether it was added.
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Committed, StoreError>;
+}
+
+/// What [`Publication::adopt`] did to an image, whatever others did to it before and after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// Whether the version is the newest of its image that is not retired.
+    pub is_newest: bool,
+    /// The version that machines booted before it came which name the image alone.
+    pub booted: Option<u32>,
+    /// The one that they boot with it.
+    pub boots: Option<u32>,
 }
 
 /// What [`Publication::commit`] did.

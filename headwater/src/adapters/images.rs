@@ -10,15 +10,16 @@ use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
-use headwater_image::{Cancel, Difference, ImageError, ImageErrorKind, Round};
+use headwater_block::size;
+use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Round};
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
-    PullOrder, PullOutcome,
+    PullOrder, PullOutcome, Pulled,
 };
 use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::adapters::disks::blocking;
 use crate::adapters::holds::{DaemonName, heard};
@@ -26,7 +27,7 @@ use crate::adapters::promotions::Promotions;
 use crate::adapters::{boot_traces, convert, pulls, sources};
 use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
-use crate::stores::Credentials;
+use crate::stores::NamedServers;
 use crate::traces::Traces;
 use crate::verification::{self, Checked, Doing};
 
@@ -34,8 +35,8 @@ use crate::verification::{self, Checked, Doing};
 pub struct StoredImages {
     store: Arc<dyn Store>,
     traces: Arc<Traces>,
-    /// What other stores need to be shown.
-    credentials: Credentials,
+    /// What servers are shown that requests name.
+    servers: NamedServers,
     promotions: Arc<Promotions>,
     last_known: Arc<LastKnown>,
     /// Who needs versions.
@@ -56,12 +57,13 @@ const RECLAIM_EVERY_S: u64 = 60;
 const RECLAIM_EVERY_REMOTE_S: u64 = 600;
 
 impl StoredImages {
-    /// The images of `store`, of which `daemon` needs some, and what boots of them read; servers that they are repaired from
-    /// are shown `credentials`. Only disks wait for a store that is away: who asks for one of these operations has an error soon.
+    /// The images of `store`, of which `daemon` needs some, and what boots of them read; where they are repaired from servers, or come
+    /// from some, `servers` says what these are shown. Only disks wait for a store that is away: who asks for one of these operations
+    /// has an error soon.
     pub fn new(
         store: Arc<dyn Store>,
         traces: Arc<Traces>,
-        credentials: Credentials,
+        servers: NamedServers,
         last_known: Arc<LastKnown>,
         daemon: DaemonName,
     ) -> Self {
@@ -69,7 +71,7 @@ impl StoredImages {
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
         let reclaimed_at_s = AtomicU64::new(0);
         let places = Arc::new(Semaphore::new(MAX_OPERATIONS));
-        Self { store, traces, credentials, promotions, last_known, daemon, reclaimed_at_s, places }
+        Self { store, traces, servers, promotions, last_known, daemon, reclaimed_at_s, places }
     }
 
     /// Runs what blocks on a thread of its own, once there is a place for it. Whoever goes away before that is not waited for.
@@ -152,14 +154,27 @@ impl Images for StoredImages {
         self.blocking("import an image", move || sources::import(&*store, &order, &job)).await
     }
 
-    async fn pull(&self, order: PullOrder, job: Arc<JobControl>) -> Result<PullOutcome, BackendError> {
-        let (store, credentials) = (self.store.clone(), self.credentials.clone());
+    async fn pull(
+        &self,
+        order: PullOrder,
+        job: Arc<JobControl>,
+        told: mpsc::Sender<Pulled>,
+    ) -> Result<PullOutcome, BackendError> {
+        let (store, servers) = (self.store.clone(), self.servers.clone());
         let promotions = Arc::clone(&self.promotions);
         self.blocking("pull versions", move || {
-            let outcome = pulls::pull(&*store, &order, &credentials, &job);
-            // There may be some to come among what came.
-            promotions.expect(0);
-            outcome
+            pulls::pull(&*store, &order, &servers, &job, &mut |pulled| {
+                if !pulled.image.scheduled.is_empty() || pulled.tried.is_some() {
+                    promotions.expect(0);
+                }
+                let image = pulled.image.image.clone();
+                if told.blocking_send(pulled).is_err() {
+                    tracing::error!(
+                        image,
+                        "not noted in the history, as nobody waits for it: what a pull did"
+                    );
+                }
+            })
         })
         .await
     }
@@ -226,12 +241,11 @@ impl Images for StoredImages {
         job: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError> {
         let (store, version) = (self.store.clone(), version.clone());
-        let (VerifyRequest { repair_from, rate_bytes_s }, credentials) =
-            (request.clone(), self.credentials.clone());
+        let (VerifyRequest { repair_from, rate_bytes_s }, servers) = (request.clone(), self.servers.clone());
         self.blocking("verify an image", move || {
-            repair_from.iter().try_for_each(|store| sources::whole_host(Path::new(store)))?;
             // First, so that a name that is wrong is told before hours of reading.
-            let sources = verification::open_sources(&repair_from, &credentials).map_err(store_failed)?;
+            let opened = repair_from.iter().map(|name| sources::open_store(name, &servers));
+            let sources = verification::not_waited_for(opened.collect::<Result<Vec<_>, _>>()?);
             verify(&*store, version, (&Round::new(rate_bytes_s), &sources), &job)
         })
         .await
@@ -245,13 +259,14 @@ impl Images for StoredImages {
     ) -> Result<DiffReport, BackendError> {
         let (store, from, to) = (self.store.clone(), from.clone(), to.clone());
         self.blocking("compare versions", move || {
-            let found = headwater_image::diff(
-                &*store,
-                hash_of(&from)?,
-                hash_of(&to)?,
-                &cancel_of(&job),
-                &mut forward(&job),
-            );
+            let told = &mut |at: DiffProgress| match at {
+                DiffProgress::Chunks(at) => job.report(at.done_bytes, at.total_bytes),
+                DiffProgress::Files { compared_bytes } => {
+                    job.report_doing(format!("comparing files: {} compared", size::format(compared_bytes)));
+                }
+            };
+            let (cancel, hashes) = (cancel_of(&job), (hash_of(&from)?, hash_of(&to)?));
+            let found = headwater_image::diff(&*store, hashes.0, hashes.1, &cancel, told);
             found.map(|found| diff_report(from, to, found)).map_err(image_failed)
         })
         .await
@@ -465,18 +480,21 @@ pub(super) fn hash_of(version: &ImageVersion) -> Result<Hash, BackendError> {
     version.hash.parse().map_err(|_| odd())
 }
 
-fn image_of(image: &headwater_store::Image) -> Image {
-    let told = |pointer: &Pointer| ChannelPointer {
+pub(super) fn told_pointer(pointer: &Pointer) -> ChannelPointer {
+    ChannelPointer {
         channel: told_channel(pointer.channel),
         version: u64::from(pointer.version),
         at_ms: pointer.at_s.saturating_mul(1000),
         author: pointer.author.clone(),
-    };
+    }
+}
+
+fn image_of(image: &headwater_store::Image) -> Image {
     Image {
         name: image.name.to_string(),
         versions: image.versions.iter().map(|version| version_of(image, version)).collect(),
-        pointers: image.pointers().iter().map(told).collect(),
-        scheduled: image.scheduled().iter().map(told).collect(),
+        pointers: image.pointers().iter().map(told_pointer).collect(),
+        scheduled: image.scheduled().iter().map(told_pointer).collect(),
         edit: None,
     }
 }
@@ -510,7 +528,7 @@ pub(super) fn version_of(image: &headwater_store::Image, version: &Version) -> I
     }
 }
 
-fn told_channel(channel: headwater_store::Channel) -> Channel {
+pub(super) fn told_channel(channel: headwater_store::Channel) -> Channel {
     match channel {
         headwater_store::Channel::Maintenance => Channel::Maintenance,
         headwater_store::Channel::Test => Channel::Test,

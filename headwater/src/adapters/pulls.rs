@@ -1,103 +1,107 @@
 //! Versions that come from another store into that of the daemon.
 //!
-//! What was changed is read from the lists of versions before and after: it is told also of a pull that ended early, or whose last
-//! answer was lost.
+//! The copy tells of each image what it did to it, when it is done: what others do to the store meanwhile is no part of that, and what
+//! was done is known also where the pull then ends.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use headwater_api::{ProblemKind, Progress, PullReport, PulledImage};
-use headwater_service::backend::{BackendError, JobControl, PullOrder, PullOutcome};
-use headwater_store::{
-    Access, Copied, Image, ImageReference, Selector, Store, StoreError, StoreErrorKind, Version,
-};
+use headwater_api::{ChannelMove, ProblemKind, Progress, PullReport, PulledImage};
+use headwater_service::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
+use headwater_store::{Copied, CopiedImage, CopyProgress, ImageReference, Store, StoreError};
 
-use crate::adapters::images::{parse, store_failed};
+use crate::adapters::images::{parse, store_failed, told_channel, told_pointer};
 use crate::adapters::sources;
 use crate::copying::{Chosen, progress_of, stopped};
-use crate::stores::{self, Credentials};
+use crate::stores::NamedServers;
 
 /// How often it is looked whether a pull is to end, or reads wait, while it may tell no progress.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Copies what is missing of another store, whose servers are shown `credentials`. As with a copy, their reads wait while none
+/// Copies what is missing of another store, and says what was done to each image. As with a copy, reads of servers wait while none
 /// answers; that is told.
 pub fn pull(
     target: &dyn Store,
     order: &PullOrder,
-    credentials: &Credentials,
+    servers: &NamedServers,
     job: &Arc<JobControl>,
+    told: &mut dyn FnMut(Pulled),
 ) -> Result<PullOutcome, BackendError> {
-    sources::whole_host(Path::new(&order.source))?;
     let references = order.images.iter().map(parse).collect::<Result<Vec<ImageReference>, _>>()?;
     job.report_doing("reading the lists of versions".to_owned());
-    let source = stores::open(&order.source, Access::Read, credentials).map_err(store_failed)?;
+    let source = sources::open_store(&order.source, servers)?;
+    must_be_another(&*source, target)?;
     let named = (!references.is_empty()).then_some(references.as_slice());
-    let chosen = Chosen::of(&*source, named).and_then(|chosen| chosen.writable_in(target));
-    let chosen = chosen.map_err(store_failed)?;
-    let before = chosen.what.iter().map(|(image, _)| target.image(&image.name));
-    let before = before.collect::<Result<Vec<Option<Image>>, _>>().map_err(store_failed)?;
-
-    let (outcome, done) = copy(&*source, target, &chosen, job);
-    // All, or those that were dealt with and the one at which it ended.
-    let begun = if outcome.is_ok() { before.len() } else { done.saturating_add(1) };
-    let mut pulled = PullOutcome { source: source.shown(), ..PullOutcome::default() };
-    let mut images = Vec::new();
-    for ((image, versions), before) in chosen.what.iter().zip(&before).take(begun) {
-        match target.image(&image.name) {
-            Ok(after) => {
-                let became = |after: Image| became(before.as_ref(), &after, versions, chosen.with_channels);
-                images.extend(after.and_then(became));
-            }
-            Err(e) => pulled.unknown.push((image.name.to_string(), store_failed(e))),
-        }
-    }
-    let copied = match outcome {
-        Ok(copied) => copied,
-        Err(e) => {
-            if let (StoreErrorKind::Unknown, Some((image, _))) = (e.kind(), chosen.what.get(done)) {
-                pulled.unknown.push((image.name.to_string(), store_failed(e.clone())));
-            }
-            pulled.ended = Some(match job.is_cancelled() {
-                true => BackendError::new(ProblemKind::Cancelled, e.to_string()),
-                false => store_failed(e),
-            });
-            Copied::default()
-        }
-    };
-    let Copied { versions, present, objects, bytes, followed, failed } = copied;
-    pulled.report =
-        PullReport { versions, present, objects, bytes, followed, images, not_copied: Vec::new() };
-    let not_copied = chosen.not_copied(failed).into_iter();
-    pulled.not_copied = not_copied.map(|(what, e)| (what, store_failed(e))).collect();
-    Ok(pulled)
+    let outcome = watched(&*source, job, || copy(&*source, target, named, job, told));
+    outcome.map_err(|e| match job.is_cancelled() {
+        true => BackendError::new(ProblemKind::Cancelled, e.to_string()),
+        false => store_failed(e),
+    })
 }
 
-/// Copies what was chosen, until the job is cancelled. Also returns how many images were dealt with.
+/// Copies the versions that are named, or with `None` all with the channels.
 fn copy(
     source: &dyn Store,
     target: &dyn Store,
-    chosen: &Chosen,
+    named: Option<&[ImageReference]>,
     job: &JobControl,
-) -> (Result<Copied, StoreError>, usize) {
-    let mut done_images = 0;
-    let outcome = std::thread::scope(|scope| -> Result<Copied, StoreError> {
+    told: &mut dyn FnMut(Pulled),
+) -> Result<PullOutcome, StoreError> {
+    let go_on = || if job.is_cancelled() { Err(stopped()) } else { Ok(()) };
+    let chosen = Chosen::of(source, named)?;
+    go_on()?;
+    let chosen = chosen.writable_in(target)?;
+    let shown = source.shown();
+    let progress = &mut |at: CopyProgress| {
+        tell(job, progress_of(&at));
+        go_on()
+    };
+    let each_is_told = &mut |did: CopiedImage| told(pulled(&shown, did));
+    let copied = chosen.copy(source, target, (progress, each_is_told))?;
+    let Copied { versions, present, objects, bytes, followed, failed } = copied;
+    let report = PullReport { versions, present, objects, bytes, followed, ..PullReport::default() };
+    let not_copied = chosen.not_copied(failed).into_iter();
+    Ok(PullOutcome { report, not_copied: not_copied.map(|(what, e)| (what, store_failed(e))).collect() })
+}
+
+/// Refuses to pull from the store itself: what is not there cannot come from there.
+fn must_be_another(source: &dyn Store, target: &dyn Store) -> Result<(), BackendError> {
+    let is_same = match (source.directory(), target.directory()) {
+        (Some(source), Some(target)) => is_same_directory(source, target)
+            .map_err(|e| BackendError::from_io("cannot compare it with the daemon's own store", e))?,
+        _ => source.shown() == target.shown(),
+    };
+    if !is_same {
+        return Ok(());
+    }
+    let own = BackendError::new(ProblemKind::Invalid, "it is the daemon's own store");
+    Err(own.advise("name the store that has what is to come"))
+}
+
+fn is_same_directory(one: &Path, other: &Path) -> std::io::Result<bool> {
+    let (one, other) = (std::fs::metadata(one)?, std::fs::metadata(other)?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+/// Reads from the source, which is looked after meanwhile.
+fn watched<T>(
+    source: &dyn Store,
+    job: &JobControl,
+    work: impl FnOnce() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    std::thread::scope(|scope| -> Result<T, StoreError> {
         let (over, is_over) = mpsc::channel();
         let watching = std::thread::Builder::new().name("pull".to_owned());
         watching
             .spawn_scoped(scope, move || watch(source, job, &is_over))
             .map_err(|e| StoreError::from_os("cannot start a thread that looks after a pull", e))?;
-        let copied = chosen.copy(source, target, &mut |at| {
-            done_images = at.done_images;
-            tell(job, progress_of(&at));
-            if job.is_cancelled() { Err(stopped()) } else { Ok(()) }
-        });
+        let outcome = work();
         drop(over);
-        copied
-    });
-    (outcome, usize::try_from(done_images).unwrap_or(usize::MAX))
+        outcome
+    })
 }
 
 /// Says that reads of the source wait, and ends them where the job is cancelled, until the pull is over.
@@ -123,76 +127,71 @@ fn tell(job: &JobControl, Progress { done_bytes, total_bytes, doing }: Progress)
     }
 }
 
-/// What became of an image of which these versions were to come; `None` where it is what it was.
-fn became(
-    before: Option<&Image>,
-    after: &Image,
-    versions: &[Version],
-    with_channels: bool,
-) -> Option<PulledImage> {
-    let is_new =
-        |version: &&Version| lists(after, version) && before.is_none_or(|before| !lists(before, version));
-    let mut new: Vec<u32> = versions.iter().filter(is_new).map(|version| version.number).collect();
-    new.sort_unstable();
-    let followed = with_channels && follows(before, after);
-    if new.is_empty() && !followed {
-        return None;
-    }
-    let booted = |image: &Image| image.select(&Selector::Default).ok().map(|it| u64::from(it.number));
-    Some(PulledImage {
-        image: after.name.to_string(),
-        newest: after.newest().is_some_and(|newest| new.contains(&newest.number)),
-        versions: new.into_iter().map(u64::from).collect(),
-        followed,
-        booted: before.and_then(booted),
-        boots: booted(after),
+/// What was done to an image, in the service's words.
+fn pulled(source: &str, did: CopiedImage) -> Pulled {
+    let numbers = |versions: Vec<u32>| versions.into_iter().map(u64::from).collect();
+    let moved = |moved: &headwater_store::ChannelMove| ChannelMove {
+        channel: told_channel(moved.channel),
+        from: moved.from.map(u64::from),
+        to: moved.to.map(u64::from),
+    };
+    let image = PulledImage {
+        image: did.name.to_string(),
+        versions: numbers(did.versions),
+        newest: did.has_newest,
+        followed: did.is_followed,
+        channels: did.moves.iter().map(moved).collect(),
+        forgets: did.forgotten.iter().map(told_pointer).collect(),
+        scheduled: did.scheduled.iter().map(told_pointer).collect(),
+        noted: numbers(did.noted),
+        retired: numbers(did.retired),
+        unretired: numbers(did.unretired),
+        booted: did.booted.map(u64::from),
+        boots: did.boots.map(u64::from),
         edited_by: None,
-    })
-}
-
-fn lists(image: &Image, version: &Version) -> bool {
-    image.versions.iter().any(|it| it.number == version.number && it.manifest == version.manifest)
-}
-
-/// Whether channels, promotions to come, or the notes or retirement of versions that were there are not what they were.
-fn follows(before: Option<&Image>, after: &Image) -> bool {
-    let Some(before) = before else {
-        return !after.pointers().is_empty() || !after.scheduled().is_empty();
     };
-    let is_marked = |version: &Version| {
-        let mut there = before.versions.iter().filter(|it| it.number == version.number);
-        there.any(|it| it.retired != version.retired || it.note != version.note)
-    };
-    before.pointers() != after.pointers()
-        || before.scheduled() != after.scheduled()
-        || after.versions.iter().any(is_marked)
+    Pulled { source: source.to_owned(), image, tried: did.tried.map(store_failed) }
 }
 
 #[cfg(test)]
 mod tests {
     use headwater_image::{ImportOptions, import, open_source};
-    use headwater_store::{Channel, LocalDir, Pointer};
+    use headwater_store::{Access, Channel, LocalDir, Pointer};
 
     use super::*;
 
-    /// A version of the image `disk` that has these bytes.
-    fn add(store: &LocalDir, byte: u8) {
+    /// A version of an image that has these bytes.
+    fn add(store: &LocalDir, image: &str, byte: u8) {
         let dir = tempfile::tempdir().unwrap();
         let raw = dir.path().join("disk.raw");
         std::fs::write(&raw, [byte; 8192]).unwrap();
-        let options = ImportOptions::new("disk".parse().unwrap(), 500);
+        let options = ImportOptions::new(image.parse().unwrap(), 500);
         import(open_source(&raw, None).unwrap(), store, &options, &mut |_| {}).unwrap();
     }
 
+    /// Points production of the image `disk` to a version.
     fn promote(store: &LocalDir, version: u32) {
         let to = Pointer { channel: Channel::Production, version, at_s: 9, author: "ben".into() };
         store.change(&"disk".parse().unwrap(), &mut |image| image.promote(to.clone()).map(drop)).unwrap();
     }
 
-    fn pull_from(source: &Path, target: &LocalDir, images: &[&str], job: &Arc<JobControl>) -> PullOutcome {
+    /// What came of a pull, and what was told of it.
+    fn pull_from(
+        source: &Path,
+        target: &LocalDir,
+        images: &[&str],
+        job: &Arc<JobControl>,
+        each: &dyn Fn(&Pulled),
+    ) -> (Result<PullOutcome, BackendError>, Vec<Pulled>) {
         let images = images.iter().map(|it| headwater_api::name::ImageRef::parse(it).unwrap()).collect();
         let order = PullOrder { source: source.display().to_string(), images };
-        pull(target, &order, &Credentials::default(), job).unwrap()
+        let mut all = Vec::new();
+        let told = &mut |pulled: Pulled| {
+            each(&pulled);
+            all.push(pulled);
+        };
+        let outcome = pull(target, &order, &NamedServers::default(), job, told);
+        (outcome, all)
     }
 
     #[test]
@@ -203,9 +202,11 @@ mod tests {
         let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
         let job = Arc::new(JobControl::default());
         let came = |images: &[&str]| {
-            let PullOutcome { report, not_copied, unknown, ended, .. } = pull_from(&at, &here, images, &job);
-            assert!(not_copied.is_empty() && unknown.is_empty() && ended.is_none());
-            report
+            let (outcome, told) = pull_from(&at, &here, images, &job, &|_| ());
+            let PullOutcome { report, not_copied } = outcome.unwrap();
+            assert!(not_copied.is_empty() && report.images.is_empty());
+            assert!(told.iter().all(|it| it.tried.is_none() && it.source == at.display().to_string()));
+            (report, told.into_iter().map(|it| it.image).collect::<Vec<_>>())
         };
         let image = |versions: &[u64], followed, booted, boots| PulledImage {
             image: "disk".to_owned(),
@@ -214,36 +215,80 @@ mod tests {
             followed,
             booted,
             boots,
-            edited_by: None,
+            ..PulledImage::default()
         };
-        add(&there, 1);
-        assert_eq!(came(&["disk"]).images, [image(&[1], false, None, Some(1))]);
-        add(&there, 2);
-        add(&there, 3);
+        let production = |from, to| {
+            let channel = headwater_api::Channel::Production;
+            vec![ChannelMove { channel, from, to: Some(to) }]
+        };
+        add(&there, "disk", 1);
+        assert_eq!(came(&["disk"]).1, [image(&[1], false, None, Some(1))]);
+        add(&there, "disk", 2);
+        add(&there, "disk", 3);
         // Production is not set, so machines boot the newest one; a pull of names leaves it so.
         promote(&there, 2);
-        assert_eq!(came(&["disk@3"]).images, [image(&[3], false, Some(1), Some(3))]);
-        let report = came(&[]);
-        let older = PulledImage { newest: false, ..image(&[2], true, Some(3), Some(2)) };
-        assert_eq!((report.versions, report.present, report.images), (1, 2, vec![older]));
-        let report = came(&[]);
-        assert_eq!((report.versions, report.present, report.images), (0, 3, Vec::new()));
+        assert_eq!(came(&["disk@3"]).1, [image(&[3], false, Some(1), Some(3))]);
+        let (report, told) = came(&[]);
+        let older = image(&[2], true, Some(3), Some(2));
+        let older = PulledImage { newest: false, channels: production(None, 2), ..older };
+        assert_eq!((report.versions, report.present, told), (1, 2, vec![older]));
+        let (report, told) = came(&[]);
+        assert_eq!((report.versions, report.present, told), (0, 3, Vec::new()));
         promote(&there, 3);
-        let report = came(&[]);
-        assert_eq!((report.followed, report.images), (1, vec![image(&[], true, Some(2), Some(3))]));
+        let (report, told) = came(&[]);
+        let moved = image(&[], true, Some(2), Some(3));
+        let moved = PulledImage { channels: production(Some(2), 3), ..moved };
+        assert_eq!((report.followed, told), (1, vec![moved]));
     }
 
     #[test]
     fn a_pull_that_is_cancelled_changes_nothing_and_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("there");
-        add(&LocalDir::open(&at, Access::WRITE).unwrap(), 1);
+        add(&LocalDir::open(&at, Access::WRITE).unwrap(), "disk", 1);
         let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
         let job = Arc::new(JobControl::default());
         job.cancel();
-        let PullOutcome { report, unknown, ended, .. } = pull_from(&at, &here, &[], &job);
-        assert_eq!(ended.map(|e| e.kind()), Some(ProblemKind::Cancelled));
-        assert!(report.images.is_empty() && unknown.is_empty() && here.images().unwrap().is_empty());
+        let (outcome, told) = pull_from(&at, &here, &[], &job, &|_| ());
+        assert_eq!(outcome.unwrap_err().kind(), ProblemKind::Cancelled);
+        assert!(told.is_empty() && here.images().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_was_done_before_a_pull_ends_is_told_and_what_others_do_meanwhile_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("there");
+        let there = LocalDir::open(&at, Access::WRITE).unwrap();
+        let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
+        let told_of = |images: &[&str], job: &Arc<JobControl>, each: &dyn Fn(&Pulled)| {
+            let (outcome, told) = pull_from(&at, &here, images, job, each);
+            let told = told.into_iter().map(|Pulled { image, .. }| {
+                let boots_another = image.booted != image.boots;
+                (image.image, image.versions, boots_another)
+            });
+            (outcome.map(drop).map_err(|e| e.kind()), told.collect::<Vec<_>>())
+        };
+        let did = |image: &str, versions: &[u64], boots_another: bool| {
+            (image.to_owned(), versions.to_vec(), boots_another)
+        };
+        for (image, byte) in [("apt", 1), ("disk", 2), ("disk", 3)] {
+            add(&there, image, byte);
+        }
+        let job = Arc::new(JobControl::default());
+        let (outcome, told) = told_of(&[], &job, &|_| job.cancel());
+        assert_eq!((outcome, told), (Err(ProblemKind::Cancelled), vec![did("apt", &[1], true)]));
+
+        let job = Arc::new(JobControl::default());
+        assert_eq!(told_of(&[], &job, &|_| ()), (Ok(()), vec![did("disk", &[1, 2], true)]));
+        add(&there, "apt", 4);
+        add(&there, "disk", 5);
+        let promoted_by_another = |it: &Pulled| {
+            if it.image.image == "apt" {
+                promote(&here, 1);
+            }
+        };
+        let (outcome, told) = told_of(&["apt", "disk"], &job, &promoted_by_another);
+        assert_eq!((outcome, told), (Ok(()), vec![did("apt", &[2], true), did("disk", &[3], false)]));
     }
 
     #[test]
@@ -251,12 +296,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
         let refused = |source: &Path| {
-            let order = PullOrder { source: source.display().to_string(), images: Vec::new() };
-            pull(&here, &order, &Credentials::default(), &Arc::default()).unwrap_err()
+            let (outcome, told) = pull_from(source, &here, &[], &Arc::default(), &|_| ());
+            assert!(told.is_empty());
+            outcome.unwrap_err()
         };
         let nowhere = dir.path().join("nowhere");
         assert_eq!(refused(&nowhere).kind(), ProblemKind::NotFound);
         assert!(!nowhere.exists());
         assert_eq!(refused(Path::new("/proc/self/cwd")).kind(), ProblemKind::Invalid);
+        // Under another name, too.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("here"), &link).unwrap();
+        for own in [dir.path().join("here"), link] {
+            let refused = refused(&own);
+            assert_eq!(refused.kind(), ProblemKind::Invalid, "{refused}");
+            assert!(refused.to_string().contains("the daemon's own store"), "{refused}");
+        }
     }
 }

@@ -12,10 +12,11 @@ use headwater_image::{Backing, FileFormat, ImportOptions};
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, ImportOrder, ImportOutcome, JobControl};
-use headwater_store::{ImageName, Store};
+use headwater_store::{Access, ImageName, Store, StoreErrorKind};
 
 use crate::adapters::images::{cancel_of, end_of, forward, image_failed, made, store_failed};
 use crate::own_files;
+use crate::stores::{self, NamedServers};
 
 /// What an image is made of, and the connection that brings it, where there is one to cut.
 pub type Source = (Arc<dyn Device>, Option<Arc<Client>>);
@@ -49,6 +50,20 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
     let format = order.format.map(file_format);
     let file = headwater_image::open_source_backed(path, format, backing).map_err(image_failed)?;
     Ok((file, None))
+}
+
+/// Opens a store that a request names.
+pub fn open_store(name: &str, servers: &NamedServers) -> Result<Arc<dyn Store>, BackendError> {
+    whole_host(Path::new(name))?;
+    stores::open(name, Access::Read, &servers.credentials_for(name)).map_err(|e| {
+        // Who refuses access, or has a certificate that is not trusted, is as good as away.
+        let advice = servers.advice_for(name).filter(|_| e.kind() == StoreErrorKind::Unreachable);
+        let failed = store_failed(e);
+        match advice {
+            Some(advice) => failed.advise(advice),
+            None => failed,
+        }
+    })
 }
 
 /// Makes a version of it.

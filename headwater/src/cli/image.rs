@@ -35,7 +35,7 @@ pub enum ImageCommand {
     /// sent again. Without names all that it has, with the channels
     Pull {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]. The daemon opens it: with its
-        /// keys for S3, and with the --token and --ca that it was started with
+        /// keys for S3, and with its --token and --ca where the servers were named when it was started, as with --repair-from
         #[arg(value_name = "STORE")]
         source: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH of that store [default: all, with the channels]
@@ -155,7 +155,7 @@ pub enum ImageCommand {
         #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
         rate: Option<u64>,
         /// Repair what is damaged from this store or server, if it has it; may be given several times. Servers are
-        /// shown the token that the daemon was started with
+        /// shown the daemon's token where they were named when it was started, as with --repair-from
         #[arg(long, value_name = "STORE")]
         repair_from: Vec<String>,
     },

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use headwater_api::{JobResult, Problem, ProblemKind, PullReport, PullRequest, PulledImage};
+use headwater_api::{
+    Channel, ChannelMove, ChannelPointer, JobResult, Problem, ProblemKind, PullReport, PullRequest,
+    PulledImage,
+};
 use headwater_store::Copied;
 
 use crate::client::Client;
@@ -47,7 +50,37 @@ fn show_report(source: &str, report: &PullReport) -> anyhow::Result<()> {
         }
     }
     show::line(&told(&copied, is_all, source, "the daemon's store"))?;
-    report.images.iter().filter_map(moved).try_for_each(|line| show::line(&line))
+    report.images.iter().flat_map(lines).try_for_each(|line| show::line(&line))
+}
+
+/// What else is another one from now on: what machines boot, and channels and promotions to come.
+fn lines(image: &PulledImage) -> Vec<String> {
+    let name = &image.image;
+    let boots = moved(image);
+    // What production means for machines is said already.
+    let is_said = |it: &&ChannelMove| it.channel == Channel::Production && boots.is_some();
+    let channels = image.channels.iter().filter(|it| !is_said(it)).map(|it| {
+        let ChannelMove { channel, from, to } = it;
+        match (from, to) {
+            (_, None) => format!("channel {channel} of {name} is not set any more"),
+            (None, Some(to)) => format!("channel {channel} of {name} points to version {to}"),
+            (Some(from), Some(to)) => {
+                format!("channel {channel} of {name} points to version {to}, and no more to version {from}")
+            }
+        }
+    });
+    let promotion = |it: &ChannelPointer, will: &str| {
+        format!(
+            "version {} of {name} {will} promoted to {} at {}",
+            it.version,
+            it.channel,
+            show::time(it.at_ms)
+        )
+    };
+    let scheduled = image.scheduled.iter().map(|it| promotion(it, "will be"));
+    let forgotten = image.forgets.iter().map(|it| promotion(it, "will not be"));
+    let more: Vec<String> = channels.chain(scheduled).chain(forgotten).collect();
+    boots.into_iter().chain(more).collect()
 }
 
 /// That machines boot another version of an image from now on, if they do.
@@ -84,17 +117,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn channels_and_promotions_that_are_others_now_are_told_of() {
+        let moved = |channel, from, to| ChannelMove { channel, from, to };
+        let to_come =
+            |channel, version| ChannelPointer { channel, version, at_ms: 0, author: "ben".to_owned() };
+        let mut image = PulledImage {
+            image: "deb".to_owned(),
+            followed: true,
+            channels: vec![
+                moved(Channel::Production, Some(2), Some(3)),
+                moved(Channel::Test, Some(3), Some(4)),
+                moved(Channel::Test, Some(4), None),
+            ],
+            scheduled: vec![to_come(Channel::Test, 5)],
+            forgets: vec![to_come(Channel::Production, 4)],
+            booted: Some(3),
+            boots: Some(3),
+            ..PulledImage::default()
+        };
+        let others = [
+            "channel test of deb points to version 4, and no more to version 3".to_owned(),
+            "channel test of deb is not set any more".to_owned(),
+            format!("version 5 of deb will be promoted to test at {}", show::time(0)),
+            format!("version 4 of deb will not be promoted to production at {}", show::time(0)),
+        ];
+        let told = lines(&image);
+        assert_eq!(told[0], "channel production of deb points to version 3, and no more to version 2");
+        assert_eq!(told[1..], others);
+        // Once is enough.
+        image.booted = Some(2);
+        let told = lines(&image);
+        assert!(told[0].starts_with("machines that boot 'deb' boot version 3"), "{told:?}");
+        assert_eq!(told[1..], others);
+    }
+
+    #[test]
     fn another_version_that_machines_boot_now_is_told_of() {
         let says = |followed, booted, boots| {
-            moved(&PulledImage {
-                image: "deb".to_owned(),
-                versions: vec![3],
-                newest: true,
-                followed,
-                booted,
-                boots,
-                edited_by: None,
-            })
+            moved(&PulledImage { image: "deb".to_owned(), followed, booted, boots, ..PulledImage::default() })
         };
         // There was none, and it is what it was.
         assert_eq!(says(false, None, Some(3)), None);

@@ -11,6 +11,7 @@ use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::logging;
 use crate::signals::EndSignals;
+use crate::stores;
 use crate::verification::Scrub;
 
 /// How much time the service manager is asked for at a time, while a start or a stop takes longer.
@@ -28,10 +29,14 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
             "{option} is about the store that others read: give --store-listen too"
         )));
     }
+    let is_for_the_check = |store: &&String| args.scrub.is_none() && !stores::is_server(store);
+    if let Some(store) = args.repair_from.iter().find(is_for_the_check) {
+        return Err(invalid(format!("--repair-from {store} is about what a check finds: give --scrub too")));
+    }
     let mut signals = EndSignals::catch()?;
     let scrub = args.scrub.map(|rate| Scrub {
         rate: Some(rate),
-        repair_from: args.repair_from,
+        repair_from: args.repair_from.clone(),
         credentials: args.credentials.clone(),
     });
     let options = Options {
@@ -41,6 +46,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         history_counts: true,
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
         nbd: args.nbd.offer()?,
+        repair_from: args.repair_from,
         scrub,
         scrub_pause: args.scrub_pause.map(Duration::from_secs),
         caches: args.caches,

@@ -10,7 +10,7 @@ use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{size, small_file};
 use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
-use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError};
+use headwater_store::{Access, Copied, CopyProgress, Hash, ImageReference, Store, StoreError};
 use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -107,10 +107,11 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     let target = stores::open(&between.target, access, &between.credentials)?;
     let chosen = chosen.writable_in(&*target)?;
     let is_stopped = stop_on_signals(vec![Arc::clone(&source)])?;
-    let outcome = chosen.copy(&*source, &*target, &mut |at| {
+    let progress = &mut |at: CopyProgress| {
         shown.update(progress_of(&at));
         if is_stopped.load(Ordering::Relaxed) { Err(stopped()) } else { Ok(()) }
-    });
+    };
+    let outcome = chosen.copy(&*source, &*target, (progress, &mut |_| {}));
     shown.end();
     let failed = || format!("cannot copy from {} to {}", source.shown(), target.shown());
     let outcome = match outcome {

@@ -38,7 +38,7 @@ use crate::daemon::exports::Offer;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
 use crate::last_known::LastKnown;
-use crate::stores::{self, Credentials};
+use crate::stores::{self, Credentials, NamedServers};
 use crate::streaming::StreamArgs;
 use crate::verification::Scrub;
 
@@ -79,6 +79,8 @@ pub struct Options {
     pub offer: Option<headwater_store_server::Options>,
     /// How machines' disks are offered over NBD.
     pub nbd: Option<Offer>,
+    /// Stores from which this one may be repaired: what their servers are shown, they are shown also where a request names them.
+    pub repair_from: Vec<String>,
     /// How the store is checked all the time.
     pub scrub: Option<Scrub>,
     /// How long that pauses between two rounds, where it is not as usual.
@@ -117,6 +119,8 @@ impl Daemon {
     ) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
         // Before anything is changed: most mistakes in an invocation are here.
+        let named = options.store.iter().chain(&options.repair_from);
+        let named = NamedServers::new(named, options.credentials.clone())?;
         let tcp = match options.listen {
             Some(address) => {
                 let token = Token::load_or_make(&data_dir.token(), &SystemRandom)?;
@@ -133,7 +137,7 @@ impl Daemon {
             true => StoreKnown::default(),
             false => StoreKnown::of(&database, options.history_counts).await?,
         };
-        let (stream, credentials) = (options.stream, options.credentials.clone());
+        let (stream, credentials) = (options.stream, options.credentials);
         let opened = open_store(&data_dir, options.store, credentials, stream.clone(), known, &step);
         let OpenStore { store, last_known, disk } = opened.await?;
         let offer = match &options.offer {
@@ -143,8 +147,7 @@ impl Daemon {
         let offer_url = offer.as_ref().map(StoreServer::url);
         let volumes = volumes(&data_dir, store.clone(), options.caches, stream, disk).await?;
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
-        let images =
-            StoredImages::new(store.clone(), volumes.traces(), options.credentials, last_known, daemon);
+        let images = StoredImages::new(store.clone(), volumes.traces(), named, last_known, daemon);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;

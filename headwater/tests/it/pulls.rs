@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
 
 use crate::support::{self, Daemon, headwater, pseudo_random, run, short_dir};
 use headwater_store::{Access, LocalDir, Store};
@@ -116,6 +119,8 @@ fn what_cannot_be_pulled_is_told_with_its_reason() {
     pull("/proc/self/cwd", &[]).fails(2, &["/proc/self/cwd"]);
     pull(text(&source), &["disk@9"]).fails(3, &["disk"]);
     pull(text(&source), &["other"]).fails(3, &["there is no image 'other'"]);
+    let own = daemon.path().join("store/../store");
+    pull(text(&own), &[]).fails(2, &["cannot pull from", "the daemon's own store"]);
     // Both have made a version of their own under one number.
     import(&daemon, "disk", 7);
     let before = files(&daemon.path().join("store"), "objects");
@@ -150,6 +155,84 @@ fn what_another_store_has_lost_is_named_and_the_rest_is_brought() {
     assert!(!daemon.cli(&["image", "list"]).ok().contains("lost"));
 }
 
+fn begin_to_pull(daemon: &Daemon, args: &[&str]) -> Child {
+    let mut command = headwater();
+    command.arg("--data-dir").arg(daemon.path()).args(["image", "pull"]).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Ends a pull that goes on, and waits until the daemon has.
+fn end(daemon: &Daemon, mut pulling: Child) {
+    assert!(pulling.try_wait().unwrap().is_none(), "it has ended by itself");
+    // Not SIGINT, which programs ignore that were started in the background.
+    support::signal(pulling.id(), "TERM");
+    assert!(!pulling.wait().unwrap().success());
+    wait_until("the daemon has ended it", || {
+        let status = daemon.cli(&["--json", "status"]).ok();
+        serde_json::from_str::<Value>(&status).unwrap()["jobs_running"] == 0
+    });
+}
+
+#[test]
+fn an_image_is_in_the_history_as_soon_as_it_is_done() {
+    let there = Daemon::start();
+    let raw = there.path().join("small.raw");
+    std::fs::write(&raw, pseudo_random(64 << 10, 3)).unwrap();
+    there.cli(&["image", "import", text(&raw), "--name", "apt"]).ok();
+    import(&there, "disk", 1);
+    let (_, there) = there.terminate();
+    let server = FileServer::start(&there.path().join("store"), None);
+    // In the middle of the data of the second one.
+    server.fail(HttpFault::HangAfter(100_000));
+    let daemon = Daemon::start();
+    let pulled = |image: &str| daemon.cli(&["image", "history", image]).out.contains("pulled");
+    let pulling = begin_to_pull(&daemon, &[&server.url(), "apt", "disk"]);
+    wait_until("the first one is noted", || pulled("apt"));
+    end(&daemon, pulling);
+    assert!(!pulled("disk"));
+}
+
+/// A server that refuses everybody, and the heads of the requests to it.
+fn refusing() -> (String, Arc<Mutex<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let heads = Arc::new(Mutex::new(String::new()));
+    let kept = Arc::clone(&heads);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let (mut stream, mut head) = (BufReader::new(stream), String::new());
+            while stream.read_line(&mut head).is_ok_and(|read| read > 2) {}
+            kept.lock().unwrap().push_str(&head);
+            let refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            // Who asked may be gone.
+            let _ = stream.get_mut().write_all(refusal);
+        }
+    });
+    (url, heads)
+}
+
+#[test]
+fn the_token_of_the_daemon_goes_only_to_servers_that_were_named_when_it_was_started() {
+    let dir = short_dir();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "the-word-of-the-class").unwrap();
+    let ((named, to_named), (other, to_other)) = (refusing(), refusing());
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.args(["--token", text(&token), "--repair-from", &named]);
+    });
+    import(&daemon, "disk", 1);
+    let refused = |args: &[&str], words: &[&str]| daemon.cli(args).fails(1, words);
+    refused(&["image", "pull", &named], &["status 401"]);
+    assert!(to_named.lock().unwrap().contains("Bearer the-word-of-the-class"));
+    let advice = format!("start it with --repair-from {other}");
+    refused(&["image", "pull", &other], &["status 401", &advice]);
+    refused(&["image", "pull", &format!("{named},{other}")], &["status 401", &advice]);
+    refused(&["image", "verify", "disk", "--repair-from", &other], &["status 401", &advice]);
+    let heads = to_other.lock().unwrap();
+    assert!(heads.starts_with("GET ") && !heads.contains("the-word-of-the-class"), "{heads}");
+}
+
 #[test]
 fn a_pull_that_is_ended_leaves_nothing_half_and_can_be_given_again() {
     let there = added_by_a_daemon(short_dir(), &[1]);
@@ -158,17 +241,9 @@ fn a_pull_that_is_ended_leaves_nothing_half_and_can_be_given_again() {
     server.fail(HttpFault::HangAfter(100_000));
     let daemon = Daemon::start();
     let own = daemon.path().join("store");
-    let mut command = headwater();
-    command.arg("--data-dir").arg(daemon.path()).args(["image", "pull", &server.url(), "disk@1"]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut pulling = command.spawn().unwrap();
+    let pulling = begin_to_pull(&daemon, &[&server.url(), "disk@1"]);
     wait_until("the data is asked for", || server.object_requests() > 0);
-    support::signal(pulling.id(), "INT");
-    assert!(!pulling.wait().unwrap().success());
-    wait_until("the daemon has ended it", || {
-        let status = daemon.cli(&["--json", "status"]).ok();
-        serde_json::from_str::<Value>(&status).unwrap()["jobs_running"] == 0
-    });
+    end(&daemon, pulling);
     for part in ["images", "manifests", "objects", "tmp"] {
         assert!(files(&own, part).is_empty(), "{part}");
     }

@@ -155,6 +155,9 @@ fn a_daemon_keeps_images_in_a_bucket() {
     assert!(daemon.cli(&["image", "list"]).ok().contains("disk"));
     assert!(daemon.cli(&["image", "verify", "disk@2"]).ok().contains("sound"));
     assert!(daemon.cli(&["image", "remove", "disk@1"]).ok().contains("removed disk@1"));
+    // A bucket is one place however its URL is written.
+    let own = url.replace("/golden?", "/golden/?timeout=9&");
+    daemon.cli(&["image", "pull", &own]).fails(2, &["the daemon's own store"]);
 }
 
 #[test]
@@ -545,10 +548,17 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
     let (object, good) = damage(&here);
     let daemon = Daemon::start_in(data_dir, |_| {});
     let verify = |daemon: &Daemon| daemon.cli(&["image", "verify", "disk", "--repair-from", &server]);
-    verify(&daemon).fails(1, &["401"]);
+    let advice = format!("start it with --repair-from {server}");
+    verify(&daemon).fails(1, &["401", &advice]);
     let (_, data_dir) = daemon.terminate();
+    // Nor is a server shown it that was not named when the daemon was started.
     let daemon = Daemon::start_in(data_dir, |command| {
         command.args(["--token", text(&token)]);
+    });
+    verify(&daemon).fails(1, &["401", &advice]);
+    let (_, data_dir) = daemon.terminate();
+    let daemon = Daemon::start_in(data_dir, |command| {
+        command.args(["--token", text(&token), "--repair-from", &server]);
     });
     let found = daemon.cli(&["image", "verify", "disk"]);
     assert_eq!(found.code, 6, "{found:?}");

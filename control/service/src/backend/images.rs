@@ -6,9 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, PullReport, Removed,
-    SourceFormat, VerifyReport, VerifyRequest,
+    BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, PullReport, PulledImage,
+    Removed, SourceFormat, VerifyReport, VerifyRequest,
 };
+use tokio::sync::mpsc;
 
 use crate::backend::{BackendError, JobControl};
 
@@ -53,19 +54,24 @@ pub struct PullOrder {
     pub images: Vec<ImageRef>,
 }
 
-/// What a pull came to, also one that ended early: versions that are here as a whole stay.
-#[derive(Debug, Default)]
-pub struct PullOutcome {
+/// What a pull did to one image, told when it is done with that, also where the pull then ends.
+#[derive(Debug)]
+pub struct Pulled {
     /// What people call the store that it came from.
     pub source: String,
-    /// What came. It does not yet say who edits an image and what did not come, and counts nothing where the pull ended early.
+    /// What it did. It does not yet say who edits the image; nothing may have been done of which it is known.
+    pub image: PulledImage,
+    /// The error of a change of which it is not known whether it was made.
+    pub tried: Option<BackendError>,
+}
+
+/// What a pull came to that has dealt with all images.
+#[derive(Debug, Default)]
+pub struct PullOutcome {
+    /// What came. The images were told before, and what did not come is beside it.
     pub report: PullReport,
     /// What did not come, and why.
     pub not_copied: Vec<(String, BackendError)>,
-    /// Images of which it is not known what was changed, and why not.
-    pub unknown: Vec<(String, BackendError)>,
-    /// Why it ended before it had done all.
-    pub ended: Option<BackendError>,
 }
 
 /// A channel that is to point, or points now, to a version.
@@ -158,8 +164,14 @@ pub trait Images: Send + Sync + 'static {
     /// Makes a version of what a source holds.
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError>;
 
-    /// Brings versions of another store, each under its own number. An error came before anything was changed.
-    async fn pull(&self, order: PullOrder, job: Arc<JobControl>) -> Result<PullOutcome, BackendError>;
+    /// Brings versions of another store, each under its own number. What was done to an image is told when that is over, before the
+    /// next one is begun, and before an error that then ends the pull: versions that are here as a whole stay.
+    async fn pull(
+        &self,
+        order: PullOrder,
+        job: Arc<JobControl>,
+        told: mpsc::Sender<Pulled>,
+    ) -> Result<PullOutcome, BackendError>;
 
     /// Points a channel to a version now, and forgets the promotion to come of that channel. Returns where it pointed before, and what is
     /// forgotten.

@@ -27,13 +27,14 @@ use headwater_api::{
 };
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, MachineRecord, Repository};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use uuid::Uuid;
 
 use crate::backend::{
     BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hold, Hypervisor, Images,
     ImportOrder, ImportOutcome, JobControl, Kept, KeptRequest, Listed, Promoted, Promotion, PullOrder,
-    PullOutcome, SealOrder, SealOutcome, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    PullOutcome, Pulled, SealOrder, SealOutcome, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan,
+    VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -91,8 +92,13 @@ impl Images for OneImage {
     async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         unused()
     }
-    async fn pull(&self, order: PullOrder, job: Arc<JobControl>) -> Result<PullOutcome, BackendError> {
-        self.0.pull(order, &job).await
+    async fn pull(
+        &self,
+        order: PullOrder,
+        job: Arc<JobControl>,
+        told: mpsc::Sender<Pulled>,
+    ) -> Result<PullOutcome, BackendError> {
+        self.0.pull(order, &job, &told).await
     }
     async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError> {
         self.0.promote(promotion)
@@ -313,7 +319,8 @@ struct Host {
     resolved: Mutex<Vec<String>>,
     /// Nothing can be changed in the store.
     is_read_only: AtomicBool,
-    /// What was to come from other stores. A pull has brought a version and waits while `pulls_wait` is set, or until it is cancelled.
+    /// What was to come from other stores. A pull has brought a version, which is told, and waits while `pulls_wait` is set, or until
+    /// it is cancelled.
     pulls: Mutex<Vec<PullOrder>>,
     pulls_wait: AtomicBool,
     /// Other daemons use the store, too.

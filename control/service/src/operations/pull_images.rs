@@ -5,17 +5,24 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, PullReport, PullRequest, PulledImage};
+use headwater_api::words::time;
+use headwater_api::{
+    ChannelMove, JobEvent, JobResult, Problem, ProblemKind, PullReport, PullRequest, PulledImage,
+};
+use tokio::sync::mpsc;
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
-use crate::backend::{BackendError, JobControl, PullOrder, PullOutcome};
+use crate::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
 use crate::extract::{Actor, Body};
 use crate::job;
 use crate::operations::is_store;
 
 /// The history names so many versions of an image at most, of one pull.
 const NUMBERS_MAX: usize = 20;
+
+/// Most images of a pull that are done and wait to be noted. It goes on when there is room.
+const WAIT_TO_BE_NOTED: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -51,7 +58,7 @@ impl Explain for Error {
     request_body = PullRequest,
     responses(
         (status = 200, description = "Progress, then what came", body = JobEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "Not a store, no reference to an image or version, another chunk size, or the daemon only reads its own store", body = Problem),
+        (status = 400, description = "Not a store, the daemon's own one, no reference to an image or version, another chunk size, or the daemon only reads its own store", body = Problem),
         (status = 404, description = "No such store, image or version", body = Problem),
         (status = 409, description = "Both stores have made a version of their own under one number", body = Problem),
         (status = 422, description = "The other store, or an image's list of versions, is damaged", body = Problem),
@@ -87,34 +94,47 @@ async fn pull(
     control: Arc<JobControl>,
 ) -> Result<PullReport, Problem> {
     let what = format!("cannot pull from '{}'", order.source);
-    let failed = |e: &BackendError| problem(e).during(what.as_str());
-    let outcome = service.images().pull(order, control).await.map_err(|e| failed(&e))?;
-    let PullOutcome { source, mut report, not_copied, unknown, ended } = outcome;
-    // Also of a pull that ended early: these are here.
-    for image in &mut report.images {
-        service.image_changed(actor, &image.image, "pulled", told(image, &source)).await;
-        if image.newest {
-            // A remark, for which what was done is not called a failure.
-            image.edited_by = service.editor_of(&image.image).await.unwrap_or_else(|e| {
-                tracing::error!(image = %image.image, "cannot tell who edits it: {}", problem(&e));
-                None
-            });
+    let failed = |e: BackendError| problem(&e).during(what.as_str());
+    let (tell, mut told) = mpsc::channel(WAIT_TO_BE_NOTED);
+    let noting = async {
+        let mut images = Vec::new();
+        // Until the pull has ended, and with it who tells.
+        while let Some(pulled) = told.recv().await {
+            images.extend(note(service, actor, pulled).await);
         }
+        images
+    };
+    let (outcome, images) = tokio::join!(service.images().pull(order, control, tell), noting);
+    let PullOutcome { report, not_copied } = outcome.map_err(failed)?;
+    let not_copied = not_copied.iter().map(|(what, e)| problem(e).during(what.as_str())).collect();
+    Ok(PullReport { images, not_copied, ..report })
+}
+
+/// Notes what was done to an image. Returns that, where anything was.
+async fn note(service: &Service, actor: &Actor, pulled: Pulled) -> Option<PulledImage> {
+    let Pulled { source, mut image, tried } = pulled;
+    let name = image.image.clone();
+    let is_changed = !image.versions.is_empty() || image.followed;
+    if is_changed {
+        service.image_changed(actor, &name, "pulled", in_words(&image, &source)).await;
     }
-    for (image, e) in &unknown {
-        let tried = format!("versions from {source}");
-        service.image_change_tried(actor, image, ("pull tried", &tried), e).await;
+    if let Some(e) = tried {
+        let what = format!("versions from {source}");
+        service.image_change_tried(actor, &name, ("pull tried", &what), &e).await;
     }
-    if let Some(e) = ended {
-        return Err(failed(&e));
+    if image.newest {
+        // A remark, for which what was done is not called a failure.
+        image.edited_by = service.editor_of(&name).await.unwrap_or_else(|e| {
+            tracing::error!(image = %name, "cannot tell who edits it: {}", problem(&e));
+            None
+        });
     }
-    report.not_copied = not_copied.iter().map(|(what, e)| problem(e).during(what.as_str())).collect();
-    Ok(report)
+    is_changed.then_some(image)
 }
 
 /// What a pull did to an image, in words.
-fn told(image: &PulledImage, source: &str) -> String {
-    let PulledImage { versions, followed, booted, boots, .. } = image;
+fn in_words(image: &PulledImage, source: &str) -> String {
+    let PulledImage { versions, followed, noted, retired, unretired, booted, boots, .. } = image;
     let mut told = match (versions.is_empty(), followed) {
         (false, true) => {
             format!("{} from {source}, with channels, notes and what is retired", numbers(versions))
@@ -122,6 +142,24 @@ fn told(image: &PulledImage, source: &str) -> String {
         (false, false) => format!("{} from {source}", numbers(versions)),
         (true, _) => format!("channels, notes and what is retired from {source}"),
     };
+    for ChannelMove { channel, from, to } in &image.channels {
+        let from = from.map(|from| format!(" from version {from}")).unwrap_or_default();
+        let to = to.map_or_else(|| "not being set".to_owned(), |to| format!("version {to}"));
+        told.push_str(&format!("; {channel}{from} to {to}"));
+    }
+    for it in &image.scheduled {
+        told.push_str(&format!("; {} to version {} at {}", it.channel, it.version, time(it.at_ms)));
+    }
+    for it in &image.forgets {
+        told.push_str(&format!("; {} forgets version {} at {}", it.channel, it.version, time(it.at_ms)));
+    }
+    for (what, versions) in
+        [("another note of", noted), ("out of use:", retired), ("in use again:", unretired)]
+    {
+        if !versions.is_empty() {
+            told.push_str(&format!("; {what} {}", numbers(versions)));
+        }
+    }
     // Where there was none to boot nothing was taken from anybody.
     if let Some(booted) = booted.filter(|_| booted != boots) {
         let boots = boots.map_or_else(|| "none".to_owned(), |boots| format!("version {boots}"));
@@ -141,6 +179,8 @@ fn numbers(versions: &[u64]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use headwater_api::{Channel, ChannelPointer};
+
     use super::*;
 
     #[test]
@@ -148,13 +188,12 @@ mod tests {
         let image = |versions: &[u64], followed, booted, boots| PulledImage {
             image: "deb".to_owned(),
             versions: versions.to_vec(),
-            newest: false,
             followed,
             booted,
             boots,
-            edited_by: None,
+            ..PulledImage::default()
         };
-        let says = |image: PulledImage| told(&image, "/srv");
+        let says = |image: PulledImage| in_words(&image, "/srv");
         assert_eq!(says(image(&[3], false, None, Some(3))), "version 3 from /srv");
         assert_eq!(says(image(&[3, 4], false, Some(2), Some(2))), "versions 3, 4 from /srv");
         assert_eq!(
@@ -169,5 +208,33 @@ mod tests {
         let many: Vec<u64> = (1..=1000).collect();
         let told = says(image(&many, false, None, None));
         assert!(told.ends_with("19, 20 and 980 more from /srv") && told.len() < 200, "{told}");
+    }
+
+    #[test]
+    fn the_history_has_all_channels_and_what_goes_with_them() {
+        let moved = |channel, from, to| ChannelMove { channel, from, to };
+        let promotion =
+            |channel, version| ChannelPointer { channel, version, at_ms: 0, author: "ben".to_owned() };
+        let image = PulledImage {
+            image: "deb".to_owned(),
+            followed: true,
+            channels: vec![
+                moved(Channel::Production, Some(2), Some(4)),
+                moved(Channel::Test, None, Some(5)),
+                moved(Channel::Test, Some(3), None),
+            ],
+            forgets: vec![promotion(Channel::Production, 3)],
+            scheduled: vec![promotion(Channel::Test, 6)],
+            noted: vec![1, 2],
+            retired: vec![2],
+            unretired: vec![7],
+            ..PulledImage::default()
+        };
+        assert_eq!(
+            in_words(&image, "/srv"),
+            "channels, notes and what is retired from /srv; production from version 2 to version 4; test to version 5; test from \
+             version 3 to not being set; test to version 6 at 1970-01-01 00:00:00Z; production forgets version 3 at 1970-01-01 \
+             00:00:00Z; another note of versions 1, 2; out of use: version 2; in use again: version 7"
+        );
     }
 }

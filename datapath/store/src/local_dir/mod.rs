@@ -660,6 +660,10 @@ impl Store for LocalDir {
         Ok(freed_bytes)
     }
 
+    fn directory(&self) -> Option<&Path> {
+        Some(&self.inner.layout.root)
+    }
+
     fn shown(&self) -> String {
         self.inner.layout.root.display().to_string()
     }

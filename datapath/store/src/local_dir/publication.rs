@@ -12,7 +12,9 @@ use crate::local_dir::files::{
 };
 use crate::name::ImageName;
 use crate::refs::{Image, Version};
-use crate::store::{Committed, MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size};
+use crate::store::{
+    Adopted, Committed, MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size,
+};
 
 pub(super) struct LocalPublication {
     store: Arc<Inner>,
@@ -109,19 +111,19 @@ impl Publication for LocalPublication {
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Adopted>, StoreError> {
         check_manifest_size(name, manifest)?;
         // What is left when this fails is part of a copy, as are the objects that came before it: nothing is reclaimed, so
         // that the next copy goes on with them.
         let store = Arc::clone(&self.store);
         let _giving_out_numbers = store.state.lock();
         let mut image = store.image(name)?.unwrap_or_else(|| Image::empty(name.clone()));
-        let is_new = image.adopt(version)?;
+        let adopted = image.adopt(version)?;
         self.put_manifest(version.manifest, manifest)?;
-        if is_new {
+        if adopted.is_some() {
             store.put_image(&image)?;
         }
-        Ok(is_new)
+        Ok(adopted)
     }
 
     fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Committed, StoreError> {

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::{ImageName, Selector};
-use crate::store::{Committed, NewVersion};
+use crate::store::{Adopted, Committed, NewVersion};
 
 pub use channel::{CHANNEL_PAST_MAX, Channel, Pointer};
 
@@ -125,11 +125,11 @@ impl Image {
         })
     }
 
-    /// Takes a version of another store in, under its number. Returns whether it is new.
-    pub(crate) fn adopt(&mut self, version: &Version) -> Result<bool, StoreError> {
+    /// Takes a version of another store in, under its number. Returns what that did; `None` where it was there.
+    pub(crate) fn adopt(&mut self, version: &Version) -> Result<Option<Adopted>, StoreError> {
         match self.versions.binary_search_by_key(&version.number, |there| there.number) {
             Ok(at) if self.versions.get(at).is_some_and(|there| there.manifest == version.manifest) => {
-                Ok(false)
+                Ok(None)
             }
             Ok(_) => Err(StoreError::new(
                 StoreErrorKind::InUse,
@@ -141,8 +141,10 @@ impl Image {
             )),
             Err(at) => {
                 self.next_number = self.next_number.max(self.after(version.number)?);
+                let booted = self.booted();
                 self.versions.insert(at, version.clone());
-                Ok(true)
+                let is_newest = self.newest().is_some_and(|newest| newest.number == version.number);
+                Ok(Some(Adopted { is_newest, booted, boots: self.booted() }))
             }
         }
     }
@@ -189,6 +191,11 @@ impl Image {
     /// The newest version that is not retired.
     pub fn newest(&self) -> Option<&Version> {
         self.versions.iter().rev().find(|version| !version.retired)
+    }
+
+    /// The number of the version that machines boot which name the image alone; `None` where there is none.
+    pub fn booted(&self) -> Option<u32> {
+        self.select(&Selector::Default).ok().map(|version| version.number)
     }
 
     /// The version that is meant, or an error that says what there is.
@@ -273,7 +280,7 @@ mod tests {
                 retired: false,
                 objects: Vec::new(),
             };
-            assert!(image.adopt(&version).unwrap());
+            assert!(image.adopt(&version).unwrap().is_some());
         }
         image
     }
@@ -320,7 +327,7 @@ mod tests {
     fn a_hash_that_numbers_share_means_the_newest_of_them_whichever_is_retired() {
         let mut image = image();
         let again = Version { number: 3, ..image.versions[0].clone() };
-        assert!(image.adopt(&again).unwrap());
+        assert!(image.adopt(&again).unwrap().is_some());
         let by_hash = Selector::HashPrefix(again.manifest.to_string());
         let meant = |image: &Image| image.select(&by_hash).unwrap().number;
         let retired = |image: &Image| image.versions.iter().map(|it| it.retired).collect::<Vec<_>>();
@@ -337,7 +344,7 @@ mod tests {
         assert_eq!((image.versions.len(), retired(&image)), (2, vec![false; 2]));
         // Also where an older one is.
         image.retire(1, true).unwrap();
-        assert!(image.adopt(&again).unwrap());
+        assert!(image.adopt(&again).unwrap().is_some());
         assert_eq!(meant(&image), 3);
     }
 

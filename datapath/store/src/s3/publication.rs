@@ -13,7 +13,9 @@ use crate::s3::failure::Unchanged;
 use crate::s3::mark::{Mark, SWEEP_WANTED};
 use crate::s3::upload::{self, Sending};
 use crate::s3::{Inner, manifest_key, object_key};
-use crate::store::{Committed, NewVersion, Object, Patch, Publication, check_manifest_size, patched};
+use crate::store::{
+    Adopted, Committed, NewVersion, Object, Patch, Publication, check_manifest_size, patched,
+};
 
 pub(super) struct S3Publication {
     store: Arc<Inner>,
@@ -189,7 +191,7 @@ impl Publication for S3Publication {
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Adopted>, StoreError> {
         check_manifest_size(name, manifest)?;
         // What is left when this fails is part of a copy, as are the objects that came before it: nothing is reclaimed, so
         // that the next copy goes on with them.
@@ -198,7 +200,7 @@ impl Publication for S3Publication {
         let adopted = store.change_image(name, |image, _| {
             let adopted = image.adopt(version)?;
             self.confirm()?;
-            Ok((adopted, adopted))
+            Ok((adopted, adopted.is_some()))
         });
         adopted.map_err(|e| self.not_listed(e))
     }

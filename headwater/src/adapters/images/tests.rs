@@ -99,7 +99,7 @@ async fn looks_at_a_store_that_hangs_leave_threads_for_disks() {
     let traces = Arc::new(Traces::new(Arc::clone(&store), ChunkCache::new(1 << 20)));
     let (last_known, daemon) =
         (Arc::new(LastKnown::new("", None)), DaemonName::here(String::new(), dir.path()));
-    let images = StoredImages::new(store, traces, Credentials::default(), last_known, daemon);
+    let images = StoredImages::new(store, traces, NamedServers::default(), last_known, daemon);
     let ((goes_on, hangs), held) = (mpsc::channel::<()>(), Arc::new(AtomicU64::new(0)));
     let hangs = Arc::new(Mutex::new(hangs));
     let begun = || held.load(Ordering::SeqCst);

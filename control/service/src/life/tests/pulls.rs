@@ -8,7 +8,12 @@ use super::*;
 
 impl Host {
     /// Brings the next version of the image, which all machines boot from then on that follow it.
-    pub(super) async fn pull(&self, order: PullOrder, job: &JobControl) -> Result<PullOutcome, BackendError> {
+    pub(super) async fn pull(
+        &self,
+        order: PullOrder,
+        job: &JobControl,
+        told: &mpsc::Sender<Pulled>,
+    ) -> Result<PullOutcome, BackendError> {
         let source = order.source.clone();
         self.pulls.lock().unwrap().push(order);
         let newest = {
@@ -18,9 +23,6 @@ impl Host {
             number
         };
         job.report(4, 9);
-        while self.pulls_wait.load(Ordering::SeqCst) && !job.is_cancelled() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
         let image = PulledImage {
             image: "image".to_owned(),
             versions: vec![newest],
@@ -28,15 +30,18 @@ impl Host {
             followed: true,
             booted: Some(newest - 1),
             boots: Some(newest),
-            edited_by: None,
+            ..PulledImage::default()
         };
-        let lost = |e: BackendError| ("image".to_owned(), e);
+        told.send(Pulled { source, image, tried: self.answer().err() }).await.unwrap();
+        while self.pulls_wait.load(Ordering::SeqCst) && !job.is_cancelled() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        if job.is_cancelled() {
+            return Err(BackendError::new(ProblemKind::Cancelled, "stopped"));
+        }
         Ok(PullOutcome {
-            source,
-            report: PullReport { versions: 1, bytes: 9, images: vec![image], ..PullReport::default() },
+            report: PullReport { versions: 1, bytes: 9, ..PullReport::default() },
             not_copied: vec![("image@9".to_owned(), BackendError::new(ProblemKind::Damaged, "it is cut"))],
-            unknown: self.answer().err().map(lost).into_iter().collect(),
-            ended: job.is_cancelled().then(|| BackendError::new(ProblemKind::Cancelled, "stopped")),
         })
     }
 }
@@ -121,16 +126,18 @@ async fn a_pull_says_how_far_it_is() {
 }
 
 #[tokio::test]
-async fn a_pull_whose_client_hangs_up_ends_and_what_came_by_then_is_in_the_history() {
+async fn an_image_is_in_the_history_when_it_is_done_and_a_pull_whose_client_hangs_up_ends() {
     let fixture = Fixture::new().await;
     let api = Api::serve(&fixture).await;
     fixture.host.pulls_wait.store(true, Ordering::SeqCst);
     let client = api.send("POST", "pull", r#"{"source":"/srv/images"}"#).await;
-    until("it has begun", async || !fixture.host.pulls.lock().unwrap().is_empty()).await;
-    drop(client);
-    until("it has ended", async || !fixture.pulled().await.is_empty()).await;
+    until("the image is noted", async || !fixture.pulled().await.is_empty()).await;
+    assert_eq!(fixture.service.jobs(), (1, 0), "the pull goes on");
     let pulled = fixture.pulled().await;
     assert!(pulled.len() == 1 && pulled[0].2 == CAME, "{pulled:?}");
+    drop(client);
+    until("it has ended", async || fixture.service.jobs() == (0, 0)).await;
+    assert_eq!(fixture.pulled().await.len(), 1);
 }
 
 #[tokio::test]

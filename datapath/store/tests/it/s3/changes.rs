@@ -125,6 +125,39 @@ fn a_change_none_of_whose_attempts_is_answered_is_looked_for() {
 }
 
 #[test]
+fn a_copy_says_of_which_image_a_change_may_have_been_made_and_what_was_done_before() {
+    let (place, relay, _) = behind_a_relay();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    for image in ["b", "c", "d"] {
+        publish(&source, image, b"one", &[], b"m-one").unwrap();
+    }
+    let target = suite::writable(&place);
+    let what = headwater_store::copy::everything(&source).unwrap();
+    let objects_of = |_: &[u8]| Ok(vec![(Hash::of(b"one"), 3)]);
+    let mut told = Vec::new();
+    let mut tell = |did: headwater_store::CopiedImage| {
+        // The next change is refused, which says nothing of its first attempt.
+        relay.fail("PUT", "/images/", Fault::Refuse, 1);
+        relay.fail("PUT", "/images/", Fault::Status(409), 1);
+        told.push(did);
+    };
+    let copied = headwater_store::copy_telling(
+        &source,
+        target.as_ref(),
+        &what,
+        &objects_of,
+        true,
+        (&mut |_| Ok(()), &mut tell),
+    );
+    assert_eq!(kind(copied), StoreErrorKind::Unknown);
+    let [first, second] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((first.name.as_str(), &first.versions[..], first.tried.is_none()), ("b", &[1][..], true));
+    assert_eq!((second.name.as_str(), &second.versions[..], second.is_followed), ("c", &[][..], false));
+    assert_eq!(second.tried.as_ref().map(StoreError::kind), Some(StoreErrorKind::Unknown));
+}
+
+#[test]
 fn a_write_that_fails_leaves_the_store_as_it_was() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);

@@ -1,8 +1,12 @@
 //! Copies of stores that are damaged, or change meanwhile.
 
+use std::cell::RefCell;
 use std::fs;
 
-use headwater_store::{Access, Channel, Hash, NewVersion, Pointer, Store, StoreError, StoreErrorKind};
+use headwater_store::copy::OnProgress;
+use headwater_store::{
+    Access, Channel, ChannelMove, CopiedImage, Hash, NewVersion, Pointer, Store, StoreError, StoreErrorKind,
+};
 
 use super::{Place, kind, name, objects_of, publish, writable};
 
@@ -267,4 +271,85 @@ pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
     publish(&source, "b", b"four", &[], b"m-four").unwrap();
     source.remove(&name("b"), Some(2)).unwrap();
     assert_eq!(sync(true), (0, 3, 0));
+}
+
+/// Each is told when it is done, and of what others do meanwhile nothing is.
+pub fn a_copy_tells_of_each_image_what_it_did_itself(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let add = |image: &str, word: &str| {
+        publish(&source, image, word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    };
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let to = |channel, version, at_s| Pointer { channel, version, at_s, author: "ben".into() };
+    let promote = |store: &dyn Store, image: &str, to: Pointer| {
+        store.change(&name(image), &mut |image| image.promote(to.clone()).map(drop)).unwrap();
+    };
+    let told = RefCell::new(Vec::new());
+    let copy = |channels: bool, progress: &mut OnProgress<'_>, each: &dyn Fn(&CopiedImage)| {
+        told.borrow_mut().clear();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        let mut each_is_told = |did: CopiedImage| {
+            each(&did);
+            told.borrow_mut().push(did);
+        };
+        let tell = (progress, &mut each_is_told as &mut headwater_store::copy::OnImage<'_>);
+        headwater_store::copy_telling(&source, target.as_ref(), &what, &objects_of, channels, tell)
+    };
+    let versions = || -> Vec<(String, Vec<u32>)> {
+        told.borrow().iter().map(|did| (did.name.to_string(), did.versions.clone())).collect()
+    };
+    let of = |image: &str, versions: &[u32]| (image.to_owned(), versions.to_vec());
+    for (image, word) in [("a", "one"), ("a", "two"), ("b", "three"), ("b", "four")] {
+        add(image, word);
+    }
+    copy(true, &mut |_| Ok(()), &|_| ()).unwrap();
+    assert_eq!(versions(), [of("a", &[1, 2]), of("b", &[1, 2])]);
+    assert!(told.borrow().iter().all(|did| did.has_newest && !did.is_followed && did.tried.is_none()));
+    assert!(told.borrow().iter().all(|did| (did.booted, did.boots) == (None, Some(2))));
+    copy(true, &mut |_| Ok(()), &|_| ()).unwrap();
+    assert!(versions().is_empty());
+
+    add("a", "five");
+    promote(&source, "a", to(Channel::Production, 3, 5));
+    promote(&source, "a", to(Channel::Test, 1, 6));
+    source.change(&name("a"), &mut |image| image.set_note(1, "another one").map(drop)).unwrap();
+    let planned = to(Channel::Production, 2, 90);
+    target.change(&name("a"), &mut |image| image.schedule(planned.clone()).map(drop)).unwrap();
+    copy(true, &mut |_| Ok(()), &|_| ()).unwrap();
+    assert_eq!(versions(), [of("a", &[3])]);
+    let did = told.borrow()[0].clone();
+    let moved = |channel, version| ChannelMove { channel, from: None, to: Some(version) };
+    assert_eq!(did.moves, [moved(Channel::Production, 3), moved(Channel::Test, 1)]);
+    assert_eq!((&did.forgotten[..], &did.scheduled[..]), (&[planned][..], &[][..]));
+    assert_eq!((&did.noted[..], &did.retired[..], did.is_followed), (&[1][..], &[][..], true));
+    assert_eq!((did.booted, did.boots), (Some(2), Some(3)));
+
+    // Somebody else promotes a version of the second image when the first one is done.
+    add("a", "six");
+    add("b", "seven");
+    let promotes = |did: &CopiedImage| {
+        if did.name == name("a") {
+            promote(target.as_ref(), "b", to(Channel::Production, 1, 7));
+        }
+    };
+    copy(false, &mut |_| Ok(()), &promotes).unwrap();
+    assert_eq!(versions(), [of("a", &[4]), of("b", &[3])]);
+    let did = told.borrow()[1].clone();
+    assert!(did.moves.is_empty() && !did.is_followed && did.has_newest, "{did:?}");
+    assert_eq!((did.booted, did.boots), (Some(1), Some(1)));
+
+    // What was done is told also where the copy ends then.
+    add("a", "eight");
+    add("b", "nine");
+    let stopped = copy(
+        false,
+        &mut |_| match told.borrow().len() {
+            0 => Ok(()),
+            _ => Err(StoreError::new(StoreErrorKind::Io, "stopped")),
+        },
+        &|_| (),
+    );
+    assert_eq!(kind(stopped), StoreErrorKind::Io);
+    assert_eq!(versions(), [of("a", &[5])]);
 }

@@ -11,13 +11,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headwater_store::{
-    Access, Channel, Committed, Hash, Image, ImageName, NOTE_MAX_BYTES, NewVersion, Object, Patch, Pointer,
-    Store, StoreError, StoreErrorKind, Version,
+    Access, Adopted, Channel, Committed, Hash, Image, ImageName, NOTE_MAX_BYTES, NewVersion, Object, Patch,
+    Pointer, Store, StoreError, StoreErrorKind, Version,
 };
 
 pub use copies::{
     a_copy_says_how_far_it_is_from_the_first_manifest_on, a_copy_tells_of_channels_that_it_changed,
-    a_copy_that_stops_lets_nobody_boot_what_was_sealed,
+    a_copy_tells_of_each_image_what_it_did_itself, a_copy_that_stops_lets_nobody_boot_what_was_sealed,
     a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up,
     a_removal_at_the_source_waits_for_the_copy,
     what_the_source_has_not_whole_stands_in_the_way_of_itself_only,
@@ -526,8 +526,9 @@ pub fn a_version_is_copied_with_its_number_and_only_once(place: &dyn Place) {
         }
         publication.adopt(&name("a"), &second, b"m2")
     };
-    assert!(copy(target.as_ref()).unwrap());
-    assert!(!copy(target.as_ref()).unwrap());
+    let adopted = copy(target.as_ref()).unwrap();
+    assert_eq!(adopted, Some(Adopted { is_newest: true, booted: None, boots: Some(2) }));
+    assert_eq!(copy(target.as_ref()).unwrap(), None);
     let theirs = source.image(&name("a")).unwrap().unwrap();
     let follow = |image: &mut headwater_store::Image| {
         image.follow(&theirs);
@@ -930,6 +931,7 @@ macro_rules! store_suite {
             a_copy_whose_version_cannot_be_written_is_gone_on_with,
             a_copy_says_how_far_it_is_from_the_first_manifest_on,
             a_copy_tells_of_channels_that_it_changed,
+            a_copy_tells_of_each_image_what_it_did_itself,
             a_copy_that_stops_lets_nobody_boot_what_was_sealed,
             what_the_source_has_not_whole_stands_in_the_way_of_itself_only,
             a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up,

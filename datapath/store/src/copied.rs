@@ -1,0 +1,255 @@
+//! What a copy did to an image, noted with each of its changes: others may change the image between them, and what they did is no
+//! part of it.
+
+use crate::error::StoreError;
+use crate::name::ImageName;
+use crate::refs::{Channel, Image, Pointer};
+use crate::store::Adopted;
+
+/// A channel that points elsewhere now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelMove {
+    /// The channel; never `maintenance`, which nobody sets.
+    pub channel: Channel,
+    /// The version that it pointed to. `None`: it was not set.
+    pub from: Option<u32>,
+    /// The one that it points to. `None`: it is not set any more.
+    pub to: Option<u32>,
+}
+
+/// What a copy did to an image of the target.
+#[derive(Clone, Debug)]
+pub struct CopiedImage {
+    /// Its name.
+    pub name: ImageName,
+    /// The numbers of the versions that are new in it, ascending.
+    pub versions: Vec<u32>,
+    /// Whether one of these was the newest version when it came.
+    pub has_newest: bool,
+    /// Whether channels, promotions to come, notes or retired versions are the source's now, and were not.
+    pub is_followed: bool,
+    /// Its channels that were moved. One that somebody else moved meanwhile may be there twice.
+    pub moves: Vec<ChannelMove>,
+    /// Promotions to come that will not happen.
+    pub forgotten: Vec<Pointer>,
+    /// Promotions to come that were not to come before.
+    pub scheduled: Vec<Pointer>,
+    /// Versions that have another note.
+    pub noted: Vec<u32>,
+    /// Versions that were taken out of use.
+    pub retired: Vec<u32>,
+    /// Versions that were brought back.
+    pub unretired: Vec<u32>,
+    /// The version that machines booted which name the image alone, `None` where there was none. The same as in `boots` where the
+    /// copy did not change that.
+    pub booted: Option<u32>,
+    /// The one that they boot now.
+    pub boots: Option<u32>,
+    /// The error of a change of which it is not known whether it was made. The copy ended with it.
+    pub tried: Option<StoreError>,
+}
+
+impl CopiedImage {
+    /// Nothing was done yet.
+    pub(crate) fn nothing(name: &ImageName) -> Self {
+        Self {
+            name: name.clone(),
+            versions: Vec::new(),
+            has_newest: false,
+            is_followed: false,
+            moves: Vec::new(),
+            forgotten: Vec::new(),
+            scheduled: Vec::new(),
+            noted: Vec::new(),
+            retired: Vec::new(),
+            unretired: Vec::new(),
+            booted: None,
+            boots: None,
+            tried: None,
+        }
+    }
+
+    /// Whether there is anything to tell.
+    pub(crate) fn is_something(&self) -> bool {
+        !self.versions.is_empty() || self.is_followed || self.tried.is_some()
+    }
+
+    /// A version was taken in.
+    pub(crate) fn adopted(&mut self, number: u32, adopted: Adopted) {
+        self.versions.push(number);
+        self.has_newest |= adopted.is_newest;
+        self.now_boots(adopted.booted, adopted.boots);
+    }
+
+    /// One change made the image this from what it was before.
+    pub(crate) fn changed(&mut self, mut before: Image, after: &Image) {
+        self.now_boots(before.booted(), after.booted());
+        // From where numbers go on is nothing that anybody sees.
+        before.next_number = after.next_number;
+        if before == *after {
+            return;
+        }
+        self.is_followed = true;
+        for channel in Channel::ALL {
+            let version = |image: &Image| image.channel(channel).map(|pointer| pointer.version);
+            self.moved(ChannelMove { channel, from: version(&before), to: version(after) });
+        }
+        for pointer in before.scheduled().iter().filter(|it| !after.scheduled().contains(it)) {
+            note(pointer, &mut self.forgotten, &mut self.scheduled);
+        }
+        for pointer in after.scheduled().iter().filter(|it| !before.scheduled().contains(it)) {
+            note(pointer, &mut self.scheduled, &mut self.forgotten);
+        }
+        for version in &after.versions {
+            let number = version.number;
+            let place = before.versions.binary_search_by_key(&number, |was| was.number);
+            let Some(was) = place.ok().and_then(|at| before.versions.get(at)) else { continue };
+            if was.note != version.note {
+                self.noted.push(number);
+            }
+            match (was.retired, version.retired) {
+                (false, true) => self.retired.push(number),
+                (true, false) => self.unretired.push(number),
+                (false, false) | (true, true) => {}
+            }
+        }
+    }
+
+    fn moved(&mut self, step: ChannelMove) {
+        if step.from == step.to {
+            return;
+        }
+        let last = self.moves.iter_mut().rev().find(|known| known.channel == step.channel);
+        match last {
+            Some(known) if known.to == step.from => known.to = step.to,
+            // The first step, or somebody else moved it in between.
+            _ => self.moves.push(step),
+        }
+        self.moves.retain(|known| known.from != known.to);
+    }
+
+    /// What machines boot was one version before a change, and is another one after it. What others made of it in between is left out.
+    fn now_boots(&mut self, before: Option<u32>, after: Option<u32>) {
+        let is_as_it_was = self.booted == self.boots;
+        if is_as_it_was {
+            self.booted = before;
+        }
+        if is_as_it_was || before != after {
+            self.boots = after;
+        }
+    }
+}
+
+/// Notes a promotion to come among these. One that is among the others is taken away there: the two together are nothing.
+fn note(pointer: &Pointer, these: &mut Vec<Pointer>, others: &mut Vec<Pointer>) {
+    match others.iter().position(|other| other == pointer) {
+        Some(at) => {
+            others.remove(at);
+        }
+        None => these.push(pointer.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::Hash;
+    use crate::refs::Version;
+
+    /// An image with as many versions.
+    fn image(versions: u32) -> Image {
+        let mut image = Image::empty("deb".parse().unwrap());
+        for number in 1..=versions {
+            let version = Version {
+                number,
+                manifest: Hash::of(&number.to_le_bytes()),
+                created_at_s: 0,
+                size_bytes: 512,
+                stored_bytes: 0,
+                source: String::new(),
+                note: String::new(),
+                author: String::new(),
+                retired: false,
+                objects: Vec::new(),
+            };
+            image.adopt(&version).unwrap();
+        }
+        image
+    }
+
+    fn to(channel: Channel, version: u32, at_s: u64) -> Pointer {
+        Pointer { channel, version, at_s, author: "anna".into() }
+    }
+
+    /// Changes an image, and has that noted.
+    fn step(did: &mut CopiedImage, image: &mut Image, change: impl FnOnce(&mut Image)) {
+        let before = image.clone();
+        change(image);
+        did.changed(before, image);
+    }
+
+    #[test]
+    fn steps_are_told_as_one_and_what_others_do_between_them_is_not_told() {
+        use Channel::{Production, Test};
+        let mut image = image(4);
+        let mut did = CopiedImage::nothing(&image.name);
+        step(&mut did, &mut image, |image| drop(image.promote(to(Production, 1, 5)).unwrap()));
+        step(&mut did, &mut image, |image| drop(image.promote(to(Production, 2, 6)).unwrap()));
+        let moved = |channel, from, to| ChannelMove { channel, from, to };
+        assert_eq!(did.moves, [moved(Production, None, Some(2))]);
+        assert_eq!((did.booted, did.boots), (Some(4), Some(2)));
+        // Somebody else.
+        image.promote(to(Production, 3, 7)).unwrap();
+        image.promote(to(Test, 3, 7)).unwrap();
+        step(&mut did, &mut image, |image| {
+            image.set_note(1, "kept").unwrap();
+            image.retire(4, true).unwrap();
+        });
+        assert_eq!(did.moves, [moved(Production, None, Some(2))]);
+        assert_eq!((did.booted, did.boots), (Some(4), Some(2)));
+        assert_eq!((&did.noted[..], &did.retired[..], &did.unretired[..]), (&[1][..], &[4][..], &[][..]));
+        step(&mut did, &mut image, |image| {
+            image.promote(to(Production, 1, 8)).unwrap();
+            image.revert(Test).unwrap();
+        });
+        assert_eq!(
+            did.moves,
+            [
+                moved(Production, None, Some(2)),
+                moved(Test, Some(3), None),
+                moved(Production, Some(3), Some(1))
+            ]
+        );
+        assert_eq!((did.booted, did.boots), (Some(4), Some(1)));
+    }
+
+    #[test]
+    fn a_channel_and_a_promotion_that_are_taken_back_are_nothing() {
+        use Channel::{Production, Test};
+        let mut image = image(2);
+        let planned = to(Production, 2, 90);
+        image.schedule(planned.clone()).unwrap();
+        image.schedule(to(Test, 1, 80)).unwrap();
+        let mut did = CopiedImage::nothing(&image.name);
+        step(&mut did, &mut image, |image| drop(image.promote(to(Production, 1, 5)).unwrap()));
+        assert_eq!((&did.forgotten[..], did.boots), (&[planned.clone()][..], Some(1)));
+        step(&mut did, &mut image, |image| {
+            image.revert(Production).unwrap();
+            image.schedule(planned.clone()).unwrap();
+            image.schedule(to(Test, 2, 80)).unwrap();
+        });
+        assert_eq!((did.moves.len(), did.booted, did.boots), (0, Some(2), Some(2)));
+        assert_eq!((did.forgotten, did.scheduled), (vec![to(Test, 1, 80)], vec![to(Test, 2, 80)]));
+    }
+
+    #[test]
+    fn what_was_found_as_it_is_to_be_is_nothing() {
+        let mut image = image(2);
+        let mut did = CopiedImage::nothing(&image.name);
+        step(&mut did, &mut image, |image| image.next_number = 9);
+        assert!(!did.is_something() && did.booted == Some(2) && did.boots == Some(2));
+        did.adopted(3, Adopted { is_newest: true, booted: Some(2), boots: Some(3) });
+        assert!(did.is_something() && did.has_newest);
+        assert_eq!((&did.versions[..], did.booted, did.boots), (&[3][..], Some(2), Some(3)));
+    }
+}
