@@ -124,9 +124,7 @@ impl Persist {
         // After the last commit, which may need space that is claimed for it.
         *self.shut.lock() = true;
         self.pending.lock().end();
-        if let Err(error) = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock) {
-            tracing::debug!(%error, "the lock of a persistent cache goes with its file");
-        }
+        self.lock.release();
         flushed
     }
 }

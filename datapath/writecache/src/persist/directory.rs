@@ -94,13 +94,37 @@ fn open_regular(options: &mut OpenOptions, direct: OFlags, path: &Path) -> io::R
     opened
 }
 
+/// A cache's lock, held until it is dropped. Closing the file is not enough: a process that is being started by another thread just now
+/// has it open, too, until it runs its program, and who opens the cache again would find it in use.
+pub struct Lock(File);
+
+impl Lock {
+    /// Its file, in place of one that is not there yet.
+    pub fn try_clone(&self) -> io::Result<File> {
+        self.0.try_clone()
+    }
+
+    /// Gives it back.
+    pub fn release(&self) {
+        if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
+            tracing::debug!(%error, "the lock of a persistent cache goes with its file");
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
 /// Opens and locks the cache's lock.
-pub fn lock(dir: &Path) -> Result<File, IoError> {
+pub fn lock(dir: &Path) -> Result<Lock, IoError> {
     let path = dir.join("lock");
     let file =
         open_rw(&path, false).map_err(|e| IoError::from_os(format!("cannot open {}", path.display()), e))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let why = "a volume has it open already; close that one first";
             let busy = io::Error::new(io::ErrorKind::ResourceBusy, why);
@@ -136,4 +160,24 @@ pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
     file.sync_all()?;
     std::fs::rename(&new, &path)?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_free_when_it_is_dropped_although_a_process_that_starts_has_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path()).unwrap();
+        // As a fork has it before it runs its program.
+        let inherited = held.0.try_clone().unwrap();
+        assert!(lock(dir.path()).is_err_and(|e| e.to_string().contains("in use")));
+        drop(held);
+        let again = lock(dir.path()).unwrap();
+        drop(inherited);
+        assert!(lock(dir.path()).is_err());
+        again.release();
+        lock(dir.path()).unwrap();
+    }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
 
-use super::directory::{ID_BYTES, identity, lock, open_dir, open_found, open_rw};
+use super::directory::{ID_BYTES, Lock, identity, lock, open_dir, open_found, open_rw};
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, OLDEST_VERSION, VERSION};
 use super::room::MapRoom;
 use super::scan::{Scan, ScanFault, Window, scan};
@@ -83,7 +83,7 @@ pub struct Opened {
     /// The journal.
     pub journal: Journal,
     /// Held while the cache is open.
-    pub lock: File,
+    pub lock: Lock,
     /// Where the slots are.
     pub data: PathBuf,
     /// The map and where the commits in it end; `None`: the cache is new.

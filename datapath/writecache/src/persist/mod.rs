@@ -39,7 +39,6 @@ mod restore;
 mod room;
 pub mod scan;
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,7 +46,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use headwater_block::{IoError, IoErrorKind};
 
 pub use self::commit::BUFFERS_BYTES;
-use self::directory::ID_BYTES;
+use self::directory::{ID_BYTES, Lock};
 use self::journal::{Journal, Opened};
 use self::recover::{Contradiction, Recovered};
 use self::room::MapRoom;
@@ -241,7 +240,7 @@ pub struct Persist {
     shut: Mutex<bool>,
     commits: AtomicU64,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
-    lock: File,
+    lock: Lock,
     id: [u8; ID_BYTES],
     is_new: bool,
 }
