@@ -3,6 +3,7 @@
 //! What is asked of a busy guest waits for its processors. A thread counts while it runs and while it waits to be run, so that a host
 //! without a free processor does not make its guests look idle.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,13 +18,12 @@ const IDLE_EIGHTHS: u32 = 1;
 /// one; where the process is gone, or the system does not count, there is nothing to wait for.
 pub async fn was_busy(pid: u32, cpus: u32, patience: Duration) -> bool {
     let begin = Instant::now();
-    let Some(mut before) = wanted(pid) else { return false };
+    let Some(mut before) = threads(pid) else { return false };
     let mut since = begin;
     while begin.elapsed() < patience {
         tokio::time::sleep(MOMENT).await;
-        let Some(now) = wanted(pid) else { return false };
-        // Less than before: a thread has ended, and nothing is known of this moment.
-        if now.checked_sub(before).is_some_and(|wanted| leaves_one(wanted, since.elapsed(), cpus)) {
+        let Some(now) = threads(pid) else { return false };
+        if leaves_one(wanted(&before, &now, since.elapsed()), since.elapsed(), cpus) {
             return false;
         }
         (before, since) = (now, Instant::now());
@@ -36,12 +36,36 @@ fn leaves_one(wanted: Duration, length: Duration, cpus: u32) -> bool {
     wanted * 8 <= length * (8 * cpus.saturating_sub(1) + IDLE_EIGHTHS)
 }
 
-/// How long the threads of a process have run, and waited to be run.
-fn wanted(pid: u32) -> Option<Duration> {
-    let mut sum_ns = 0_u64;
+/// What the system counts of a thread.
+struct Thread {
+    /// How long it ran, and waited to be run.
+    wanted: Duration,
+    /// Whether it runs or waits now.
+    is_runnable: bool,
+}
+
+/// How long the threads wanted a processor in a moment of this length.
+fn wanted(before: &BTreeMap<u32, Thread>, now: &BTreeMap<u32, Thread>, length: Duration) -> Duration {
+    let of_one = |(id, thread): (&u32, &Thread)| {
+        let then = before.get(id).map_or(Duration::ZERO, |then| then.wanted);
+        match thread.wanted.saturating_sub(then) {
+            // Waiting is counted when it is over, so it may have waited all the time.
+            Duration::ZERO if thread.is_runnable => length,
+            wanted => wanted,
+        }
+    };
+    // Nothing is known of one that has ended.
+    let ended = before.keys().filter(|id| !now.contains_key(id)).map(|_| length);
+    now.iter().map(of_one).chain(ended).sum()
+}
+
+/// The threads of a process; `None` where it is gone, or the system does not count.
+fn threads(pid: u32) -> Option<BTreeMap<u32, Thread>> {
+    let mut threads = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
-        let path = task.ok()?.path().join("schedstat");
-        let text = match std::fs::read_to_string(path) {
+        let task = task.ok()?;
+        let id = task.file_name().to_str()?.parse().ok()?;
+        let text = match std::fs::read_to_string(task.path().join("schedstat")) {
             Ok(text) => text,
             // A thread that has ended meanwhile.
             Err(_) if std::fs::exists("/proc/self/schedstat").unwrap_or(false) => continue,
@@ -49,14 +73,19 @@ fn wanted(pid: u32) -> Option<Duration> {
         };
         // Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
         let mut numbers = text.split_whitespace().map_while(|number| number.parse::<u64>().ok());
-        sum_ns = sum_ns.saturating_add(numbers.next()?).saturating_add(numbers.next()?);
+        let wanted = Duration::from_nanos(numbers.next()?.saturating_add(numbers.next()?));
+        // The state comes behind the name, which may have anything in it.
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let is_runnable = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
+        threads.insert(id, Thread { wanted, is_runnable });
     }
-    Some(Duration::from_nanos(sum_ns))
+    Some(threads)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -80,8 +109,12 @@ mod tests {
     struct Shell(Child);
 
     impl Shell {
+        /// Runs until it has written a line.
         fn run(script: &str) -> Self {
-            Self(Command::new("sh").args(["-c", script]).spawn().unwrap())
+            let mut command = Command::new("sh");
+            let mut child = command.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+            Self(child)
         }
     }
 
@@ -94,11 +127,21 @@ mod tests {
 
     #[tokio::test]
     async fn who_sleeps_is_quiet_and_who_computes_is_not() {
-        let (idle, busy) = (Shell::run("exec sleep 1000"), Shell::run("while :; do :; done"));
+        let (idle, busy) = (Shell::run("echo; exec sleep 1000"), Shell::run("echo; while :; do :; done"));
         assert!(!was_busy(idle.0.id(), 1, Duration::from_secs(60)).await);
         assert!(was_busy(busy.0.id(), 1, 200 * MS).await);
         // With a second processor it would have one to spare.
         assert!(!was_busy(busy.0.id(), 2, Duration::from_secs(60)).await);
+    }
+
+    /// So it has its processor for a millisecond in some hundred, and waits in all the others.
+    #[tokio::test]
+    async fn who_waits_for_a_processor_is_not_quiet() {
+        let _other = Shell::run("taskset -cp 0 $$ >/dev/null; echo; while :; do :; done");
+        let waits = Shell::run("taskset -cp 0 $$ >/dev/null; chrt -i -p 0 $$; echo; while :; do :; done");
+        for _ in 0..10 {
+            assert!(was_busy(waits.0.id(), 1, 200 * MS).await);
+        }
     }
 
     #[tokio::test]
