@@ -1,6 +1,7 @@
 //! Copying versions from one store to another: for `store copy`, `store sync` and `image pull`.
 
 use headwater_api::Progress;
+use headwater_image::Manifests;
 use headwater_store::copy::{OnImage, OnProgress, Readable, everything_readable, selected};
 use headwater_store::{
     Copied, CopyProgress, Image, ImageName, ImageReference, NotCopied, Store, StoreError, StoreErrorKind,
@@ -46,8 +47,7 @@ impl Chosen {
         target: &dyn Store,
         (progress, told): (&mut OnProgress<'_>, &mut OnImage<'_>),
     ) -> Result<Copied, StoreError> {
-        let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
-        copy_telling(source, target, &self.what, &objects_of, self.with_channels, (progress, told))
+        copy_telling(source, target, &self.what, &Manifests, self.with_channels, (progress, told))
     }
 
     /// All that was not copied, each with its reason: what cannot be, and what failed.

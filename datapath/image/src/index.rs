@@ -5,8 +5,8 @@
 //! the store has it too. A repair looks for the chunks of one version only, and takes memory for these alone
 //! ([`ChunkIndex::build_for`]).
 //!
-//! It also knows what of each data object is needed. Chunks are never taken out of an object, so one that is mostly out of use
-//! stays for the rest, unless new versions do without it ([`ChunkIndex::avoid_sparse`]).
+//! It also knows what of each data object is needed. Where a store cannot give back the space of the rest, as a bucket, an object that is mostly out of use
+//! stays for what is needed, unless new versions do without it ([`ChunkIndex::avoid_sparse`]).
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -117,6 +117,8 @@ pub(crate) struct ChunkIndex {
     others: HashTable<Vec<Place>>,
     /// For each object, how many of its bytes versions need.
     needed_bytes: Vec<u64>,
+    /// For each object, how many bytes the store has of it: its length, but for what was given back.
+    kept_bytes: Vec<u64>,
     /// Whether nothing was left out, so that `needed_bytes` is true.
     is_whole: bool,
     /// For each object, whether new versions do without it. Empty: with all of them.
@@ -152,6 +154,7 @@ impl ChunkIndex {
             places: HashTable::default(),
             others: HashTable::default(),
             needed_bytes: Vec::new(),
+            kept_bytes: Vec::new(),
             is_whole: wanted.is_none(),
             avoided: Vec::new(),
         };
@@ -212,15 +215,16 @@ impl ChunkIndex {
             }
         }
         for objects in new.chunks(at_a_time) {
-            let usable = side_by_side("index", objects, |object| is_usable(store, object));
-            for (object, is_usable) in objects.iter().zip(usable.map_err(no_threads)?) {
-                if is_usable?
+            let kept = side_by_side("index", objects, |object| kept_of(store, object));
+            for (object, kept_bytes) in objects.iter().zip(kept.map_err(no_threads)?) {
+                if let Some(kept_bytes) = kept_bytes?
                     && let (Entry::Vacant(new), Ok(number)) =
                         (self.numbers.entry(object.id), u32::try_from(self.objects.len()))
                 {
                     new.insert(number);
                     self.objects.push(**object);
                     self.needed_bytes.push(0);
+                    self.kept_bytes.push(kept_bytes);
                 }
             }
             on_read(0)?;
@@ -264,9 +268,8 @@ impl ChunkIndex {
     /// stored again, so that they go with the older versions. Where not all versions can be read nobody knows what is needed, and
     /// nothing is avoided.
     pub(crate) fn avoid_sparse(&mut self) {
-        let is_sparse =
-            |(object, needed): (&ObjectRef, &u64)| needed.saturating_mul(SPARSE) < object.len_bytes;
-        self.avoided = self.objects.iter().zip(&self.needed_bytes).map(is_sparse).collect();
+        let is_sparse = |(kept, needed): (&u64, &u64)| needed.saturating_mul(SPARSE) < *kept;
+        self.avoided = self.kept_bytes.iter().zip(&self.needed_bytes).map(is_sparse).collect();
         if !self.is_whole {
             self.avoided.clear();
         }
@@ -349,10 +352,17 @@ fn read_manifest(store: &dyn Store, version: &Version) -> Result<(u64, Manifest)
 
 /// Whether chunks of an object may be referred to. Where the store does not say, nothing is known of it: taken for lost, all of its
 /// chunks would be stored again, and a version that is made of one which needs it would be refused as damaged.
-fn is_usable(store: &dyn Store, object: &ObjectRef) -> Result<bool, ImageError> {
+/// How many bytes the store has of an object; `None` for one that new versions must not refer to.
+fn kept_of(store: &dyn Store, object: &ObjectRef) -> Result<Option<u64>, ImageError> {
     match store.open_object(object.id).map_err(ImageError::from) {
-        Ok(opened) => Ok(opened.len_bytes() == object.len_bytes),
-        Err(e) if e.kind().is_damage() => Ok(false),
+        Ok(opened) if opened.len_bytes() != object.len_bytes => Ok(None),
+        // What lies across a network gives nothing back of an object, and would have to be asked.
+        Ok(_) if store.is_remote() => Ok(Some(object.len_bytes)),
+        Ok(opened) => {
+            let gone = opened.holes().map_or(0, |holes| holes.bytes());
+            Ok(Some(object.len_bytes.saturating_sub(gone)))
+        }
+        Err(e) if e.kind().is_damage() => Ok(None),
         Err(e) => Err(e.context("cannot look at what the store has")),
     }
 }

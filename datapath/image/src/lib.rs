@@ -116,7 +116,7 @@ pub use export::{export_qcow2, export_raw};
 pub use fetch_pool::FETCH_THREADS;
 pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
-pub use manifest::{Manifest, objects_of};
+pub use manifest::{Manifest, Manifests};
 pub use null_device::null_device;
 pub use open::{
     Backing, FileFormat, open_chain, open_file, open_file_backed, open_source, open_source_backed,

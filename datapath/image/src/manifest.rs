@@ -11,9 +11,9 @@
 //! and inside the image, every chunk lies inside its object, every object is used. One content has one
 //! encoding, therefore the BLAKE3 of the bytes identifies a version. Byte by byte: `docs/format.md`.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
-use headwater_store::{Hash, StoreError, StoreErrorKind};
+use headwater_store::{Hash, Needs, StoreError, StoreErrorKind};
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::outline::{HEADER_BYTES, Header, Outline, field};
@@ -50,16 +50,35 @@ pub struct ObjectRef {
     pub len_bytes: u64,
 }
 
-/// The data objects that the version with this manifest needs, and their lengths, for [`headwater_store::copy()`].
-pub fn objects_of(manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
-    let parsed = Manifest::decode(manifest).map_err(|e| {
+/// What versions need of a store, as their manifests say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Manifests;
+
+impl Needs for Manifests {
+    fn objects(&self, manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
+        let parsed = parse(manifest)?;
+        Ok(parsed.objects().iter().map(|object| (object.id, object.len_bytes)).collect())
+    }
+
+    fn stretches(&self, manifest: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError> {
+        let parsed = parse(manifest)?;
+        for (_, chunk) in parsed.data() {
+            if let Some(object) = parsed.objects().get(usize_of_u32(chunk.object)) {
+                needed(object.id, chunk.offset..chunk.offset.saturating_add(u64::from(chunk.stored_bytes)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(manifest: &[u8]) -> Result<Manifest, StoreError> {
+    Manifest::decode(manifest).map_err(|e| {
         let kind = match e.kind() {
             ImageErrorKind::Unsupported => StoreErrorKind::UnknownFormat,
             _ => StoreErrorKind::Damaged,
         };
         StoreError::new(kind, e.to_string())
-    })?;
-    Ok(parsed.objects().iter().map(|object| (object.id, object.len_bytes)).collect())
+    })
 }
 
 /// A parsed and checked manifest: an [`Outline`], and where each chunk is.
@@ -343,7 +362,7 @@ mod tests {
         let longest = |len_bytes: u64| {
             let mut bytes = sample().encode();
             bytes[80 + 32..80 + 40].copy_from_slice(&len_bytes.to_le_bytes());
-            objects_of(&bytes)
+            Manifests.objects(&bytes)
         };
         assert_eq!(longest(OBJECT_MAX_BYTES).unwrap()[0].1, OBJECT_MAX_BYTES);
         // The version is not copied, and others are.

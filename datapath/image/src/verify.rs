@@ -3,22 +3,19 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use headwater_store::hash::Hashing;
-use headwater_store::{Hash, Object, Store, StoreError};
+use headwater_store::{Hash, Object, Store, StoreError, StoreErrorKind, hash_of};
 
 use crate::chunk::header_fault;
 use crate::error::ImageError;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::round::{Place, Round};
-use crate::units::{u64_of, usize_of, usize_of_u32};
+use crate::units::{u64_of, usize_of_u32};
 use crate::walk::Walk;
 
 /// The most damaged chunks that are listed; more are counted.
 pub const DAMAGED_LISTED_MAX: usize = 10_000;
 
-/// How much of an object that is read as a whole is read at a time.
-const PIECE_BYTES: usize = 1 << 20;
 /// What is done, for people.
 const WHAT: &str = "verification";
 /// What is wrong with an object whose chunks are right as far as a version needs them.
@@ -286,7 +283,18 @@ fn whole_fault(
         Err(e) => return damage(e).map(Some),
     };
     loop {
-        match hash_of(opened.as_ref(), object.len_bytes, (round, cancel), read)? {
+        let mut read_bytes = 0_u64;
+        let hash = hash_of(opened.as_ref(), &mut |bytes| {
+            read(read_bytes);
+            read_bytes = read_bytes.saturating_add(u64_of(bytes));
+            round.take(u64_of(bytes), cancel);
+            match cancel.is_cancelled() {
+                true => Err(StoreError::new(StoreErrorKind::Io, "it was cancelled")),
+                false => Ok(()),
+            }
+        });
+        cancel.check(WHAT)?;
+        match hash {
             Ok(hash) if hash == object.id => return Ok(None),
             // As a copy does: another server may have the right bytes.
             Ok(_) if opened.was_wrong() => {}
@@ -294,30 +302,6 @@ fn whole_fault(
             Err(e) => return damage(e).map(Some),
         }
     }
-}
-
-/// The hash of all bytes of an object, or why they cannot be read.
-fn hash_of(
-    object: &dyn Object,
-    len_bytes: u64,
-    (round, cancel): (&Round, &Cancel),
-    read: &mut dyn FnMut(u64),
-) -> Result<Result<Hash, StoreError>, ImageError> {
-    let (mut hashing, mut piece) = (Hashing::default(), Vec::<u8>::new());
-    let mut at = 0_u64;
-    while at < len_bytes {
-        let len = PIECE_BYTES.min(usize_of(len_bytes.saturating_sub(at)));
-        round.take(u64_of(len), cancel);
-        cancel.check(WHAT)?;
-        piece.resize(len, 0);
-        if let Err(e) = object.read_range(at, &mut piece) {
-            return Ok(Err(e));
-        }
-        hashing.update(&piece);
-        at = at.saturating_add(u64_of(len));
-        read(at);
-    }
-    Ok(Ok(hashing.finish()))
 }
 
 /// A data object, if it is there, and what is wrong with it as a whole.

@@ -18,7 +18,9 @@ use parking_lot::Mutex;
 use crate::copied::CopiedImage;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
+use crate::holes::Holes;
 use crate::name::ImageName;
+use crate::needs::Needs;
 use crate::refs::{Channel, Image, Pointer, Version};
 use crate::store::{Object, Pin, Publication, Store};
 
@@ -75,9 +77,6 @@ pub type OnProgress<'a> = dyn FnMut(CopyProgress) -> Result<(), StoreError> + 'a
 /// Told what was done to an image when that is over, also where the copy then ends. What is as it was is not told.
 pub type OnImage<'a> = dyn FnMut(CopiedImage) + 'a;
 
-/// Says which objects a manifest needs, and how long each is. The store does not know what manifests say.
-pub type ObjectsOf<'a> = dyn Fn(&[u8]) -> Result<Vec<(Hash, u64)>, StoreError> + 'a;
-
 /// What came of one version or object. The outer error ends the copy, the inner one is the version's own.
 type Outcome<T> = Result<Result<T, StoreError>, StoreError>;
 
@@ -88,11 +87,11 @@ pub fn copy(
     source: &dyn Store,
     target: &dyn Store,
     what: &[(Image, Vec<Version>)],
-    objects_of: &ObjectsOf<'_>,
+    needs: &dyn Needs,
     channels: bool,
     progress: &mut OnProgress<'_>,
 ) -> Result<Copied, StoreError> {
-    copy_telling(source, target, what, objects_of, channels, (progress, &mut |_| {}))
+    copy_telling(source, target, what, needs, channels, (progress, &mut |_| {}))
 }
 
 /// The same, for who wants to know what was done to each image.
@@ -100,7 +99,7 @@ pub fn copy_telling(
     source: &dyn Store,
     target: &dyn Store,
     what: &[(Image, Vec<Version>)],
-    objects_of: &ObjectsOf<'_>,
+    needs: &dyn Needs,
     channels: bool,
     (progress, told): (&mut OnProgress<'_>, &mut OnImage<'_>),
 ) -> Result<Copied, StoreError> {
@@ -111,10 +110,11 @@ pub fn copy_telling(
     let mut copying = Copying {
         source,
         target,
-        objects_of,
+        needs,
         channels,
         holder: target.publish()?,
         missing: BTreeSet::new(),
+        there: BTreeMap::new(),
         no_good: BTreeMap::new(),
         settled_bytes: 0,
         traced: BTreeSet::new(),
@@ -162,16 +162,28 @@ struct Planned<'a> {
     pin: Option<Pin>,
 }
 
+impl Planned<'_> {
+    /// Keeps its manifest for its turn, if there is room.
+    fn keep(&mut self, manifest: Vec<u8>, room_bytes: &mut usize) {
+        if let Some(left) = room_bytes.checked_sub(manifest.len()) {
+            *room_bytes = left;
+            self.manifest = Some(manifest);
+        }
+    }
+}
+
 /// One copy.
 struct Copying<'a> {
     source: &'a dyn Store,
     target: &'a dyn Store,
-    objects_of: &'a ObjectsOf<'a>,
+    needs: &'a dyn Needs,
     channels: bool,
     /// Held to the end: nothing of what is copied or relied upon is reclaimed meanwhile.
     holder: Box<dyn Publication>,
     /// Objects that the target does not have yet.
     missing: BTreeSet<Hash>,
+    /// What is gone of objects that the target has.
+    there: BTreeMap<Hash, Arc<Holes>>,
     /// Objects that the source has not whole, at these lengths: other versions that need them do not read them again.
     no_good: BTreeMap<(Hash, u64), StoreError>,
     /// Bytes of objects that are there to their ends. What was done of one that failed is told until the next one begins.
@@ -199,8 +211,9 @@ impl Copying<'_> {
                 // Reading the manifests of a large store takes minutes, in which somebody may want it to end.
                 progress(self.at)?;
                 match self.read(image, version) {
-                    Ok(mut read) => {
-                        let is_whole = self.count_missing(&read.objects)?;
+                    Ok((mut read, manifest)) => {
+                        let is_whole = self.count_missing(&read.objects, &manifest)?;
+                        read.keep(manifest, &mut self.room_bytes);
                         if is_whole && there.as_ref().is_some_and(|there| lists(there, version)) {
                             read.pin = None;
                         }
@@ -220,35 +233,61 @@ impl Copying<'_> {
         Ok(planned)
     }
 
-    fn read<'w>(&mut self, image: &Image, version: &'w Version) -> Result<Planned<'w>, StoreError> {
+    fn read<'w>(&self, image: &Image, version: &'w Version) -> Result<(Planned<'w>, Vec<u8>), StoreError> {
         let pin = self.source.pin(version.manifest)?;
         let manifest = self.source.manifest(version.manifest)?;
-        let objects = (self.objects_of)(&manifest)?;
+        let objects = self.needs.objects(&manifest)?;
         must_list_all(self.source, image, version, &objects)?;
-        let room_bytes = self.room_bytes.checked_sub(manifest.len());
-        self.room_bytes = room_bytes.unwrap_or(self.room_bytes);
-        let manifest = room_bytes.map(|_| manifest);
-        Ok(Planned { version, manifest, objects, pin: Some(pin) })
+        Ok((Planned { version, manifest: None, objects, pin: Some(pin) }, manifest))
     }
 
-    /// Returns whether the target has all of them.
-    fn count_missing(&mut self, objects: &[(Hash, u64)]) -> Result<bool, StoreError> {
+    /// Returns whether the target has all of them, as far as this manifest needs them.
+    fn count_missing(&mut self, objects: &[(Hash, u64)], manifest: &[u8]) -> Result<bool, StoreError> {
         let mut is_whole = true;
+        let lacking = self.lacking(objects, manifest)?;
         for (id, len_bytes) in objects {
             if self.missing.contains(id) {
                 is_whole = false;
                 continue;
             }
-            match self.target.open_object(*id) {
-                Ok(_) => continue,
-                Err(e) if e.kind() == StoreErrorKind::NotFound => {}
-                Err(e) => return Err(e),
+            if !lacking.contains(id) {
+                continue;
             }
             is_whole = false;
             self.missing.insert(*id);
             self.at.total_bytes = self.at.total_bytes.saturating_add(*len_bytes);
         }
         Ok(is_whole)
+    }
+
+    /// Those of the objects of which the target has not all that the version with this manifest needs.
+    fn lacking(&mut self, objects: &[(Hash, u64)], manifest: &[u8]) -> Result<BTreeSet<Hash>, StoreError> {
+        let (mut lacking, mut with_holes) = (BTreeSet::new(), BTreeMap::new());
+        for (id, _) in objects {
+            let known = self.there.get(id).cloned();
+            let holes = known.map_or_else(|| self.target.open_object(*id).and_then(|it| it.holes()), Ok);
+            match holes {
+                Ok(holes) => {
+                    if !holes.is_empty() {
+                        with_holes.insert(*id, Arc::clone(&holes));
+                    }
+                    self.there.insert(*id, holes);
+                }
+                // A list of holes that is damaged says nothing of what is there: a copy of the object puts it right.
+                Err(e) if matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged) => {
+                    lacking.insert(*id);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        if !with_holes.is_empty() {
+            self.needs.stretches(manifest, &mut |id, stretch| {
+                if with_holes.get(&id).is_some_and(|holes| holes.overlap(&stretch)) {
+                    lacking.insert(id);
+                }
+            })?;
+        }
+        Ok(lacking)
     }
 
     /// Copies what can be copied of an image, and tells what that did.
@@ -328,6 +367,16 @@ impl Copying<'_> {
         // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
         // that slept meanwhile may have been taken for dead.
         self.holder.confirm()?;
+        // The source may have given back what other versions needed since it was asked, or have several servers of which one did.
+        if let Some(id) = self.lacking(&planned.objects, &manifest)?.first() {
+            return Ok(Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!(
+                    "{} does not have all that it needs of the data object {id}; it was not copied",
+                    self.source.shown()
+                ),
+            )));
+        }
         match publication.adopt(&image.name, version, &manifest)? {
             Some(adopted) => {
                 self.copied.versions = self.copied.versions.saturating_add(1);
@@ -359,6 +408,7 @@ impl Copying<'_> {
                 return Ok(Err(e));
             }
             self.missing.remove(id);
+            self.there.remove(id);
             self.copied.objects = self.copied.objects.saturating_add(1);
             self.copied.bytes = self.copied.bytes.saturating_add(*len_bytes);
         }
@@ -499,6 +549,12 @@ impl Object for Watched {
 
     fn was_wrong(&self) -> bool {
         self.object.was_wrong()
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        let outcome = self.object.holes();
+        *self.failed.lock() = outcome.as_ref().err().map(StoreError::kind);
+        outcome
     }
 }
 

@@ -5,7 +5,8 @@
 use crate::hash::Hash;
 use crate::hash_tree::{GROUP_BYTES, HashTree};
 use crate::hold::{self, Hold, Purpose};
-use crate::local_dir::{chunk_bytes_of, settings_bytes};
+use crate::holes::{Holes, Needed, ObjectHashing, plan_holes};
+use crate::local_dir::{chunk_bytes_of, settings_bytes, settings_bytes_with_holes};
 use crate::name::ImageName;
 use crate::refs::Image;
 use crate::s3::S3Url;
@@ -16,11 +17,13 @@ pub type Oracle = fn(&[u8]);
 
 /// All of them, with their names and bytes to begin with.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
-    let settings = [4096, 65_536, 4 << 20].map(|size| settings_bytes(size).unwrap_or_default());
+    let mut settings = [4096, 65_536, 4 << 20].map(|size| settings_bytes(size).unwrap_or_default()).to_vec();
+    settings.extend(settings_bytes_with_holes(65_536));
     vec![
         ("list_of_versions", list_of_versions, lists()),
-        ("store_settings", store_settings, settings.to_vec()),
+        ("store_settings", store_settings, settings),
         ("hash_tree", hash_tree, trees()),
+        ("list_of_holes", list_of_holes, lists_of_holes()),
         ("hold_path", hold_path, holds()),
         (
             "store_name",
@@ -54,6 +57,71 @@ pub fn hash_tree(bytes: &[u8]) {
     assert!(HashTree::decode(bytes, Hash::of(bytes), len_bytes).is_none(), "it was taken for another one's");
     assert!(HashTree::parse(bytes, len_bytes ^ 1).is_none(), "it is that of two lengths");
     assert!(!tree.holds(0, bytes) && !tree.holds(usize::MAX, bytes), "it holds what it was not made of");
+}
+
+fn lists_of_holes() -> Vec<Vec<u8>> {
+    let object: Vec<u8> = (0..40u8).flat_map(|block| [block; 4096]).collect();
+    let needed: [&[(u64, u64)]; 3] = [&[], &[(8_000, 9_000)], &[(50_000, 50_001), (90_000, 140_000)]];
+    let list = |stretches: &&[(u64, u64)]| {
+        let len_bytes = u64::try_from(object.len()).unwrap_or(0);
+        let mut needed = Needed::of(len_bytes);
+        stretches.iter().for_each(|(from, to)| needed.mark(&(*from..*to)));
+        let mut read = |offset: u64, into: &mut [u8]| {
+            let from = usize::try_from(offset).unwrap_or(0);
+            let there = object.get(from..).and_then(|rest| rest.get(..into.len()));
+            there.into_iter().for_each(|there| into.copy_from_slice(there));
+            Ok(())
+        };
+        let holes = plan_holes(&needed, &Holes::default(), &mut read);
+        holes.map_or_else(|_| Vec::new(), |plan| plan.holes.encode(len_bytes))
+    };
+    needed.iter().map(list).collect()
+}
+
+/// Bytes of an object that [`list_of_holes`] hashes, at most.
+const HASHED_MAX: u64 = 1 << 20;
+
+/// A list of holes, with its checksum put right: one list has one encoding, what it says of stretches agrees, and an object is hashed with it to
+/// the end, whatever lies in its holes.
+pub fn list_of_holes(bytes: &[u8]) {
+    let len_bytes =
+        bytes.get(16..24).and_then(|len| len.first_chunk()).map_or(0, |len| u64::from_le_bytes(*len));
+    let _ = Holes::decode("a fuzzer", bytes, len_bytes);
+    let Some((body, _)) = bytes.split_last_chunk::<32>() else { return };
+    let sealed = [body, &Hash::of(body).0].concat();
+    let Ok(holes) = Holes::decode("a fuzzer", &sealed, len_bytes) else { return };
+    assert!(holes.encode(len_bytes) == sealed, "one list has two encodings");
+    assert!(Holes::decode("a fuzzer", &sealed, len_bytes ^ 1).is_err(), "it is that of two lengths");
+    let stretches = holes.stretches();
+    let sum = stretches.iter().fold(0_u64, |sum, it| sum.saturating_add(it.end.saturating_sub(it.start)));
+    assert!(sum == holes.bytes() && sum <= len_bytes.saturating_sub(4096), "{sum} bytes of {len_bytes}");
+    let mut end = 0;
+    for stretch in &stretches {
+        assert!(stretch.start > end && stretch.end <= len_bytes, "{stretch:?} after {end}");
+        assert!(holes.overlap(stretch) && !holes.overlap(&(end..stretch.start)), "{stretch:?}");
+        assert!(holes.within(&(stretch.start..stretch.start.saturating_add(1))).len() == 1, "{stretch:?}");
+        end = stretch.end;
+    }
+    assert!(holes.common(&holes) == holes, "it differs from itself");
+    assert!(holes.common(&Holes::default()).is_empty());
+    if len_bytes > HASHED_MAX {
+        return;
+    }
+    let object = vec![7; usize::try_from(len_bytes).unwrap_or(0)];
+    let mut read = ObjectHashing::new(&holes, len_bytes);
+    object.chunks(5000).for_each(|piece| read.update(piece));
+    let (mut passed, mut at) = (ObjectHashing::new(&holes, len_bytes), 0);
+    let there = |from: u64, to: u64| {
+        let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
+        object.get(from..to).unwrap_or_default()
+    };
+    for stretch in stretches {
+        passed.update(there(at, stretch.start));
+        passed.pass(stretch.end.saturating_sub(stretch.start));
+        at = stretch.end;
+    }
+    passed.update(there(at, len_bytes));
+    assert!(read.finish() == passed.finish(), "what lies in holes made a difference");
 }
 
 fn holds() -> Vec<Vec<u8>> {
@@ -170,8 +238,9 @@ pub fn store_settings(bytes: &[u8]) {
     let sealed = [body, &Hash::of(body).0].concat();
     for bytes in [bytes, &sealed] {
         if let Ok(chunk_bytes) = chunk_bytes_of("a fuzzer", bytes) {
-            let written = settings_bytes(chunk_bytes);
-            assert!(written.is_ok_and(|written| written == bytes), "one setting has two encodings");
+            let written = [settings_bytes(chunk_bytes), settings_bytes_with_holes(chunk_bytes)];
+            let is_one = written.into_iter().flatten().any(|written| written == bytes);
+            assert!(is_one, "one setting has two encodings");
         }
     }
 }

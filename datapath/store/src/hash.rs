@@ -18,22 +18,6 @@ impl Hash {
     }
 }
 
-/// Hashes bytes that come piece by piece.
-#[derive(Clone, Debug, Default)]
-pub struct Hashing(blake3::Hasher);
-
-impl Hashing {
-    /// Takes in the bytes that come next.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The hash of all that came.
-    pub fn finish(&self) -> Hash {
-        self.0.finalize().into()
-    }
-}
-
 impl From<blake3::Hash> for Hash {
     fn from(hash: blake3::Hash) -> Self {
         Self(*hash.as_bytes())
@@ -92,17 +76,6 @@ mod tests {
         let hash = Hash::of(b"headwater");
         assert_eq!(hash.to_string().parse::<Hash>().unwrap(), hash);
         assert_eq!(hash.short().len(), 12);
-    }
-
-    #[test]
-    fn bytes_have_one_hash_in_however_many_pieces_they_come() {
-        let bytes: Vec<u8> = (0..10_000u32).map(|at| (at / 7) as u8).collect();
-        for len in [1, 1000, 1024, 4096, 10_000] {
-            let mut hashing = Hashing::default();
-            bytes.chunks(len).for_each(|piece| hashing.update(piece));
-            assert_eq!(hashing.finish(), Hash::of(&bytes), "{len} bytes at a time");
-        }
-        assert_eq!(Hashing::default().finish(), Hash::of(b""));
     }
 
     #[test]

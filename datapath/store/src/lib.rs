@@ -8,6 +8,7 @@
 //!                           +--BLAKE3--> manifest    manifests/HASH   immutable
 //!                                          |
 //!                                          +-------> data objects     objects/HASH     immutable
+//!                                          +-------> holes            holes/HASH       what of an object is gone
 //!                                          +- - - -  hash tree        trees/HASH       to check parts of the manifest
 //!                                          +- - - -  boot trace       traces/HASH      advice, replaced as a whole
 //! ```
@@ -22,7 +23,7 @@
 //! - Version numbers count up and are not used again while the image exists, even without versions. What a
 //!   channel points to, or will, cannot be removed, but with its whole image where that is asked for.
 //! - Removing a version frees exactly the objects that no other version needs, and none while a publication
-//!   that may refer to them is under way.
+//!   that may refer to them is under way. [`Store::trim`] frees what no version needs of the other objects, in a directory.
 //! - Every file says what it is and in which format version; an unknown one is refused, never guessed at.
 //! - No clock: times come from the caller.
 //!
@@ -36,7 +37,7 @@
 //!
 //! # Not here
 //! What a manifest says, chunks, compression, hashing of chunks: that is `headwater-image`. The store counts
-//! references with the list of objects that [`NewVersion`] gives it. No caching. Who
+//! references with the list of objects that [`NewVersion`] gives it, and asks [`Needs`] for more. No caching. Who
 //! carries out scheduled promotions is the caller: there is no clock here.
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
@@ -66,8 +67,10 @@ pub mod fuzzing;
 pub mod hash;
 pub mod hash_tree;
 pub mod hold;
+pub mod holes;
 pub mod local_dir;
 pub mod name;
+pub mod needs;
 pub mod patient;
 pub mod refs;
 pub mod s3;
@@ -77,14 +80,16 @@ pub mod waiting;
 mod copied;
 
 pub use copied::{ChannelMove, CopiedImage};
-pub use copy::{Copied, CopyProgress, NotCopied, ObjectsOf, copy, copy_object, copy_telling};
+pub use copy::{Copied, CopyProgress, NotCopied, copy, copy_object, copy_telling};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
 pub use hold::Hold;
+pub use holes::{HOLES_MAX_BYTES, Holes, ObjectHashing, hash_of};
 pub use local_dir::{
     Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir, chunk_bytes_of, settings_bytes,
 };
 pub use name::{ImageName, ImageReference, Selector};
+pub use needs::Needs;
 pub use refs::{
     AUTHOR_MAX_BYTES, CHANNEL_PAST_MAX, Channel, Image, NOTE_MAX_BYTES, Pointer, VERSION_OBJECTS_MAX,
     VERSIONS_MAX, Version,

@@ -28,7 +28,9 @@ use std::time::{Duration, Instant};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::hold::Hold;
+use crate::holes::Holes;
 use crate::name::ImageName;
+use crate::needs::Needs;
 use crate::patient::line::{Line, as_ms};
 use crate::refs::Image;
 use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Store, Traffic};
@@ -192,6 +194,10 @@ impl<S: Store + Clone> Store for PatientStore<S> {
     fn reclaim_left(&self) -> Result<u64, StoreError> {
         self.below.reclaim_left()
     }
+
+    fn trim(&self, needs: &dyn Needs) -> Result<u64, StoreError> {
+        self.below.trim(needs)
+    }
 }
 
 struct PatientObject {
@@ -229,6 +235,18 @@ impl Object for PatientObject {
             .read_or_wait(len, waiting, &mut |below| self.object.read_or_wait(offset, into, check, below))
     }
 
+    /// Waits as a read does. A store that knows of none without being asked has answered nothing.
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        let mut holes = self.object.holes();
+        if holes.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Unreachable) {
+            self.line.read(0, &mut || {
+                holes = self.object.holes();
+                holes.as_ref().map(|_| ()).map_err(Clone::clone)
+            })?;
+        }
+        holes
+    }
+
     fn was_wrong(&self) -> bool {
         self.object.was_wrong()
     }
@@ -239,11 +257,13 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use super::*;
+    use crate::holes::{Needed, plan_holes};
 
     /// An object that is there or not, and may have wrong bytes.
     #[derive(Default)]
     struct Fickle {
         gone: AtomicBool,
+        holes: Holes,
         missing: AtomicBool,
         refused: AtomicBool,
         asked: AtomicU64,
@@ -271,6 +291,10 @@ mod tests {
             }
             into.fill(b'x');
             Ok(())
+        }
+
+        fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+            self.read_range(0, &mut [0]).map(|()| Arc::new(self.holes.clone()))
         }
     }
 
@@ -308,6 +332,34 @@ mod tests {
             line.close();
             assert_eq!(reader.join().unwrap().unwrap_err().kind(), StoreErrorKind::Io);
         });
+    }
+
+    #[test]
+    fn what_is_gone_of_an_object_is_waited_for() {
+        let is_needed = Needed::of(8192);
+        let made = plan_holes(&is_needed, &Holes::default(), &mut |_, into| {
+            into.fill(0);
+            Ok(())
+        });
+        let holes = made.unwrap().holes;
+        assert_eq!(holes.bytes(), 4096);
+        let below = Arc::new(Fickle { holes: holes.clone(), ..Fickle::default() });
+        let line = Arc::new(Line::default());
+        let object = PatientObject { object: below.clone(), line: Arc::clone(&line) };
+        assert_eq!(*object.holes().unwrap(), holes);
+        below.gone.store(true, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| object.holes());
+            wait_until(|| line.traffic().waiting == 1);
+            below.gone.store(false, Ordering::SeqCst);
+            assert_eq!(*reader.join().unwrap().unwrap(), holes);
+        });
+        below.refused.store(true, Ordering::SeqCst);
+        assert_eq!(object.holes().unwrap_err().kind(), StoreErrorKind::Io);
+        below.gone.store(true, Ordering::SeqCst);
+        line.close();
+        assert_eq!(object.holes().unwrap_err().kind(), StoreErrorKind::Io);
+        assert_eq!(line.traffic().waits, 1);
     }
 
     #[test]

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::hold::Hold;
+use crate::holes::Holes;
 use crate::name::{ImageName, ImageReference};
+use crate::needs::Needs;
 use crate::refs::{Image, Version};
 use crate::waiting::Waiting;
 
@@ -219,6 +221,14 @@ pub trait Store: Send + Sync + 'static {
         Ok(0)
     }
 
+    /// Gives back what no version needs of data objects that others need in part, where the store can: at a time at which nobody publishes, and
+    /// of the objects of versions that were removed. Returns the bytes freed. Cheap where nothing was removed. A store without holes keeps such objects as they are,
+    /// until no version needs anything of them.
+    fn trim(&self, needs: &dyn Needs) -> Result<u64, StoreError> {
+        let _ = needs;
+        Ok(0)
+    }
+
     /// Finds the version that a reference means. An error says which versions there are.
     fn resolve(&self, reference: &ImageReference) -> Result<Version, StoreError> {
         match self.image(&reference.name)? {
@@ -268,7 +278,7 @@ pub trait Parts: Send + Sync + 'static {
 }
 
 /// An immutable data object that is open for reading.
-pub trait Object: Send + Sync + 'static {
+pub trait Object: Send + Sync {
     /// Its hash, which is its name.
     fn id(&self) -> Hash;
 
@@ -305,6 +315,12 @@ pub trait Object: Send + Sync + 'static {
         self.read_checked(offset, into, check).map(|()| true)
     }
 
+    /// What of it is gone, as no version of the store needs it any more. It is read when it is asked for. Servers that cannot be
+    /// asked now are waited for only where the object was found wrong: for others nothing is gone then, and its hash tells.
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        Ok(Arc::default())
+    }
+
     /// Says that what [`Object::read_range`] gave of it, as a whole, does not have the hash that is its name. A store
     /// that has the object in several places reads it from others from now on. Returns whether there is reason to
     /// read it once more.
@@ -334,7 +350,7 @@ pub trait Publication: Send {
         sent: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<Option<(Hash, u64)>, StoreError>;
 
-    /// Copies a data object of another store, durably, unless it is there; checks its hash. `copied` is told how many
+    /// Copies a data object of another store, durably, unless it is there; checks its hash. What is gone there and here stays gone. `copied` is told how many
     /// bytes more are there, those that an interrupted copy left included, and can end the copy: an error leaves
     /// what was copied so far for the next one to go on with. The object stays if this publication is dropped.
     fn copy_object(

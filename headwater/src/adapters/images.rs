@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
@@ -11,7 +12,7 @@ use headwater_api::{
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
-use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Round};
+use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Round};
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
     PullOrder, PullOutcome, Pulled,
@@ -20,6 +21,7 @@ use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
 
 use crate::adapters::disks::blocking;
 use crate::adapters::holds::{DaemonName, heard};
@@ -56,6 +58,10 @@ const RECLAIM_EVERY_S: u64 = 60;
 /// The same for a store across a network: while something is in use, a look lists the store.
 const RECLAIM_EVERY_REMOTE_S: u64 = 600;
 
+/// How long the removal of a version waits until the space of what others do not need is given back; that goes on behind it. For each gigabyte
+/// that goes it is read, which takes a second or several.
+const TRIM_WAIT: Duration = Duration::from_secs(5);
+
 impl StoredImages {
     /// The images of `store`, of which `daemon` needs some, and what boots of them read; where they are repaired from servers, or come
     /// from some, `servers` says what these are shown. Only disks wait for a store that is away: who asks for one of these operations
@@ -87,6 +93,22 @@ impl StoredImages {
             work()
         })
         .await
+    }
+
+    /// Gives back what no version needs of data objects that others need, on a thread of its own, which ends also where nobody waits. Where that is under way
+    /// already, nothing is done.
+    fn trim(&self) -> JoinHandle<u64> {
+        let store = Arc::clone(&self.store);
+        tokio::task::spawn_blocking(move || {
+            let freed_bytes = store.trim(&Manifests).unwrap_or_else(|error| {
+                tracing::warn!(%error, "space of removed versions is not given back now; it will be later");
+                0
+            });
+            if freed_bytes > 0 {
+                tracing::info!(bytes = freed_bytes, "space that no version needs is given back");
+            }
+            freed_bytes
+        })
     }
 }
 
@@ -216,7 +238,12 @@ impl Images for StoredImages {
         }
         self.reclaimed_at_s.store(now_s, Ordering::Relaxed);
         let store = self.store.clone();
-        self.blocking("free what removals left", move || store.reclaim_left().map_err(store_failed)).await
+        let freed = self
+            .blocking("free what removals left", move || store.reclaim_left().map_err(store_failed))
+            .await;
+        // What that kept is needed no more. Promotions that are due do not wait for it.
+        drop(self.trim());
+        freed
     }
 
     async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, Option<u64>), BackendError> {
@@ -289,7 +316,7 @@ impl Images for StoredImages {
 
     async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError> {
         let (store, reference) = (self.store.clone(), parse(reference)?);
-        self.blocking("remove an image", move || {
+        let removed = self.blocking("remove an image", move || {
             let name = &reference.name;
             let removed = match reference.selector {
                 Selector::Default if with_channels => store.remove(name, None),
@@ -302,8 +329,13 @@ impl Images for StoredImages {
             let removed = removed.map_err(store_failed)?;
             let names = removed.versions.iter().map(|number| format!("{name}@{number}"));
             Ok(Removed { removed: names.collect(), freed_bytes: removed.freed_bytes })
-        })
-        .await
+        });
+        let mut removed = removed.await?;
+        // The versions are gone, whatever becomes of their space.
+        if let Ok(Ok(freed_bytes)) = tokio::time::timeout(TRIM_WAIT, self.trim()).await {
+            removed.freed_bytes = removed.freed_bytes.saturating_add(freed_bytes);
+        }
+        Ok(removed)
     }
 
     fn keeps_holds(&self) -> bool {

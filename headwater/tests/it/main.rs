@@ -29,4 +29,5 @@ mod store_output;
 mod stores;
 mod streaming;
 mod support;
+mod trimming;
 mod vhost_user_machines;

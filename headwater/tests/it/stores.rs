@@ -29,7 +29,7 @@ fn server() -> &'static S3Server {
 }
 
 /// A place for a store in S3.
-fn in_bucket(bucket: &str) -> String {
+pub fn in_bucket(bucket: &str) -> String {
     server().bucket(bucket);
     format!("s3://{bucket}/golden?endpoint=http://{}", server().address())
 }
@@ -43,11 +43,11 @@ fn with_keys(command: &mut Command) -> &mut Command {
         .env("NO_PROXY", "127.0.0.1")
 }
 
-fn store(args: &[&str]) -> support::Ran {
+pub fn store(args: &[&str]) -> support::Ran {
     run(with_keys(headwater().arg("store").args(args)))
 }
 
-fn text(path: &Path) -> &str {
+pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
@@ -66,7 +66,7 @@ fn made_by_a_daemon() -> (tempfile::TempDir, Vec<u8>) {
 }
 
 /// A process that serves a store, until this is dropped.
-struct Served(Child);
+pub struct Served(Child);
 
 impl Drop for Served {
     fn drop(&mut self) {
@@ -75,7 +75,7 @@ impl Drop for Served {
     }
 }
 
-fn serve(args: &[&str]) -> (Served, String) {
+pub fn serve(args: &[&str]) -> (Served, String) {
     let mut command = headwater();
     with_keys(&mut command).args(["store", "serve"]).args(args).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -691,7 +691,7 @@ fn a_url_says_where_an_image_is_and_which() {
 }
 
 /// All bytes of what an export with these arguments serves.
-fn exported(args: &[&str]) -> Vec<u8> {
+pub fn exported(args: &[&str]) -> Vec<u8> {
     let dir = support::short_dir();
     let socket = dir.path().join("nbd");
     let mut command = headwater();

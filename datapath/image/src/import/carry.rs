@@ -1,9 +1,9 @@
 //! Carrying out: what a new version needs of data objects that are mostly out of use is stored again, so that these objects go
 //! with the older versions that need them.
 //!
-//! Chunks are never taken out of an object: an object is named by its content, and others may have copied it. So one stays as
+//! In a bucket, and on a file system without holes, an object stays as
 //! long as any version needs a single chunk of it, and a store in which versions come and go week by week would grow by all that
-//! these weeks brought. As the cleaner of a log does, a new version copies what is still needed of an object of which less than a
+//! these weeks brought (elsewhere `Store::trim` gives back what nobody needs of it, so that none is mostly out of use). As the cleaner of a log does, a new version copies what is still needed of an object of which less than a
 //! third is. Each byte that is copied so has two beside it that are out of use, so that in the long run at most half as much is copied as
 //! came.
 //!

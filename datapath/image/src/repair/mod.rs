@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::sync::Arc;
 
-use headwater_store::{Hash, Patch, Store, StoreError, StoreErrorKind};
+use headwater_store::{Hash, Holes, Object, Patch, Store, StoreError, StoreErrorKind};
 
 use self::by_hash::ByHash;
 use self::patched::Patched;
@@ -444,6 +444,7 @@ impl<'a> Repair<'a> {
         self.tried.try_borrow().ok().and_then(|tried| tried.get(&id).cloned())
     }
 
+    /// Those that have all that the version needs of it come first; of the others the rest is taken from what is here.
     fn copy_from_sources(&self, id: Hash) -> Result<(), String> {
         let ObjectRef { id, len_bytes } = self.object(id)?;
         let mut why = "no other store was named".to_owned();
@@ -452,19 +453,61 @@ impl<'a> Repair<'a> {
             self.tell_copied(before.saturating_add(bytes));
             self.go_on()
         };
-        for source in self.sources {
-            let to = headwater_store::copy_object;
-            let copied = source
-                .open_object_of(id, len_bytes)
-                .and_then(|object| to(self.store.publish()?.as_mut(), object.as_ref(), &mut go_on));
-            match copied {
-                Ok(()) => return Ok(()),
+        let mut lacking = Vec::new();
+        let mut copy = |object: &dyn Object, why: &mut String| {
+            let outcome = self.store.publish().and_then(|mut publication| {
+                headwater_store::copy_object(publication.as_mut(), object, &mut go_on)
+            });
+            match outcome {
+                Ok(()) => Ok(true),
                 // It takes as much room from another source.
-                Err(e) if e.kind() == StoreErrorKind::NoSpace => return Err(e.to_string()),
+                Err(e) if e.kind() == StoreErrorKind::NoSpace => Err(e.to_string()),
+                Err(e) => {
+                    *why = e.to_string();
+                    Ok(false)
+                }
+            }
+        };
+        for source in self.sources {
+            let object = match source.open_object_of(id, len_bytes) {
+                Ok(object) => object,
+                Err(e) => {
+                    why = e.to_string();
+                    continue;
+                }
+            };
+            match object.holes() {
+                Ok(holes) if self.lacks(id, &holes) => lacking.push((source.shown(), object)),
+                Ok(_) => {
+                    if copy(object.as_ref(), &mut why)? {
+                        return Ok(());
+                    }
+                }
                 Err(e) => why = e.to_string(),
             }
         }
+        for (shown, object) in lacking {
+            let own = self.store.open_object(id).and_then(|own| own.holes());
+            let is_enough = own.is_ok_and(|own| !self.lacks(id, &own));
+            if !is_enough {
+                why = format!("{shown} has given back some of what this version needs of it");
+            } else if copy(object.as_ref(), &mut why)? {
+                return Ok(());
+            }
+        }
         Err(why)
+    }
+
+    /// Whether something is gone of an object that the version needs.
+    fn lacks(&self, id: Hash, holes: &Holes) -> bool {
+        let number = self.manifest.objects().iter().position(|object| object.id == id);
+        let stretch =
+            |chunk: &ChunkRef| chunk.offset..chunk.offset.saturating_add(u64::from(chunk.stored_bytes));
+        let chunks = self.manifest.data().map(|(_, chunk)| chunk);
+        !holes.is_empty()
+            && chunks
+                .filter(|chunk| Some(usize_of_u32(chunk.object)) == number)
+                .any(|chunk| holes.overlap(&stretch(chunk)))
     }
 
     fn go_on(&self) -> Result<(), StoreError> {

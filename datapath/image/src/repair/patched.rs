@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headwater_store::{Hash, Object, Patch, StoreError};
+use headwater_store::{Hash, Holes, Object, Patch, StoreError};
 
 use crate::units::{u64_of, usize_of};
 
@@ -29,6 +29,10 @@ impl Object for Patched {
 
     fn len_bytes(&self) -> u64 {
         self.damaged.len_bytes()
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        self.damaged.holes()
     }
 
     /// What lies below patches is not read: the disk may not be able to.

@@ -15,3 +15,4 @@ mod seal;
 mod sharing;
 mod streaming;
 mod touched;
+mod trim;

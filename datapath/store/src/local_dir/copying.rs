@@ -8,17 +8,20 @@
 //! own, which is not kept either.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
+use crate::holes::{Filled, Holes, ObjectHashing, hash_of};
 use crate::local_dir::Inner;
 use crate::local_dir::files::{
     remove_quietly, rename, replace_file, share_file, step, sync_dir, sync_file, write,
 };
+use crate::local_dir::object::{LocalObject, read_holes};
 use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
@@ -27,6 +30,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const MIB: u64 = 1 << 20;
 /// How long a part of an object is kept for the copy to go on with.
 const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How often a copy is begun because others put copies of the same object in place.
+const PLACED_MAX: usize = 4;
 /// What of a file system a copy in place of a damaged object leaves to others who write there, as machines do: one part in so many.
 const RESERVE_PART: u64 = 64;
 /// More than this is not left.
@@ -38,12 +43,46 @@ impl Inner {
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
+        let holes = source.holes()?;
+        if self.copy_once(source, &holes, copied)? {
+            return Ok(());
+        }
+        for _ in 1..PLACED_MAX {
+            // All its bytes were told once.
+            if self.copy_once(source, &holes, &mut |_| copied(0))? {
+                return Ok(());
+            }
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Io,
+            format!("the data object {} was not copied: others copy it all the time; try again", source.id()),
+        ))
+    }
+
+    /// Copies an object of a source where it has these holes. `false`: meanwhile another one was put in place that has something which this one has not.
+    fn copy_once(
+        &self,
+        source: &dyn Object,
+        holes: &Arc<Holes>,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<bool, StoreError> {
         let mut part = Part::new(self, source.id());
-        let has_room = part.check_room(source.len_bytes());
+        let has_room = part.check_room(source.len_bytes().saturating_sub(holes.bytes()));
         let is_refused = has_room.is_err();
-        let outcome = has_room.and_then(|()| self.copy_to(&part, source, copied));
+        let outcome = has_room.and_then(|()| match self.own(source.id(), holes)? {
+            Some(own) => {
+                let filled = Filled::new(source, Arc::clone(holes), Arc::clone(&own))
+                    .map_err(|e| ours_is_damaged(source.id(), &e))?;
+                let outcome = self.copy_to(&part, &filled, copied);
+                match outcome {
+                    Err(e) if e.kind() == StoreErrorKind::Damaged => Err(blame(own.as_ref(), e)),
+                    outcome => outcome,
+                }
+            }
+            None => self.copy_to(&part, source, copied),
+        });
         part.is_kept = match &outcome {
-            Ok(()) => true,
+            Ok(is_placed) => *is_placed,
             // What an earlier copy left took its room then.
             Err(e) => {
                 self.keeps_parts && part.is_named && (is_refused || e.kind() != StoreErrorKind::NoSpace)
@@ -52,28 +91,42 @@ impl Inner {
         outcome
     }
 
+    /// The object that is here already, where one with these holes is to take its place.
+    fn own(&self, id: Hash, holes: &Holes) -> Result<Option<Arc<dyn Object>>, StoreError> {
+        if holes.is_empty() {
+            return Ok(None);
+        }
+        match LocalObject::open(&self.layout, id) {
+            Ok(own) => Ok(Some(Arc::new(own))),
+            Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Returns whether it was put in place.
     fn copy_to(
         &self,
         part: &Part<'_>,
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let (id, len_bytes) = (source.id(), source.len_bytes());
-        let target = self.layout.object(id);
+    ) -> Result<bool, StoreError> {
+        let (id, len_bytes, holes) = (source.id(), source.len_bytes(), source.holes()?);
         let failed = |e| StoreError::from_os(format!("cannot write {}", part.path.display()), e);
         let mut file = step().and_then(|()| part.open()).map_err(failed)?;
-        let mut hasher = blake3::Hasher::new();
-        let taken_up = take_up(&file, len_bytes, &mut hasher).map_err(failed)?;
+        let mut hashing = ObjectHashing::new(&holes, len_bytes);
+        let taken_up = take_up(&file, len_bytes, &mut hashing).map_err(failed)?;
         copied(taken_up)?;
-        part.append(&mut file, source, (taken_up, &mut hasher), copied)?;
-        if taken_up > 0 && Hash::from(hasher.finalize()) != id {
+        part.append(&mut file, (source, &holes), (taken_up, &mut hashing), copied)?;
+        let mut hash = hashing.finish();
+        if taken_up > 0 && hash != id {
             tracing::warn!(%id, "what an interrupted copy left of it may be wrong: it is copied anew");
-            step().and_then(|()| file.set_len(0)).map_err(failed)?;
-            hasher = blake3::Hasher::new();
+            step().and_then(|()| file.set_len(0)).and_then(|()| file.rewind()).map_err(failed)?;
+            hashing = ObjectHashing::new(&holes, len_bytes);
             // All its bytes were told once.
-            part.append(&mut file, source, (0, &mut hasher), &mut |_| copied(0))?;
+            part.append(&mut file, (source, &holes), (0, &mut hashing), &mut |_| copied(0))?;
+            hash = hashing.finish();
         }
-        if Hash::from(hasher.finalize()) != id {
+        if hash != id {
             remove_quietly(&part.path);
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
@@ -82,10 +135,29 @@ impl Inner {
                 ),
             ));
         }
+        let target = self.layout.object(id);
         share_file(&file, &target).and_then(|()| sync_file(&file, &part.path)).map_err(failed)?;
+        self.place(part, &holes, len_bytes)
+    }
+
+    /// Puts a copy in place, with its holes. What is said to be gone may be there, and never the other way round. `false`: what is in place has
+    /// something that this one has not, since just now.
+    fn place(&self, part: &Part<'_>, holes: &Holes, len_bytes: u64) -> Result<bool, StoreError> {
+        let (id, target) = (part.id, self.layout.object(part.id));
+        let _placing = self.placing.lock();
+        if !holes.is_empty() {
+            self.allow_holes()?;
+            match self.own(id, holes)? {
+                Some(there) if holes.common(&*there.holes()?) != *holes => return Ok(false),
+                Some(_) => {}
+                None => self.put_holes(id, holes, len_bytes)?,
+            }
+        }
         rename(&part.path, &target)
             .map_err(|e| StoreError::from_os(format!("cannot write {}", target.display()), e))?;
-        sync_dir(&self.layout.objects())
+        sync_dir(&self.layout.objects())?;
+        self.put_holes(id, holes, len_bytes)?;
+        Ok(true)
     }
 
     /// Writes right bytes over damaged ones. In place: whoever has the object open has them too.
@@ -95,12 +167,19 @@ impl Inner {
         let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
         let file = File::options().write(true).open(&path).map_err(failed)?;
         let len_bytes = file.metadata().map_err(failed)?.len();
+        // Where the list is damaged, what is in it may be punched by nobody: it does not matter here.
+        let holes = read_holes(&self.layout.holes_of(object), len_bytes).unwrap_or_default();
         for patch in patches {
             let end = u64::try_from(patch.bytes.len()).ok().and_then(|len| patch.offset.checked_add(len));
-            if end.is_none_or(|end| end > len_bytes) {
+            let why = match end {
+                Some(end) if end <= len_bytes && !holes.overlap(&(patch.offset..end)) => None,
+                Some(end) if end <= len_bytes => Some("its space was given back at"),
+                _ => Some("it is cut off before"),
+            };
+            if let Some(why) = why {
                 return Err(StoreError::new(
                     StoreErrorKind::Damaged,
-                    format!("cannot mend {}: it is cut off before {:?}", path.display(), patch),
+                    format!("cannot mend {}: {why} {:?}", path.display(), patch),
                 ));
             }
             step().and_then(|()| file.write_all_at(&patch.bytes, patch.offset)).map_err(failed)?;
@@ -218,26 +297,38 @@ impl<'a> Part<'a> {
         ))
     }
 
-    /// Appends what an object has from an offset on, and hashes it.
+    /// Appends what an object with these holes has from an offset on, and hashes it. Where it has a hole the copy gets one.
     fn append(
         &self,
         file: &mut File,
-        source: &dyn Object,
-        (mut at, hasher): (u64, &mut blake3::Hasher),
+        (source, holes): (&dyn Object, &Holes),
+        (at, hashing): (u64, &mut ObjectHashing),
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let failed = |e| StoreError::from_os(format!("cannot write {}", self.path.display()), e);
-        let len_bytes = source.len_bytes();
+        let (mut at, len_bytes) = (at, source.len_bytes());
         let mut buffer = vec![0; PIECE_BYTES];
-        while at < len_bytes {
-            let len = usize::try_from(len_bytes - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
-            let piece = buffer.get_mut(..len).unwrap_or_default();
-            source.read_range(at, piece)?;
-            hasher.update(piece);
-            write(file, piece).map_err(failed)?;
-            let len = u64::try_from(len).unwrap_or(u64::MAX);
-            at = at.saturating_add(len);
-            copied(len)?;
+        let mut stretches = holes.within(&(at..len_bytes));
+        stretches.push(len_bytes..len_bytes);
+        for hole in stretches {
+            while at < hole.start {
+                let len = usize::try_from(hole.start - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+                let piece = buffer.get_mut(..len).unwrap_or_default();
+                source.read_range(at, piece)?;
+                hashing.update(piece);
+                write(file, piece).map_err(failed)?;
+                let len = u64::try_from(len).unwrap_or(u64::MAX);
+                at = at.saturating_add(len);
+                copied(len)?;
+            }
+            let gone = hole.end.saturating_sub(at);
+            if gone > 0 {
+                step().and_then(|()| file.set_len(hole.end)).map_err(failed)?;
+                file.seek(SeekFrom::Start(hole.end)).map_err(failed)?;
+                hashing.pass(gone);
+                at = hole.end;
+                copied(gone)?;
+            }
         }
         Ok(())
     }
@@ -255,13 +346,33 @@ impl Drop for Part<'_> {
     }
 }
 
+/// A copy that was completed with what is here has not its hash: says who is wrong.
+fn blame(own: &dyn Object, error: StoreError) -> StoreError {
+    match hash_of(own, &mut |_| Ok(())) {
+        Ok(hash) if hash == own.id() => error,
+        Ok(_) => ours_is_damaged(own.id(), &"it does not have the hash that is its name"),
+        Err(e) => ours_is_damaged(own.id(), &e),
+    }
+}
+
+/// Nobody else is to blame for that, and asking others makes no difference.
+fn ours_is_damaged(id: Hash, why: &dyn std::fmt::Display) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Io,
+        format!(
+            "the data object {id} is damaged in the store that it is to be copied to ({why}), and the source does not have \
+             all of it: verify its versions there, and repair them from a store that has"
+        ),
+    )
+}
+
 /// What a repair leaves free of a file system of this size.
 fn reserve_bytes(total_bytes: u64) -> u64 {
     (total_bytes / RESERVE_PART).min(RESERVE_MAX_BYTES)
 }
 
 /// Reads what an interrupted copy left. Returns where to go on.
-fn take_up(file: &File, len_bytes: u64, hasher: &mut blake3::Hasher) -> std::io::Result<u64> {
+fn take_up(file: &File, len_bytes: u64, hashing: &mut ObjectHashing) -> std::io::Result<u64> {
     let there = file.metadata()?.len();
     if there > len_bytes {
         file.set_len(0)?;
@@ -273,7 +384,7 @@ fn take_up(file: &File, len_bytes: u64, hasher: &mut blake3::Hasher) -> std::io:
         let len = usize::try_from(there - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
         let piece = buffer.get_mut(..len).unwrap_or_default();
         file.read_exact_at(piece, at)?;
-        hasher.update(piece);
+        hashing.update(piece);
         at = at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
     }
     Ok(there)

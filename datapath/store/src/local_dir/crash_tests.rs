@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,10 +15,12 @@ use proptest::prelude::*;
 
 use crate::copy::{copy, selected};
 use crate::hash::Hash;
+use crate::holes::{Holes, Needed, ObjectHashing, plan_holes};
 use crate::local_dir::parts::TREE_FROM_BYTES;
 use crate::local_dir::power_tests::is_durable;
 use crate::local_dir::{Access, CHUNK_BYTES_DEFAULT, LocalDir};
 use crate::name::ImageName;
+use crate::needs::Needs;
 use crate::refs::{Channel, Image, Pointer, Version};
 use crate::store::{NewVersion, Object, Patch, Pin, Removed, Store};
 use crate::{StoreError, StoreErrorKind};
@@ -109,6 +112,8 @@ pub(super) enum Operation {
         version: u32,
         trace: Option<u8>,
     },
+    /// Space of what no version needs of objects that others need is given back.
+    Trim,
     /// From now on the disk has no room, or has room again.
     Fill(bool),
 }
@@ -116,7 +121,7 @@ pub(super) enum Operation {
 pub(super) fn operation() -> impl Strategy<Value = Operation> {
     use Operation::{
         Copy, Fill, GiveUp, Mend, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert,
-        Run, Schedule, SetTrace, Stop,
+        Run, Schedule, SetTrace, Stop, Trim,
     };
     let (image, version) = (0..2usize, 1..6u32);
     prop_oneof![
@@ -137,6 +142,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         1 => (image.clone(), version.clone()).prop_map(|(image, version)| Mend { image, version }),
         2 => (image.clone(), version, prop::option::of(0..3u8))
             .prop_map(|(image, version, trace)| SetTrace { image, version, trace }),
+        3 => Just(Trim),
         2 => any::<bool>().prop_map(Fill),
         1 => image.prop_map(|image| RemoveImage { image }),
     ]
@@ -150,9 +156,38 @@ fn own_object(content: u8) -> Vec<u8> {
     vec![content; 40]
 }
 
-/// Shared by the contents with the same remainder.
+/// Shared by the contents with the same remainder. Each needs some of a block of its own.
 fn shared_object(content: u8) -> Vec<u8> {
-    vec![200 + content % 2; 30]
+    (0..5 * BLOCK + 30).map(|at| 200 + content % 2 + u8::try_from(at / BLOCK).unwrap()).collect()
+}
+
+const BLOCK: usize = 4096;
+
+/// What of a shared object no content needs.
+const UNNEEDED: Range<u64> = 4 * 4096..5 * 4096;
+
+fn needed_of_shared(content: u8) -> Range<u64> {
+    let from = BLOCK * (1 + usize::from(content / 2) % 3) + 100;
+    from as u64..from as u64 + 50
+}
+
+/// What versions need, by their manifests.
+struct Contents;
+
+impl Needs for Contents {
+    fn objects(&self, manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
+        let (content, objects) = (manifest[0] - 100, usize::from(*manifest.last().unwrap()));
+        let all = [shared_object(content), own_object(content)];
+        Ok(all.iter().take(objects).map(|bytes| (Hash::of(bytes), bytes.len() as u64)).collect())
+    }
+
+    fn stretches(&self, manifest: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError> {
+        let content = manifest[0] - 100;
+        for (number, (id, len_bytes)) in self.objects(manifest)?.into_iter().enumerate() {
+            needed(id, if number == 0 { needed_of_shared(content) } else { 0..len_bytes });
+        }
+        Ok(())
+    }
 }
 
 /// Of a content with so many of its objects: with one only, it is another content. Some have a hash tree.
@@ -172,7 +207,11 @@ pub(super) fn publish(store: &LocalDir, image: usize, content: u8) -> Result<(),
     let mut objects = Vec::new();
     for bytes in [shared_object(content), own_object(content)] {
         // Each is the own object of a version of its own, as an import makes them.
-        if store.open_object(Hash::of(&bytes)).is_ok() {
+        // What is gone of one that is here is known to nobody, and written again.
+        let needed = if objects.is_empty() { needed_of_shared(content) } else { 0..bytes.len() as u64 };
+        if let Ok(there) = store.open_object(Hash::of(&bytes))
+            && !there.holes()?.overlap(&needed)
+        {
             objects.push(Hash::of(&bytes));
             continue;
         }
@@ -259,9 +298,7 @@ pub(super) fn apply(
         Operation::Copy { image, version } => {
             let reference = format!("{}@{version}", name(image)).parse()?;
             let what = selected(&Other, &[reference])?;
-            let with_length = |id: &Hash| (*id, Other.open_object(*id).unwrap().len_bytes());
-            let listed: Vec<(Hash, u64)> = what[0].1[0].objects.iter().map(with_length).collect();
-            copy(&Other, store, &what, &|_| Ok(listed.clone()), false, &mut |_| Ok(())).map(drop)
+            copy(&Other, store, &what, &Contents, false, &mut |_| Ok(())).map(drop)
         }
         Operation::Mend { image, version } => {
             let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
@@ -271,6 +308,7 @@ pub(super) fn apply(
             let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
             store.set_trace(version.manifest, trace.map(trace_bytes).as_deref())
         }
+        Operation::Trim => store.trim(&Contents).map(drop),
         Operation::Fill(is_full) => {
             IS_FULL.set(is_full);
             Ok(())
@@ -319,11 +357,22 @@ impl Other {
     }
 }
 
+/// An object of the other store. The block of the shared ones that nobody ever needs is gone there.
 struct InMemory(Vec<u8>);
 
 impl Object for InMemory {
     fn id(&self) -> Hash {
         Hash::of(&self.0)
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        let mut needed = Needed::of(self.len_bytes());
+        needed.mark(&(0..UNNEEDED.start));
+        let planned = plan_holes(&needed, &Holes::default(), &mut |offset, into| {
+            into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
+            Ok(())
+        });
+        Ok(Arc::new(planned?.holes))
     }
 
     fn len_bytes(&self) -> u64 {
@@ -333,6 +382,8 @@ impl Object for InMemory {
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         let from = usize::try_from(offset).unwrap();
         into.copy_from_slice(&self.0[from..from + into.len()]);
+        let gone = |at: &u64| UNNEEDED.contains(at);
+        (offset..).zip(into.iter_mut()).filter(|(at, _)| gone(at)).for_each(|(_, byte)| *byte = 0);
         Ok(())
     }
 }
@@ -447,16 +498,23 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
                 let object = store.open_object(*id).unwrap();
                 let mut bytes = vec![0; usize::try_from(object.len_bytes()).unwrap()];
                 object.read_range(0, &mut bytes).unwrap();
-                assert_eq!(Hash::of(&bytes), *id);
+                let mut hashing = ObjectHashing::new(&object.holes().unwrap(), object.len_bytes());
+                hashing.update(&bytes);
+                assert_eq!(hashing.finish(), *id);
                 needed.insert(id.to_string());
             }
+            let needs = &mut |id, stretch| {
+                let holes = store.open_object(id).unwrap().holes().unwrap();
+                assert!(!holes.overlap(&stretch), "{stretch:?} of {id} is gone, and a version needs it");
+            };
+            Contents.stretches(&manifest, needs).unwrap();
         }
         for pointer in image.pointers().iter().chain(image.scheduled()) {
             assert!(image.versions.iter().any(|version| version.number == pointer.version), "{pointer:?}");
         }
     }
     if nothing_else {
-        for sub in ["manifests", "objects", "traces", "trees", "tmp"] {
+        for sub in ["manifests", "objects", "holes", "traces", "trees", "tmp"] {
             for entry in std::fs::read_dir(dir.join(sub)).unwrap() {
                 let file = entry.unwrap().file_name().into_string().unwrap();
                 // A trace that was being written goes with its version.
@@ -475,6 +533,7 @@ pub(super) fn touched(operation: &Operation) -> Option<String> {
         | Operation::Stop
         | Operation::Mend { .. }
         | Operation::SetTrace { .. }
+        | Operation::Trim
         | Operation::Fill(_) => None,
         Operation::Publish { image, .. }
         | Operation::Promote { image, .. }
@@ -581,6 +640,8 @@ fn run(history: &[Operation], steps: u64) {
             }
         }
     }
+    store.trim(&Contents).unwrap();
+    check(dir.path(), &store, true);
     publish(&store, 0, 9).unwrap();
     check(dir.path(), &store, true);
 }
@@ -630,11 +691,39 @@ fn a_making_that_ends_before_each_change_in_turn_is_done_by_the_next_process() {
     }
 }
 
+#[test]
+fn a_copy_that_ends_before_each_change_in_turn_is_gone_on_with() {
+    for steps in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        let open =
+            || LocalDir::open(dir.path(), Access::Copy { new_chunk_bytes: CHUNK_BYTES_DEFAULT }).unwrap();
+        let copy =
+            |store: &LocalDir| apply(store, &Operation::Copy { image: 1, version: 4 }, &mut Vec::new());
+        let store = open();
+        LEFT.set(steps);
+        let _ = copy(&store);
+        let is_over = !ended();
+        LEFT.set(u64::MAX);
+        drop(store);
+        // What it left stays, as a copy empties nothing.
+        let store = open();
+        copy(&store).unwrap();
+        check(dir.path(), &store, is_over);
+        let holes = store.open_object(Hash::of(&shared_object(5))).unwrap().holes().unwrap();
+        assert_eq!(holes.stretches(), std::slice::from_ref(&UNNEEDED));
+        if is_over {
+            assert!(steps > 15, "{steps}");
+            return;
+        }
+    }
+}
+
 /// One history, ended before each of its changes in turn.
 #[test]
 fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
     use Operation::{
-        Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, SetTrace, Stop,
+        Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, SetTrace,
+        Stop, Trim,
     };
     let history = [
         Publish { image: 0, content: 1 },
@@ -657,6 +746,13 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         Operation::GiveUp { content: 5 },
         Stop,
         RemoveVersion { image: 0, version: 2 },
+        Trim,
+        // It needs what is gone of the shared object: here it is written again, and there it is copied.
+        Publish { image: 0, content: 5 },
+        RemoveVersion { image: 0, version: 5 },
+        Trim,
+        Copy { image: 1, version: 4 },
+        RemoveVersion { image: 1, version: 4 },
         // Of its two objects one is here.
         Copy { image: 1, version: 4 },
         Mend { image: 1, version: 4 },

@@ -110,10 +110,10 @@ fn sync(file: &File) -> Result<(), Error> {
 
 /// In tests: what a power cut leaves is what was synced.
 #[cfg(not(test))]
-fn is_durable(_: &Path) {}
+pub(super) fn is_durable(_: &Path) {}
 
 #[cfg(test)]
-use crate::local_dir::power_tests::is_durable;
+pub(super) use crate::local_dir::power_tests::is_durable;
 
 /// Every change on disk begins with this. It does nothing but in tests, where the process can end before any
 /// of them.

@@ -18,10 +18,12 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"HWSTORE\n";
 const FORMAT: u32 = 1;
+/// Of a store with holes: a release that knows nothing of them would take what has some for whole.
+const FORMAT_WITH_HOLES: u32 = 2;
 const SETTINGS_BYTES: usize = 64;
 /// The longest file that a making that was interrupted leaves: neither the settings nor the lock have more.
 const LEFT_MAX_BYTES: u64 = 64;
-const DIRS: [&str; 6] = ["images", "manifests", "objects", "traces", "trees", "tmp"];
+const DIRS: [&str; 7] = ["images", "manifests", "objects", "holes", "traces", "trees", "tmp"];
 
 #[derive(Debug)]
 pub(super) struct Layout {
@@ -59,6 +61,19 @@ impl Layout {
 
     pub(super) fn object(&self, id: Hash) -> PathBuf {
         self.objects().join(id.to_string())
+    }
+
+    pub(super) fn holes(&self) -> PathBuf {
+        self.root.join("holes")
+    }
+
+    pub(super) fn holes_of(&self, object: Hash) -> PathBuf {
+        self.holes().join(object.to_string())
+    }
+
+    /// Which objects are to be trimmed.
+    pub(super) fn trim(&self) -> PathBuf {
+        self.root.join("trim")
     }
 
     pub(super) fn traces(&self) -> PathBuf {
@@ -121,6 +136,15 @@ impl Layout {
         // Last: a store without this file is one whose making was interrupted, and is made again.
         replace_file(&self.new_settings(), &self.settings(), &settings)?;
         Ok(new_chunk_bytes)
+    }
+
+    /// Has releases that know nothing of holes refuse the store from now on.
+    pub(super) fn allow_holes(&self, temporary: &Path, chunk_bytes: u32) -> Result<(), StoreError> {
+        let settings = encode_settings(chunk_bytes, FORMAT_WITH_HOLES);
+        if read_small(&self.settings(), 4096).is_ok_and(|there| there == settings) {
+            return Ok(());
+        }
+        replace_file(temporary, &self.settings(), &settings)
     }
 
     /// A directory without a store, and with files in it that no interrupted making leaves, is not taken over: somebody may have mistyped its
@@ -191,7 +215,7 @@ fn begins_settings(bytes: &[u8]) -> bool {
 /// The bytes of the file `store` of a store with this chunk size.
 pub fn settings_bytes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
     if chunk_bytes.is_power_of_two() && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
-        return Ok(encode_settings(chunk_bytes));
+        return Ok(encode_settings(chunk_bytes, FORMAT));
     }
     Err(StoreError::new(
         StoreErrorKind::Invalid,
@@ -202,10 +226,16 @@ pub fn settings_bytes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
     ))
 }
 
-fn encode_settings(chunk_bytes: u32) -> Vec<u8> {
+/// The same of a store with holes, which a release that knows nothing of them refuses.
+pub fn settings_bytes_with_holes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
+    settings_bytes(chunk_bytes)?;
+    Ok(encode_settings(chunk_bytes, FORMAT_WITH_HOLES))
+}
+
+fn encode_settings(chunk_bytes: u32, format: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(SETTINGS_BYTES);
     out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&FORMAT.to_le_bytes());
+    out.extend_from_slice(&format.to_le_bytes());
     out.extend_from_slice(&chunk_bytes.to_le_bytes());
     out.extend_from_slice(&[0; 16]);
     let sum = Hash::of(&out);
@@ -228,12 +258,12 @@ pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
         return Err(damaged("it does not start as such a file does"));
     }
     let format = u32::from_le_bytes(*format);
-    if format != FORMAT {
+    if ![FORMAT, FORMAT_WITH_HOLES].contains(&format) {
         return Err(StoreError::new(
             StoreErrorKind::UnknownFormat,
             format!(
-                "the store {place} has format {format}; this release reads format {FORMAT}: use the release that \
-                 made it, or a later one"
+                "the store {place} has format {format}; this release reads formats {FORMAT} and {FORMAT_WITH_HOLES}: use \
+                 the release that made it, or a later one"
             ),
         ));
     }
@@ -242,7 +272,7 @@ pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
     };
     let chunk_bytes = u32::from_le_bytes(*chunk_bytes);
     // One comparison for all that is fixed: length, reserved bytes and checksum.
-    if bytes != encode_settings(chunk_bytes) {
+    if bytes != encode_settings(chunk_bytes, format) {
         return Err(damaged("its checksum does not match"));
     }
     if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
@@ -257,18 +287,23 @@ mod tests {
 
     #[test]
     fn golden_bytes() {
-        let bytes = encode_settings(65_536);
-        assert_eq!(bytes.len(), SETTINGS_BYTES);
-        assert_eq!(&bytes[..16], b"HWSTORE\n\x01\0\0\0\0\0\x01\0");
-        assert_eq!(bytes[16..32], [0; 16]);
-        assert_eq!(Hash(bytes[32..].try_into().unwrap()), Hash::of(&bytes[..32]));
-        assert_eq!(chunk_bytes_of("x", &bytes).unwrap(), 65_536);
+        for (format, number) in [(FORMAT, 1), (FORMAT_WITH_HOLES, 2)] {
+            let bytes = encode_settings(65_536, format);
+            assert_eq!(bytes.len(), SETTINGS_BYTES);
+            assert_eq!((&bytes[..8], bytes[8]), (&b"HWSTORE\n"[..], number));
+            assert_eq!(bytes[9..16], *b"\0\0\0\0\0\x01\0");
+            assert_eq!(bytes[16..32], [0; 16]);
+            assert_eq!(Hash(bytes[32..].try_into().unwrap()), Hash::of(&bytes[..32]));
+            assert_eq!(chunk_bytes_of("x", &bytes).unwrap(), 65_536);
+        }
+        let later = chunk_bytes_of("x", &encode_settings(65_536, 3)).unwrap_err();
+        assert_eq!(later.kind(), StoreErrorKind::UnknownFormat);
     }
 
     #[test]
     fn any_changed_byte_is_noticed() {
         for at in 0..SETTINGS_BYTES {
-            let mut bytes = encode_settings(65_536);
+            let mut bytes = encode_settings(65_536, FORMAT);
             bytes[at] ^= 1;
             assert!(chunk_bytes_of("x", &bytes).is_err(), "byte {at}");
         }

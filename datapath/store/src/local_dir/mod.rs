@@ -5,9 +5,11 @@
 //!   DIR/lock           locked by the one process that writes
 //!   DIR/images/NAME    the versions of an image
 //!   DIR/manifests/HASH immutable; a shared lock on it is a pin
-//!   DIR/objects/HASH   immutable
+//!   DIR/objects/HASH   immutable, but that no version needs what is in its holes any more
+//!   DIR/holes/HASH     what of an object is gone, and the nodes of its hash above that
 //!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
 //!   DIR/trees/HASH     the hash tree of a long manifest, to check parts of it
+//!   DIR/trim           objects of which less is needed since a version was removed
 //!   DIR/spare          room for the list of an image on a full disk
 //!   DIR/tmp/           being written; emptied when a writer opens the store, but for what another copy goes on with
 //! ```
@@ -19,7 +21,8 @@
 //! pinned a version meanwhile that is in no list any more.
 //!
 //! # Lock order
-//! `Inner::state`, then the lock of a manifest. Neither is held while bytes of objects are read or written.
+//! `Inner::trimming`, which is held while bytes of objects are read, then `Inner::state` or `Inner::placing`, then the lock of a manifest. None
+//! of these three is held while bytes of objects are read or written.
 
 mod copying;
 #[cfg(test)]
@@ -32,6 +35,7 @@ mod parts;
 mod power_tests;
 mod publication;
 mod spare;
+mod trim;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
@@ -49,7 +53,9 @@ use crate::local_dir::files::{lock_shared, read_small, remove, replace_file, sha
 use crate::local_dir::layout::Layout;
 use crate::local_dir::object::LocalObject;
 use crate::local_dir::publication::LocalPublication;
+use crate::local_dir::trim::Trim;
 use crate::name::ImageName;
+use crate::needs::Needs;
 use crate::refs::{self, Image, Version};
 use crate::store::{
     Listed, MANIFEST_MAX_BYTES, Object, Parts, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
@@ -57,6 +63,7 @@ use crate::store::{
 
 pub use crate::local_dir::layout::{
     CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, chunk_bytes_of, settings_bytes,
+    settings_bytes_with_holes,
 };
 
 /// The largest file in `images/`: far more than [`refs::VERSIONS_MAX`] versions of a few objects need.
@@ -108,6 +115,10 @@ struct Inner {
     keeps_parts: bool,
     /// Objects whose copies grow in files of their name.
     copying: Mutex<HashSet<Hash>>,
+    /// Held while an object and its list of holes are put in place: two of one object may have other holes.
+    placing: Mutex<()>,
+    /// Held by who trims.
+    trimming: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +127,10 @@ struct State {
     publications: usize,
     /// Whether somebody wanted to reclaim in the meantime, or left something that was in use.
     sweep_wanted: bool,
+    /// Publications that were ever begun, and removals: where it is what it was, nobody needs more than then.
+    changes: u64,
+    /// Objects to be trimmed.
+    trim: Trim,
 }
 
 /// What a reclaim came to.
@@ -157,7 +172,12 @@ impl LocalDir {
             lacks_spare: AtomicBool::new(false),
             keeps_parts: matches!(access, Access::Copy { .. }),
             copying: Mutex::default(),
+            placing: Mutex::default(),
+            trimming: Mutex::default(),
         };
+        if access != Access::Read {
+            inner.take_up_trim();
+        }
         match access {
             Access::Read => {}
             Access::Write { .. } => inner.sweep_leftovers()?,
@@ -316,7 +336,7 @@ impl Inner {
         }
         let mut reclaimed = Reclaimed::default();
         let layout = &self.layout;
-        for dir in [layout.manifests(), layout.objects(), layout.traces(), layout.trees()] {
+        for dir in [layout.manifests(), layout.objects(), layout.holes(), layout.traces(), layout.trees()] {
             self.reclaim_in(&dir, &needed, locked, &mut reclaimed)?;
             if reclaimed.is_postponed {
                 break;
@@ -335,8 +355,9 @@ impl Inner {
         let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
         // A store of an earlier release lacks their folders. They may be made by another user than the rest, and what is left of them
         // does no harm.
-        let is_advice = dir == self.layout.traces() || dir == self.layout.trees();
-        let mut is_told = false;
+        let is_advice =
+            [self.layout.holes(), self.layout.traces(), self.layout.trees()].iter().any(|it| dir == it);
+        let (mut is_told, mut are_holes_gone) = (false, false);
         let mut stays = |e: std::io::Error| {
             // One line for each folder.
             if !std::mem::replace(&mut is_told, true) {
@@ -373,7 +394,8 @@ impl Inner {
                     continue;
                 }
             }
-            let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
+            // Of one with holes no more than it takes.
+            let len = entry.metadata().map_or(0, |file| file.len().min(file.blocks().saturating_mul(512)));
             match remove(&entry.path()) {
                 Err(e) if is_advice => {
                     stays(e);
@@ -384,8 +406,26 @@ impl Inner {
             reclaimed.freed_bytes = reclaimed.freed_bytes.saturating_add(len);
             // Held until it is gone: a pin that came before would be on a file without a name.
             drop(lock);
+            are_holes_gone |= dir == self.layout.holes();
         }
-        Ok(())
+        // A list that came back after a power cut would call gone what the object has that is written next.
+        if are_holes_gone { sync_dir(dir) } else { Ok(()) }
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        let path = self.layout.manifest(id);
+        let bytes = read_small(&path, MANIFEST_MAX_BYTES)
+            .map_err(|e| StoreError::from_os(format!("cannot read the manifest {}", path.display()), e))?;
+        if Hash::of(&bytes) != id {
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!(
+                    "the manifest {} is damaged: its bytes do not have the hash that is its name",
+                    path.display()
+                ),
+            ));
+        }
+        Ok(bytes)
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -424,7 +464,9 @@ impl Inner {
             return Ok(());
         }
         fs::create_dir_all(folder)?;
-        share_dir(folder, &self.layout.objects())
+        share_dir(folder, &self.layout.objects())?;
+        // What is in it counts from now on.
+        sync_dir(&self.layout.root).map_err(std::io::Error::other)
     }
 
     /// Called when a publication is over. `left_something` if an object without a version may be there.
@@ -494,10 +536,13 @@ impl Inner {
             image.forget(version.number);
         }
 
-        let mut still_needed: HashSet<Hash> = image.versions.iter().map(|v| v.manifest).collect();
-        for other in self.images()?.into_iter().filter(|other| other.name != *name) {
-            still_needed.extend(other.versions.iter().map(|v| v.manifest));
+        let mut still_needed: HashSet<Hash> = HashSet::new();
+        let others = self.images()?.into_iter().filter(|other| other.name != *name);
+        for version in others.chain([image.clone()]).flat_map(|image| image.versions) {
+            still_needed.insert(version.manifest);
+            still_needed.extend(version.objects);
         }
+        state.changes = state.changes.wrapping_add(1);
         // Held until the files are gone, so that nobody pins a version on its way out.
         let mut locks = HashMap::new();
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
@@ -509,6 +554,9 @@ impl Inner {
                 locks.insert(version.manifest, lock);
             }
         }
+        let objects = going.iter().flat_map(|version| version.objects.iter().copied());
+        // Before the versions go: a crash after that leaves the note.
+        self.want_trim(&mut state, objects.filter(|id| still_needed.contains(id)).collect());
         match number {
             Some(_) => self.put_changed(&image)?,
             None => self.remove_image(name)?,
@@ -579,19 +627,7 @@ impl Store for LocalDir {
     }
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
-        let path = self.inner.layout.manifest(id);
-        let bytes = read_small(&path, MANIFEST_MAX_BYTES)
-            .map_err(|e| StoreError::from_os(format!("cannot read the manifest {}", path.display()), e))?;
-        if Hash::of(&bytes) != id {
-            return Err(StoreError::new(
-                StoreErrorKind::Damaged,
-                format!(
-                    "the manifest {} is damaged: its bytes do not have the hash that is its name",
-                    path.display()
-                ),
-            ));
-        }
-        Ok(bytes)
+        self.inner.manifest(id)
     }
 
     fn manifest_parts(&self, id: Hash) -> Result<Option<Arc<dyn Parts>>, StoreError> {
@@ -599,11 +635,7 @@ impl Store for LocalDir {
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        let path = self.inner.layout.object(id);
-        let failed = |e| StoreError::from_read(format!("cannot open the data object {}", path.display()), e);
-        let file = File::open(&path).map_err(failed)?;
-        let len_bytes = file.metadata().map_err(failed)?.len();
-        Ok(Arc::new(LocalObject::new(id, path, file, len_bytes)))
+        Ok(Arc::new(LocalObject::open(&self.inner.layout, id)?))
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -620,7 +652,10 @@ impl Store for LocalDir {
 
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
         self.inner.must_be_writable()?;
-        self.inner.state.lock().publications += 1;
+        let mut state = self.inner.state.lock();
+        state.publications += 1;
+        state.changes = state.changes.wrapping_add(1);
+        drop(state);
         Ok(Box::new(LocalPublication::new(Arc::clone(&self.inner))))
     }
 
@@ -658,6 +693,10 @@ impl Store for LocalDir {
         let freed_bytes = self.inner.reclaim_if_wanted(&mut state, &HashMap::new())?;
         self.inner.keep_spare();
         Ok(freed_bytes)
+    }
+
+    fn trim(&self, needs: &dyn Needs) -> Result<u64, StoreError> {
+        self.inner.trim(needs)
     }
 
     fn directory(&self) -> Option<&Path> {

@@ -2,13 +2,16 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::error::StoreError;
 use crate::hash::Hash;
+use crate::holes::{HOLES_MAX_BYTES, Holes};
+use crate::local_dir::files::read_small;
+use crate::local_dir::layout::Layout;
 use crate::store::{Check, Object};
 
 pub(super) struct LocalObject {
@@ -17,11 +20,29 @@ pub(super) struct LocalObject {
     /// What was damaged as a whole is repaired by another file of its name: that is opened when this one fails.
     file: RwLock<Arc<File>>,
     len_bytes: u64,
+    /// The list of its holes.
+    holes_path: PathBuf,
+    /// What was in it when it was last read.
+    holes: Mutex<Option<Arc<Holes>>>,
+}
+
+/// The holes of an object of this length, from their file.
+pub(super) fn read_holes(path: &Path, len_bytes: u64) -> Result<Holes, StoreError> {
+    match read_small(path, HOLES_MAX_BYTES) {
+        Ok(bytes) => Holes::decode(&path.display().to_string(), &bytes, len_bytes),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Holes::default()),
+        Err(e) => Err(StoreError::from_read(format!("cannot read {}", path.display()), e)),
+    }
 }
 
 impl LocalObject {
-    pub(super) fn new(id: Hash, path: PathBuf, file: File, len_bytes: u64) -> Self {
-        Self { id, path, file: RwLock::new(Arc::new(file)), len_bytes }
+    pub(super) fn open(layout: &Layout, id: Hash) -> Result<Self, StoreError> {
+        let path = layout.object(id);
+        let failed = |e| StoreError::from_read(format!("cannot open the data object {}", path.display()), e);
+        let file = File::open(&path).map_err(failed)?;
+        let len_bytes = file.metadata().map_err(failed)?.len();
+        let (file, holes_path) = (RwLock::new(Arc::new(file)), layout.holes_of(id));
+        Ok(Self { id, path, file, len_bytes, holes_path, holes: Mutex::default() })
     }
 
     /// Reads from the file that is open, and once more where that is no good and another one has its name.
@@ -77,5 +98,26 @@ impl Object for LocalObject {
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         self.read(offset, into, check)
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        let mut known = self.holes.lock();
+        if let Some(holes) = &*known {
+            return Ok(Arc::clone(holes));
+        }
+        let holes = Arc::new(read_holes(&self.holes_path, self.len_bytes)?);
+        *known = Some(Arc::clone(&holes));
+        Ok(holes)
+    }
+
+    /// While it was read it may have got holes, by another process too, or another file may have taken its place.
+    fn was_wrong(&self) -> bool {
+        let before = self.holes.lock().take();
+        let file = Arc::clone(&self.file.read());
+        if self.replaced(&file).is_some() {
+            return true;
+        }
+        let Some(before) = before else { return false };
+        read_holes(&self.holes_path, self.len_bytes).is_ok_and(|now| now != *before)
     }
 }

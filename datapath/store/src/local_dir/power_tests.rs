@@ -54,7 +54,7 @@ fn names(dir: &Path) -> BTreeMap<String, u64> {
 /// What is found after the power has come back.
 fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) -> tempfile::TempDir {
     let found = tempfile::tempdir().unwrap();
-    for folder in ["", "images", "manifests", "objects", "traces", "trees", "tmp"] {
+    for folder in ["", "images", "manifests", "objects", "holes", "traces", "trees", "tmp"] {
         let (from, to) = (dir.join(folder), found.path().join(folder));
         if !from.exists() {
             continue;
@@ -146,7 +146,7 @@ proptest! {
 /// One history, cut before each of its changes in turn, with several throws of the dice.
 #[test]
 fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
-    use Operation::{Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, SetTrace};
+    use Operation::{Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, SetTrace, Trim};
     let history = [
         Publish { image: 0, content: 1 },
         Publish { image: 0, content: 3 },
@@ -158,6 +158,10 @@ fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
         Fill(false),
         Operation::GiveUp { content: 5 },
         RemoveVersion { image: 0, version: 2 },
+        Trim,
+        Publish { image: 0, content: 3 },
+        RemoveVersion { image: 0, version: 1 },
+        Trim,
         Publish { image: 1, content: 1 },
         RemoveImage { image: 0 },
         Copy { image: 0, version: 5 },

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::error::StoreError;
 use crate::hash::Hash;
+use crate::holes::Holes;
 use crate::local_dir::Inner;
 use crate::local_dir::files::{
     read_small, remove_quietly, rename, share_file, step, sync_dir, sync_file, write,
@@ -89,11 +90,14 @@ impl Publication for LocalPublication {
         let path = self.store.layout.object(id);
         self.left_something = true;
         let synced = share_file(&writing.file, &path).and_then(|()| sync_file(&writing.file, &writing.path));
+        let _placing = self.store.placing.lock();
         if let Err(e) = synced.and_then(|()| rename(&writing.path, &path)) {
             remove_quietly(&writing.path);
             return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
         }
         sync_dir(&self.store.layout.objects())?;
+        // One with holes that was there is whole again.
+        self.store.put_holes(id, &Holes::default(), writing.len_bytes)?;
         self.finished = Some((id, writing.len_bytes));
         Ok(self.finished)
     }

@@ -156,11 +156,11 @@ fn an_interrupted_making_is_finished_and_the_chunk_size_stays() {
     assert_eq!(writable(dir.path()).chunk_bytes(), 8192);
 
     let mut settings = fs::read(dir.path().join("store")).unwrap();
-    settings[8] = 2;
+    settings[8] = 3;
     fs::write(dir.path().join("store"), settings).unwrap();
     let error = LocalDir::open(dir.path(), Access::Read).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::UnknownFormat);
-    assert!(error.to_string().contains("format 2"), "{error}");
+    assert!(error.to_string().contains("format 3"), "{error}");
 }
 
 #[test]

@@ -7,3 +7,4 @@ mod local_dir;
 mod modes;
 mod s3;
 mod s3_crash;
+mod trim;

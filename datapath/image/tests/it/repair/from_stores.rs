@@ -10,8 +10,8 @@ use super::{Noting, check, mend, mend_telling, object_path};
 use crate::fixture::{disk_of, flip, import_bytes, noise, read_all, store};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, ImportOptions, Progress, RepairProgress, Round, Verified,
-    VersionReader, objects_of, repair, repair_manifest, verify_in, versions_touched,
+    Cancel, ChunkCache, ImageErrorKind, ImportOptions, Manifests, Progress, RepairProgress, Round, Verified,
+    VersionReader, repair, repair_manifest, verify_in, versions_touched,
 };
 use headwater_store::{Access, Copied, LocalDir, Store, Version};
 
@@ -323,7 +323,7 @@ fn synced(store: &LocalDir) -> Copied {
     let dir = tempfile::tempdir().unwrap();
     let target = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     let what = headwater_store::copy::everything(store).unwrap();
-    headwater_store::copy(store, &target, &what, &objects_of, true, &mut |_| Ok(())).unwrap()
+    headwater_store::copy(store, &target, &what, &Manifests, true, &mut |_| Ok(())).unwrap()
 }
 
 #[test]

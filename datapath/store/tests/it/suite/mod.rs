@@ -79,7 +79,7 @@ pub fn publish(
 /// All files below `dir`, with their lengths, but locks and pins.
 pub fn files(dir: &Path) -> Vec<(String, u64)> {
     let mut out = Vec::new();
-    for sub in ["images", "manifests", "objects", "tmp"] {
+    for sub in ["images", "manifests", "objects", "holes", "tmp"] {
         // A bucket has no folders that are empty.
         let Ok(entries) = fs::read_dir(dir.join(sub)) else { continue };
         for entry in entries {

@@ -1,0 +1,69 @@
+//! An object of another store, with what is missing there taken from the store that it is copied to.
+
+use std::sync::Arc;
+
+use crate::error::StoreError;
+use crate::hash::Hash;
+use crate::holes::Holes;
+use crate::store::Object;
+
+/// An object with the bytes of `source`, and in its holes those of `own`. A copy of `source` alone would take from the versions of this store what only
+/// they need.
+pub(crate) struct Filled<'a> {
+    source: &'a dyn Object,
+    own: Arc<dyn Object>,
+    /// Those of the source.
+    holes: Arc<Holes>,
+    /// What neither has.
+    common: Arc<Holes>,
+}
+
+impl<'a> Filled<'a> {
+    /// Where `own` has what the source, with these holes, has not.
+    pub(crate) fn new(
+        source: &'a dyn Object,
+        holes: Arc<Holes>,
+        own: Arc<dyn Object>,
+    ) -> Result<Self, StoreError> {
+        let common = Arc::new(holes.common(&*own.holes()?));
+        Ok(Self { source, own, holes, common })
+    }
+}
+
+impl Object for Filled<'_> {
+    fn id(&self) -> Hash {
+        self.source.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.source.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let end = offset.saturating_add(u64::try_from(into.len()).unwrap_or(u64::MAX));
+        let (mut at, mut rest) = (offset, into);
+        for hole in self.holes.within(&(offset..end)) {
+            let (before, after) = split(rest, hole.start.saturating_sub(at));
+            let (inside, after) = split(after, hole.end.saturating_sub(hole.start));
+            if !before.is_empty() {
+                self.source.read_range(at, before)?;
+            }
+            self.own.read_range(hole.start, inside)?;
+            (at, rest) = (hole.end, after);
+        }
+        if rest.is_empty() { Ok(()) } else { self.source.read_range(at, rest) }
+    }
+
+    fn was_wrong(&self) -> bool {
+        self.source.was_wrong()
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        Ok(Arc::clone(&self.common))
+    }
+}
+
+fn split(bytes: &mut [u8], at: u64) -> (&mut [u8], &mut [u8]) {
+    let at = usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+    bytes.split_at_mut(at)
+}
