@@ -479,15 +479,21 @@ impl Bucket {
     /// All keys below `folder`, which is without slashes at its ends. Each page is a request of its own. Where one fails there is no
     /// listing: what is not in one is taken for gone.
     pub(super) fn list(&self, folder: &str) -> Result<Vec<Entry>, StoreError> {
+        self.list_beginning(folder, "")
+    }
+
+    /// The same, of keys whose names in `folder` begin like this.
+    pub(super) fn list_beginning(&self, folder: &str, beginning: &str) -> Result<Vec<Entry>, StoreError> {
         let below = if folder.is_empty() { self.url.prefix.clone() } else { self.path(folder).to_string() };
         let below = if below.is_empty() { below } else { format!("{below}/") };
         let entry = |meta: ObjectMeta| {
             let name = meta.location.as_ref().strip_prefix(&below)?.to_owned();
             Some(Entry { name, len_bytes: meta.size, at_s: meta.last_modified.timestamp() })
         };
+        let listed = format!("{below}{beginning}");
         let (mut found, mut next): (Vec<Entry>, Option<String>) = (Vec::new(), None);
         for _ in 0..LISTED_PAGES_MAX {
-            let (prefix, page_token) = (below.clone(), next.clone());
+            let (prefix, page_token) = (listed.clone(), next.clone());
             let work = self.clone().attempt(Operation::List, folder.to_owned(), move |s3, _| {
                 let (prefix, page_token) = (prefix.clone(), page_token.clone());
                 async move {

@@ -4,11 +4,13 @@
 //!   s3://BUCKET/PREFIX/store            as in a directory: the same keys, the same bytes
 //!                      images/NAME      replaced as a whole, on the condition that nobody else did
 //!                      manifests/HASH   immutable
-//!                      objects/HASH     immutable
+//!                      objects/HASH     immutable, and always whole
+//!                      holed/HASH.LIST  immutable: the object HASH but for its holes; see `holed`
 //!                      traces/HASH
 //!                      locks/, pins/    who uses what: see `mark`
 //!                      holds/           who needs what also while it is off: see `crate::hold`
-//!                      tmp/HASH.upload  how far a copy that was interrupted is
+//!                      tmp/HASH.upload, tmp/HASH.LIST.upload
+//!                                       how far a copy that was interrupted is
 //! ```
 //!
 //! # Many writers
@@ -27,6 +29,7 @@ mod body;
 mod bucket;
 mod failure;
 mod holds;
+mod holed;
 mod keys;
 mod listing;
 mod mark;
@@ -442,18 +445,12 @@ impl Store for S3Store {
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        let key = object_key(id);
-        let Some((len_bytes, _)) = self.inner.bucket.head(&key)? else {
-            let message = format!("the data object {} does not exist", self.inner.bucket.shown(&key));
-            return Err(StoreError::new(StoreErrorKind::NotFound, message));
-        };
-        Ok(Arc::new(S3Object { id, key, bucket: self.inner.bucket.clone(), len_bytes }))
+        Ok(Arc::new(S3Object::find(&self.inner.bucket, id)?))
     }
 
     /// The first read tells whether it is there and has that length.
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
-        let (key, bucket) = (object_key(id), self.inner.bucket.clone());
-        Ok(Arc::new(S3Object { id, key, bucket, len_bytes }))
+        Ok(Arc::new(S3Object::unseen(&self.inner.bucket, id, len_bytes)))
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -542,8 +539,15 @@ impl Store for S3Store {
 
     fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.inner.must_be_writable()?;
-        let damaged = self.open_object(object)?;
-        publication::send_object(&self.inner, damaged.as_ref(), patches, None, &mut |_| Ok(()))
+        let damaged = S3Object::find(&self.inner.bucket, object)?;
+        if damaged.is_holed() {
+            let shown = self.inner.bucket.shown(&object_key(object));
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!("cannot mend {shown}: it is kept with holes, and is copied as a whole instead"),
+            ));
+        }
+        publication::send_object(&self.inner, &damaged, patches, None, &mut |_| Ok(()))
     }
 
     fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {

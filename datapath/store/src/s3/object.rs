@@ -1,20 +1,232 @@
 //! Reading an object of the bucket.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::RwLock;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
+use crate::holes::Holes;
 use crate::s3::bucket::Bucket;
+use crate::s3::holed::Holed;
+use crate::s3::object_key;
 use crate::s3::part::Part;
 use crate::store::{Check, Object};
 use crate::waiting::Waiting;
 
 /// An object that is read range by range.
 pub(super) struct S3Object {
-    pub id: Hash,
-    pub key: String,
-    pub bucket: Bucket,
-    pub len_bytes: u64,
+    id: Hash,
+    bucket: Bucket,
+    len_bytes: u64,
+    kept: RwLock<Kept>,
+}
+
+/// How the bucket has an object.
+#[derive(Clone)]
+enum Kept {
+    /// Nobody has asked: as a whole, unless that is not there.
+    Unknown,
+    Whole,
+    Holed(Arc<Holed>),
+}
+
+impl Kept {
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Holed(one), Self::Holed(other)) => one.is_same(other),
+            (Self::Holed(_), _) | (_, Self::Holed(_)) => false,
+            (Self::Unknown | Self::Whole, Self::Unknown | Self::Whole) => true,
+        }
+    }
+}
+
+/// A part of a key.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) key: String,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+}
+
+impl S3Object {
+    /// One that is there as a whole, or is looked for when it is not.
+    pub(super) fn unseen(bucket: &Bucket, id: Hash, len_bytes: u64) -> Self {
+        Self { id, bucket: bucket.clone(), len_bytes, kept: RwLock::new(Kept::Unknown) }
+    }
+
+    /// One that is there as a whole.
+    pub(super) fn whole(bucket: &Bucket, id: Hash, len_bytes: u64) -> Self {
+        Self { id, bucket: bucket.clone(), len_bytes, kept: RwLock::new(Kept::Whole) }
+    }
+
+    /// Looks for an object: as a whole, or else for copies with holes.
+    pub(super) fn find(bucket: &Bucket, id: Hash) -> Result<Self, StoreError> {
+        let (len_bytes, kept) = look(bucket, id, None)?;
+        Ok(Self { id, bucket: bucket.clone(), len_bytes, kept: RwLock::new(kept) })
+    }
+
+    /// Whether copies with holes are all that was found of it.
+    pub(super) fn is_holed(&self) -> bool {
+        matches!(*self.kept.read(), Kept::Holed(_))
+    }
+
+    /// Looks for it once more. Returns whether it is kept in another way than it was.
+    fn look_again(&self) -> Result<bool, StoreError> {
+        let (_, kept) = look(&self.bucket, self.id, Some(self.len_bytes))?;
+        let mut before = self.kept.write();
+        let is_same = before.is_same(&kept);
+        // The same copies keep their order.
+        if !is_same || matches!(*before, Kept::Unknown) {
+            *before = kept;
+        }
+        Ok(!is_same)
+    }
+
+    fn begin(&self, offset: u64, len: usize, has_looked: bool) -> Reading {
+        let kept = self.kept.read().clone();
+        let ways = match &kept {
+            Kept::Unknown | Kept::Whole => {
+                let all = Piece { key: object_key(self.id), offset, len };
+                // What was changed on its way here is right the second time.
+                vec![vec![all.clone()], vec![all]]
+            }
+            Kept::Holed(holed) => {
+                let end = offset.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+                holed.ways(&(offset..end))
+            }
+        };
+        let mut reading = Reading {
+            kept,
+            ways: ways.into(),
+            pieces: VecDeque::new(),
+            came: Vec::new(),
+            part: None,
+            has_looked,
+        };
+        reading.next_way();
+        reading
+    }
+
+    /// What to do about a piece that could not be read, or about bytes that all came and were refused.
+    fn go_on(
+        &self,
+        reading: &mut Reading,
+        (offset, len): (u64, usize),
+        error: StoreError,
+    ) -> Result<(), StoreError> {
+        let were_refused = reading.pieces.is_empty();
+        let is_holed = matches!(reading.kept, Kept::Holed(_));
+        let is_of_copy =
+            is_holed && matches!(error.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged);
+        if (were_refused || is_of_copy) && reading.next_way() {
+            return Ok(());
+        }
+        let may_be_elsewhere = is_of_copy || (!were_refused && error.kind() == StoreErrorKind::NotFound);
+        if reading.has_looked || !may_be_elsewhere {
+            return Err(error);
+        }
+        // A thread waits here, but seldom: once for an object with holes, whose server has answered just now.
+        match self.look_for(reading) {
+            Ok(true) => {
+                *reading = self.begin(offset, len, true);
+                Ok(())
+            }
+            Ok(false) => Err(error),
+            Err(e) if e.kind() == StoreErrorKind::NotFound => Err(error),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Returns whether the object is kept in another way by now than a read took it to be. Another read may have looked already.
+    fn look_for(&self, reading: &Reading) -> Result<bool, StoreError> {
+        if self.kept.read().is_same(&reading.kept) {
+            self.look_again()?;
+        }
+        Ok(!self.kept.read().is_same(&reading.kept))
+    }
+
+    /// All of it came, and was right.
+    fn was_read(&self, reading: &Reading) {
+        if matches!(reading.kept, Kept::Unknown) {
+            let mut kept = self.kept.write();
+            if matches!(*kept, Kept::Unknown) {
+                *kept = Kept::Whole;
+            }
+        }
+    }
+
+    fn must_hold(&self, offset: u64, len: usize) -> Result<(), StoreError> {
+        let end = u64::try_from(len).ok().and_then(|len| offset.checked_add(len));
+        if end.is_some_and(|end| end <= self.len_bytes) {
+            return Ok(());
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Damaged,
+            format!(
+                "cannot read {len} bytes at {offset} of {}: it ends at {}",
+                self.bucket.shown(&object_key(self.id)),
+                self.len_bytes
+            ),
+        ))
+    }
+}
+
+/// How an object is kept, and its length. One of copies with holes is what all have that are not damaged, and that have the length where
+/// it is known.
+fn look(bucket: &Bucket, id: Hash, len_bytes: Option<u64>) -> Result<(u64, Kept), StoreError> {
+    let key = object_key(id);
+    if let Some((len_bytes, _)) = bucket.head(&key)? {
+        return Ok((len_bytes, Kept::Whole));
+    }
+    if let Some(holed) = Holed::find(bucket, id, len_bytes)? {
+        return Ok((holed.len_bytes, Kept::Holed(Arc::new(holed))));
+    }
+    let message = format!("the data object {} does not exist", bucket.shown(&key));
+    Err(StoreError::new(StoreErrorKind::NotFound, message))
+}
+
+/// A read under way.
+struct Reading {
+    kept: Kept,
+    /// What is tried when this is of no use.
+    ways: VecDeque<Vec<Piece>>,
+    /// What is to come, of which the first is asked for.
+    pieces: VecDeque<Piece>,
+    /// What came before these.
+    came: Vec<Bytes>,
+    part: Option<Part>,
+    /// Whether it was looked for meanwhile how the object is kept.
+    has_looked: bool,
+}
+
+impl Reading {
+    fn next_way(&mut self) -> bool {
+        let Some(pieces) = self.ways.pop_front() else { return false };
+        (self.pieces, self.part) = (pieces.into(), None);
+        self.came.clear();
+        true
+    }
+
+    fn takes(&mut self, bytes: Bytes) {
+        self.pieces.pop_front();
+        self.came.push(bytes);
+    }
+
+    /// Puts together what came.
+    fn fill(&self, into: &mut [u8]) {
+        let mut rest = into;
+        for bytes in &self.came {
+            let len = bytes.len().min(rest.len());
+            let (part, after) = rest.split_at_mut(len);
+            if part.len() == bytes.len() {
+                part.copy_from_slice(bytes);
+            }
+            rest = after;
+        }
+    }
 }
 
 impl Object for S3Object {
@@ -27,20 +239,33 @@ impl Object for S3Object {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.must_hold(offset, into.len())?;
-        let bytes = self.bucket.get_range(&self.key, offset, into.len())?;
-        into.copy_from_slice(&bytes);
-        Ok(())
+        self.read_checked(offset, into, &mut |_| Ok(()))
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
-        self.read_range(offset, into)?;
-        if check(into).is_ok() {
-            return Ok(());
+        self.must_hold(offset, into.len())?;
+        let mut reading = self.begin(offset, into.len(), false);
+        loop {
+            let outcome = match reading.pieces.front() {
+                Some(piece) => {
+                    let read = self.bucket.get_range(&piece.key, piece.offset, piece.len);
+                    read.map(|bytes| reading.takes(bytes))
+                }
+                None => {
+                    reading.fill(into);
+                    match check(into) {
+                        Ok(()) => {
+                            self.was_read(&reading);
+                            return Ok(());
+                        }
+                        refused => refused,
+                    }
+                }
+            };
+            if let Err(e) = outcome {
+                self.go_on(&mut reading, (offset, into.len()), e)?;
+            }
         }
-        // What was changed on its way here is right the second time.
-        self.read_range(offset, into)?;
-        check(into)
     }
 
     fn read_or_wait(
@@ -51,57 +276,59 @@ impl Object for S3Object {
         waiting: &mut Waiting,
     ) -> Result<bool, StoreError> {
         self.must_hold(offset, into.len())?;
-        let mut read = waiting.end::<Asked>().unwrap_or_default();
+        let mut reading = waiting.end::<Reading>().unwrap_or_else(|| self.begin(offset, into.len(), false));
         let read_for = waiting.read_for();
         loop {
-            let ask = || Part::ask(&self.bucket, &self.key, offset, into.len(), read_for);
-            let part = read.part.take().or_else(ask);
+            let Some(piece) = reading.pieces.front() else {
+                reading.fill(into);
+                match check(into) {
+                    Ok(()) => {
+                        self.was_read(&reading);
+                        return Ok(true);
+                    }
+                    // As in `read_checked`.
+                    Err(e) if e.kind() == StoreErrorKind::Damaged => {
+                        self.go_on(&mut reading, (offset, into.len()), e)?;
+                    }
+                    Err(e) => return Err(e),
+                }
+                continue;
+            };
+            let ask = || Part::ask(&self.bucket, &piece.key, piece.offset, piece.len, read_for);
+            let part = reading.part.take().or_else(ask);
             let Some(part) = part else {
                 let parts = Arc::clone(self.bucket.parts());
-                waiting.begin(read, move |_| parts.has_room(read_for));
+                waiting.begin(reading, move |_| parts.has_room(read_for));
                 return Ok(false);
             };
-            let bytes = match part.wait() {
-                Ok(outcome) => outcome?,
+            match part.wait() {
+                Ok(Ok(bytes)) => reading.takes(bytes),
+                Ok(Err(e)) => self.go_on(&mut reading, (offset, into.len()), e)?,
                 Err(part) => {
                     let is_over = part.is_over();
-                    read.part = Some(part);
-                    waiting.begin(read, move |_| is_over());
+                    reading.part = Some(part);
+                    waiting.begin(reading, move |_| is_over());
                     return Ok(false);
                 }
-            };
-            into.copy_from_slice(&bytes);
-            match check(into) {
-                Ok(()) => return Ok(true),
-                // As in `read_checked`.
-                Err(e) if !read.was_refused && e.kind() == StoreErrorKind::Damaged => read.was_refused = true,
-                Err(e) => return Err(e),
             }
         }
     }
-}
 
-/// A read under way.
-#[derive(Default)]
-struct Asked {
-    part: Option<Part>,
-    /// The first bytes that came were wrong.
-    was_refused: bool,
-}
-
-impl S3Object {
-    fn must_hold(&self, offset: u64, len: usize) -> Result<(), StoreError> {
-        let end = u64::try_from(len).ok().and_then(|len| offset.checked_add(len));
-        if end.is_some_and(|end| end <= self.len_bytes) {
-            return Ok(());
+    /// What none of its copies has. Only of one that was not looked for the bucket is asked.
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        if matches!(*self.kept.read(), Kept::Unknown) {
+            self.look_again()?;
         }
-        Err(StoreError::new(
-            StoreErrorKind::Damaged,
-            format!(
-                "cannot read {len} bytes at {offset} of {}: it ends at {}",
-                self.bucket.shown(&self.key),
-                self.len_bytes
-            ),
-        ))
+        Ok(match &*self.kept.read() {
+            Kept::Holed(holed) => Arc::clone(&holed.common),
+            Kept::Unknown | Kept::Whole => Arc::default(),
+        })
+    }
+
+    /// Of several copies with holes one may be damaged, and others may have come.
+    fn was_wrong(&self) -> bool {
+        let kept = self.kept.read().clone();
+        let Kept::Holed(holed) = kept else { return false };
+        self.look_again().unwrap_or(false) || holed.turn()
     }
 }

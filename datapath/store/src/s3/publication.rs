@@ -148,7 +148,11 @@ impl Publication for S3Publication {
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        send_object(&self.store, source, &[], Some(upload::state_key(source.id())), copied)
+        let holes = source.holes()?;
+        if !holes.is_empty() {
+            return self.store.copy_holed(source, holes, copied);
+        }
+        send_object(&self.store, source, &[], Some(upload::state_key(&object_key(source.id()))), copied)
     }
 
     fn confirm(&self) -> Result<(), StoreError> {
@@ -253,11 +257,15 @@ pub(super) fn send_object(
             if Hash::from(checked.borrow().finalize()) == id {
                 return Ok(());
             }
-            Err(StoreError::new(
-                StoreErrorKind::Damaged,
-                format!("the data object {id} is damaged where it was to be copied from; it was not copied"),
-            ))
+            Err(damaged_source(id))
         },
     };
     upload::send(&store.bucket, sending)
+}
+
+pub(super) fn damaged_source(id: Hash) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Damaged,
+        format!("the data object {id} is damaged where it was to be copied from; it was not copied"),
+    )
 }

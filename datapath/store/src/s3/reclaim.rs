@@ -12,6 +12,7 @@ use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
 use crate::s3::bucket::{Condition, Entry, Refusal};
 use crate::s3::failure::Unchanged;
+use crate::s3::holed::{self, HOLED};
 use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, PINS, SWEEP_WANTED, WRITER_PREFIX};
 use crate::s3::{Inner, image_key, upload};
 use crate::store::Removed;
@@ -62,9 +63,12 @@ impl Inner {
         let needed = self.needed()?;
         let (mut freed_bytes, mut is_postponed) = (0u64, false);
         let pinned = self.pinned()?;
-        for folder in ["manifests", "objects", "traces"] {
+        for folder in ["manifests", "objects", HOLED, "traces"] {
             for entry in self.bucket.list(folder)? {
-                let hash = entry.name.parse::<Hash>().ok();
+                let hash = match folder {
+                    HOLED => holed::named(&entry.name).map(|(id, _)| id),
+                    _ => entry.name.parse::<Hash>().ok(),
+                };
                 let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
                 if folder == "manifests" && pinned.contains(&hash) {
                     is_postponed = true;

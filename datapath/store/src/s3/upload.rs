@@ -1,8 +1,8 @@
 //! Sending an object to S3: at once when it is small, otherwise in parts, several at a time.
 //!
-//! The parts of an object that is copied from another store are written down in `tmp/HASH.upload`, so that a copy
-//! that was interrupted goes on where it was, from whatever host. All of the source is read again then: a part that is
-//! there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
+//! The parts of an object that is copied from another store are written down in `tmp/HASH.upload`, those of a copy with holes in
+//! `tmp/HASH.LIST.upload`, so that a copy that was interrupted goes on where it was, from whatever host. All of the source is read again
+//! then: a part that is there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
 //! What nobody went on with for [`ABANDONED_AFTER`] is given back with the next space that is.
 //!
 //! Two copies of one object at the same time send the parts of one upload, where the second one finds the state of the first. One of
@@ -20,6 +20,7 @@ use bytes::Bytes;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
+use crate::s3::holed::{self, HOLED};
 use crate::s3::object_key;
 
 /// Larger objects are sent in parts of this size, or of larger ones where there would be too many.
@@ -38,9 +39,17 @@ const STATE_SUFFIX: &str = ".upload";
 /// How long an interrupted sending is kept to go on with: parts cost as much as objects, and no listing shows them.
 pub(super) const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Where the state of the sending of an object is kept.
-pub(super) fn state_key(id: Hash) -> String {
-    format!("{STATES}/{id}{STATE_SUFFIX}")
+/// Where the state of the sending of an object, or of a copy with holes, is kept: under the name of its key.
+pub(super) fn state_key(key: &str) -> String {
+    let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
+    format!("{STATES}/{name}{STATE_SUFFIX}")
+}
+
+/// The key of which the state with this name says how far it is.
+fn key_of(state: &str) -> Option<String> {
+    let name = state.strip_suffix(STATE_SUFFIX)?;
+    let whole = name.parse::<Hash>().ok().map(object_key);
+    whole.or_else(|| holed::named(name).map(|_| format!("{HOLED}/{name}")))
 }
 
 /// Fills a buffer with the bytes at an offset.
@@ -292,13 +301,12 @@ fn begin_anew(bucket: &Bucket, key: &str, part_bytes: u64) -> Result<Parts, Stor
 
 /// Gives back the parts of a sending that was abandoned, and its state after them.
 pub(super) fn forget(bucket: &Bucket, abandoned: &Entry) -> Result<(), StoreError> {
-    let id = abandoned.name.strip_suffix(STATE_SUFFIX).and_then(|id| id.parse::<Hash>().ok());
-    let Some(id) = id else { return Ok(()) };
-    let state = state_key(id);
+    let Some(key) = key_of(&abandoned.name) else { return Ok(()) };
+    let state = state_key(&key);
     if let Some((bytes, _)) = bucket.get(&state, STATE_MAX_BYTES)?
         && let Some(upload) = upload_in(&bytes)
     {
-        bucket.abort_parts(&object_key(id), upload)?;
+        bucket.abort_parts(&key, upload)?;
     }
     bucket.remove(&state)
 }
@@ -398,6 +406,20 @@ mod tests {
         assert!(Parts::decode(&bytes[..bytes.len() - 1], 7).is_none(), "cut");
         assert!(decode(format!("headwater upload 2\n7\nu\n{hash} \n")).is_none(), "a part without a name");
         assert!(decode("headwater upload 2\n7\nu\na\n".into()).is_none(), "a part without a hash");
+    }
+
+    #[test]
+    fn a_state_names_the_key_whose_parts_it_has() {
+        let (id, list) = (Hash::of(b"object"), "0123456789abcdef0123456789abcdef");
+        for key in [object_key(id), format!("holed/{id}.{list}")] {
+            let state = state_key(&key);
+            assert_eq!(key_of(state.strip_prefix("tmp/").unwrap()), Some(key));
+        }
+        for other in
+            [format!("{id}"), format!("{id}.{list}.{list}.upload"), format!("{id}..upload"), ".upload".into()]
+        {
+            assert_eq!(key_of(&other), None, "{other}");
+        }
     }
 
     #[test]

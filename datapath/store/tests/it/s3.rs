@@ -3,6 +3,7 @@
 
 mod changes;
 mod faults;
+pub mod holed;
 mod uploads;
 
 use std::fs;

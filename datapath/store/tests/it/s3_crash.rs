@@ -13,13 +13,15 @@ use std::time::{Duration, SystemTime};
 use headwater_store::copy::selected;
 use headwater_store::hold::Purpose;
 use headwater_store::{
-    Access, Channel, Hash, Hold, ImageName, Keys, LocalDir, NewVersion, Patch, Pin, Pointer, S3Options,
-    S3Store, S3Url, Store, StoreError, StoreErrorKind, Version, copy,
+    Access, Channel, Hash, Hold, ImageName, Keys, LocalDir, Needs, NewVersion, ObjectHashing, Patch, Pin,
+    Pointer, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind, Version, copy,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::{Fault, HttpRelay, test_name};
+use headwater_testkit::{Fault, HttpRelay, Rng, test_name};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+
+use crate::s3::holed::{Lines, copy_all, holed, whole};
 
 /// The server is this program once more, in this test.
 fn served_by() -> &'static str {
@@ -97,7 +99,7 @@ fn copy_from(source: &dyn Store, store: &dyn Store) -> Result<(), StoreError> {
     let what = selected(source, &["c".parse().unwrap()])?;
     let with_length = |id: &Hash| (*id, source.open_object(*id).unwrap().len_bytes());
     let objects: Vec<(Hash, u64)> = what[0].1[0].objects.iter().map(with_length).collect();
-    copy(source, store, &what, &|_| Ok(objects.clone()), false, &mut |_| Ok(())).map(drop)
+    copy(source, store, &what, &|_: &[u8]| Ok(objects.clone()), false, &mut |_| Ok(())).map(drop)
 }
 
 fn copy_from_elsewhere(store: &dyn Store) -> Result<(), StoreError> {
@@ -197,36 +199,48 @@ fn keys(dir: &Path) -> Vec<PathBuf> {
 /// since it writes into no file that is there.
 const LARGE_BYTES: u64 = 1 << 20;
 
-fn object_bytes(store: &dyn Store, dir: &Path, id: Hash) -> Vec<u8> {
+/// The hash of an object but for its holes.
+fn object_hash(store: &dyn Store, dir: &Path, id: Hash) -> Hash {
     let object = store.open_object(id).unwrap();
+    let mut hashing = ObjectHashing::new(&object.holes().unwrap(), object.len_bytes());
     if object.len_bytes() >= LARGE_BYTES {
-        return fs::read(dir.join("objects").join(id.to_string())).unwrap();
+        hashing.update(&fs::read(dir.join("objects").join(id.to_string())).unwrap());
+    } else {
+        let mut bytes = vec![0; usize::try_from(object.len_bytes()).unwrap()];
+        object.read_range(0, &mut bytes).unwrap();
+        hashing.update(&bytes);
     }
-    let mut bytes = vec![0; usize::try_from(object.len_bytes()).unwrap()];
-    object.read_range(0, &mut bytes).unwrap();
-    bytes
+    hashing.finish()
 }
 
 /// Where nothing may be left that no version needs. In the last one uploads are noted that are under way.
-const FOLDERS: [&str; 5] = ["manifests", "objects", "traces", "locks", "tmp"];
+const FOLDERS: [&str; 6] = ["manifests", "objects", "holed", "traces", "locks", "tmp"];
 
 /// All that is listed is there and whole, and in these folders there is nothing else.
 fn check(store: &dyn Store, dir: &Path, folders: &[&str], when: &str) {
     let mut needed = BTreeSet::new();
     for image in store.images().unwrap() {
         for version in &image.versions {
-            assert_eq!(Hash::of(&store.manifest(version.manifest).unwrap()), version.manifest);
+            let manifest = store.manifest(version.manifest).unwrap();
+            assert_eq!(Hash::of(&manifest), version.manifest);
             needed.insert(version.manifest.to_string());
             for id in &version.objects {
-                assert_eq!(Hash::of(&object_bytes(store, dir, *id)), *id, "{when}");
+                assert_eq!(object_hash(store, dir, *id), *id, "{when}");
                 needed.insert(id.to_string());
             }
+            let must_be = |id, stretch| {
+                let holes = store.open_object(id).unwrap().holes().unwrap();
+                assert!(!holes.overlap(&stretch), "{stretch:?} of {id} is gone {when}");
+            };
+            Lines.stretches(&manifest, &mut { must_be }).unwrap();
         }
     }
     for folder in folders {
         for key in keys(&dir.join(folder)) {
             let key = key.file_name().unwrap().to_str().unwrap().to_owned();
-            assert!(needed.contains(&key), "{folder}/{key} is left {when}");
+            // A copy with holes has the hash of its list after that of the object.
+            let name = if *folder == "holed" { key.split('.').next().unwrap() } else { key.as_str() };
+            assert!(needed.contains(name), "{folder}/{key} is left {when}");
         }
     }
 }
@@ -444,7 +458,7 @@ fn go_on(place: &Place, life: &Life, changes: usize, act: &Act<'_>) -> bool {
     make_older(&place.store.join("locks"), LAPSED);
     let next = open(relay.address(), "next").unwrap_or_else(|e| panic!("{e} {when}"));
     assert_eq!(lists(&next), life.states[*answered], "{when}");
-    check(&next, &place.store, &FOLDERS[..4], &when);
+    check(&next, &place.store, &FOLDERS[..5], &when);
     assert_eq!(noted_upload(&place.store), noted, "{when}");
     relay.take_seen();
     // Where the server has put it together, it knows it no more, and the object is gone by now: the copy begins anew.
@@ -481,6 +495,39 @@ fn a_machine_that_ends_within_an_upload_leaves_what_the_next_one_goes_on_with_or
     // Of the import before each of two parts, and before it is complete. Of the copy before each of five parts, before it is noted
     // twice which are there, before it is complete, and before the note goes.
     assert!(gone_on >= 12, "{gone_on}");
+}
+
+#[test]
+fn a_machine_that_ends_while_it_copies_what_has_holes_leaves_all_versions_what_they_need() {
+    let place = Place::start();
+    let object = Rng::new(31).bytes(300_000);
+    let dirs = [0; 3].map(|_| tempfile::tempdir().unwrap());
+    let sources = [
+        holed(dirs[0].path(), "c", &object, &(20_000..30_000)),
+        // What this one needs is what that one lacks, and the other way round.
+        holed(dirs[1].path(), "d", &object, &(100_000..110_000)),
+        whole(dirs[2].path(), "e", &object),
+    ];
+    let act: &Act<'_> = &|store, step| match sources.get(step) {
+        Some(source) => copy_all(source, store).map(drop),
+        None => store.remove(&name(["e", "c", "d"][step - sources.len()]), None).map(drop),
+    };
+    let life = place.live(6, |store, step| act(store, step).unwrap());
+    assert!(life.ends.len() > 25, "{}", life.ends.len());
+    for changes in 0..life.ends.len() {
+        end_before(&place, &life, changes);
+
+        // And where the next one goes on at once.
+        let (copy, answered) = &life.ends[changes];
+        let when = life.when(changes);
+        place.restore(copy);
+        make_older(&place.store.join("locks"), LAPSED);
+        let next = open(place.server.address(), "next").unwrap_or_else(|e| panic!("{e} {when}"));
+        for step in *answered..sources.len() {
+            act(&next, step).unwrap_or_else(|e| panic!("{e} {when}"));
+        }
+        check(&next, &place.store, &FOLDERS, &when);
+    }
 }
 
 /// What a machine does to an image, to a version of it, or to the store.

@@ -125,7 +125,8 @@ impl Shelf {
 
 #[test]
 fn a_listing_that_fails_for_a_while_is_made_again() {
-    const FOLDERS: [&str; 8] = ["holds", "images", "pins", "locks", "manifests", "objects", "traces", "tmp"];
+    const FOLDERS: [&str; 9] =
+        ["holds", "images", "pins", "locks", "manifests", "objects", "holed", "traces", "tmp"];
     let shelf = Shelf::new(5, Duration::from_secs(20));
     for fault in [Fault::Status(500), Fault::Cut, Fault::CutUnnoticed, ERROR] {
         let removed = shelf.remove(&format!("{fault:?}"), |relay| {
@@ -174,6 +175,7 @@ fn a_listing_that_fails_for_good_takes_nothing_for_gone() {
         ("holds", 1),
         ("manifests", 0),
         ("objects", 0),
+        ("holed", 0),
         ("traces", 0),
         ("tmp", 0),
     ];
