@@ -13,10 +13,15 @@
 //! Of several of one kind, the one that gave it longest ago comes first. So who asks again and again gets it from all servers of a kind in
 //! turn.
 //!
+//! Where something of an object is gone on a server, one is to give all of it, whose list of holes was told (see `holes.rs`). Who was told
+//! that reads the parts by and by, and not through the same open object where it does so through a server. So it is remembered here, and
+//! that one comes before all others, until it has given just this part to who asks for it again.
+//!
 //! Who asks is not known. Where several servers gave the part to others, the first that is asked may be the one whose bytes were wrong.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use headwater_store::Hash;
 
@@ -25,6 +30,20 @@ use crate::whole::Whom;
 
 /// Parts that are remembered: more than are read in the moment after which who found one wrong asks again.
 const GIVEN_MAX: usize = 4096;
+
+/// Objects of which is remembered who is to give all of them ..
+const GIVERS_MAX: usize = 256;
+/// .. and for how long: reading one takes less, and else its list is asked for again.
+const GIVER_FOR: Duration = Duration::from_secs(3600);
+
+/// Who is to give all of an object.
+#[derive(Debug)]
+pub(crate) struct Giver {
+    object: Hash,
+    /// The last of these; those before it were to do so before.
+    servers: Vec<usize>,
+    until: Instant,
+}
 
 /// A part of an object that a server gave.
 #[derive(Debug)]
@@ -46,10 +65,36 @@ impl Servers {
         }
     }
 
+    /// Remembers who is to give all of an object, or that anybody may. What that one gave of it before says nothing: what is gone there
+    /// was not known.
+    pub(crate) fn is_to_give(&self, object: Hash, server: Option<usize>) {
+        let state = &mut *self.state.lock();
+        let known = state.givers.iter().position(|giver| giver.object == object);
+        let known = known.and_then(|at| state.givers.remove(at));
+        let Some(server) = server else { return };
+        let mut servers = known.map(|known| known.servers).unwrap_or_default();
+        servers.retain(|before| *before != server);
+        servers.push(server);
+        state.given.retain(|given| given.object != object || given.server != server);
+        state.givers.push_back(Giver { object, servers, until: Instant::now() + GIVER_FOR });
+        if state.givers.len() > GIVERS_MAX {
+            state.givers.pop_front();
+        }
+    }
+
+    /// Those that were to give all of an object, and last the one that is.
+    pub(crate) fn givers_of(&self, object: Hash) -> Vec<usize> {
+        let now = Instant::now();
+        let state = self.state.lock();
+        let giver = state.givers.iter().find(|giver| giver.object == object && giver.until > now);
+        giver.map(|giver| giver.servers.clone()).unwrap_or_default()
+    }
+
     /// Whom to ask for a part that was wrong.
     pub(crate) fn others_first(&self, object: Hash, part: &Range<u64>) -> Whom {
         // Whether each gave it to others, and when it gave it last.
         let mut turns = BTreeMap::<usize, (bool, usize)>::new();
+        let giver = self.givers_of(object).pop();
         let state = self.state.lock();
         let is_of_part = |given: &&Given| {
             given.object == object && given.part.start < part.end && part.start < given.part.end
@@ -59,6 +104,12 @@ impl Servers {
             *gave_to_others |= !given.past_caches;
             *last = turn;
         }
+        let gave_it = |given: &Given| {
+            given.object == object && given.part.start <= part.start && part.end <= given.part.end
+        };
+        let has_given =
+            |giver: &usize| state.given.iter().any(|given| given.server == *giver && gave_it(given));
+        let first = giver.filter(|giver| !has_given(giver));
         drop(state);
         let mut order: Vec<_> = turns
             .into_iter()
@@ -66,6 +117,8 @@ impl Servers {
             .collect();
         order.sort_unstable();
         Whom {
+            first,
+            alone: first.is_some(),
             last: order.into_iter().map(|(_, _, server)| server).collect(),
             past_caches: true,
             ..Whom::default()
@@ -158,5 +211,28 @@ mod tests {
             assert_eq!(servers.others_first(object, &(0..100)).last, [1, 0]);
             gave(1, true);
         }
+    }
+
+    #[test]
+    fn who_is_to_give_all_of_an_object_is_asked_first_until_it_gave_the_part() {
+        let (servers, object) = (three_servers(), Hash::of(b"1"));
+        let first = |part| servers.others_first(object, &part).first;
+        let gave = |server, part| servers.gave(Given { object, part, server, past_caches: true });
+        gave(1, 0..100);
+        assert!(servers.givers_of(object).is_empty() && first(0..100).is_none());
+        // What it gave before says nothing.
+        servers.is_to_give(object, Some(1));
+        assert_eq!((first(0..100), servers.others_first(object, &(0..100)).alone), (Some(1), true));
+        // Nor does that it was asked how long the object is.
+        gave(1, 0..1);
+        assert_eq!((first(0..100), first(0..u64::MAX)), (Some(1), Some(1)));
+        gave(1, 0..100);
+        assert_eq!((first(0..100), first(100..200), first(50..60)), (None, Some(1), None));
+        servers.is_to_give(object, Some(2));
+        assert_eq!((first(0..100), servers.givers_of(object)), (Some(2), vec![1, 2]));
+        servers.is_to_give(object, Some(1));
+        assert_eq!((first(0..100), servers.givers_of(object)), (Some(1), vec![2, 1]));
+        servers.is_to_give(object, None);
+        assert!(servers.givers_of(object).is_empty() && first(0..100).is_none());
     }
 }

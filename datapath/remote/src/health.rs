@@ -77,6 +77,20 @@ impl Servers {
         }
     }
 
+    /// Whether reads may ask it now.
+    pub(crate) fn is_there(&self, index: usize) -> bool {
+        let state = self.state.lock();
+        let health = state.records.get(index).map(|record| &record.health);
+        matches!(health, Some(Health::Up | Health::Distrusted { .. }))
+    }
+
+    /// Whether its bytes were wrong not long ago.
+    pub(crate) fn is_distrusted(&self, index: usize) -> bool {
+        let state = self.state.lock();
+        let health = state.records.get(index).map(|record| &record.health);
+        matches!(health, Some(Health::Distrusted { .. }))
+    }
+
     /// It answers, and cannot give `what`. That concerns reads of this alone: it is asked for all else as before.
     pub(crate) fn cannot_give(&self, index: usize, what: &str, why: &str) {
         self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);

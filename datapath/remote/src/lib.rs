@@ -17,6 +17,8 @@
 //!   say so once, and go on when one is back, for as long as the store is open.
 //! - Of an object that is checked only as a whole, and was wrong, the next reading is from other servers. So is that of a part
 //!   which is handed on without a check, and which who asked for it found wrong.
+//! - An object of which something is gone on a server is read as a whole from one of them, as long as that one is there: from the one on
+//!   which the least is gone. Nobody is blamed for a whole that was not read past caches, or of which the list of what is gone is not known.
 //! - A read that waits takes no thread where its caller has other things to do
 //!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //! - A read that is late is asked for a second time from another server; the first answer counts.
@@ -71,6 +73,7 @@ mod connection;
 mod given;
 mod head;
 mod health;
+mod holes;
 mod probe;
 mod server;
 mod speed;

@@ -28,7 +28,7 @@ use crate::whole::Whom;
 const BREAKS_MAX: u32 = 3;
 /// A read that does not wait for servers waits for the probe of one that broke off, for at most so many times as long as
 /// comes before the first probe.
-const PROBE_WAITS: u32 = 10;
+pub(crate) const PROBE_WAITS: u32 = 10;
 
 /// What is to be read.
 pub(crate) struct Ask<'a> {

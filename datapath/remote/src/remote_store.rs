@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_store::{
-    Check, Hash, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store,
-    StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting, chunk_bytes_of,
+    Check, HOLES_MAX_BYTES, Hash, Holes, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin,
+    Publication, Removed, Store, StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting,
+    chunk_bytes_of,
 };
 use parking_lot::Mutex;
 
 use crate::given::Given;
+use crate::holes::{Told, Waits, holes_of};
 use crate::limits::Limits;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
@@ -202,7 +204,22 @@ impl RemoteStore {
         let len_bytes = answer.total.ok_or_else(|| {
             StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
         })?;
-        self.open_object_of(id, len_bytes)
+        Ok(Arc::new(self.object(id, len_bytes, past_caches)))
+    }
+
+    /// An object, which who opens it found wrong before, or did not.
+    fn object(&self, id: Hash, len_bytes: u64, past_caches: bool) -> RemoteObject {
+        RemoteObject {
+            open: Arc::clone(&self.open),
+            id,
+            path: format!("objects/{id}"),
+            len_bytes,
+            patient: self.patient,
+            past_caches,
+            whole: Mutex::default(),
+            holes_path: format!("holes/{id}"),
+            holes: Mutex::default(),
+        }
     }
 
     fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
@@ -335,19 +352,13 @@ impl Store for RemoteStore {
     }
 
     fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        // Whoever gave any part of it also said how long it is.
-        self.open_with_its_length(id, self.open.0.others_first(id, &(0..u64::MAX)))
+        // Whoever gave any part of it also said how long it is. Who is to give all of it may be wrong about that, too.
+        let whom = self.open.0.others_first(id, &(0..u64::MAX));
+        self.open_with_its_length(id, Whom { first: None, alone: false, ..whom })
     }
 
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(Arc::new(RemoteObject {
-            open: Arc::clone(&self.open),
-            id,
-            path: format!("objects/{id}"),
-            len_bytes,
-            patient: self.patient,
-            whole: Mutex::default(),
-        }))
+        Ok(Arc::new(self.object(id, len_bytes, false)))
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -436,8 +447,13 @@ struct RemoteObject {
     path: String,
     len_bytes: u64,
     patient: bool,
+    /// Who opened it found it wrong: what is gone of it is asked for past caches.
+    past_caches: bool,
     /// Of what is read without a check; never locked across I/O.
     whole: Mutex<Whole>,
+    holes_path: String,
+    /// What of it is gone, as servers said; never locked across I/O.
+    holes: Mutex<Option<Arc<Holes>>>,
 }
 
 impl RemoteObject {
@@ -474,6 +490,32 @@ impl RemoteObject {
         Ask { path: &self.path, wanted, patient: self.patient, optional: false, whom }
     }
 
+    /// Asks servers what of it is gone.
+    fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<Told, StoreError> {
+        let mut whom = self.whole.lock().whom();
+        if self.past_caches && whom.last.is_empty() {
+            // Others found wrong what came of the one whose list they were told before.
+            whom.last = self.open.0.givers_of(self.id);
+        }
+        whom.past_caches = past_caches;
+        let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
+        let ask = Ask { path: &self.holes_path, wanted, patient: false, optional: true, whom };
+        holes_of(&self.open.0, &ask, self.len_bytes, waits)
+    }
+
+    fn waits(&self) -> Waits {
+        if self.patient { Waits::AsForBytes } else { Waits::Soon }
+    }
+
+    /// Remembers it, and who is to give all of the object: where that one is wrong about it, the object is wrong as a whole.
+    fn keep_holes(&self, told: Told) -> Arc<Holes> {
+        let holes = Arc::new(told.holes);
+        *self.holes.lock() = Some(Arc::clone(&holes));
+        self.open.0.is_to_give(self.id, told.giver);
+        self.whole.lock().comes_from(told.giver);
+        holes
+    }
+
     fn fill(&self, into: &mut [u8], answer: &Answer) -> Result<(), StoreError> {
         let Some(body) = answer.body.get(..into.len()) else {
             return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));
@@ -507,7 +549,12 @@ impl Object for RemoteObject {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let whom = self.whole.lock().whom();
+        let mut whom = self.whole.lock().whom();
+        if whom.first.is_none() {
+            // Who asks through a server was told what is gone of it by another open object.
+            whom.first = self.open.0.givers_of(self.id).pop();
+            whom.alone |= whom.first.is_some();
+        }
         if let Some(server) = self.read_unchecked(offset, into, whom)? {
             self.whole.lock().read(server, u64::try_from(into.len()).unwrap_or(u64::MAX));
         }
@@ -542,9 +589,50 @@ impl Object for RemoteObject {
         }
     }
 
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        if let Some(known) = self.holes.lock().clone() {
+            return Ok(known);
+        }
+        let past_caches = self.past_caches || self.whole.lock().is_again();
+        if past_caches || !self.patient {
+            return Ok(self.keep_holes(self.ask_for_holes(past_caches, self.waits())?));
+        }
+        match self.ask_for_holes(false, Waits::No) {
+            Ok(told) => Ok(self.keep_holes(told)),
+            Err(e) if e.kind() == StoreErrorKind::UnknownFormat || self.open.0.is_closed() => Err(e),
+            // A cache may have all of its bytes while who has the list is away. Where something is gone, they come out wrong.
+            Err(e) => {
+                tracing::debug!(error = %e, what = %self.path, "what is gone of it is not known: taken for nothing");
+                Ok(Arc::clone(self.holes.lock().get_or_insert_default()))
+            }
+        }
+    }
+
     fn was_wrong(&self) -> bool {
         let servers = &self.open.0;
-        let verdict = self.whole.lock().was_wrong(self.len_bytes, servers.list.len());
+        let count = servers.list.len();
+        let before = self.holes.lock().take();
+        let Some(before) = before else {
+            // Nobody was asked what is gone of it, which may be why it is wrong.
+            return self.whole.lock().was_wrong(self.len_bytes, count, &BTreeSet::new()).again;
+        };
+        // It may have got holes while it was read, or a server that has others may be back: then who gave what lies there is not to
+        // blame, and neither is anybody where that is not known. That counts as a reading, so that it ends.
+        let now = match self.ask_for_holes(true, self.waits()) {
+            Ok(now) => now,
+            Err(e) => {
+                tracing::debug!(error = %e, what = %self.path, "it was wrong, and it is not known what is gone of it");
+                return self.whole.lock().begin_again(count);
+            }
+        };
+        if now.holes != *before {
+            let again = self.whole.lock().begin_again(count);
+            self.keep_holes(now);
+            return again;
+        }
+        let said = now.who_said(&before, self.len_bytes);
+        let there_bytes = self.len_bytes.saturating_sub(before.bytes());
+        let verdict = self.whole.lock().was_wrong(there_bytes, count, &said);
         if let Some(liar) = verdict.liar {
             servers.gave_wrong_bytes(liar, &self.path, &wrong_as_a_whole());
         }

@@ -18,7 +18,7 @@ use rustls::pki_types::ServerName;
 
 use crate::broken::Broken;
 use crate::connection::{Connection, TlsPeer};
-use crate::given::Given;
+use crate::given::{Given, Giver};
 use crate::health::Health;
 use crate::limits::Limits;
 use crate::server::Server;
@@ -66,6 +66,8 @@ pub(crate) struct State {
     pub broken: VecDeque<Broken>,
     /// Parts of objects that were read without a check, oldest first.
     pub given: VecDeque<Given>,
+    /// Who is to give all of an object, as its list of holes was told; oldest first.
+    pub givers: VecDeque<Giver>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
     /// Whether servers are to be told of these.
@@ -155,6 +157,7 @@ impl Servers {
                 lacking_said: None,
                 broken: VecDeque::new(),
                 given: VecDeque::new(),
+                givers: VecDeque::new(),
                 pins: Vec::new(),
                 pins_due: false,
             }),

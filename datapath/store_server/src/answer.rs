@@ -35,6 +35,7 @@ pub(crate) enum Target {
     Image(ImageName),
     Manifest(Hash),
     Object(Hash),
+    Holes(Hash),
     Trace(Hash),
 }
 
@@ -47,6 +48,7 @@ impl Target {
             Some(("images", name)) => name.parse().ok().map(Self::Image),
             Some(("manifests", id)) => id.parse().ok().map(Self::Manifest),
             Some(("objects", id)) => id.parse().ok().map(Self::Object),
+            Some(("holes", id)) => id.parse().ok().map(Self::Holes),
             Some(("traces", id)) => id.parse().ok().map(Self::Trace),
             Some(_) => None,
         }
@@ -263,6 +265,12 @@ impl Answers {
                 let read = || keep(self.store.trace(*id)?.ok_or_else(absent)?);
                 self.once.read(target, read).map(Found::Content)
             }
+            Target::Holes(id) => {
+                let read = || keep(self.holes(*id, asked)?.ok_or_else(absent)?);
+                // Who found an object wrong asks whether it has got holes meanwhile: not what somebody began to read before.
+                let list = if asked.past_caches { read() } else { self.once.read(target, read) };
+                list.map(Found::Content)
+            }
             Target::Manifest(id) => self.leased(target, *id).map(Found::Content),
             Target::Object(id) => self.object(*id, asked).map(Found::Object),
         }
@@ -302,17 +310,25 @@ impl Answers {
             return Ok(open);
         }
         self.objects.lock().retain(|object| object.id() != id);
-        let opened = if asked.past_caches {
-            self.store.open_object_past_caches(id)?
-        } else {
-            self.store.open_object(id)?
-        };
+        let opened = self.open(id, asked)?;
         let mut objects = self.objects.lock();
         objects.push(Arc::clone(&opened));
         if objects.len() > OBJECTS_OPEN_MAX {
             objects.remove(0);
         }
         Ok(opened)
+    }
+
+    fn open(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
+        if asked.past_caches { self.store.open_object_past_caches(id) } else { self.store.open_object(id) }
+    }
+
+    /// The list of an object's holes, `None` where it has none. It is opened anew: one that stays open may remember what was gone of it
+    /// before.
+    fn holes(&self, id: Hash, asked: &Asked) -> Result<Option<Vec<u8>>, StoreError> {
+        let object = self.open(id, asked)?;
+        let holes = object.holes()?;
+        Ok((!holes.is_empty()).then(|| holes.encode(object.len_bytes())))
     }
 
     fn send<B>(
@@ -401,6 +417,7 @@ fn missing(target: &Target) -> String {
         Target::Image(name) => format!("there is no image '{name}' in this store"),
         Target::Manifest(id) => format!("there is no version {id} in this store"),
         Target::Object(id) => format!("there is no data object {id} in this store"),
+        Target::Holes(id) => format!("no part of data object {id} is gone from this store"),
         Target::Trace(id) => format!("no boot trace of version {id} was recorded in this store"),
     }
 }
@@ -490,6 +507,7 @@ mod tests {
         assert_eq!(Target::of("/images/debian-12"), Some(Target::Image("debian-12".parse().unwrap())));
         assert_eq!(Target::of(&format!("/manifests/{hash}")), Some(Target::Manifest(hash)));
         assert_eq!(Target::of(&format!("/objects/{hash}")), Some(Target::Object(hash)));
+        assert_eq!(Target::of(&format!("/holes/{hash}")), Some(Target::Holes(hash)));
         assert_eq!(Target::of(&format!("/traces/{hash}")), Some(Target::Trace(hash)));
         let capital = format!("/objects/{}", hash.to_string().to_uppercase());
         for none in [
@@ -501,6 +519,7 @@ mod tests {
             "/images/..",
             "/images/%2e%2e",
             "/objects/",
+            "/holes/",
             "/store/",
             "//store",
             "/images/a/b",

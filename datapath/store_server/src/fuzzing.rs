@@ -15,8 +15,9 @@ pub type Oracle = fn(&[u8]);
 /// All of them, with their names and bytes to begin with.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let hash = Hash::of(b"x");
-    let mut paths: Vec<Vec<u8>> =
-        ["manifests", "objects", "traces"].map(|kind| format!("/{kind}/{hash}").into_bytes()).to_vec();
+    let mut paths: Vec<Vec<u8>> = ["manifests", "objects", "holes", "traces"]
+        .map(|kind| format!("/{kind}/{hash}").into_bytes())
+        .to_vec();
     paths.extend(["/store", "/images/", "/images/debian-12"].map(|path| path.as_bytes().to_vec()));
     let ranges = ["bytes=10-19", "bytes=90-", "bytes=-30", "bytes=0-0"];
     let ranges = ranges.map(|range| [&100u64.to_le_bytes()[..], range.as_bytes()].concat());
@@ -46,6 +47,7 @@ pub fn store_path(bytes: &[u8]) {
         ["", "images", name] => name.parse::<ImageName>().ok().map(Target::Image),
         ["", "manifests", id] => hash(id).map(Target::Manifest),
         ["", "objects", id] => hash(id).map(Target::Object),
+        ["", "holes", id] => hash(id).map(Target::Holes),
         ["", "traces", id] => hash(id).map(Target::Trace),
         _ => None,
     };
@@ -56,7 +58,7 @@ pub fn store_path(bytes: &[u8]) {
             assert_eq!(path, format!("/images/{shown}"));
             assert!(!shown.contains(['/', '\\', '\0', '%']) && !shown.starts_with('.'), "{shown:?}");
         }
-        Some(Target::Manifest(id) | Target::Object(id) | Target::Trace(id)) => {
+        Some(Target::Manifest(id) | Target::Object(id) | Target::Holes(id) | Target::Trace(id)) => {
             assert!(path.ends_with(&id.to_string()), "{path} has a second name");
         }
         _ => {}

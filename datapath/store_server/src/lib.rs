@@ -21,8 +21,8 @@
 //! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
-//! - [`LEASES_MAX`] versions are held for [`LEASE`]. A manifest or a trace is read by one of those who ask for it at a time, for all of
-//!   them.
+//! - [`LEASES_MAX`] versions are held for [`LEASE`]. A manifest, a trace or a list of holes is read by one of those who ask for it at a
+//!   time, for all of them.
 //!
 //! # Errors
 //! [`ServeError`] for what cannot be served at all; a client gets a status and a problem as JSON, and the log the

@@ -1,15 +1,13 @@
 //! How the state of servers changes, and whom that concerns.
 
-use std::io::{BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    MANIFEST, all_up, impatient_limits, is_slow, limits, message, object, open, open_impatient, options,
-    read, store, until,
+    Answers, MANIFEST, all_up, before, impatient_limits, is_slow, limits, object, open, open_impatient,
+    options, read, status, store, until,
 };
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Check, Hash, Object, Store, StoreError, StoreErrorKind, Waiting};
@@ -124,51 +122,10 @@ fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
     read(&*good, &bytes, 0, 1000).unwrap();
 }
 
-/// What stands before a server, and may answer in its place: it gets the head of a request, and how many came before it on its
-/// connection. After an answer that says so it closes the connection.
-type Answers = dyn Fn(&str, usize) -> Option<Vec<u8>> + Send + Sync;
-
-/// The URL of what stands before a server. It ends with the test's process.
-fn before(server: &FileServer, answers: Arc<Answers>) -> String {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let (address, behind) = (listener.local_addr().unwrap(), server.address());
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let (client, answers) = (client.unwrap(), Arc::clone(&answers));
-            std::thread::spawn(move || pass(client, behind, &*answers));
-        }
-    });
-    format!("http://{address}")
-}
-
 /// Reads through what stands before a server.
 fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
     let url = before(server, answers).parse().unwrap();
     RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap()
-}
-
-fn pass(mut client: TcpStream, behind: SocketAddr, answers: &Answers) -> Option<()> {
-    let mut server = TcpStream::connect(behind).ok()?;
-    let (mut asks, mut passed) =
-        (BufReader::new(client.try_clone().unwrap()), BufReader::new(server.try_clone().unwrap()));
-    for nth in 0.. {
-        let (asked, _) = message(&mut asks)?;
-        if let Some(answer) = answers(&asked, nth) {
-            client.write_all(&answer).ok()?;
-            if String::from_utf8_lossy(&answer).contains("Connection: close") {
-                return None;
-            }
-            continue;
-        }
-        server.write_all(asked.as_bytes()).ok()?;
-        let (head, body) = message(&mut passed)?;
-        client.write_all(&[head.as_bytes(), &body].concat()).ok()?;
-    }
-    None
-}
-
-fn status(status: u16) -> Option<Vec<u8>> {
-    Some(format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n").into_bytes())
 }
 
 /// A read of good bytes.

@@ -819,6 +819,25 @@ fn a_copy_goes_on_at_another_server_where_what_came_is_wrong_as_a_whole() {
 }
 
 #[test]
+fn a_copy_is_read_past_a_cache_that_holds_wrong_bytes() {
+    let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let cache = BadCache::before(&server);
+    let url = format!("http://{}", cache.address).parse().unwrap();
+    let remote = RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap();
+    copied(&remote, &bytes, to.path()).unwrap();
+    assert!(cache.past.load(Ordering::SeqCst) > 0);
+    // The server is not to blame, and is where its own bytes are wrong.
+    assert_eq!(remote.counters().wrong_answers, 0);
+    assert_eq!(remote.status().servers[0].state, ServerState::Up);
+    server.fail(HttpFault::WrongBytes);
+    let to = tempfile::tempdir().unwrap();
+    assert_eq!(copied(&remote, &bytes, to.path()).unwrap_err().kind(), StoreErrorKind::Damaged);
+    assert_eq!(remote.counters().wrong_answers, 1);
+}
+
+#[test]
 fn an_object_that_is_cut_short_on_one_server_is_copied_from_the_others() {
     let [dir, cut_dir, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let bytes = store(dir.path());

@@ -2,11 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use headwater_store::{
-    Hash, Image, ImageName, Object, Pin, Publication, Removed, Store, StoreError, StoreErrorKind,
+    Hash, Holes, Image, ImageName, Object, Pin, Publication, Removed, Store, StoreError, StoreErrorKind,
 };
 use headwater_store_server::{Limits, Options, StoreServer};
 use headwater_testkit::wait_until;
@@ -19,11 +20,14 @@ const MANIFEST_BYTES: usize = 512 << 10;
 #[derive(Default)]
 struct Far {
     object: Mutex<Vec<u8>>,
+    holes: Mutex<Arc<Holes>>,
+    /// How often the object was opened past caches.
+    past_caches: AtomicU64,
     held: Arc<()>,
 }
 
 /// An object as it was when it was opened.
-struct Opened(Hash, Vec<u8>);
+struct Opened(Hash, Vec<u8>, Arc<Holes>);
 
 impl Object for Opened {
     fn id(&self) -> Hash {
@@ -38,6 +42,10 @@ impl Object for Opened {
         let at = usize::try_from(offset).unwrap();
         into.copy_from_slice(&self.1[at..at + into.len()]);
         Ok(())
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        Ok(Arc::clone(&self.2))
     }
 }
 
@@ -75,7 +83,13 @@ impl Store for Far {
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(Arc::new(Opened(id, self.object.lock().unwrap().clone())))
+        let holes = Arc::clone(&self.holes.lock().unwrap());
+        Ok(Arc::new(Opened(id, self.object.lock().unwrap().clone(), holes)))
+    }
+
+    fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        self.past_caches.fetch_add(1, Ordering::SeqCst);
+        self.open_object(id)
     }
 
     fn pin(&self, _: Hash) -> Result<Pin, StoreError> {
@@ -160,6 +174,40 @@ fn an_object_that_was_mended_is_found_so_by_who_asks_past_caches_or_for_the_rest
     range(8000, 9000, "");
     range(0, 9000, "");
     assert_eq!(served.get(&path, "Range: bytes=9000-\r\n").0, 416);
+}
+
+/// The list of one hole in an object of this length.
+fn list_of_one(len_bytes: u64, offset: u64, hole_bytes: u64) -> Vec<u8> {
+    let mut list = b"HWHOLES\n\x01\0\0\0\0\0\0\0".to_vec();
+    for word in [len_bytes, 1, offset, hole_bytes] {
+        list.extend_from_slice(&word.to_le_bytes());
+    }
+    list.extend_from_slice(&[7; 32]);
+    let sum = Hash::of(&list);
+    list.extend_from_slice(&sum.0);
+    list
+}
+
+#[test]
+fn what_is_gone_by_now_is_told_of_an_object_that_is_kept_open() {
+    let served = serve(Limits::default());
+    *served.far.object.lock().unwrap() = vec![7; 20_000];
+    let id = Hash::of(b"an object");
+    let path = format!("/holes/{id}");
+    assert_eq!(served.get(&format!("/objects/{id}"), "").0, 200);
+    assert_eq!(served.get(&path, "").0, 404);
+    for offset in [8192, 4096] {
+        let list = list_of_one(20_000, offset, 4096);
+        let holes = Holes::decode("there", &list, 20_000).unwrap();
+        *served.far.holes.lock().unwrap() = Arc::new(holes);
+        for headers in ["", "Cache-Control: no-cache\r\n"] {
+            let (status, head, body) = served.get(&path, headers);
+            assert!(status == 200 && body == list, "{head}");
+            assert!(head.contains("cache-control: no-cache\r\n"), "{head}");
+        }
+    }
+    // Who found the object wrong is not answered from caches behind this server, either.
+    assert_eq!(served.far.past_caches.load(Ordering::SeqCst), 2);
 }
 
 #[test]

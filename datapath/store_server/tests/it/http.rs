@@ -2,12 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use headwater_store::{Access, Hash, LocalDir, NewVersion, Store, Version};
+use headwater_store::{
+    Access, Hash, Holes, LocalDir, Needs, NewVersion, Publication, Store, StoreError, Version,
+};
 use headwater_store_server::{Limits, Options, StoreServer, TlsFiles, token_line};
 use headwater_testkit::wait_until;
 use tokio::sync::watch;
@@ -28,17 +31,12 @@ fn options() -> Options {
     Options { listen: "127.0.0.1:0".parse().unwrap(), tls: None, token_file: None, limits: Limits::default() }
 }
 
-fn serve(options: Options) -> Served {
-    let dir = tempfile::tempdir().unwrap();
-    let store = LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap();
-    let object: Vec<u8> = (0..300_000u32).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
-    let mut publication = store.publish().unwrap();
-    publication.append(&object).unwrap();
-    let (id, _) = publication.finish_object().unwrap().unwrap();
+/// Adds a version that needs one object.
+fn commit(publication: Box<dyn Publication>, manifest: &[u8], object: Hash) -> Version {
     let new = NewVersion {
         name: &"debian".parse().unwrap(),
-        manifest: b"a manifest",
-        objects: &[id],
+        manifest,
+        objects: &[object],
         size_bytes: 4096,
         created_at_s: 1,
         source: "",
@@ -48,7 +46,17 @@ fn serve(options: Options) -> Served {
         newest_at_most: None,
         is_sealed: false,
     };
-    let version = publication.commit(new).unwrap().version;
+    publication.commit(new).unwrap().version
+}
+
+fn serve(options: Options) -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap();
+    let object: Vec<u8> = (0..300_000u32).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let mut publication = store.publish().unwrap();
+    publication.append(&object).unwrap();
+    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let version = commit(publication, b"a manifest", id);
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();
     let (stop, stopped) = watch::channel(false);
     let (tell, told) = std::sync::mpsc::channel();
@@ -142,6 +150,72 @@ fn what_is_served_is_what_lies_in_the_directory() {
         assert_eq!((same.status, same.body.len()), (304, 0), "{path}");
     }
     assert_eq!(served.get("/images/").body, b"debian\n");
+}
+
+/// Versions that need the beginning of their data object and no more.
+struct Beginning(Hash);
+
+const BEGINNING_BYTES: u64 = 10_000;
+
+impl Needs for Beginning {
+    fn objects(&self, _: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
+        Ok(vec![(self.0, 1_200_000)])
+    }
+
+    fn stretches(&self, _: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError> {
+        needed(self.0, 0..BEGINNING_BYTES);
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_gone_of_an_object_is_told() {
+    let served = serve(options());
+    let id = served.version.objects[0];
+    let path = format!("/holes/{id}");
+    let is_whole = |path: &str| {
+        let answer = served.get(path);
+        let says = String::from_utf8(answer.body).unwrap();
+        assert!(answer.status == 404 && says.contains("is gone from this store"), "{}{says}", answer.head);
+    };
+    is_whole(&path);
+    is_whole(&format!("/holes/{}", Hash::of(b"nothing")));
+
+    commit(served.store.publish().unwrap(), b"another manifest", id);
+    served.store.remove(&"debian".parse().unwrap(), Some(1)).unwrap();
+    let freed_bytes = served.store.trim(&Beginning(id)).unwrap();
+    let list = served.dir.path().join("store/holes").join(id.to_string());
+    let there = std::fs::read(&list).unwrap();
+    let answer = served.get(&path);
+    assert_eq!((answer.status, answer.header("cache-control")), (200, "no-cache"));
+    assert_eq!(answer.header("etag"), format!("\"{}\"", Hash::of(&there)));
+    assert!(answer.body == there);
+    let holes = Holes::decode("there", &answer.body, 1_200_000).unwrap();
+    // Whole blocks of 4 KiB behind what is needed, and before the last one, which is not full.
+    assert_eq!(holes.stretches(), std::slice::from_ref(&(12_288..1_196_032)));
+    assert_eq!(holes.bytes(), freed_bytes);
+    let part = served.ask("GET", &path, &["Range: bytes=8-31"]);
+    assert!(part.status == 206 && part.body == there[8..32], "{}", part.head);
+    // The object is as long as it was, and what is needed of it is there.
+    let object = served.get(&served.object_path());
+    assert_eq!((object.status, object.body.len()), (200, served.object.len()));
+    assert!(object.body[..10_000] == served.object[..10_000]);
+
+    // A list that is damaged says nothing of what is gone, and so does this answer.
+    let put = |bytes: &[u8]| {
+        std::fs::remove_file(&list).unwrap();
+        std::fs::write(&list, bytes).unwrap();
+    };
+    let mut damaged = there.clone();
+    damaged[60] ^= 1;
+    put(&damaged);
+    for headers in [&[][..], &["Cache-Control: no-cache"]] {
+        assert_eq!(served.ask("GET", &path, headers).status, 500);
+    }
+    put(&there);
+    assert!(served.get(&path).body == there);
+    std::fs::remove_file(&list).unwrap();
+    is_whole(&path);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the tests of this crate share: a store of one image, and readers of it through servers.
 
-use std::io::BufRead;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,4 +129,46 @@ pub fn message(from: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
     from.read_exact(&mut body).ok()?;
     Some((head, body))
+}
+
+/// What stands before a server, and may answer in its place: it gets the head of a request, and how many came before it on its
+/// connection. After an answer that says so it closes the connection.
+pub type Answers = dyn Fn(&str, usize) -> Option<Vec<u8>> + Send + Sync;
+
+/// The URL of what stands before a server. It ends with the test's process.
+pub fn before(server: &FileServer, answers: Arc<Answers>) -> String {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, behind) = (listener.local_addr().unwrap(), server.address());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, answers) = (client.unwrap(), Arc::clone(&answers));
+            std::thread::spawn(move || pass(client, behind, &*answers));
+        }
+    });
+    format!("http://{address}")
+}
+
+fn pass(mut client: TcpStream, behind: SocketAddr, answers: &Answers) -> Option<()> {
+    let mut server = TcpStream::connect(behind).ok()?;
+    let (mut asks, mut passed) =
+        (BufReader::new(client.try_clone().unwrap()), BufReader::new(server.try_clone().unwrap()));
+    for nth in 0.. {
+        let (asked, _) = message(&mut asks)?;
+        if let Some(answer) = answers(&asked, nth) {
+            client.write_all(&answer).ok()?;
+            if String::from_utf8_lossy(&answer).contains("Connection: close") {
+                return None;
+            }
+            continue;
+        }
+        server.write_all(asked.as_bytes()).ok()?;
+        let (head, body) = message(&mut passed)?;
+        client.write_all(&[head.as_bytes(), &body].concat()).ok()?;
+    }
+    None
+}
+
+/// An answer with this status.
+pub fn status(status: u16) -> Option<Vec<u8>> {
+    Some(format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n").into_bytes())
 }
