@@ -34,6 +34,11 @@ pub fn disk_written_bytes(pid: u32) -> Option<u64> {
     parse_field(&read(pid, "io").ok()?, "write_bytes:")
 }
 
+/// Bytes that a process has read, from wherever they came.
+pub fn read_bytes(pid: u32) -> Result<u64> {
+    parse_field(&read(pid, "io")?, "rchar:").context("no rchar in /proc/PID/io")
+}
+
 fn read(pid: u32, file: &str) -> Result<String> {
     std::fs::read_to_string(format!("/proc/{pid}/{file}"))
         .with_context(|| format!("cannot read /proc/{pid}/{file}; has the process ended?"))

@@ -14,6 +14,7 @@ use super::stores::Made;
 use super::{Comparison, Rounds, need_guest};
 use crate::Plan;
 use crate::iscsi::free_port;
+use crate::process::read_bytes;
 use crate::systems::{Process, own_dir};
 use crate::targets::Goal;
 
@@ -23,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const ROUNDS_MAX: usize = 3;
 /// What a guest has read when it is booting.
 const BOOTING_BYTES: f64 = 3e6;
+/// More than a server reads for anything but an answer with chunks.
+const ANSWER_BYTES: u64 = 16 << 10;
 /// How long a machine may stand still.
 const STALL_MAX_S: f64 = 2.0;
 
@@ -169,18 +172,19 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     let ca = tls.authority.display().to_string();
     let more = ["--ca", ca.as_str(), "--boot-trace", "off"];
     let mut rounds = Rounds::new();
+    // Whether it is the one that answers just then.
     let troubles = [
-        ("one is killed", 0, Trouble::Dies),
-        ("the other is killed", 1, Trouble::Dies),
-        ("one hangs", 0, Trouble::Hangs),
-        ("the other hangs", 1, Trouble::Hangs),
+        ("who answers is killed", true, Trouble::Dies),
+        ("the other is killed", false, Trouble::Dies),
+        ("who answers hangs", true, Trouble::Hangs),
+        ("the other hangs", false, Trouble::Hangs),
     ];
     let mut longest = 0f64;
     let count = plan.rounds.min(ROUNDS_MAX);
     for round in 0..count {
         println!("  round {}/{count}", round + 1);
         let (mut undisturbed, mut killed) = (None, 0.0);
-        for (name, victim, trouble) in troubles {
+        for (name, answers, trouble) in troubles {
             let mut offers = Vec::new();
             let mut urls = Vec::new();
             for _ in 0..2 {
@@ -204,7 +208,10 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
                 Trouble::Dies => Signal::KILL,
                 Trouble::Hangs => Signal::STOP,
             };
-            offers[victim].process().signal(signal)?;
+            let answering = who_answers(&offers)?;
+            let victim = offers.iter().enumerate().find(|(at, _)| (*at == answering) == answers);
+            let (_, victim) = victim.context("there are two servers")?;
+            victim.process().signal(signal)?;
             let seconds = machine.booted().with_context(|| format!("booting while {name}"))?;
             let stall = machine.metric("headwater_image_longest_read_seconds")?;
             let went_on = machine.metric("headwater_image_failovers_total")?;
@@ -212,9 +219,9 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
             if matches!(trouble, Trouble::Dies) {
                 killed += went_on;
             }
-            println!("  {name:<20} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
+            println!("  {name:<21} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
             if matches!(trouble, Trouble::Hangs) {
-                offers[victim].process().signal(Signal::CONT)?;
+                victim.process().signal(Signal::CONT)?;
             }
             rounds.add(of_failover("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
             rounds.add(of_failover("longest stall of a boot, s", stall, "2 s", STALL_MAX_S, Goal::None));
@@ -225,6 +232,22 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     }
     rounds.add(of_failover("longest stall of all, s", longest, "2 s", STALL_MAX_S, Goal::AtMost(1.0)));
     Ok(rounds.0)
+}
+
+/// Waits until one of the servers has read part of an answer, and says which: the line needs longer for it than it takes to say so.
+fn who_answers(offers: &[Offer]) -> Result<usize> {
+    let read = || offers.iter().map(|offer| read_bytes(offer.process().pid())).collect::<Result<Vec<u64>>>();
+    let (mut before, until) = (read()?, Instant::now() + PATIENCE);
+    while Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+        let now = read()?;
+        let mut grown = now.iter().zip(&before).map(|(now, before)| now.saturating_sub(*before));
+        if let Some(answering) = grown.position(|bytes| bytes >= ANSWER_BYTES) {
+            return Ok(answering);
+        }
+        before = now;
+    }
+    bail!("no server is read from while the guest boots")
 }
 
 fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: Goal) -> Comparison {
