@@ -37,6 +37,9 @@ use crate::supervise::{self, Order, Supervisor};
 /// How long QEMU may take to open its monitor. Generous for hosts under load.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// After how long the power button of a machine that goes on is pressed again: nobody in a guest that has just come up may have seen it.
+const PRESS_AGAIN: Duration = Duration::from_secs(10);
+
 /// How long QEMU may take to end after `quit`.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -278,13 +281,17 @@ impl Guest {
         ended.exit.clone().ok_or_else(unsupervised)
     }
 
-    /// Stops the machine: presses its power button (ACPI), and ends QEMU if the guest has not powered
+    /// Stops the machine: presses its power button (ACPI), every 10 s until it is off, and ends QEMU if the guest has not powered
     /// off within `grace`. With no grace it is ended at once.
     pub async fn stop(&self, grace: Duration) -> Result<Exit> {
         if !grace.is_zero() {
-            self.power_down();
-            if let Ok(exit) = tokio::time::timeout(grace, self.wait_exit()).await {
-                return exit;
+            let until = Instant::now() + grace;
+            while let Some(left) = until.checked_duration_since(Instant::now()) {
+                self.power_down();
+                let pause = left.min(PRESS_AGAIN);
+                if let Ok(exit) = tokio::time::timeout(pause, self.wait_exit()).await {
+                    return exit;
+                }
             }
             tracing::warn!(
                 machine = &*self.name,

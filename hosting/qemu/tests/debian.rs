@@ -130,6 +130,9 @@ async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
     guest.agent().ping(PATIENCE).await.unwrap();
     assert_eq!(sh(&guest, "ls /root/here").await, "/root/here");
 
+    // As while it comes up: the first time nobody in it sees the power button.
+    sh(&guest, "systemctl stop systemd-logind; (sleep 5; systemctl start systemd-logind) >/dev/null 2>&1 &")
+        .await;
     let exit = guest.stop(PATIENCE).await.unwrap();
     assert_eq!(exit.reason, ExitReason::Stopped, "{exit}");
 }
