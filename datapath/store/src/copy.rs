@@ -8,7 +8,11 @@
 //! ```
 //! While a copy is under way the target reclaims nothing. One that is stopped leaves whole objects, and the beginning
 //! of one, for the next copy to go on with; no version appears before all of it is there. A version that the source does not
-//! have whole stands in the way of itself only. Where the target fails, or the source cannot be reached, the copy ends.
+//! have whole stands in the way of itself only, and so does an object of the target that is damaged where the source lacks something of it.
+//! Where the target fails, or the source cannot be reached, the copy ends.
+//!
+//! A source with several servers may say that more of an object is gone than is, while some of them are not heard. So where the target lacks
+//! something that a version needs after its objects were copied, the source is asked once more what it has of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +36,7 @@ const MANIFESTS_MAX_BYTES: usize = 64 << 20;
 pub struct CopyProgress {
     /// Bytes of objects that were missing and are there now.
     pub done_bytes: u64,
-    /// Bytes of objects that were missing. It grows until all manifests are read.
+    /// Bytes of objects that were missing. It grows until all manifests are read, and where an object is copied once more.
     pub total_bytes: u64,
     /// Versions that are to be in the target.
     pub versions: u64,
@@ -115,6 +119,7 @@ pub fn copy_telling(
         holder: target.publish()?,
         missing: BTreeSet::new(),
         there: BTreeMap::new(),
+        again: BTreeSet::new(),
         no_good: BTreeMap::new(),
         settled_bytes: 0,
         traced: BTreeSet::new(),
@@ -184,6 +189,8 @@ struct Copying<'a> {
     missing: BTreeSet<Hash>,
     /// What is gone of objects that the target has.
     there: BTreeMap<Hash, Arc<Holes>>,
+    /// Objects of which a version lacked something when they had been copied, and the source was asked once more what it has of them.
+    again: BTreeSet<Hash>,
     /// Objects that the source has not whole, at these lengths: other versions that need them do not read them again.
     no_good: BTreeMap<(Hash, u64), StoreError>,
     /// Bytes of objects that are there to their ends. What was done of one that failed is told until the next one begins.
@@ -280,14 +287,39 @@ impl Copying<'_> {
                 Err(e) => return Err(e),
             }
         }
-        if !with_holes.is_empty() {
-            self.needs.stretches(manifest, &mut |id, stretch| {
-                if with_holes.get(&id).is_some_and(|holes| holes.overlap(&stretch)) {
-                    lacking.insert(id);
-                }
-            })?;
-        }
+        self.add_needed(manifest, &with_holes, &mut lacking)?;
         Ok(lacking)
+    }
+
+    /// Adds those of which something is gone that the version with this manifest needs.
+    fn add_needed(
+        &self,
+        manifest: &[u8],
+        with_holes: &BTreeMap<Hash, Arc<Holes>>,
+        lacking: &mut BTreeSet<Hash>,
+    ) -> Result<(), StoreError> {
+        if with_holes.is_empty() {
+            return Ok(());
+        }
+        self.needs.stretches(manifest, &mut |id, stretch| {
+            if with_holes.get(&id).is_some_and(|holes| holes.overlap(&stretch)) {
+                lacking.insert(id);
+            }
+        })
+    }
+
+    /// Those of the objects that are missing, also for the version with this manifest: what is gone in the target of one that is there may be
+    /// what only others need.
+    fn missing_of(&self, objects: &[(Hash, u64)], manifest: &[u8]) -> Result<BTreeSet<Hash>, StoreError> {
+        let (mut missing, mut with_holes) = (BTreeSet::new(), BTreeMap::new());
+        for (id, _) in objects.iter().filter(|(id, _)| self.missing.contains(id)) {
+            match self.there.get(id) {
+                Some(holes) => drop(with_holes.insert(*id, Arc::clone(holes))),
+                None => drop(missing.insert(*id)),
+            }
+        }
+        self.add_needed(manifest, &with_holes, &mut missing)?;
+        Ok(missing)
     }
 
     /// Copies what can be copied of an image, and tells what that did.
@@ -347,9 +379,6 @@ impl Copying<'_> {
         progress: &mut OnProgress<'_>,
     ) -> Outcome<()> {
         let version = planned.version;
-        if let Err(e) = self.objects(&planned.objects, progress)? {
-            return Ok(Err(e));
-        }
         let manifest = match planned.manifest.map_or_else(|| self.source.manifest(version.manifest), Ok) {
             Ok(manifest) => manifest,
             // The target had all of it, so it was not pinned, and was removed at the source since.
@@ -363,12 +392,20 @@ impl Copying<'_> {
             }
             Err(e) => return Ok(Err(e)),
         };
-        let publication = self.target.publish()?;
-        // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
-        // that slept meanwhile may have been taken for dead.
-        self.holder.confirm()?;
+        let missing = self.missing_of(&planned.objects, &manifest)?;
+        if let Err(e) = self.objects(&planned.objects, &missing, progress)? {
+            return Ok(Err(e));
+        }
+        let (mut publication, mut lacking) = self.begin(&planned.objects, &manifest)?;
         // The source may have given back what other versions needed since it was asked, or have several servers of which one did.
-        if let Some(id) = self.lacking(&planned.objects, &manifest)?.first() {
+        if !lacking.is_empty() {
+            drop(publication);
+            if let Err(e) = self.objects_again(&planned.objects, &lacking, progress)? {
+                return Ok(Err(e));
+            }
+            (publication, lacking) = self.begin(&planned.objects, &manifest)?;
+        }
+        if let Some(id) = lacking.first() {
             return Ok(Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!(
@@ -395,15 +432,38 @@ impl Copying<'_> {
         Ok(Ok(()))
     }
 
-    fn objects(&mut self, objects: &[(Hash, u64)], progress: &mut OnProgress<'_>) -> Outcome<()> {
-        for (id, len_bytes) in objects {
-            if !self.missing.contains(id) {
-                continue;
-            }
+    /// Begins to publish a version, and says of which of its objects the target has not all then that it needs.
+    fn begin(
+        &mut self,
+        objects: &[(Hash, u64)],
+        manifest: &[u8],
+    ) -> Result<(Box<dyn Publication>, BTreeSet<Hash>), StoreError> {
+        let publication = self.target.publish()?;
+        // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
+        // that slept meanwhile may have been taken for dead.
+        self.holder.confirm()?;
+        let lacking = self.lacking(objects, manifest)?;
+        Ok((publication, lacking))
+    }
+
+    /// Copies those of the objects that are missing.
+    fn objects(
+        &mut self,
+        objects: &[(Hash, u64)],
+        missing: &BTreeSet<Hash>,
+        progress: &mut OnProgress<'_>,
+    ) -> Outcome<()> {
+        for (id, len_bytes) in objects.iter().filter(|(id, _)| missing.contains(id)) {
             if let Some(e) = self.no_good.get(&(*id, *len_bytes)) {
                 return Ok(Err(e.clone()));
             }
-            if let Err(e) = self.object(*id, *len_bytes, progress)? {
+            let mut copied = self.object(*id, *len_bytes, progress)?;
+            // A source that turns out to have all of it puts right what is damaged here.
+            if copied.as_ref().is_err_and(StoreError::is_of_own_object) && self.again.insert(*id) {
+                self.there.remove(id);
+                copied = self.object_again(*id, *len_bytes, progress)?;
+            }
+            if let Err(e) = copied {
                 self.no_good.insert((*id, *len_bytes), e.clone());
                 return Ok(Err(e));
             }
@@ -415,14 +475,64 @@ impl Copying<'_> {
         Ok(Ok(()))
     }
 
-    fn object(&mut self, id: Hash, len_bytes: u64, progress: &mut OnProgress<'_>) -> Outcome<()> {
-        // With the length that the manifest says: of several servers, one may have another one.
-        let object = match self.source.open_object_of(id, len_bytes) {
-            Ok(object) => Watched { object, failed: Mutex::new(None) },
+    /// Copies once more those of the objects that are lacking, each once in all of the copy.
+    fn objects_again(
+        &mut self,
+        objects: &[(Hash, u64)],
+        lacking: &BTreeSet<Hash>,
+        progress: &mut OnProgress<'_>,
+    ) -> Outcome<()> {
+        for (id, len_bytes) in objects.iter().filter(|(id, _)| lacking.contains(id)) {
+            if let Some(e) = self.no_good.get(&(*id, *len_bytes)) {
+                return Ok(Err(e.clone()));
+            }
+            if !self.again.insert(*id) {
+                continue;
+            }
+            // The source may be waited for.
+            progress(self.at)?;
+            if let Err(e) = self.object_again(*id, *len_bytes, progress)? {
+                self.no_good.insert((*id, *len_bytes), e.clone());
+                return Ok(Err(e));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Copies an object once more, where the source has something of it after all that is gone in the target.
+    fn object_again(&mut self, id: Hash, len_bytes: u64, progress: &mut OnProgress<'_>) -> Outcome<()> {
+        let opened = self.open(id, len_bytes).and_then(|object| object.holes_again().map(|it| (object, it)));
+        let (object, holes) = match opened {
+            Ok(opened) => opened,
             Err(e) => return Ok(Err(e)),
         };
+        // By their bytes: what is gone in both may be made of smaller nodes.
+        let is_as_before = |there: &Arc<Holes>| holes.common(there).bytes() == there.bytes();
+        if self.there.get(&id).is_some_and(is_as_before) {
+            return Ok(Ok(()));
+        }
+        self.there.remove(&id);
+        self.at.total_bytes = self.at.total_bytes.saturating_add(len_bytes);
+        self.copy_opened(&object, progress)
+    }
+
+    fn object(&mut self, id: Hash, len_bytes: u64, progress: &mut OnProgress<'_>) -> Outcome<()> {
+        match self.open(id, len_bytes) {
+            Ok(object) => self.copy_opened(&object, progress),
+            Err(e) => Ok(Err(e)),
+        }
+    }
+
+    /// With the length that the manifest says: of several servers, one may have another one.
+    fn open(&self, id: Hash, len_bytes: u64) -> Result<Watched, StoreError> {
+        let object = self.source.open_object_of(id, len_bytes)?;
+        Ok(Watched { object, failed: Mutex::new(None) })
+    }
+
+    fn copy_opened(&mut self, object: &Watched, progress: &mut OnProgress<'_>) -> Outcome<()> {
+        let len_bytes = object.len_bytes();
         let (before, at) = (self.settled_bytes, &mut self.at);
-        let copied = copy_object(self.holder.as_mut(), &object, &mut |bytes| {
+        let copied = copy_object(self.holder.as_mut(), object, &mut |bytes| {
             at.done_bytes = before.saturating_add(bytes);
             progress(*at)
         });
@@ -431,12 +541,14 @@ impl Copying<'_> {
             self.at.done_bytes = self.settled_bytes;
             return Ok(Ok(()));
         };
-        if e.kind() == StoreErrorKind::Damaged || *object.failed.lock() == Some(e.kind()) {
+        let is_source = e.kind() == StoreErrorKind::Damaged || *object.failed.lock() == Some(e.kind());
+        if is_source || e.is_of_own_object() {
             return Ok(Err(e));
         }
         // Its length is what a manifest says. Where the source says that it has not that much it is not the target that fails.
         if e.kind() == StoreErrorKind::NoSpace
             && let Some(last) = len_bytes.checked_sub(1)
+            && !object.holes().is_ok_and(|holes| holes.overlap(&(last..len_bytes)))
             && let Err(short) = object.read_range(last, &mut [0])
             && short.kind() == StoreErrorKind::Damaged
         {
@@ -553,6 +665,12 @@ impl Object for Watched {
 
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
         let outcome = self.object.holes();
+        *self.failed.lock() = outcome.as_ref().err().map(StoreError::kind);
+        outcome
+    }
+
+    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+        let outcome = self.object.holes_again();
         *self.failed.lock() = outcome.as_ref().err().map(StoreError::kind);
         outcome
     }

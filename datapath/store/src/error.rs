@@ -38,12 +38,25 @@ pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
     source: Option<Arc<std::io::Error>>,
+    /// Of an object that was to make up for what another store lacks of it; see [`StoreError::of_own_object`].
+    is_of_own_object: bool,
 }
 
 impl StoreError {
     /// An error with a message that says what was tried, on what, and why it failed.
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, message: message.into(), source: None, is_of_own_object: false }
+    }
+
+    /// An object of the store that is copied to is damaged where the source lacks something of it. It is not
+    /// [`StoreErrorKind::Damaged`]: no source is to blame, and asking others makes no difference. Other objects can be copied all the same.
+    pub(crate) fn of_own_object(message: impl Into<String>) -> Self {
+        Self { is_of_own_object: true, ..Self::new(StoreErrorKind::Io, message) }
+    }
+
+    /// Whether it is one of [`StoreError::of_own_object`].
+    pub(crate) fn is_of_own_object(&self) -> bool {
+        self.is_of_own_object
     }
 
     /// An operating-system error. The message says what was tried and on what; the reason is appended.
@@ -57,7 +70,12 @@ impl StoreError {
             ErrorKind::UnexpectedEof => StoreErrorKind::Damaged,
             _ => StoreErrorKind::Io,
         };
-        Self { kind, message: format!("{tried}: {error}"), source: Some(Arc::new(error)) }
+        Self {
+            kind,
+            message: format!("{tried}: {error}"),
+            source: Some(Arc::new(error)),
+            is_of_own_object: false,
+        }
     }
 
     /// An operating-system error of a read of what was written before. A place that the disk cannot read is damaged like one whose

@@ -205,6 +205,23 @@ struct PatientObject {
     line: Arc<Line>,
 }
 
+impl PatientObject {
+    /// Waits as a read does. A store that knows of none without being asked has answered nothing.
+    fn holes_when_there(
+        &self,
+        ask: &dyn Fn() -> Result<Arc<Holes>, StoreError>,
+    ) -> Result<Arc<Holes>, StoreError> {
+        let mut holes = ask();
+        if holes.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Unreachable) {
+            self.line.read(0, &mut || {
+                holes = ask();
+                holes.as_ref().map(|_| ()).map_err(Clone::clone)
+            })?;
+        }
+        holes
+    }
+}
+
 impl Object for PatientObject {
     fn id(&self) -> Hash {
         self.object.id()
@@ -235,16 +252,12 @@ impl Object for PatientObject {
             .read_or_wait(len, waiting, &mut |below| self.object.read_or_wait(offset, into, check, below))
     }
 
-    /// Waits as a read does. A store that knows of none without being asked has answered nothing.
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
-        let mut holes = self.object.holes();
-        if holes.as_ref().is_err_and(|e| e.kind() == StoreErrorKind::Unreachable) {
-            self.line.read(0, &mut || {
-                holes = self.object.holes();
-                holes.as_ref().map(|_| ()).map_err(Clone::clone)
-            })?;
-        }
-        holes
+        self.holes_when_there(&|| self.object.holes())
+    }
+
+    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+        self.holes_when_there(&|| self.object.holes_again())
     }
 
     fn was_wrong(&self) -> bool {
@@ -296,6 +309,11 @@ mod tests {
         fn holes(&self) -> Result<Arc<Holes>, StoreError> {
             self.read_range(0, &mut [0]).map(|()| Arc::new(self.holes.clone()))
         }
+
+        /// Nothing: another place has all of it.
+        fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+            self.read_range(0, &mut [0]).map(|()| Arc::default())
+        }
     }
 
     fn wait_until(mut done: impl FnMut() -> bool) {
@@ -346,20 +364,25 @@ mod tests {
         let below = Arc::new(Fickle { holes: holes.clone(), ..Fickle::default() });
         let line = Arc::new(Line::default());
         let object = PatientObject { object: below.clone(), line: Arc::clone(&line) };
-        assert_eq!(*object.holes().unwrap(), holes);
-        below.gone.store(true, Ordering::SeqCst);
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| object.holes());
-            wait_until(|| line.traffic().waiting == 1);
-            below.gone.store(false, Ordering::SeqCst);
-            assert_eq!(*reader.join().unwrap().unwrap(), holes);
-        });
+        let ask = |again: bool| if again { object.holes_again() } else { object.holes() };
+        for (again, told) in [(false, holes), (true, Holes::default())] {
+            assert_eq!(*ask(again).unwrap(), told);
+            below.gone.store(true, Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| ask(again));
+                wait_until(|| line.traffic().waiting == 1);
+                below.gone.store(false, Ordering::SeqCst);
+                assert_eq!(*reader.join().unwrap().unwrap(), told);
+            });
+        }
         below.refused.store(true, Ordering::SeqCst);
         assert_eq!(object.holes().unwrap_err().kind(), StoreErrorKind::Io);
         below.gone.store(true, Ordering::SeqCst);
         line.close();
-        assert_eq!(object.holes().unwrap_err().kind(), StoreErrorKind::Io);
-        assert_eq!(line.traffic().waits, 1);
+        for again in [false, true] {
+            assert_eq!(ask(again).unwrap_err().kind(), StoreErrorKind::Io);
+        }
+        assert_eq!(line.traffic().waits, 2);
     }
 
     #[test]

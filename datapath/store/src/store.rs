@@ -315,10 +315,18 @@ pub trait Object: Send + Sync {
         self.read_checked(offset, into, check).map(|()| true)
     }
 
-    /// What of it is gone, as no version of the store needs it any more. It is read when it is asked for. Servers that cannot be
-    /// asked now are waited for only where the object was found wrong: for others nothing is gone then, and its hash tells.
+    /// What of it is gone, as no version of the store needs it any more. It is read when it is asked for. A bucket is waited for as
+    /// for its bytes. Servers that cannot be asked now are waited for only where the object was found wrong: for others nothing is gone there,
+    /// and its hash tells.
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
         Ok(Arc::default())
+    }
+
+    /// As [`Object::holes`], for who needs something of what these say is gone: a store that has the object in several places asks all of
+    /// them anew, past caches, and waits for those that do not answer as it would for better bytes. From then on the object is read
+    /// with what this returns.
+    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+        self.holes()
     }
 
     /// Says that what [`Object::read_range`] gave of it, as a whole, does not have the hash that is its name. A store

@@ -476,7 +476,14 @@ impl<'a> Repair<'a> {
                     continue;
                 }
             };
-            match object.holes() {
+            let mut holes = object.holes();
+            // Of several servers not all may have been heard. Where none was, another source is asked first.
+            if holes.as_ref().is_ok_and(|holes| self.lacks(id, holes))
+                && let Ok(now) = object.holes_again()
+            {
+                holes = Ok(now);
+            }
+            match holes {
                 Ok(holes) if self.lacks(id, &holes) => lacking.push((source.shown(), object)),
                 Ok(_) => {
                     if copy(object.as_ref(), &mut why)? {

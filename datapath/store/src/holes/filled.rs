@@ -1,6 +1,7 @@
 //! An object of another store, with what is missing there taken from the store that it is copied to.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::StoreError;
 use crate::hash::Hash;
@@ -16,6 +17,8 @@ pub(crate) struct Filled<'a> {
     holes: Arc<Holes>,
     /// What neither has.
     common: Arc<Holes>,
+    /// Whether a read of the source failed.
+    source_failed: AtomicBool,
 }
 
 impl<'a> Filled<'a> {
@@ -26,7 +29,20 @@ impl<'a> Filled<'a> {
         own: Arc<dyn Object>,
     ) -> Result<Self, StoreError> {
         let common = Arc::new(holes.common(&*own.holes()?));
-        Ok(Self { source, own, holes, common })
+        Ok(Self { source, own, holes, common, source_failed: AtomicBool::new(false) })
+    }
+
+    /// Whether it is the source that could not be read. Where not, and the hash is wrong, either may be damaged.
+    pub(crate) fn source_failed(&self) -> bool {
+        self.source_failed.load(Ordering::Acquire)
+    }
+
+    fn read_source(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let outcome = self.source.read_range(offset, into);
+        if outcome.is_err() {
+            self.source_failed.store(true, Ordering::Release);
+        }
+        outcome
     }
 }
 
@@ -46,12 +62,12 @@ impl Object for Filled<'_> {
             let (before, after) = split(rest, hole.start.saturating_sub(at));
             let (inside, after) = split(after, hole.end.saturating_sub(hole.start));
             if !before.is_empty() {
-                self.source.read_range(at, before)?;
+                self.read_source(at, before)?;
             }
             self.own.read_range(hole.start, inside)?;
             (at, rest) = (hole.end, after);
         }
-        if rest.is_empty() { Ok(()) } else { self.source.read_range(at, rest) }
+        if rest.is_empty() { Ok(()) } else { self.read_source(at, rest) }
     }
 
     fn was_wrong(&self) -> bool {

@@ -75,7 +75,9 @@ impl Inner {
                     .map_err(|e| ours_is_damaged(source.id(), &e))?;
                 let outcome = self.copy_to(&part, &filled, copied);
                 match outcome {
-                    Err(e) if e.kind() == StoreErrorKind::Damaged => Err(blame(own.as_ref(), e)),
+                    Err(e) if e.kind() == StoreErrorKind::Damaged && !filled.source_failed() => {
+                        Err(blame(own.as_ref(), e, copied))
+                    }
                     outcome => outcome,
                 }
             }
@@ -346,24 +348,30 @@ impl Drop for Part<'_> {
     }
 }
 
-/// A copy that was completed with what is here has not its hash: says who is wrong.
-fn blame(own: &dyn Object, error: StoreError) -> StoreError {
-    match hash_of(own, &mut |_| Ok(())) {
+/// A copy that was completed with what is here has not its hash: says who is wrong. All of what is here is read for that; `copied` is told
+/// that it goes on, and can end it.
+fn blame(
+    own: &dyn Object,
+    error: StoreError,
+    copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+) -> StoreError {
+    let mut ended = None;
+    let outcome = hash_of(own, &mut |_| copied(0).inspect_err(|e| ended = Some(e.clone())));
+    if let Some(ended) = ended {
+        return ended;
+    }
+    match outcome {
         Ok(hash) if hash == own.id() => error,
         Ok(_) => ours_is_damaged(own.id(), &"it does not have the hash that is its name"),
         Err(e) => ours_is_damaged(own.id(), &e),
     }
 }
 
-/// Nobody else is to blame for that, and asking others makes no difference.
 fn ours_is_damaged(id: Hash, why: &dyn std::fmt::Display) -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Io,
-        format!(
-            "the data object {id} is damaged in the store that it is to be copied to ({why}), and the source does not have \
-             all of it: verify its versions there, and repair them from a store that has"
-        ),
-    )
+    StoreError::of_own_object(format!(
+        "the data object {id} is damaged in the store that it is to be copied to ({why}), and the source does not have \
+         all of it: verify its versions there, and repair them from a store that has"
+    ))
 }
 
 /// What a repair leaves free of a file system of this size.

@@ -3,6 +3,7 @@
 #[macro_use]
 mod suite;
 mod full_disk;
+mod holes_again;
 mod local_dir;
 mod modes;
 mod s3;

@@ -15,10 +15,10 @@ use headwater_testkit::Rng;
 
 use crate::suite::{files, kind, name};
 
-const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 
 /// What a manifest of these tests says: an object, its length, and a stretch that is needed, a line each.
-struct Lines;
+pub(crate) struct Lines;
 
 impl Lines {
     fn read(manifest: &[u8]) -> Vec<(Hash, u64, Range<u64>)> {
@@ -44,17 +44,17 @@ impl Needs for Lines {
     }
 }
 
-fn open(dir: &Path) -> LocalDir {
+pub(crate) fn open(dir: &Path) -> LocalDir {
     LocalDir::open(dir, Access::WRITE).unwrap()
 }
 
-fn bytes(seed: u64, len: u64) -> Vec<u8> {
+pub(crate) fn bytes(seed: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     Rng::new(seed).fill(&mut bytes);
     bytes
 }
 
-fn append(store: &LocalDir, bytes: &[u8]) -> (Box<dyn Publication>, Hash) {
+pub(crate) fn append(store: &LocalDir, bytes: &[u8]) -> (Box<dyn Publication>, Hash) {
     let mut publication = store.publish().unwrap();
     publication.append(bytes).unwrap();
     let (id, _) = publication.finish_object().unwrap().unwrap();
@@ -62,7 +62,12 @@ fn append(store: &LocalDir, bytes: &[u8]) -> (Box<dyn Publication>, Hash) {
 }
 
 /// Adds a version that needs these stretches, in blocks, of an object of this length.
-fn commit(publication: Box<dyn Publication>, id: Hash, len: u64, blocks: &[(u64, u64)]) -> Version {
+pub(crate) fn commit(
+    publication: Box<dyn Publication>,
+    id: Hash,
+    len: u64,
+    blocks: &[(u64, u64)],
+) -> Version {
     let line = |(from, to): &(u64, u64)| format!("{id} {len} {} {}\n", from * BLOCK, (to * BLOCK).min(len));
     let manifest: String = blocks.iter().map(line).collect();
     let image = name("a");
@@ -82,12 +87,12 @@ fn commit(publication: Box<dyn Publication>, id: Hash, len: u64, blocks: &[(u64,
     publication.commit(new).unwrap().version
 }
 
-fn remove(store: &LocalDir, version: &Version) {
+pub(crate) fn remove(store: &LocalDir, version: &Version) {
     store.remove(&name("a"), Some(version.number)).unwrap();
 }
 
 /// A store with an object of 64 blocks and a bit, all of which its first version needs, and its second blocks 3 to 9 and 40.
-fn with_two(dir: &Path) -> (LocalDir, Vec<u8>, [Version; 2]) {
+pub(crate) fn with_two(dir: &Path) -> (LocalDir, Vec<u8>, [Version; 2]) {
     let store = open(dir);
     let bytes = bytes(1, 64 * BLOCK + 100);
     let (publication, id) = append(&store, &bytes);
@@ -96,13 +101,13 @@ fn with_two(dir: &Path) -> (LocalDir, Vec<u8>, [Version; 2]) {
     (store, bytes, [first, second])
 }
 
-fn holes(store: &dyn Store, bytes: &[u8]) -> Vec<Range<u64>> {
+pub(crate) fn holes(store: &dyn Store, bytes: &[u8]) -> Vec<Range<u64>> {
     let holes = store.open_object(Hash::of(bytes)).unwrap().holes().unwrap().stretches();
     holes.into_iter().map(|hole| hole.start / BLOCK..hole.end / BLOCK).collect()
 }
 
 /// Whether an object has its hash, all that is no hole is there, and holes are zeroes.
-fn is_whole_but_for_holes(store: &dyn Store, bytes: &[u8]) -> bool {
+pub(crate) fn is_whole_but_for_holes(store: &dyn Store, bytes: &[u8]) -> bool {
     let object = store.open_object(Hash::of(bytes)).unwrap();
     let mut found = vec![0; bytes.len()];
     object.read_range(0, &mut found).unwrap();
@@ -114,7 +119,7 @@ fn is_whole_but_for_holes(store: &dyn Store, bytes: &[u8]) -> bool {
     found == expected && hashing.finish() == Hash::of(bytes)
 }
 
-fn path(dir: &Path, bytes: &[u8]) -> std::path::PathBuf {
+pub(crate) fn path(dir: &Path, bytes: &[u8]) -> std::path::PathBuf {
     dir.join("objects").join(Hash::of(bytes).to_string())
 }
 
@@ -124,7 +129,7 @@ fn blocks_of(dir: &Path, bytes: &[u8]) -> u64 {
     file.metadata().unwrap().blocks() * 512 / BLOCK
 }
 
-const LEFT: [Range<u64>; 3] = [1..3, 9..40, 41..64];
+pub(crate) const LEFT: [Range<u64>; 3] = [1..3, 9..40, 41..64];
 
 #[test]
 fn what_no_version_needs_is_given_back_and_the_object_has_its_hash_all_the_same() {

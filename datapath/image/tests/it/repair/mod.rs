@@ -2,6 +2,7 @@
 
 mod from_other_objects;
 mod from_stores;
+mod holes_again;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
