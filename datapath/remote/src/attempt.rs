@@ -8,7 +8,7 @@ use rustix::event::{PollFd, Timespec, poll};
 use crate::probe;
 use crate::read::{Answer, Ask, choose};
 use crate::servers::Servers;
-use crate::transfer::{Fault, Transfer};
+use crate::transfer::{Fault, Past, Transfer};
 
 /// How long one wait for sockets lasts at most, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
@@ -154,9 +154,9 @@ fn advance(servers: &Servers, ask: &Ask<'_>, transfer: &mut Transfer) -> Result<
     let whole = transfer.advance()?;
     let silent = transfer.last_progress().elapsed();
     if !whole && !ask.patient {
-        in_time(servers, transfer)?;
+        in_time(ask.stall(servers), transfer)?;
     }
-    if whole || silent < servers.limits.stall {
+    if whole || silent < ask.stall(servers) {
         return Ok(whole);
     }
     let doing = if transfer.connection().is_connected() { "sent nothing" } else { "did not answer" };
@@ -199,8 +199,8 @@ fn second(
 }
 
 /// Who does not wait for servers does not wait for one that sends a byte now and then, either.
-fn in_time(servers: &Servers, transfer: &Transfer) -> Result<(), Fault> {
-    match takes_longer(transfer, servers.limits.stall.saturating_mul(probe::STALLS_MAX)) {
+fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
+    match takes_longer(transfer, stall.saturating_mul(probe::STALLS_MAX)) {
         Some(longest) => {
             Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
         }
@@ -246,7 +246,8 @@ fn add<'a>(
     // Two round trips more, in one of which TLS computes, and at the latest when a server that is away is given up for others.
     let unready_after =
         late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
-    let transfer = servers.start(server, ask.path, ask.wanted, past_caches, fresh)?;
+    let past = Past { caches: past_caches, reading: ask.whom.reading };
+    let transfer = servers.start(server, ask.path, ask.wanted, past, fresh)?;
     servers.in_flight(server, true);
     running.push(Running { server, transfer, late_after, unready_after, _counted: Counted(servers, server) });
     Ok(())
@@ -315,7 +316,15 @@ mod tests {
         servers.state.lock().records.iter_mut().for_each(|record| record.health = Health::Up);
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
         let whom = Whom { last: vec![1, 0], past_caches: true, ..Whom::default() };
-        let ask = Ask { path: "objects/1", wanted, patient: true, optional: false, whom };
+        let ask = Ask {
+            path: "objects/1",
+            wanted,
+            object: None,
+            patient: true,
+            optional: false,
+            hasty: false,
+            whom,
+        };
         for (excluded, expected) in [
             ([false, false, false], [Some(2), Some(2)]),
             ([false, false, true], [None, Some(1)]),
@@ -335,7 +344,15 @@ mod tests {
         let never = Duration::from_secs(3600);
         let limits = crate::Limits { hedge_after_max: never, ..crate::Limits::default() };
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let ask = Ask { path: "objects/1", wanted, patient: true, optional: false, whom: Whom::default() };
+        let ask = Ask {
+            path: "objects/1",
+            wanted,
+            object: None,
+            patient: true,
+            optional: false,
+            hasty: false,
+            whom: Whom::default(),
+        };
         // Nobody answers. Without TLS the connection is ready as soon as it stands.
         for (scheme, is_ready) in [("http", true), ("https", false)] {
             let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -13,15 +13,13 @@
 //! Of several of one kind, the one that gave it longest ago comes first. So who asks again and again gets it from all servers of a kind in
 //! turn.
 //!
-//! Where something of an object is gone on a server, one is to give all of it, whose list of holes was told (see `holes.rs`). Who was told
-//! that reads the parts by and by, and not through the same open object where it does so through a server. So it is remembered here, and
-//! that one comes before all others, until it has given just this part to who asks for it again.
+//! Who reads all of an object once more says for the how manyeth time. All parts of one such reading come from one server, and each reading
+//! from another one: else each would have parts of a server whose bytes are wrong, and others next time.
 //!
 //! Who asks is not known. Where several servers gave the part to others, the first that is asked may be the one whose bytes were wrong.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use headwater_store::Hash;
 
@@ -30,20 +28,6 @@ use crate::whole::Whom;
 
 /// Parts that are remembered: more than are read in the moment after which who found one wrong asks again.
 const GIVEN_MAX: usize = 4096;
-
-/// Objects of which is remembered who is to give all of them ..
-const GIVERS_MAX: usize = 256;
-/// .. and for how long: reading one takes less, and else its list is asked for again.
-const GIVER_FOR: Duration = Duration::from_secs(3600);
-
-/// Who is to give all of an object.
-#[derive(Debug)]
-pub(crate) struct Giver {
-    object: Hash,
-    /// The last of these; those before it were to do so before.
-    servers: Vec<usize>,
-    until: Instant,
-}
 
 /// A part of an object that a server gave.
 #[derive(Debug)]
@@ -65,36 +49,10 @@ impl Servers {
         }
     }
 
-    /// Remembers who is to give all of an object, or that anybody may. What that one gave of it before says nothing: what is gone there
-    /// was not known.
-    pub(crate) fn is_to_give(&self, object: Hash, server: Option<usize>) {
-        let state = &mut *self.state.lock();
-        let known = state.givers.iter().position(|giver| giver.object == object);
-        let known = known.and_then(|at| state.givers.remove(at));
-        let Some(server) = server else { return };
-        let mut servers = known.map(|known| known.servers).unwrap_or_default();
-        servers.retain(|before| *before != server);
-        servers.push(server);
-        state.given.retain(|given| given.object != object || given.server != server);
-        state.givers.push_back(Giver { object, servers, until: Instant::now() + GIVER_FOR });
-        if state.givers.len() > GIVERS_MAX {
-            state.givers.pop_front();
-        }
-    }
-
-    /// Those that were to give all of an object, and last the one that is.
-    pub(crate) fn givers_of(&self, object: Hash) -> Vec<usize> {
-        let now = Instant::now();
-        let state = self.state.lock();
-        let giver = state.givers.iter().find(|giver| giver.object == object && giver.until > now);
-        giver.map(|giver| giver.servers.clone()).unwrap_or_default()
-    }
-
     /// Whom to ask for a part that was wrong.
     pub(crate) fn others_first(&self, object: Hash, part: &Range<u64>) -> Whom {
         // Whether each gave it to others, and when it gave it last.
         let mut turns = BTreeMap::<usize, (bool, usize)>::new();
-        let giver = self.givers_of(object).pop();
         let state = self.state.lock();
         let is_of_part = |given: &&Given| {
             given.object == object && given.part.start < part.end && part.start < given.part.end
@@ -104,12 +62,6 @@ impl Servers {
             *gave_to_others |= !given.past_caches;
             *last = turn;
         }
-        let gave_it = |given: &Given| {
-            given.object == object && given.part.start <= part.start && part.end <= given.part.end
-        };
-        let has_given =
-            |giver: &usize| state.given.iter().any(|given| given.server == *giver && gave_it(given));
-        let first = giver.filter(|giver| !has_given(giver));
         drop(state);
         let mut order: Vec<_> = turns
             .into_iter()
@@ -117,10 +69,25 @@ impl Servers {
             .collect();
         order.sort_unstable();
         Whom {
-            first,
-            alone: first.is_some(),
             last: order.into_iter().map(|(_, _, server)| server).collect(),
             past_caches: true,
+            ..Whom::default()
+        }
+    }
+}
+
+impl Servers {
+    /// Whom to ask where all of an object is read for the so manyeth time. What those are asked is counted in their turn, as they may
+    /// have servers themselves.
+    pub(crate) fn in_turn(&self, reading: u32) -> Whom {
+        let there: Vec<usize> = (0..self.list.len()).filter(|server| self.is_there(*server)).collect();
+        let count = u32::try_from(there.len()).unwrap_or(u32::MAX).max(1);
+        let first = usize::try_from(reading.checked_rem(count).unwrap_or(0)).unwrap_or(usize::MAX);
+        Whom {
+            first: there.get(first).copied(),
+            alone: true,
+            past_caches: true,
+            reading: reading.checked_div(count),
             ..Whom::default()
         }
     }
@@ -214,25 +181,20 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_give_all_of_an_object_is_asked_first_until_it_gave_the_part() {
-        let (servers, object) = (three_servers(), Hash::of(b"1"));
-        let first = |part| servers.others_first(object, &part).first;
-        let gave = |server, part| servers.gave(Given { object, part, server, past_caches: true });
-        gave(1, 0..100);
-        assert!(servers.givers_of(object).is_empty() && first(0..100).is_none());
-        // What it gave before says nothing.
-        servers.is_to_give(object, Some(1));
-        assert_eq!((first(0..100), servers.others_first(object, &(0..100)).alone), (Some(1), true));
-        // Nor does that it was asked how long the object is.
-        gave(1, 0..1);
-        assert_eq!((first(0..100), first(0..u64::MAX)), (Some(1), Some(1)));
-        gave(1, 0..100);
-        assert_eq!((first(0..100), first(100..200), first(50..60)), (None, Some(1), None));
-        servers.is_to_give(object, Some(2));
-        assert_eq!((first(0..100), servers.givers_of(object)), (Some(2), vec![1, 2]));
-        servers.is_to_give(object, Some(1));
-        assert_eq!((first(0..100), servers.givers_of(object)), (Some(1), vec![2, 1]));
-        servers.is_to_give(object, None);
-        assert!(servers.givers_of(object).is_empty() && first(0..100).is_none());
+    fn each_reading_of_all_of_an_object_is_of_another_server() {
+        let servers = three_servers();
+        let turn = |reading| {
+            let whom = servers.in_turn(reading);
+            assert!(whom.alone && whom.past_caches);
+            (whom.first, whom.reading)
+        };
+        // Nobody is there.
+        assert_eq!(turn(7), (None, Some(7)));
+        servers.is_back(0, std::time::Duration::ZERO);
+        assert_eq!(turn(7), (Some(0), Some(7)));
+        servers.is_back(2, std::time::Duration::ZERO);
+        let turns: Vec<_> = (1..5).map(turn).collect();
+        // Each of those that these may have comes once with each of them.
+        assert_eq!(turns, [(Some(2), Some(0)), (Some(0), Some(1)), (Some(2), Some(1)), (Some(0), Some(2))]);
     }
 }

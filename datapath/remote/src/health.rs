@@ -88,7 +88,26 @@ impl Servers {
     pub(crate) fn is_distrusted(&self, index: usize) -> bool {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
-        matches!(health, Some(Health::Distrusted { .. }))
+        matches!(health, Some(Health::Distrusted { until }) if *until > Instant::now())
+    }
+
+    /// Whether it broke off just now, and may be there all the same.
+    pub(crate) fn is_probed_soon(&self, index: usize) -> bool {
+        let state = self.state.lock();
+        let health = state.records.get(index).map(|record| &record.health);
+        matches!(health, Some(Health::Down { is_gone: false, .. }))
+    }
+
+    /// It gave a list of holes, or was waited for in vain.
+    pub(crate) fn has_lists(&self, index: usize, has: bool) {
+        if let Some(record) = self.state.lock().records.get_mut(index) {
+            record.is_without_lists = !has;
+        }
+    }
+
+    /// Whether it was waited for in vain for a list of holes, and neither was back nor gave one since.
+    pub(crate) fn is_without_lists(&self, index: usize) -> bool {
+        self.state.lock().records.get(index).is_some_and(|record| record.is_without_lists)
     }
 
     /// It answers, and cannot give `what`. That concerns reads of this alone: it is asked for all else as before.
@@ -227,6 +246,7 @@ impl Servers {
                 tracing::info!(server = %url, "a server is back");
             }
             record.health = Health::Up;
+            record.is_without_lists = false;
             // It may have started again, and have forgotten which versions are open.
             state.pins_due |= was_gone;
             if let Some(since) = state.gone_since.take() {

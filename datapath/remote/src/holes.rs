@@ -1,326 +1,465 @@
-//! What of an object is gone, as servers say, and who is to give it.
+//! Asking servers what of an object is gone.
 //!
-//! Each server gave back the space of what its own versions do not need. So each that is there is asked, and where something is gone on one
-//! of them, one server is to give all of the object, with its own list: the one on which the least is gone, and of several the one that
-//! reads prefer. So none takes from a copy what another one has.
+//! Each server gave back the space of what its own versions do not need. So each that is there is asked, all at a time, and what is gone
+//! of the object is what is gone on all of them (see `lists.rs`).
 //!
 //! | a server | what is gone there |
 //! |---|---|
 //! | gives a list of holes | these |
-//! | does not have one (404), or answers with something else that is no error of its own, such as 403 | nothing: so do servers that know of no holes |
+//! | does not have one (404), or answers with something else that is no error of its own, such as 403 | nothing: so do servers that know of no holes. Where others have holes it is asked whether it has the object |
 //! | gives a wrong one | it is asked once more, past caches; then it is distrusted, as for other wrong bytes, and left out |
-//! | gives one of a later format | it is left out |
+//! | gives that of an object of another length, or one of a later format | it is left out |
 //! | is distrusted | it is asked where nobody else has answered |
 //! | breaks off, answers with 5xx, is busy, refuses the token | it is left out, and nobody else hears of it: what it cannot list it may give |
 //! | does not answer | it is left out, and is down |
 //!
-//! A server that was left out may give bytes of the object all the same: then these are wrong as a whole, and it is asked again.
+//! A server that was left out is read from only where no other one has what is read. What it gives may be wrong as a whole then, and
+//! all are asked again.
 //!
-//! Where all are left out:
-//!
-//! | who asks | |
+//! | who asks | waits for those that were left out |
 //! |---|---|
-//! | for the first time, and can wait for bytes | it is taken for "nothing is gone": a cache on the way may have all bytes of an object while who has the list is away |
-//! | found the object wrong, and can wait for bytes | it waits as for these: for those that are away or busy as long as it takes, for those that fail as long as for better bytes |
-//! | cannot wait, such as a server that reads from servers itself | an error, soon: it is told what is known, or nothing |
+//! | for the first time, and can wait for bytes | not at all. Where nobody was heard it takes that for "nothing is gone": a cache on the way may have all bytes of an object while who has the list is away |
+//! | found the object wrong, or not to be enough, and can wait for bytes | as long as for better bytes, once; where nobody was heard and none of them is there, as for bytes: as long as it takes |
+//! | cannot wait, such as a server that reads from servers itself | for the probe of one that failed, where nobody was heard; then it is an error |
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use headwater_store::{Hash, Holes, StoreError, StoreErrorKind};
+use headwater_store::{HOLES_MAX_BYTES, Hash, Holes, StoreError, StoreErrorKind};
 
 use crate::attempt::{Attempt, attempt};
-use crate::read::{Ask, PROBE_WAITS, choose};
+use crate::lists::Lists;
+use crate::read::{Answer, Ask, PROBE_WAITS};
 use crate::servers::Servers;
-use crate::transfer::Fault;
+use crate::transfer::{Fault, Wanted};
 use crate::whole::Whom;
 
 /// Who does not wait asks one that has failed so often no more.
 const FAILURES_MAX: u32 = 2;
+/// Who waits looks at the servers again after so long at the latest.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// For what a question waits where nobody can answer it.
+/// For what a question waits that not all have answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
     No,
-    /// For those that may be back at once.
+    /// For those that may be back at once, where nobody was heard.
     Soon,
-    /// As who reads its bytes does.
-    AsForBytes,
+    /// For better ones, and where nobody was heard as for bytes.
+    ForBetter,
 }
 
-/// What servers said.
+/// Of which object, and how.
+pub(crate) struct Question<'a> {
+    pub id: Hash,
+    pub len_bytes: u64,
+    /// Whether who asks has clients that wait for it; see [`Ask`].
+    pub hasty: bool,
+    pub whom: &'a Whom,
+    /// For the how manyeth time each server would have to give all of it.
+    pub reading: &'a (dyn Fn(usize) -> Option<u32> + Sync),
+}
+
+/// What is known of a server.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
-    /// What is gone where the object is to be read.
-    pub holes: Holes,
-    /// Who is to give all of it; `None` where nothing is gone on anyone, so that any may give any part.
-    pub giver: Option<usize>,
-    /// Those that said what is gone there, and the hashes of their lists: of the empty one where nothing is.
-    said: BTreeMap<usize, Hash>,
+enum Known {
+    #[default]
+    Nothing,
+    /// What is gone there.
+    Said(Arc<Holes>),
+    /// The same, as it answers without a list: if it has the object at all.
+    NoList,
+    /// It has no list that can be used here, and is not asked again.
+    Never(StoreError),
+    /// It failed so often, lastly with this, and may be asked again then.
+    Failed { why: StoreError, times: u32, again_at: Option<Instant> },
 }
 
-impl Told {
-    /// Those on which just these are gone.
-    pub(crate) fn who_said(&self, holes: &Holes, len_bytes: u64) -> BTreeSet<usize> {
-        let list = Hash::of(&holes.encode(len_bytes));
-        self.said.iter().filter(|(_, said)| **said == list).map(|(server, _)| *server).collect()
+impl Known {
+    fn times(&self) -> u32 {
+        match self {
+            Self::Failed { times, .. } => *times,
+            _ => 0,
+        }
+    }
+
+    fn is_heard(&self) -> bool {
+        matches!(self, Self::Said(_) | Self::NoList)
+    }
+
+    /// Whether what came is damaged.
+    fn is_wrong(&self) -> bool {
+        matches!(self, Self::Never(why) if why.kind() == StoreErrorKind::Damaged)
+    }
+
+    fn again_at(&self) -> Option<Instant> {
+        match self {
+            Self::Failed { again_at, .. } => *again_at,
+            _ => None,
+        }
+    }
+
+    fn why(&self) -> Option<&StoreError> {
+        match self {
+            Self::Never(why) | Self::Failed { why, .. } => Some(why),
+            _ => None,
+        }
     }
 }
 
-/// A server that has not said what is gone there, or not yet.
-#[derive(Debug, Default)]
-struct LeftOut {
-    why: Option<StoreError>,
-    /// Its list was wrong, or is of a later format: it is not asked again.
-    is_wrong: bool,
-    /// How often it failed, and when it may be asked again.
-    times: u32,
-    again_at: Option<Instant>,
-}
-
-/// Why there is no list.
-enum NoList {
-    /// It is wrong, or cannot be read here.
-    Wrong(StoreError),
-    /// It failed with this, or is busy, and is to be left alone for so long.
-    NotNow(StoreError, Duration),
-    /// The server does not answer, and is known to be down.
-    Gone(StoreError),
-}
-
-impl LeftOut {
-    fn failed(&mut self, no_list: NoList) {
-        self.times = self.times.saturating_add(1);
-        let (why, pause) = match no_list {
-            NoList::Wrong(why) => {
-                self.is_wrong = true;
-                (why, None)
-            }
-            NoList::NotNow(why, pause) => (why, Some(pause)),
-            NoList::Gone(why) => (why, None),
-        };
-        self.why = Some(why);
-        self.again_at = pause.map(|pause| Instant::now() + pause);
-    }
-}
-
-/// Asks for the list of the holes of an object that has `len_bytes`.
-pub(crate) fn holes_of(
-    servers: &Servers,
-    ask: &Ask<'_>,
-    len_bytes: u64,
-    waits: Waits,
-) -> Result<Told, StoreError> {
+/// Asks what of an object is gone.
+pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> Result<Lists, StoreError> {
+    let known = servers.list.iter().map(|_| Known::Nothing).collect();
     let began = Instant::now();
-    let liars: Vec<bool> = (0..servers.list.len()).map(|server| ask.whom.liars.contains(&server)).collect();
-    let mut left_out: Vec<LeftOut> = liars.iter().map(|_| LeftOut::default()).collect();
-    let probed_until = began + servers.limits.probe_after.saturating_mul(PROBE_WAITS);
-    // As for its bytes: somebody who is away may have better ones, but not for ever.
-    let better_until = liars.contains(&true).then(|| began + servers.limits.wait_for_better);
-    let (mut waiting_since, mut failing_since) = (None::<Instant>, None::<Instant>);
+    let mut asking = Asking { servers, question, known, order: Vec::new(), began, failing_since: None };
+    let mut waiting_since = None;
     loop {
         if servers.is_closed() {
             return Err(closed());
         }
-        let why = match ask_those_that_are_there(servers, ask, len_bytes, &liars, &mut left_out) {
-            Err(why) => why,
-            Ok(told) => {
-                if let Some(since) = waiting_since {
-                    servers.counting.waited(since.elapsed());
-                }
-                return Ok(told);
-            }
-        };
-        let now = Instant::now();
-        let is_away = why.kind() == StoreErrorKind::Unreachable;
-        // Time in which all are away says nothing about what they have.
-        failing_since = if is_away { None } else { failing_since.or(Some(now)) };
-        let failing_until = failing_since.map(|since| since + servers.limits.wait_for_better);
-        let until = [better_until, failing_until].into_iter().flatten().min();
-        let goes_on = match waits {
-            Waits::No => false,
-            Waits::Soon => {
-                let is_first = |left: &&LeftOut| left.times < FAILURES_MAX;
-                let again_at = left_out.iter().filter(is_first).filter_map(|left| left.again_at).min();
-                match again_at.filter(|at| *at <= probed_until) {
-                    Some(at) => {
-                        servers.wait(Some(at));
-                        true
-                    }
-                    None => servers.wait_for_probe(&liars, probed_until),
-                }
-            }
-            Waits::AsForBytes => {
-                let may_have_one = |(liar, left): (&bool, &LeftOut)| !liar && !left.is_wrong;
-                let goes_on =
-                    liars.iter().zip(&left_out).any(may_have_one) && until.is_none_or(|until| now < until);
-                if goes_on {
-                    waiting_since.get_or_insert(now);
-                    let again_at = left_out.iter().filter_map(|left| left.again_at).min();
-                    servers.wait([until, again_at].into_iter().flatten().min());
-                }
-                goes_on
-            }
-        };
-        if !goes_on {
-            return Err(match better_until.filter(|_| is_away) {
-                Some(_) => {
-                    let why = format!("{why}; and what others have of this object is wrong");
-                    StoreError::new(StoreErrorKind::Damaged, why)
-                }
-                None => why,
-            });
-        }
+        asking.ask_those_that_are_there();
+        let Some(until) = asking.waits_until(waits) else { break };
+        waiting_since.get_or_insert_with(Instant::now);
+        servers.wait(Some(until));
     }
+    if let Some(since) = waiting_since {
+        servers.counting.waited(since.elapsed());
+    }
+    asking.told()
 }
 
 fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Io, "the store was closed during a read")
 }
 
-/// Asks one after the other, but for liars and those that are to be left alone for now.
-fn ask_those_that_are_there(
+/// Whether something of a part of an object, which a server gave wrongly, is gone there, or may be: then it is not to blame. It is asked
+/// past caches.
+pub(crate) fn is_gone_there(
     servers: &Servers,
     ask: &Ask<'_>,
-    len_bytes: u64,
-    liars: &[bool],
-    left_out: &mut [LeftOut],
-) -> Result<Told, StoreError> {
-    let now = Instant::now();
-    for (server, left) in left_out.iter_mut().enumerate() {
-        // It is asked when it is back, however long that takes.
-        if !left.is_wrong && !servers.is_there(server) {
-            *left = LeftOut { times: left.times, ..LeftOut::default() };
-        }
-    }
-    let is_out =
-        |(liar, left): (&bool, &LeftOut)| *liar || left.is_wrong || left.again_at.is_some_and(|at| at > now);
-    let mut excluded: Vec<bool> = liars.iter().zip(left_out.iter()).map(is_out).collect();
-    let (mut said, mut best) = (BTreeMap::new(), None::<((usize, u64), usize, Holes)>);
-    while let Some(server) = choose(servers, ask, 0, &excluded) {
-        if let Some(is_out) = excluded.get_mut(server) {
-            *is_out = true;
-        }
-        let Some(left) = left_out.get_mut(server) else { continue };
-        if best.is_some() && servers.is_distrusted(server) {
-            continue;
-        }
-        let holes = match ask_one(servers, ask, len_bytes, server, left.times) {
-            Ok(holes) => holes,
-            Err(no_list) => {
-                left.failed(no_list);
-                continue;
-            }
-        };
-        said.insert(server, Hash::of(&holes.encode(len_bytes)));
-        // They are asked in the order in which reads prefer them, and the first of several counts.
-        let turn = ask.whom.last.iter().position(|last| *last == server).map_or(0, |turn| turn + 1);
-        let rank = (turn, holes.bytes());
-        if best.as_ref().is_none_or(|(least, ..)| rank < *least) {
-            best = Some((rank, server, holes));
-        }
-    }
-    let Some((_, server, holes)) = best else { return Err(why_not(servers, ask, left_out)) };
-    let nothing = Hash::of(&Holes::default().encode(len_bytes));
-    let giver = Some(server).filter(|_| ask.whom.alone || said.values().any(|list| *list != nothing));
-    Ok(Told { holes, giver, said })
-}
-
-/// Why nobody gives a list. What a server says that is there tells more than that another one is away.
-fn why_not(servers: &Servers, ask: &Ask<'_>, left_out: &[LeftOut]) -> StoreError {
-    let weight = |why: &&StoreError| match why.kind() {
-        StoreErrorKind::Unreachable => 0,
-        StoreErrorKind::UnknownFormat => 3,
-        StoreErrorKind::Damaged => 2,
-        _ => 1,
-    };
-    let why = left_out.iter().filter_map(|left| left.why.as_ref()).max_by_key(weight);
-    why.cloned().unwrap_or_else(|| {
-        let why = format!("no server can be asked for {}: {}", ask.path, servers.status().reasons());
-        StoreError::new(StoreErrorKind::Unreachable, why)
-    })
-}
-
-/// Asks one server that has failed so often before, and once more past caches where what came is wrong.
-fn ask_one(
-    servers: &Servers,
-    ask: &Ask<'_>,
-    len_bytes: u64,
+    (id, len_bytes): (Hash, u64),
+    part: &Range<u64>,
     server: usize,
-    failures: u32,
-) -> Result<Holes, NoList> {
-    let (mut past_caches, mut token_renewed) = (ask.whom.past_caches, false);
-    loop {
-        // Nobody else is asked beside it: who is late is left out.
-        let whom = Whom { alone: true, ..Whom::default() };
-        let asked = Ask { path: ask.path, wanted: ask.wanted, patient: false, optional: true, whom };
-        let past = vec![past_caches; servers.list.len()];
-        let (body, times) = match attempt(servers, &asked, server, &[], &past) {
-            Attempt::Closed => return Err(NoList::Gone(closed())),
-            Attempt::Answer { answer, times, .. } => (answer.body, times),
-            Attempt::Failed(faults) => match faults.into_iter().next() {
-                Some((_, Fault::Refused(_)))
-                    if !std::mem::replace(&mut token_renewed, true) && servers.renew_token() =>
-                {
-                    continue;
-                }
-                Some((_, fault)) => return without_list(servers, ask, server, failures, &fault),
-                None => return without_list(servers, ask, server, failures, &Fault::Stale),
-            },
+) -> bool {
+    let is_known = |holes: &Arc<Holes>| holes.overlap(part);
+    if !servers.is_heard_before(id, servers.limits.wait_for_better)
+        && servers.lists_of(id).of(server).is_some_and(is_known)
+    {
+        return true;
+    }
+    let whom = Whom { past_caches: true, ..Whom::default() };
+    let question = Question { id, len_bytes, hasty: !ask.patient, whom: &whom, reading: &|_| None };
+    match ask_for_list(servers, &question, server, 0) {
+        Known::Said(holes) => {
+            let is_gone = holes.overlap(part);
+            servers.heard_of(id, server, holes);
+            is_gone
+        }
+        Known::NoList => {
+            servers.heard_of(id, server, Arc::default());
+            false
+        }
+        Known::Failed { .. } => true,
+        // One of a later format is nobody's fault.
+        Known::Never(why) => why.kind() == StoreErrorKind::UnknownFormat,
+        Known::Nothing => false,
+    }
+}
+
+/// One question under way.
+struct Asking<'a> {
+    servers: &'a Servers,
+    question: &'a Question<'a>,
+    /// By server.
+    known: Vec<Known>,
+    /// Those that were asked, in the order in which reads prefer them.
+    order: Vec<usize>,
+    began: Instant,
+    /// Since when somebody is there and fails. Time in which all are away says nothing about what they have.
+    failing_since: Option<Instant>,
+}
+
+impl Asking<'_> {
+    fn of(&self, server: usize) -> &Known {
+        self.known.get(server).unwrap_or(&Known::Nothing)
+    }
+
+    fn is_heard(&self) -> bool {
+        self.known.iter().any(Known::is_heard)
+    }
+
+    /// Those that have not said what is gone there, and may.
+    fn open(&self) -> Vec<usize> {
+        let is_heard = self.is_heard();
+        let is_open = |server: &usize| {
+            let may_say = matches!(self.of(*server), Known::Nothing | Known::Failed { .. });
+            let is_better = !(is_heard && self.servers.is_distrusted(*server));
+            may_say && is_better && !self.question.whom.liars.contains(server)
         };
-        let why = match Holes::decode("at this server", &body, len_bytes) {
+        (0..self.known.len()).filter(is_open).collect()
+    }
+
+    /// Asks all that may be asked now: those that are distrusted where nobody else was heard.
+    fn ask_those_that_are_there(&mut self) {
+        let now = Instant::now();
+        for (server, known) in self.known.iter_mut().enumerate() {
+            // It is asked when it is back, however long that takes.
+            if let Known::Failed { again_at, .. } = known
+                && !self.servers.is_there(server)
+            {
+                *again_at = None;
+            }
+        }
+        for distrusted in [false, true] {
+            if distrusted && self.is_heard() {
+                break;
+            }
+            let open = self.open();
+            let is_out = |server: usize| {
+                !open.contains(&server)
+                    || self.servers.is_distrusted(server) != distrusted
+                    || self.of(server).again_at().is_some_and(|at| at > now)
+            };
+            let mut excluded: Vec<bool> = (0..self.known.len()).map(is_out).collect();
+            let mut due = Vec::new();
+            while let Some(server) = self.servers.choose(0, &excluded) {
+                if let Some(is_out) = excluded.get_mut(server) {
+                    *is_out = true;
+                }
+                due.push(server);
+            }
+            self.ask_each(&due, ask_for_list);
+            self.order.extend(due);
+        }
+        // One that has nothing of it is not one that has all of it.
+        let has_holes = |known: &Known| matches!(known, Known::Said(holes) if !holes.is_empty());
+        if self.known.iter().any(has_holes) {
+            let is_unsure = |server: &usize| matches!(self.of(*server), Known::NoList);
+            let unsure: Vec<usize> = (0..self.known.len()).filter(is_unsure).collect();
+            self.ask_each(&unsure, ask_for_a_byte);
+        }
+    }
+
+    /// Asks several at a time, so that it takes no longer than the slowest of them: who asks may be a server, and have clients that wait.
+    fn ask_each(&mut self, due: &[usize], ask: fn(&Servers, &Question<'_>, usize, u32) -> Known) {
+        let Some((first, others)) = due.split_first() else { return };
+        let (servers, question) = (self.servers, self.question);
+        let times: Vec<u32> = self.known.iter().map(Known::times).collect();
+        let ask = &|server: usize| ask(servers, question, server, times.get(server).copied().unwrap_or(0));
+        let answers: Vec<(usize, Known)> = std::thread::scope(|scope| {
+            let start = |server: usize| {
+                let thread = std::thread::Builder::new().name(format!("holes-{server}"));
+                (server, thread.spawn_scoped(scope, move || ask(server)).ok())
+            };
+            let started: Vec<_> = others.iter().copied().map(start).collect();
+            let answer = |(server, thread): (usize, Option<ScopedJoinHandle<'_, Known>>)| {
+                // Without a thread it is asked here.
+                (server, thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| ask(server)))
+            };
+            let first = (*first, ask(*first));
+            std::iter::once(first).chain(started.into_iter().map(answer)).collect()
+        });
+        for (server, answer) in answers {
+            if let Some(known) = self.known.get_mut(server) {
+                *known = answer;
+            }
+        }
+    }
+
+    /// Until when to wait for those that were left out. `None`: not, or not any more.
+    fn waits_until(&mut self, waits: Waits) -> Option<Instant> {
+        let (now, is_heard) = (Instant::now(), self.is_heard());
+        let mut open = self.open();
+        match waits {
+            Waits::No => return None,
+            Waits::Soon => return self.probed_until(now).filter(|_| !is_heard),
+            // Each is waited for once.
+            Waits::ForBetter if is_heard => open.retain(|server| !self.servers.is_without_lists(*server)),
+            Waits::ForBetter => {}
+        }
+        if open.is_empty() {
+            return None;
+        }
+        let is_failing = open.iter().any(|server| self.servers.is_there(*server));
+        self.failing_since = self.failing_since.filter(|_| is_failing).or(Some(now).filter(|_| is_failing));
+        let others_are_wrong = !self.question.whom.liars.is_empty() || self.known.iter().any(Known::is_wrong);
+        let since = if is_heard || others_are_wrong { Some(self.began) } else { self.failing_since };
+        let until = since.map(|since| since + self.servers.limits.wait_for_better);
+        if until.is_some_and(|until| now >= until) {
+            if is_heard {
+                open.iter().for_each(|server| self.servers.has_lists(*server, false));
+            }
+            return None;
+        }
+        let again_at =
+            open.iter().filter_map(|server| self.of(*server).again_at()).filter(|at| *at > now).min();
+        // What else changes wakes it.
+        Some([until, again_at].into_iter().flatten().min().unwrap_or(now + WAIT_MAX))
+    }
+
+    /// Until when to wait for one that failed just now, and may be there all the same.
+    fn probed_until(&self, now: Instant) -> Option<Instant> {
+        let longest = self.began + self.servers.limits.probe_after.saturating_mul(PROBE_WAITS);
+        let is_first = |server: &usize| self.of(*server).times() < FAILURES_MAX;
+        let open = self.open();
+        let again_at = open.iter().copied().filter(is_first).filter_map(|server| self.of(server).again_at());
+        if let Some(at) = again_at.filter(|at| *at > now).min() {
+            return Some(at).filter(|at| *at <= longest);
+        }
+        let is_probed = open.iter().any(|server| self.servers.is_probed_soon(*server));
+        Some(longest).filter(|_| is_probed && now < longest)
+    }
+
+    fn told(self) -> Result<Lists, StoreError> {
+        if !self.is_heard() {
+            return Err(self.why_not());
+        }
+        let mut told: Vec<(usize, Arc<Holes>)> = Vec::new();
+        for server in &self.order {
+            let holes = match self.of(*server) {
+                Known::Said(holes) => Arc::clone(holes),
+                Known::NoList => Arc::default(),
+                Known::Nothing | Known::Never(_) | Known::Failed { .. } => continue,
+            };
+            if !told.iter().any(|(before, _)| before == server) {
+                told.push((*server, holes));
+            }
+        }
+        Ok(told.into_iter().collect())
+    }
+
+    /// Why nobody gives a list. What a server says that is there tells more than that another one is away.
+    fn why_not(&self) -> StoreError {
+        let is_open = !self.open().is_empty();
+        let weight = |why: &&StoreError| match why.kind() {
+            StoreErrorKind::Unreachable => 1,
+            // One that is away may have a list that can be read here.
+            StoreErrorKind::UnknownFormat if is_open => 0,
+            StoreErrorKind::UnknownFormat => 4,
+            StoreErrorKind::Damaged => 3,
+            _ => 2,
+        };
+        let why = self.known.iter().filter_map(Known::why).max_by_key(weight).filter(|why| weight(why) > 0);
+        let why = why.cloned().unwrap_or_else(|| {
+            let (id, reasons) = (self.question.id, self.servers.status().reasons());
+            let why = format!("no server can be asked for holes/{id}: {reasons}");
+            StoreError::new(StoreErrorKind::Unreachable, why)
+        });
+        if why.kind() == StoreErrorKind::Unreachable && !self.question.whom.liars.is_empty() {
+            let why = format!("{why}; and what others have of this object is wrong");
+            return StoreError::new(StoreErrorKind::Damaged, why);
+        }
+        why
+    }
+}
+
+/// Asks one server, and nobody else beside it. `Err(None)`: the store was closed.
+fn fetch(
+    servers: &Servers,
+    question: &Question<'_>,
+    (path, wanted): (&str, Wanted),
+    server: usize,
+    past_caches: bool,
+) -> Result<(Answer, (Duration, Duration)), Option<Fault>> {
+    let whom = Whom { alone: true, reading: (question.reading)(server), ..Whom::default() };
+    let hasty = question.hasty;
+    let ask = Ask { path, wanted, object: None, patient: false, optional: true, hasty, whom };
+    let past_caches = vec![past_caches; servers.list.len()];
+    let mut token_renewed = false;
+    loop {
+        let fault = match attempt(servers, &ask, server, &[], &past_caches) {
+            Attempt::Closed => return Err(None),
+            Attempt::Answer { answer, times, .. } => return Ok((answer, times)),
+            Attempt::Failed(faults) => faults.into_iter().next().map_or(Fault::Stale, |(_, fault)| fault),
+        };
+        let is_refused = matches!(fault, Fault::Refused(_));
+        if !is_refused || std::mem::replace(&mut token_renewed, true) || !servers.renew_token() {
+            return Err(Some(fault));
+        }
+    }
+}
+
+/// Asks one server, that has failed so often before, for its list, and once more past caches where what came is wrong.
+fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
+    let path = format!("holes/{}", question.id);
+    let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
+    let mut past_caches = question.whom.past_caches;
+    loop {
+        let (body, took) = match fetch(servers, question, (&path, wanted), server, past_caches) {
+            Ok((answer, took)) => (answer.body, took),
+            Err(Some(fault @ (Fault::Missing | Fault::Odd(_) | Fault::Wrong(_)))) => {
+                tracing::debug!(server, answer = %fault, "all of the object is taken to be there");
+                return Known::NoList;
+            }
+            Err(fault) => return failed(servers, &path, (server, times), fault),
+        };
+        let why = match Holes::decode("at this server", &body, question.len_bytes) {
             Ok(holes) => {
-                servers.answered(server, u64::try_from(body.len()).unwrap_or(u64::MAX), times);
-                return Ok(holes);
+                servers.answered(server, u64::try_from(body.len()).unwrap_or(u64::MAX), took);
+                servers.has_lists(server, true);
+                return Known::Said(Arc::new(holes));
             }
             Err(why) => why,
         };
-        if why.kind() == StoreErrorKind::Damaged {
+        // How long the object is may come from another server, which is wrong about that.
+        if why.kind() == StoreErrorKind::Damaged && !is_of_another_length(&body) {
             if !std::mem::replace(&mut past_caches, true) {
                 continue;
             }
-            servers.gave_wrong_bytes(server, ask.path, &why);
+            servers.gave_wrong_bytes(server, &path, &why);
         }
-        return Err(NoList::Wrong(no_list(servers, ask, server, why.kind(), &why)));
+        return Known::Never(no_list(servers, &path, server, why.kind(), &why));
     }
 }
 
-/// What it means that an answer is no list.
-fn without_list(
-    servers: &Servers,
-    ask: &Ask<'_>,
-    server: usize,
-    failures: u32,
-    fault: &Fault,
-) -> Result<Holes, NoList> {
-    let why = |kind| no_list(servers, ask, server, kind, fault);
-    Err(match fault {
-        Fault::Missing | Fault::Odd(_) | Fault::Wrong(_) => {
-            tracing::debug!(server, answer = %fault, "all of the object is taken to be there");
-            return Ok(Holes::default());
+/// Whether it is a good list of the holes of an object, of whatever length.
+fn is_of_another_length(list: &[u8]) -> bool {
+    let len_bytes = list.get(16..).and_then(|rest| rest.first_chunk::<8>());
+    len_bytes.is_some_and(|len_bytes| Holes::decode("", list, u64::from_le_bytes(*len_bytes)).is_ok())
+}
+
+/// Whether one that has no list has the object.
+fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
+    let path = format!("objects/{}", question.id);
+    let wanted = Wanted::Range { first: 0, len: 1, total: Some(question.len_bytes) };
+    match fetch(servers, question, (&path, wanted), server, question.whom.past_caches) {
+        Ok(_) => Known::Said(Arc::default()),
+        Err(Some(fault @ (Fault::Missing | Fault::Odd(_) | Fault::Wrong(_)))) => {
+            Known::Never(no_list(servers, &path, server, StoreErrorKind::NotFound, &fault))
         }
-        Fault::Busy(wait, _) => {
-            let pause = servers.busy_for(failures).max(*wait);
-            NoList::NotNow(why(StoreErrorKind::Unreachable), pause)
+        Err(fault) => failed(servers, &path, (server, times), fault),
+    }
+}
+
+/// What it means that a server gives no answer that says anything. `None`: the store was closed.
+fn failed(servers: &Servers, path: &str, (server, times): (usize, u32), fault: Option<Fault>) -> Known {
+    let (kind, pause) = match &fault {
+        Some(Fault::Busy(wait, _)) => (StoreErrorKind::Unreachable, Some(servers.busy_for(times).max(*wait))),
+        Some(Fault::Gone(_) | Fault::Stale) => (StoreErrorKind::Unreachable, None),
+        _ => (StoreErrorKind::Io, Some(servers.pause_after(times))),
+    };
+    let why = match &fault {
+        None => closed(),
+        Some(fault) => {
+            tracing::debug!(server, answer = %fault, what = path, "a server cannot say what is gone");
+            if pause.is_none() {
+                servers.failed(server, path, fault);
+            }
+            no_list(servers, path, server, kind, fault)
         }
-        Fault::Broke(_) | Fault::Refused(_) => {
-            tracing::debug!(server, answer = %fault, what = ask.path, "a server cannot say what is gone");
-            NoList::NotNow(why(StoreErrorKind::Io), servers.pause_after(failures))
-        }
-        Fault::Gone(_) | Fault::Stale => {
-            servers.failed(server, ask.path, fault);
-            NoList::Gone(why(StoreErrorKind::Unreachable))
-        }
-    })
+    };
+    Known::Failed { why, times: times.saturating_add(1), again_at: pause.map(|pause| Instant::now() + pause) }
 }
 
 fn no_list(
     servers: &Servers,
-    ask: &Ask<'_>,
+    path: &str,
     server: usize,
     kind: StoreErrorKind,
     why: &dyn std::fmt::Display,
 ) -> StoreError {
     let url = servers.list.get(server).map(|server| server.url.to_string()).unwrap_or_default();
-    StoreError::new(kind, format!("no server gives {}: {url}: {why}", ask.path))
+    StoreError::new(kind, format!("no server gives {path}: {url}: {why}"))
 }

@@ -61,6 +61,7 @@
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod limits;
+mod lists;
 pub mod read;
 pub mod remote_store;
 pub mod servers;

@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | does not have it | where nobody has it, it is asked once more, past caches; then not again soon; before that is said, and by reads that wait, it is asked whether it has a store at all | nothing |
 //! | has another length of it | the same | nothing |
-//! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
+//! | sends wrong bytes | it is asked once more, past caches between, and of a part of an object again when it has said what of that is gone there; then not again | it is distrusted |
+//! | sends wrong bytes of a part of an object, and says that it gave its space back, or cannot say | it is asked once more; then as one that does not have it | those who read the object ask others first |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
 //! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not, if it gives the file `store` past caches: else it is away | for a minute, reads of the same file ask twice only |
@@ -14,11 +15,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use headwater_store::{Check, StoreError, StoreErrorKind, Waiting};
+use headwater_store::{Check, Hash, StoreError, StoreErrorKind, Waiting};
 
 use crate::attempt::{Attempt, attempt};
+use crate::holes::is_gone_there;
 use crate::probe;
 use crate::servers::{Resting, Servers};
 use crate::transfer::{Fault, Wanted};
@@ -35,11 +37,22 @@ pub(crate) struct Ask<'a> {
     /// Below the servers' base URLs.
     pub path: &'a str,
     pub wanted: Wanted,
+    /// Of which object it is a part. What of it is gone on a server comes as other bytes.
+    pub object: Option<Hash>,
     /// Whether to wait for a server when none is left.
     pub patient: bool,
     /// Whether a good server may not have this, and may then answer in ways of its own.
     pub optional: bool,
+    /// Whether who waits for it has clients that wait, too, and no longer than it would wait.
+    pub hasty: bool,
     pub whom: Whom,
+}
+
+impl Ask<'_> {
+    /// After how long without a byte the server that is asked is down.
+    pub(crate) fn stall(&self, servers: &Servers) -> Duration {
+        if self.hasty { servers.limits.stall / 2 } else { servers.limits.stall }
+    }
 }
 
 /// What was read.
@@ -60,8 +73,12 @@ enum Verdict {
         is_sure: bool,
         /// What it answers, where that is more than that it does not have it.
         why: Option<String>,
+        /// It has what else there is of the same file.
+        is_given_back: bool,
     },
     Wrong(StoreError),
+    /// It said that what is asked for is gone there, before it was asked.
+    GivenBack,
 }
 
 /// What came of asking one server in one read.
@@ -71,6 +88,9 @@ struct Tried {
     breaks: Option<Breaks>,
     /// What came was wrong, or nothing, which may be the fault of a cache in between: it is asked past caches.
     past_caches: bool,
+    /// Whether what came was given back, as it said, or may be. It is asked once more after that: one that has servers itself has heard what
+    /// is gone on these by now, and goes to those that have it.
+    gave_back: Option<bool>,
     /// It refused the token, and was asked once more with what was in the token's file then.
     token_renewed: bool,
     /// It was busy, and wants to be asked again then.
@@ -89,11 +109,23 @@ struct Breaks {
 impl Tried {
     fn lacks(&mut self, servers: &Servers, why: Option<String>) {
         let again_at = Instant::now() + servers.limits.wait_for_better;
-        self.verdict = Some(Verdict::Missing { again_at, is_sure: false, why });
+        self.verdict = Some(Verdict::Missing { again_at, is_sure: false, why, is_given_back: false });
     }
 
+    fn has_given_back(&mut self, servers: &Servers) {
+        let again_at = Instant::now() + servers.limits.wait_for_better;
+        let why = Some("its space was given back".to_owned());
+        self.verdict = Some(Verdict::Missing { again_at, is_sure: false, why, is_given_back: true });
+    }
+
+    /// Whether it has other parts of the same object, and this one is gone.
+    fn is_given_back(&self) -> bool {
+        matches!(self.verdict, Some(Verdict::GivenBack | Verdict::Missing { is_given_back: true, .. }))
+    }
+
+    /// Whether it answers, and what it would give is known to be wrong.
     fn is_wrong(&self) -> bool {
-        matches!(self.verdict, Some(Verdict::Wrong(_)))
+        matches!(self.verdict, Some(Verdict::Wrong(_) | Verdict::GivenBack))
     }
 
     /// When to ask again a server that does not have it.
@@ -242,7 +274,11 @@ enum Step {
 
 impl Reading {
     fn new(servers: &Servers, ask: &Ask<'_>) -> Self {
-        let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
+        let before = |index| {
+            let is_liar = ask.whom.liars.contains(&index);
+            let given_back = || ask.whom.without.contains(&index).then_some(Verdict::GivenBack);
+            is_liar.then(|| Verdict::Wrong(wrong_as_a_whole())).or_else(given_back)
+        };
         let past_caches = ask.whom.past_caches;
         let before = |index| Tried { verdict: before(index), past_caches, ..Tried::default() };
         Self {
@@ -382,6 +418,20 @@ impl Reading {
                         self.once_more = Some(server);
                         return None;
                     }
+                    if let Some(tried) = self.tried.get_mut(server) {
+                        match tried.gave_back {
+                            None if ask.object.is_some() => {
+                                tried.gave_back = Some(gave_it_back(servers, ask, server));
+                                self.once_more = Some(server);
+                                return None;
+                            }
+                            Some(true) => {
+                                tried.has_given_back(servers);
+                                return None;
+                            }
+                            None | Some(false) => {}
+                        }
+                    }
                     if !ask.optional {
                         servers.gave_wrong_bytes(server, ask.path, &why);
                     }
@@ -435,6 +485,15 @@ fn is_past_caches(ask: &Ask<'_>, tried: &mut [Tried], server: usize) -> bool {
         );
     }
     is_first
+}
+
+/// Whether a server gave wrong bytes because what is asked for is gone there, or may be: where it cannot say so now. It may have given that
+/// back since it was asked last.
+fn gave_it_back(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
+    let (Some(object), Wanted::Range { first, len, total: Some(total) }) = (ask.object, ask.wanted) else {
+        return false;
+    };
+    is_gone_there(servers, ask, (object, total), &(first..first.saturating_add(len)), server)
 }
 
 /// Nobody has it: whether some are to be asked once more, past caches. One may remember that it was not there, or that its
@@ -512,6 +571,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
     let mut kind = StoreErrorKind::Io;
     for (server, tried) in status.servers.iter().zip(tried) {
         match &tried.verdict {
+            Some(Verdict::GivenBack) => missing.push(format!("{} (its space was given back)", server.url)),
             Some(Verdict::Missing { why: Some(why), .. }) => missing.push(format!("{} ({why})", server.url)),
             Some(_) => missing.push(server.url.clone()),
             None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),
@@ -520,13 +580,20 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
             kind = StoreErrorKind::Unreachable;
         }
     }
+    let is_given_back = tried.iter().any(Tried::is_given_back);
     if others.is_empty() {
         let message = format!("there is no {what} at {}", missing.join(", "));
-        return StoreError::new(StoreErrorKind::NotFound, message);
+        // Of an object of which there are other parts it is these bytes that are wrong.
+        let kind = if is_given_back { StoreErrorKind::Damaged } else { StoreErrorKind::NotFound };
+        return StoreError::new(kind, message);
     }
     let mut message = format!("no server gives {what}: {}", others.join("; "));
     if !missing.is_empty() {
         message.push_str(&format!("; not at {}", missing.join(", ")));
+    }
+    if ask.patient && is_given_back {
+        // It was waited for as long as for better bytes. With what is gone on those that are there the object can be read all the same.
+        kind = StoreErrorKind::Damaged;
     }
     StoreError::new(kind, message)
 }

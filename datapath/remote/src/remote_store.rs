@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_store::{
-    Check, HOLES_MAX_BYTES, Hash, Holes, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin,
-    Publication, Removed, Store, StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting,
-    chunk_bytes_of,
+    Check, Hash, Holes, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed,
+    Store, StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting, chunk_bytes_of,
 };
 use parking_lot::Mutex;
 
 use crate::given::Given;
-use crate::holes::{Told, Waits, holes_of};
+use crate::holes::{Question, Waits, ask as ask_for_holes};
 use crate::limits::Limits;
+use crate::lists::Lists;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
 use crate::servers::Servers;
@@ -125,8 +125,10 @@ impl Open {
         let ask = Ask {
             path,
             wanted: Wanted::Whole { max_bytes },
+            object: None,
             patient: false,
             optional: false,
+            hasty: false,
             whom: Whom::default(),
         };
         read(&self.0, &ask, check).map(|answer| answer.body)
@@ -137,8 +139,10 @@ impl Open {
         let ask = Ask {
             path,
             wanted: Wanted::Whole { max_bytes },
+            object: None,
             patient: false,
             optional: true,
+            hasty: false,
             whom: Whom::default(),
         };
         read(&self.0, &ask, check).map(|answer| answer.body)
@@ -198,7 +202,8 @@ impl RemoteStore {
         let (path, past_caches) = (format!("objects/{id}"), whom.past_caches);
         // Any part of it says how long the whole is.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let ask = Ask { path: &path, wanted, patient: false, optional: false, whom };
+        let ask =
+            Ask { path: &path, wanted, object: None, patient: false, optional: false, hasty: false, whom };
         let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
         self.open.0.gave(Given { object: id, part: 0..1, server: answer.server, past_caches });
         let len_bytes = answer.total.ok_or_else(|| {
@@ -217,8 +222,7 @@ impl RemoteStore {
             patient: self.patient,
             past_caches,
             whole: Mutex::default(),
-            holes_path: format!("holes/{id}"),
-            holes: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 
@@ -352,9 +356,8 @@ impl Store for RemoteStore {
     }
 
     fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        // Whoever gave any part of it also said how long it is. Who is to give all of it may be wrong about that, too.
-        let whom = self.open.0.others_first(id, &(0..u64::MAX));
-        self.open_with_its_length(id, Whom { first: None, alone: false, ..whom })
+        // Whoever gave any part of it also said how long it is.
+        self.open_with_its_length(id, self.open.0.others_first(id, &(0..u64::MAX)))
     }
 
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
@@ -451,20 +454,83 @@ struct RemoteObject {
     past_caches: bool,
     /// Of what is read without a check; never locked across I/O.
     whole: Mutex<Whole>,
-    holes_path: String,
     /// What of it is gone, as servers said; never locked across I/O.
-    holes: Mutex<Option<Arc<Holes>>>,
+    known: Mutex<Option<Known>>,
+}
+
+/// What is known of the holes of an object.
+#[derive(Clone, Default)]
+struct Known {
+    /// What is not to be read of it: what is gone everywhere, or where all of it is to come from.
+    holes: Arc<Holes>,
+    lists: Lists,
 }
 
 impl RemoteObject {
-    /// Fills `into` without a check, and returns who gave the bytes, if there were any. That is remembered, for who finds them wrong.
-    fn read_unchecked(&self, offset: u64, into: &mut [u8], whom: Whom) -> Result<Option<usize>, StoreError> {
-        let (part, past_caches) = (part(offset, into), whom.past_caches);
-        let server = self.read(offset, into, whom, &mut |_| Ok(()))?;
-        if let Some(server) = server {
-            self.open.0.gave(Given { object: self.id, part, server, past_caches });
+    /// Fills `into` without a check, in pieces where no server has all of that. `gave` is told how many bytes came from whom.
+    fn read_unchecked(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        whom: &dyn Fn(&Range<u64>) -> Whom,
+        gave: &mut dyn FnMut(usize, u64),
+    ) -> Result<(), StoreError> {
+        let servers = &self.open.0;
+        // Who asks through a server was told what is gone of it by another open object.
+        let own = self.known.lock().as_ref().map(|known| known.lists.clone());
+        let is_own = own.is_some();
+        let lists = own.unwrap_or_else(|| servers.lists_of(self.id));
+        let mut rest = into;
+        for piece in lists.pieces(&part(offset, rest)) {
+            let len = usize::try_from(piece.end.saturating_sub(piece.start)).unwrap_or(usize::MAX);
+            let (here, after) = rest.split_at_mut(len.min(rest.len()));
+            let whom = whom(&piece);
+            let past_caches = whom.past_caches;
+            let mut outcome = self.read_piece(&piece, here, whom.clone(), &lists, true);
+            if let Err(e) = &outcome
+                && !is_own
+                && let Some((lists, strictly)) = self.otherwise(&piece, &lists, e)
+            {
+                outcome = self.read_piece(&piece, here, whom, &lists, strictly);
+            }
+            if let Some(server) = outcome? {
+                gave(server, piece.end.saturating_sub(piece.start));
+                // For who finds it wrong.
+                servers.gave(Given { object: self.id, part: piece, server, past_caches });
+            }
+            rest = after;
         }
-        Ok(server)
+        Ok(())
+    }
+
+    fn read_piece(
+        &self,
+        piece: &Range<u64>,
+        into: &mut [u8],
+        mut whom: Whom,
+        lists: &Lists,
+        strictly: bool,
+    ) -> Result<Option<usize>, StoreError> {
+        lists.direct(&mut whom, piece, self.open.0.list.len(), strictly);
+        self.read(piece.start, into, whom, &mut |_| Ok(()))
+    }
+
+    /// How else to read a piece that those that should have it do not give, as was heard some time ago. Where they are away, others may have
+    /// got it since. Where nobody has it, it comes as it lies there.
+    fn otherwise(&self, piece: &Range<u64>, lists: &Lists, error: &StoreError) -> Option<(Lists, bool)> {
+        let servers = &self.open.0;
+        if lists.lacking(piece, servers.list.len()).is_empty() || servers.is_closed() {
+            return None;
+        }
+        if error.kind() != StoreErrorKind::Unreachable {
+            return Some((lists.clone(), false));
+        }
+        if !servers.is_to_be_asked(self.id, servers.limits.wait_for_better) {
+            return None;
+        }
+        let now = self.ask_for_holes(true, self.waits()).ok()?;
+        servers.heard(self.id, &now);
+        (!now.is_same(lists)).then_some((now, true))
     }
 
     /// Fills `into`, and returns who gave the bytes, if there were any.
@@ -487,32 +553,52 @@ impl RemoteObject {
 
     fn ask(&self, offset: u64, len: u64, whom: Whom) -> Ask<'_> {
         let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
-        Ask { path: &self.path, wanted, patient: self.patient, optional: false, whom }
+        let object = Some(self.id);
+        Ask { path: &self.path, wanted, object, patient: self.patient, optional: false, hasty: false, whom }
+    }
+
+    /// Whom to ask for a part that is checked when it came.
+    fn whom_for(&self, part: &Range<u64>) -> Whom {
+        let (servers, mut whom) = (&self.open.0, Whom::default());
+        servers.lists_of(self.id).direct(&mut whom, part, servers.list.len(), false);
+        whom
     }
 
     /// Asks servers what of it is gone.
-    fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<Told, StoreError> {
-        let mut whom = self.whole.lock().whom();
-        if self.past_caches && whom.last.is_empty() {
-            // Others found wrong what came of the one whose list they were told before.
-            whom.last = self.open.0.givers_of(self.id);
-        }
-        whom.past_caches = past_caches;
-        let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
-        let ask = Ask { path: &self.holes_path, wanted, patient: false, optional: true, whom };
-        holes_of(&self.open.0, &ask, self.len_bytes, waits)
+    fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<Lists, StoreError> {
+        let whole = self.whole.lock();
+        let whom = Whom { past_caches, ..whole.whom() };
+        let readings: Vec<_> = (0..self.open.0.list.len()).map(|server| whole.next_reading(server)).collect();
+        drop(whole);
+        let reading = |server: usize| readings.get(server).copied().flatten();
+        self.ask_with(&whom, &reading, waits)
+    }
+
+    fn ask_with(
+        &self,
+        whom: &Whom,
+        reading: &(dyn Fn(usize) -> Option<u32> + Sync),
+        waits: Waits,
+    ) -> Result<Lists, StoreError> {
+        let (id, len_bytes, hasty) = (self.id, self.len_bytes, !self.patient);
+        ask_for_holes(&self.open.0, &Question { id, len_bytes, hasty, whom, reading }, waits)
     }
 
     fn waits(&self) -> Waits {
-        if self.patient { Waits::AsForBytes } else { Waits::Soon }
+        if self.patient { Waits::ForBetter } else { Waits::Soon }
     }
 
-    /// Remembers it, and who is to give all of the object: where that one is wrong about it, the object is wrong as a whole.
-    fn keep_holes(&self, told: Told) -> Arc<Holes> {
-        let holes = Arc::new(told.holes);
-        *self.holes.lock() = Some(Arc::clone(&holes));
-        self.open.0.is_to_give(self.id, told.giver);
-        self.whole.lock().comes_from(told.giver);
+    /// Remembers it. Where one server is to give all of the object what is gone there is not read.
+    fn keep(&self, lists: Lists) -> Arc<Holes> {
+        let mut whole = self.whole.lock();
+        // Of one that was to give all of it, and has servers itself, it may be what is gone on one of these.
+        if whole.whom().reading.is_none() {
+            self.open.0.heard(self.id, &lists);
+        }
+        let giver = whole.choose_giver(&lists);
+        drop(whole);
+        let holes = giver.and_then(|giver| lists.of(giver)).cloned().unwrap_or_else(|| lists.common());
+        *self.known.lock() = Some(Known { holes: Arc::clone(&holes), lists });
         holes
     }
 
@@ -549,25 +635,28 @@ impl Object for RemoteObject {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let mut whom = self.whole.lock().whom();
-        if whom.first.is_none() {
-            // Who asks through a server was told what is gone of it by another open object.
-            whom.first = self.open.0.givers_of(self.id).pop();
-            whom.alone |= whom.first.is_some();
-        }
-        if let Some(server) = self.read_unchecked(offset, into, whom)? {
-            self.whole.lock().read(server, u64::try_from(into.len()).unwrap_or(u64::MAX));
-        }
-        Ok(())
+        let whom = self.whole.lock().whom();
+        let gave = &mut |server, len| self.whole.lock().read(server, len);
+        self.read_unchecked(offset, into, &|_| whom.clone(), gave)
     }
 
-    fn read_range_past_caches(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let whom = self.open.0.others_first(self.id, &part(offset, into));
-        self.read_unchecked(offset, into, whom).map(drop)
+    fn read_range_past_caches(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        reading: Option<u32>,
+    ) -> Result<(), StoreError> {
+        let servers = &self.open.0;
+        let whom = |piece: &Range<u64>| match reading {
+            Some(reading) => servers.in_turn(reading),
+            None => servers.others_first(self.id, piece),
+        };
+        self.read_unchecked(offset, into, &whom, &mut |_, _| {})
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
-        self.read(offset, into, Whom::default(), check).map(drop)
+        let whom = self.whom_for(&part(offset, into));
+        self.read(offset, into, whom, check).map(drop)
     }
 
     fn read_or_wait(
@@ -582,7 +671,7 @@ impl Object for RemoteObject {
         if len == 0 {
             return check(into).map(|()| true);
         }
-        let ask = self.ask(offset, len, Whom::default());
+        let ask = self.ask(offset, len, self.whom_for(&part(offset, into)));
         match read_or_wait(&self.open.0, &ask, check, waiting)? {
             Some(answer) => self.fill(into, &answer).map(|()| true),
             None => Ok(false),
@@ -590,31 +679,41 @@ impl Object for RemoteObject {
     }
 
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
-        if let Some(known) = self.holes.lock().clone() {
-            return Ok(known);
+        if let Some(known) = &*self.known.lock() {
+            return Ok(Arc::clone(&known.holes));
         }
-        let past_caches = self.past_caches || self.whole.lock().is_again();
-        if past_caches || !self.patient {
-            return Ok(self.keep_holes(self.ask_for_holes(past_caches, self.waits())?));
+        if self.past_caches || !self.patient {
+            return self.ask_for_holes(self.past_caches, self.waits()).map(|lists| self.keep(lists));
         }
         match self.ask_for_holes(false, Waits::No) {
-            Ok(told) => Ok(self.keep_holes(told)),
+            Ok(lists) => Ok(self.keep(lists)),
             Err(e) if e.kind() == StoreErrorKind::UnknownFormat || self.open.0.is_closed() => Err(e),
             // A cache may have all of its bytes while who has the list is away. Where something is gone, they come out wrong.
             Err(e) => {
                 tracing::debug!(error = %e, what = %self.path, "what is gone of it is not known: taken for nothing");
-                Ok(Arc::clone(self.holes.lock().get_or_insert_default()))
+                Ok(Arc::clone(&self.known.lock().get_or_insert_default().holes))
             }
         }
+    }
+
+    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+        self.ask_for_holes(true, self.waits()).map(|lists| self.keep(lists))
+    }
+
+    /// It is not remembered: of one that has servers itself it is what is gone on one of these.
+    fn holes_of_reading(&self, reading: u32) -> Result<Arc<Holes>, StoreError> {
+        let whom = self.open.0.in_turn(reading);
+        let lists = self.ask_with(&whom, &|_| whom.reading, self.waits())?;
+        let first = whom.first.and_then(|first| lists.of(first));
+        Ok(first.cloned().unwrap_or_else(|| lists.common()))
     }
 
     fn was_wrong(&self) -> bool {
         let servers = &self.open.0;
         let count = servers.list.len();
-        let before = self.holes.lock().take();
-        let Some(before) = before else {
+        let Some(before) = self.known.lock().clone() else {
             // Nobody was asked what is gone of it, which may be why it is wrong.
-            return self.whole.lock().was_wrong(self.len_bytes, count, &BTreeSet::new()).again;
+            return self.whole.lock().was_wrong(self.len_bytes, count, false).again;
         };
         // It may have got holes while it was read, or a server that has others may be back: then who gave what lies there is not to
         // blame, and neither is anybody where that is not known. That counts as a reading, so that it ends.
@@ -625,18 +724,24 @@ impl Object for RemoteObject {
                 return self.whole.lock().begin_again(count);
             }
         };
-        if now.holes != *before {
-            let again = self.whole.lock().begin_again(count);
-            self.keep_holes(now);
-            return again;
-        }
-        let said = now.who_said(&before, self.len_bytes);
-        let there_bytes = self.len_bytes.saturating_sub(before.bytes());
-        let verdict = self.whole.lock().was_wrong(there_bytes, count, &said);
-        if let Some(liar) = verdict.liar {
-            servers.gave_wrong_bytes(liar, &self.path, &wrong_as_a_whole());
-        }
-        verdict.again
+        let mut whole = self.whole.lock();
+        let again = if !now.is_same(&before.lists) && !whole.is_again() {
+            whole.begin_again(count)
+        } else {
+            let giver = whole.whom().first;
+            let is_sure = giver.is_some_and(|giver| {
+                now.of(giver) == before.lists.of(giver) && now.of(giver) == Some(&before.holes)
+            });
+            let there_bytes = self.len_bytes.saturating_sub(before.holes.bytes());
+            let verdict = whole.was_wrong(there_bytes, count, is_sure);
+            if let Some(liar) = verdict.liar {
+                servers.gave_wrong_bytes(liar, &self.path, &wrong_as_a_whole());
+            }
+            verdict.again
+        };
+        drop(whole);
+        self.keep(now);
+        again
     }
 }
 

@@ -18,13 +18,14 @@ use rustls::pki_types::ServerName;
 
 use crate::broken::Broken;
 use crate::connection::{Connection, TlsPeer};
-use crate::given::{Given, Giver};
+use crate::given::Given;
 use crate::health::Health;
 use crate::limits::Limits;
+use crate::lists::Heard;
 use crate::server::Server;
 use crate::speed::Speed;
 use crate::status::{Counting, ServerState, ServerStatus, Status};
-use crate::transfer::{Fault, Transfer, Wanted, request};
+use crate::transfer::{Fault, Past, Transfer, Wanted, request};
 use crate::url::ServerUrl;
 
 /// The most servers of one store.
@@ -48,6 +49,8 @@ pub(crate) struct Record {
     pub in_flight: u64,
     /// Failures since the last answer that was used.
     pub strikes: u32,
+    /// It was waited for in vain for a list of holes.
+    pub is_without_lists: bool,
     pub probing: bool,
     pub probes: u64,
     pub answers: u64,
@@ -66,8 +69,8 @@ pub(crate) struct State {
     pub broken: VecDeque<Broken>,
     /// Parts of objects that were read without a check, oldest first.
     pub given: VecDeque<Given>,
-    /// Who is to give all of an object, as its list of holes was told; oldest first.
-    pub givers: VecDeque<Giver>,
+    /// What is gone of objects, as servers said, oldest first.
+    pub heard: VecDeque<Heard>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
     /// Whether servers are to be told of these.
@@ -139,6 +142,7 @@ impl Servers {
             back_at: now,
             in_flight: 0,
             strikes: 0,
+            is_without_lists: false,
             probing: false,
             probes: 0,
             answers: 0,
@@ -157,7 +161,7 @@ impl Servers {
                 lacking_said: None,
                 broken: VecDeque::new(),
                 given: VecDeque::new(),
-                givers: VecDeque::new(),
+                heard: VecDeque::new(),
                 pins: Vec::new(),
                 pins_due: false,
             }),
@@ -247,14 +251,13 @@ impl Servers {
         best.map(|(_, _, index)| index)
     }
 
-    /// Starts a request at a server; on a kept connection if there is one and `fresh` is not wanted. Caches on the way
-    /// are to ask it too where `past_caches` says so.
+    /// Starts a request at a server; on a kept connection if there is one and `fresh` is not wanted.
     pub(crate) fn start(
         &self,
         index: usize,
         path: &str,
         wanted: Wanted,
-        past_caches: bool,
+        past: Past,
         fresh: bool,
     ) -> Result<Transfer, Fault> {
         let Some(server) = self.list.get(index) else {
@@ -263,7 +266,7 @@ impl Servers {
         self.counting.requests.fetch_add(1, Ordering::Relaxed);
         let target = format!("{}/{path}", server.url.path);
         let token = self.token.lock().clone();
-        let request = request(&server.url.authority(), &target, token.as_deref(), wanted, past_caches);
+        let request = request(&server.url.authority(), &target, token.as_deref(), wanted, past);
         if !fresh && let Some(kept) = server.kept(self.limits.idle) {
             return Transfer::start(kept, true, &request, wanted);
         }

@@ -91,13 +91,28 @@ pub(crate) struct Transfer {
     last_progress: Instant,
 }
 
+/// What a request says of those that came before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Past {
+    /// What these gave was wrong: caches on the way are to ask the server, too.
+    pub caches: bool,
+    /// All of an object is read for the so manyeth time.
+    pub reading: Option<u32>,
+}
+
+impl Past {
+    pub(crate) fn caches(caches: bool) -> Self {
+        Self { caches, reading: None }
+    }
+}
+
 /// The request's bytes.
 pub(crate) fn request(
     authority: &str,
     target: &str,
     token: Option<&str>,
     wanted: Wanted,
-    past_caches: bool,
+    past: Past,
 ) -> Vec<u8> {
     let mut text = format!(
         "GET {target} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: headwater/{}\r\nAccept-Encoding: identity\r\n",
@@ -107,8 +122,11 @@ pub(crate) fn request(
         let last = first.saturating_add(len.saturating_sub(1));
         text.push_str(&format!("Range: bytes={first}-{last}\r\n"));
     }
-    if past_caches {
+    if past.caches {
         text.push_str("Cache-Control: no-cache\r\n");
+    }
+    if let Some(reading) = past.reading {
+        text.push_str(&format!("Headwater-Reading: {reading}\r\n"));
     }
     if let Some(token) = token {
         text.push_str(&format!("Authorization: Bearer {token}\r\n"));
@@ -418,7 +436,7 @@ mod tests {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        let request = request("a", "/x", None, RANGE, false);
+        let request = request("a", "/x", None, RANGE, Past::default());
         let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
         assert_eq!(transfer.advance(), Ok(false));
         server.read_exact(&mut vec![0; request.len()]).unwrap();
@@ -441,7 +459,7 @@ mod tests {
             let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
             let (mut server, _) = listener.accept().unwrap();
-            let request = request("a", "/x", None, RANGE, false);
+            let request = request("a", "/x", None, RANGE, Past::default());
             let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
             server.write_all(answer).unwrap();
             let until = Instant::now() + Duration::from_secs(60);
@@ -470,7 +488,7 @@ mod tests {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        let request = request("a", "/x", None, RANGE, false);
+        let request = request("a", "/x", None, RANGE, Past::default());
         let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
         server.write_all(&b"HTTP/1.1 102 x\r\n\r\n".repeat(ANNOUNCED_MAX + 1)).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
@@ -486,11 +504,13 @@ mod tests {
 
     #[test]
     fn a_request_asks_for_the_range_and_shows_the_token() {
-        let text = String::from_utf8(request("a:1", "/x/objects/1", Some("secret"), RANGE, false)).unwrap();
+        let text = String::from_utf8(request("a:1", "/x/objects/1", Some("secret"), RANGE, Past::default()))
+            .unwrap();
         assert!(text.starts_with("GET /x/objects/1 HTTP/1.1\r\nHost: a:1\r\n"), "{text}");
         assert!(text.contains("Range: bytes=100-149\r\n") && text.contains("Bearer secret\r\n"), "{text}");
         assert!(text.ends_with("\r\n\r\n") && !text.contains("Cache-Control"));
-        let text = String::from_utf8(request("a:1", "/x/objects/1", None, RANGE, true)).unwrap();
+        let text =
+            String::from_utf8(request("a:1", "/x/objects/1", None, RANGE, Past::caches(true))).unwrap();
         assert!(text.contains("\r\nCache-Control: no-cache\r\n"), "{text}");
     }
 }

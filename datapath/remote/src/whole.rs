@@ -2,14 +2,16 @@
 //!
 //! | it was wrong, and | from then on |
 //! |---|---|
-//! | it was read for the first time | nobody is to blame: caches on the way may keep what lay in holes, or what else was wrong. It is read once more, past them, and from one server alone |
-//! | one server gave all of it | that one is distrusted, and not asked for this object again |
-//! | several did | nobody is to blame; one server is asked for all of it, and another one than before where that one failed on the way |
-//! | who gave it does not say, or not any more, that just these parts of it are gone | nobody is to blame; another one is to give all of it |
-//! | a part of it was not read here | nobody can be blamed; it is read once more, from its start |
+//! | it was read for the first time | nobody is to blame: caches on the way may keep what lay in holes, or what else was wrong. It is read once more, past them, and from one server alone, with the list of that one |
+//! | the one that was to give all of it did, and says just what it said before of what is gone | that one is distrusted, and another one is to give all of it; where there is no other, that one once more |
+//! | so did the same one another time | it is not asked for this object again |
+//! | others gave parts of it, too, or it says something else now | nobody is to blame; another one is to give all of it |
+//! | a part of it was not read here, or could not be | nobody can be blamed; it is read once more, from its start, and another one is to give all of it |
 //! | servers say now that other parts of it are gone, or do not say what is | nobody is to blame; it is read once more |
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::lists::Lists;
 
 /// Reads of all of an object, for each server and beyond, before it is given up.
 const ROUNDS_MAX: usize = 3;
@@ -18,16 +20,19 @@ const ROUNDS_MAX: usize = 3;
 pub(crate) struct Whole {
     read_bytes: u64,
     from: BTreeSet<usize>,
-    /// Who is to give all of it, as what is said to be gone is gone there.
+    /// Who is to give all of it.
     giver: Option<usize>,
-    /// Those that were to give all of it, and did not: what came was from others, too, or they are not known to be wrong. The one that
-    /// was asked longest ago comes first.
+    /// Those that were to give all of it, and it came out wrong. The one that was asked longest ago comes first.
     before: Vec<usize>,
-    /// Those whose bytes of it were wrong.
+    /// Those whose bytes of it were wrong ..
+    wrong: BTreeSet<usize>,
+    /// .. and were so once more.
     liars: BTreeSet<usize>,
     /// Whether all of it is to come from one server.
     alone: bool,
-    rounds: usize,
+    /// How often each server was to give all of it.
+    readings: BTreeMap<usize, u32>,
+    rounds: u32,
 }
 
 /// Whom to ask.
@@ -35,6 +40,8 @@ pub(crate) struct Whole {
 pub(crate) struct Whom {
     /// Not these.
     pub liars: BTreeSet<usize>,
+    /// Nor these, where what is asked for is gone.
+    pub without: BTreeSet<usize>,
     /// One server alone, without another one where it is late ..
     pub alone: bool,
     /// .. and this one, as long as it is there.
@@ -43,6 +50,8 @@ pub(crate) struct Whom {
     pub last: Vec<usize>,
     /// All of them past caches on the way, as what came before was wrong.
     pub past_caches: bool,
+    /// For the so manyeth time all of an object is read from that one, and all of it is to come from one place.
+    pub reading: Option<u32>,
 }
 
 /// What is done about wrong bytes.
@@ -56,16 +65,35 @@ pub(crate) struct Verdict {
 
 impl Whole {
     pub(crate) fn whom(&self) -> Whom {
-        let alone = self.alone || self.giver.is_some();
-        let first = self.giver.or_else(|| self.from.first().copied().filter(|_| self.alone));
-        let (liars, last, past_caches) = (self.liars.clone(), self.before.clone(), self.is_again());
-        Whom { liars, alone, first, last, past_caches }
+        Whom {
+            liars: self.liars.clone(),
+            alone: self.giver.is_some(),
+            first: self.giver,
+            past_caches: self.is_again(),
+            reading: self.giver.and_then(|giver| self.readings.get(&giver).copied()),
+            ..Whom::default()
+        }
     }
 
-    /// Who is to give all of it, if that is one.
-    pub(crate) fn comes_from(&mut self, giver: Option<usize>) {
-        self.giver = giver;
-        self.from.extend(giver);
+    /// Who is to give all of it, if that is one: of those that were not to before, or else not for longest, the one on which the
+    /// least is gone.
+    pub(crate) fn choose_giver(&mut self, lists: &Lists) -> Option<usize> {
+        let turn = |server: usize| {
+            self.before.iter().position(|before| *before == server).map_or(0, |turn| turn + 1)
+        };
+        let candidates = lists.iter().filter(|(server, _)| self.alone && !self.liars.contains(server));
+        let best = candidates.min_by_key(|(server, holes)| (turn(*server), holes.bytes()));
+        self.giver = best.map(|(server, _)| server);
+        if let Some(giver) = self.giver {
+            let readings = self.readings.entry(giver).or_default();
+            *readings = readings.saturating_add(1);
+        }
+        self.giver
+    }
+
+    /// For the how manyeth time a server will have to give all of it, if it is the next one to do so. `None`: none is.
+    pub(crate) fn next_reading(&self, server: usize) -> Option<u32> {
+        self.alone.then(|| self.readings.get(&server).copied().unwrap_or_default().saturating_add(1))
     }
 
     pub(crate) fn read(&mut self, server: usize, len: u64) {
@@ -82,35 +110,33 @@ impl Whole {
     /// more.
     pub(crate) fn begin_again(&mut self, servers: usize) -> bool {
         self.from.clear();
-        self.giver = None;
         self.read_bytes = 0;
         self.rounds = self.rounds.saturating_add(1);
         self.may_be_read(servers)
     }
 
     fn may_be_read(&self, servers: usize) -> bool {
-        self.liars.len() < servers && self.rounds < servers.saturating_add(ROUNDS_MAX)
+        let rounds = usize::try_from(self.rounds).unwrap_or(usize::MAX);
+        self.liars.len() < servers && rounds < servers.saturating_add(ROUNDS_MAX)
     }
 
-    /// It was wrong, and `len_bytes` of it are there. There are so many servers, and these have said again that just what was not
-    /// read of it is gone there.
-    pub(crate) fn was_wrong(&mut self, len_bytes: u64, servers: usize, said: &BTreeSet<usize>) -> Verdict {
-        let (from, giver) = (std::mem::take(&mut self.from), self.giver.take());
+    /// It was wrong, and `len_bytes` of it are there. There are so many servers. `is_sure`: the one that was to give all of it says again
+    /// that just what was not read of it is gone there.
+    pub(crate) fn was_wrong(&mut self, len_bytes: u64, servers: usize, is_sure: bool) -> Verdict {
+        let from = std::mem::take(&mut self.from);
         let is_all = std::mem::take(&mut self.read_bytes) >= len_bytes;
-        let past_caches = self.is_again();
         self.rounds = self.rounds.saturating_add(1);
-        if !is_all {
-            return Verdict { liar: None, again: self.may_be_read(servers) };
-        }
         self.alone = true;
-        let only = from.first().copied().filter(|_| from.len() == 1);
-        let liar = only.filter(|only| past_caches && said.contains(only));
-        self.liars.extend(liar);
-        // Where all came from one, and not past caches, these may be to blame.
-        let failed = if only.is_some() { only.filter(|_| past_caches) } else { giver };
-        if let Some(failed) = failed.filter(|_| liar.is_none()) {
-            self.before.retain(|server| *server != failed);
-            self.before.push(failed);
+        let is_of_giver = |giver: &usize| is_all && is_sure && from.iter().all(|server| server == giver);
+        let liar = self.giver.filter(is_of_giver);
+        if let Some(liar) = liar
+            && !self.wrong.insert(liar)
+        {
+            self.liars.insert(liar);
+        }
+        if let Some(giver) = self.giver {
+            self.before.retain(|server| *server != giver);
+            self.before.push(giver);
         }
         Verdict { liar, again: self.may_be_read(servers) }
     }
@@ -120,81 +146,88 @@ impl Whole {
 mod tests {
     use super::*;
 
-    /// All say what is gone there.
-    fn all() -> BTreeSet<usize> {
-        (0..3).collect()
+    fn nothing_is_gone() -> Lists {
+        (0..3).map(|server| (server, std::sync::Arc::default())).collect()
     }
 
     #[test]
     fn who_lies_is_found_by_asking_one_alone() {
         let mut whole = Whole::default();
-        assert!(!whole.whom().past_caches);
+        assert!(!whole.whom().past_caches && whole.choose_giver(&nothing_is_gone()).is_none());
+        assert_eq!(whole.next_reading(0), None);
         // What an earlier copy left was wrong.
         whole.read(0, 60);
-        assert_eq!(whole.was_wrong(100, 3, &all()), Verdict { liar: None, again: true });
-        assert!(!whole.whom().alone && whole.whom().liars.is_empty());
-        whole.read(0, 60);
-        whole.read(2, 40);
-        assert_eq!(whole.was_wrong(100, 3, &all()), Verdict { liar: None, again: true });
-        assert!(whole.whom().alone && whole.whom().first.is_none() && whole.whom().past_caches);
-        whole.read(2, 60);
-        assert_eq!(whole.whom().first, Some(2));
-        whole.read(2, 40);
-        assert_eq!(whole.was_wrong(100, 3, &all()), Verdict { liar: Some(2), again: true });
-        assert!(whole.whom().liars.contains(&2) && whole.whom().first.is_none());
-        for (server, again) in [(0, true), (1, false)] {
-            whole.read(server, 100);
-            assert_eq!(whole.was_wrong(100, 3, &all()), Verdict { liar: Some(server), again });
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
+        for server in 0..3 {
+            assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(server));
+            let whom = whole.whom();
+            assert!(whom.alone && whom.past_caches && whom.liars.is_empty(), "{whom:?}");
+            assert_eq!((whom.first, whom.reading), (Some(server), Some(1)));
+            assert_eq!((whole.next_reading(server), whole.next_reading(3)), (Some(2), Some(1)));
+            whole.read(server, 60);
+            whole.read(server, 40);
+            assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(server), again: true });
+        }
+        // All were wrong. A part of it is no proof; and the next time may be better; and if not, it is enough.
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
+        whole.read(0, 99);
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
+        whole.read(1, 100);
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(1), again: false });
+        assert_eq!(whole.whom().liars, [1].into());
+    }
+
+    #[test]
+    fn the_only_server_is_asked_once_more_when_it_was_wrong_past_caches() {
+        let (mut whole, one) = (Whole::default(), Lists::from_iter([(1, std::sync::Arc::default())]));
+        for (liar, again) in [(None, true), (Some(1), true), (Some(1), false)] {
+            whole.choose_giver(&one);
+            whole.read(1, 100);
+            assert_eq!(whole.was_wrong(100, 1, true), Verdict { liar, again });
         }
     }
 
     #[test]
-    fn nobody_is_blamed_for_what_was_not_read_past_caches() {
+    fn who_did_not_give_all_of_it_or_says_something_else_now_is_not_blamed() {
         let mut whole = Whole::default();
         whole.read(1, 100);
-        assert_eq!(whole.was_wrong(100, 1, &all()), Verdict { liar: None, again: true });
-        assert!(whole.whom().past_caches && whole.whom().alone && whole.whom().last.is_empty());
-        whole.read(1, 100);
-        assert_eq!(whole.was_wrong(100, 1, &all()), Verdict { liar: Some(1), again: false });
-    }
-
-    #[test]
-    fn who_does_not_say_what_is_gone_is_not_blamed() {
-        let mut whole = Whole::default();
-        assert!(whole.begin_again(2));
-        whole.read(0, 100);
-        assert_eq!(whole.was_wrong(100, 2, &[1].into()), Verdict { liar: None, again: true });
-        assert!(whole.whom().alone && whole.whom().liars.is_empty());
-        assert_eq!(whole.whom().last, [0]);
-    }
-
-    #[test]
-    fn who_says_that_a_part_is_gone_is_one_of_those_who_gave_it() {
-        let mut whole = Whole::default();
-        whole.comes_from(Some(1));
-        assert!(whole.whom().alone && whole.whom().first == Some(1) && !whole.is_again());
+        whole.was_wrong(100, 2, true);
         // It failed on the way.
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
         whole.read(0, 60);
-        assert_eq!(whole.was_wrong(60, 2, &all()), Verdict { liar: None, again: true });
-        assert!(whole.is_again() && whole.whom().alone && whole.whom().first.is_none());
-        // So another one is to give it.
-        assert_eq!(whole.whom().last, [1]);
-        whole.comes_from(Some(0));
-        whole.read(1, 60);
-        assert_eq!(whole.was_wrong(60, 2, &all()), Verdict { liar: None, again: true });
-        assert_eq!(whole.whom().last, [1, 0]);
-        whole.comes_from(Some(1));
-        whole.read(1, 60);
-        assert_eq!(whole.was_wrong(60, 2, &all()), Verdict { liar: Some(1), again: true });
+        whole.read(1, 40);
+        assert_eq!(whole.was_wrong(100, 2, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
+        whole.read(1, 100);
+        assert_eq!(whole.was_wrong(100, 2, false), Verdict { liar: None, again: true });
+        // The third one has been asked for nothing yet.
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(2));
+        assert!(whole.whom().liars.is_empty());
+    }
+
+    #[test]
+    fn of_those_that_may_give_all_of_it_the_one_does_on_which_the_least_is_gone() {
+        let holes = |blocks: &[u64]| std::sync::Arc::new(headwater_store::Holes::of_blocks(blocks));
+        let lists: Lists = [(0, holes(&[1, 2])), (1, holes(&[4])), (2, holes(&[5]))].into_iter().collect();
+        let mut whole = Whole::default();
+        assert_eq!(whole.choose_giver(&lists), None);
+        for expected in [1, 2, 0] {
+            whole.read(0, 50);
+            whole.read(1, 50);
+            assert_eq!(whole.was_wrong(100, 3, true).liar, None);
+            assert_eq!(whole.choose_giver(&lists), Some(expected));
+        }
     }
 
     #[test]
     fn it_is_not_read_for_ever() {
         let mut whole = Whole::default();
         let again = |whole: &mut Whole| {
+            whole.choose_giver(&nothing_is_gone());
             whole.read(0, 50);
             whole.read(1, 50);
-            whole.was_wrong(100, 2, &all()).again
+            whole.was_wrong(100, 2, true).again
         };
         assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
         // Nor where what is gone of it is said to be another part each time.
@@ -204,6 +237,6 @@ mod tests {
             whole.begin_again(2)
         };
         assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
-        assert!(whole.whom().liars.is_empty() && !whole.was_wrong(100, 2, &all()).again);
+        assert!(whole.whom().liars.is_empty() && !whole.was_wrong(100, 2, true).again);
     }
 }

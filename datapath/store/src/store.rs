@@ -290,7 +290,15 @@ pub trait Object: Send + Sync {
 
     /// As [`Object::read_range`], for who found wrong what that gave of this range. A store that has the object in several places
     /// asks those first that did not give it before, and no caches on the way. It blames nobody: it cannot know who is wrong.
-    fn read_range_past_caches(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+    /// `reading`: all of the object is read for the so manyeth time, so that all of one reading is to come from one place, and of each reading
+    /// from another one.
+    fn read_range_past_caches(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        reading: Option<u32>,
+    ) -> Result<(), StoreError> {
+        let _ = reading;
         self.read_range(offset, into)
     }
 
@@ -322,10 +330,17 @@ pub trait Object: Send + Sync {
         Ok(Arc::default())
     }
 
-    /// As [`Object::holes`], for who needs something of what these say is gone: a store that has the object in several places asks all of
+    /// As [`Object::holes`], for who needs something of what these say is gone: a store on several servers asks all of
     /// them anew, past caches, and waits for those that do not answer as it would for better bytes. From then on the object is read
     /// with what this returns.
     fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+        self.holes()
+    }
+
+    /// As [`Object::holes`], for who reads all of the object once more, for the so manyeth time, with
+    /// [`Object::read_range_past_caches`]: what is gone at the place of which that reading is, so that nothing of it has to come from another one.
+    fn holes_of_reading(&self, reading: u32) -> Result<Arc<Holes>, StoreError> {
+        let _ = reading;
         self.holes()
     }
 

@@ -16,7 +16,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::body::{AnswerBody, Turn};
+use crate::body::{Again, AnswerBody, Turn};
 use crate::contents::{Content, Contents};
 use crate::leases::Leases;
 use crate::once::Once;
@@ -26,6 +26,9 @@ use crate::reads::Reads;
 use crate::room::Room;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
+
+/// For the how manyeth time all of an object is read, which came out wrong before.
+const READING: header::HeaderName = header::HeaderName::from_static("headwater-reading");
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +96,7 @@ impl Found {
 #[derive(Default)]
 struct Asked {
     /// As readers ask before they blame a server for what came.
-    past_caches: bool,
+    again: Option<Again>,
     range: Option<String>,
 }
 
@@ -101,12 +104,16 @@ impl Asked {
     fn of(headers: &HeaderMap) -> Self {
         let past_caches = text(headers, &header::CACHE_CONTROL)
             .is_some_and(|wants| wants.split(',').any(|word| word.trim().eq_ignore_ascii_case("no-cache")));
-        Self { past_caches, range: text(headers, &header::RANGE).map(str::to_owned) }
+        let reading = text(headers, &READING).and_then(|reading| reading.trim().parse().ok());
+        Self {
+            again: past_caches.then_some(Again { reading }),
+            range: text(headers, &header::RANGE).map(str::to_owned),
+        }
     }
 
     /// Whether an object of this length may be what is asked for.
     fn may_be(&self, len_bytes: u64) -> bool {
-        !self.past_caches && wanted(self.range.as_deref(), len_bytes) != Wanted::Nothing
+        self.again.is_none() && wanted(self.range.as_deref(), len_bytes) != Wanted::Nothing
     }
 }
 
@@ -214,12 +221,12 @@ impl Answers {
         };
         let Some(place) = self.reads.place_soon().await else { return busy() };
         let (answers, wanted, asked) = (Arc::clone(self), target.clone(), Asked::of(request.headers()));
-        let past_caches = asked.past_caches;
+        let again = asked.again;
         let found = tokio::task::spawn_blocking(move || (answers.find(&wanted, &asked), place)).await;
         match found {
             Ok((Ok(found), place)) => {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
-                let turn = Turn { reads, place, room: room.of_answer(), progress, past_caches };
+                let turn = Turn { reads, place, room: room.of_answer(), progress, again };
                 let mut response = self.send(&target, &found, request, turn);
                 // A head is a promise, so what is promised is there, or its beginning.
                 match response.body_mut().first_piece().await {
@@ -268,7 +275,7 @@ impl Answers {
             Target::Holes(id) => {
                 let read = || keep(self.holes(*id, asked)?.ok_or_else(absent)?);
                 // Who found an object wrong asks whether it has got holes meanwhile: not what somebody began to read before.
-                let list = if asked.past_caches { read() } else { self.once.read(target, read) };
+                let list = if asked.again.is_some() { read() } else { self.once.read(target, read) };
                 list.map(Found::Content)
             }
             Target::Manifest(id) => self.leased(target, *id).map(Found::Content),
@@ -320,14 +327,21 @@ impl Answers {
     }
 
     fn open(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
-        if asked.past_caches { self.store.open_object_past_caches(id) } else { self.store.open_object(id) }
+        if asked.again.is_some() {
+            self.store.open_object_past_caches(id)
+        } else {
+            self.store.open_object(id)
+        }
     }
 
     /// The list of an object's holes, `None` where it has none. It is opened anew: one that stays open may remember what was gone of it
     /// before.
     fn holes(&self, id: Hash, asked: &Asked) -> Result<Option<Vec<u8>>, StoreError> {
         let object = self.open(id, asked)?;
-        let holes = object.holes()?;
+        let holes = match asked.again.and_then(|again| again.reading) {
+            Some(reading) => object.holes_of_reading(reading)?,
+            None => object.holes()?,
+        };
         Ok((!holes.is_empty()).then(|| holes.encode(object.len_bytes())))
     }
 
@@ -340,12 +354,15 @@ impl Answers {
     ) -> Response<AnswerBody> {
         let headers = request.headers();
         let (tag, len_bytes) = (found.tag(), found.len_bytes());
-        let knows = text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
-            tags.split(',')
-                .map(|known| known.trim().trim_start_matches("W/"))
-                .any(|known| known == tag || known == "*")
-        });
-        let same = text(headers, &header::IF_RANGE).is_none_or(|known| known.trim() == tag);
+        // What a cache has of an object may be zeroes where bytes are back.
+        let may_know = !(matches!(found, Found::Object(_)) && turn.again.is_some());
+        let knows = may_know
+            && text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
+                tags.split(',')
+                    .map(|known| known.trim().trim_start_matches("W/"))
+                    .any(|known| known == tag || known == "*")
+            });
+        let same = text(headers, &header::IF_RANGE).is_none_or(|known| may_know && known.trim() == tag);
         let range = text(headers, &header::RANGE).filter(|_| same);
         let (status, at, part_bytes) = match wanted(range, len_bytes) {
             _ if knows => (StatusCode::NOT_MODIFIED, 0, 0),

@@ -38,7 +38,7 @@ pub(crate) struct Reading {
     reads: Reads,
     room: AnswerRoom,
     progress: Arc<Progress>,
-    past_caches: bool,
+    again: Option<Again>,
 }
 
 /// A piece, with the room that it takes for as long as somebody has a part of it.
@@ -60,8 +60,15 @@ pub(crate) struct Turn {
     pub place: Place,
     pub room: AnswerRoom,
     pub progress: Arc<Progress>,
-    /// Whether who asks found wrong what came of it before.
-    pub past_caches: bool,
+    /// Where who asks found wrong what came of it before.
+    pub again: Option<Again>,
+}
+
+/// Of one who asks again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Again {
+    /// All of an object is read for the so manyeth time.
+    pub reading: Option<u32>,
 }
 
 impl AnswerBody {
@@ -72,7 +79,7 @@ impl AnswerBody {
     /// `len_bytes` from `at`, which the object has.
     pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
-        let Turn { reads, place, room, progress, past_caches } = turn;
+        let Turn { reads, place, room, progress, again } = turn;
         let mut reading = Reading {
             object,
             at,
@@ -83,7 +90,7 @@ impl AnswerBody {
             reads,
             room,
             progress,
-            past_caches,
+            again,
         };
         reading.read_on(Some(place));
         Self::Object(Box::new(reading))
@@ -107,7 +114,7 @@ impl Reading {
         if len == 0 {
             return;
         }
-        let (object, at, past_caches) = (Arc::clone(&self.object), self.at, self.past_caches);
+        let (object, at, again) = (Arc::clone(&self.object), self.at, self.again);
         let (reads, room, progress) = (self.reads.clone(), self.room.clone(), Arc::clone(&self.progress));
         // A task of its own: a place that is given to a body which nobody polls would be lost to all others.
         self.next = Some(tokio::spawn(async move {
@@ -121,10 +128,9 @@ impl Reading {
             let read = move || {
                 let _until_read = (busy, place);
                 let mut bytes = vec![0; len];
-                if past_caches {
-                    object.read_range_past_caches(at, &mut bytes)?;
-                } else {
-                    object.read_range(at, &mut bytes)?;
+                match again {
+                    Some(again) => object.read_range_past_caches(at, &mut bytes, again.reading)?,
+                    None => object.read_range(at, &mut bytes)?,
                 }
                 Ok(Bytes::from_owner(Piece { bytes, _held: held }))
             };

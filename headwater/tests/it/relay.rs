@@ -4,13 +4,14 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
-use headwater_store::{Access, Hash, LocalDir, NewVersion, Object, Store, StoreError, StoreErrorKind};
+use headwater_store::{Access, Hash, LocalDir, Needs, NewVersion, Object, Store, StoreError, StoreErrorKind};
 use headwater_store_server::StoreServer;
 use headwater_testkit::{FileServer, HttpFault, Rng, wait_until};
 use tokio::sync::watch;
@@ -148,6 +149,160 @@ fn what_is_damaged_on_one_of_the_servers_behind_their_server_comes_from_another_
         assert_eq!(remote.counters().wrong_answers, 0, "{:?}", remote.status());
         assert!(is_up(), "{:?}", behind.status());
     }
+}
+
+/// What versions need of the object: the first one all of it.
+const PARTS: [(&[u8], Range<u64>); 3] =
+    [(b"one", 300_000..350_000), (b"two", 400_000..550_000), (b"three", 600_000..700_000)];
+
+struct Parts(Hash);
+
+impl Needs for Parts {
+    fn objects(&self, _: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
+        Ok(vec![(self.0, OBJECT_BYTES as u64)])
+    }
+
+    fn stretches(&self, manifest: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError> {
+        let part = PARTS.iter().find(|(version, _)| *version == manifest);
+        needed(self.0, part.map_or(0..OBJECT_BYTES as u64, |(_, part)| part.clone()));
+        Ok(())
+    }
+}
+
+/// A store with versions that need these parts, which has given back the rest; and with damaged bytes in each of them.
+fn holed(dir: &Path, parts: &[(&[u8], Range<u64>)], is_damaged: bool) -> Vec<u8> {
+    let bytes = store(dir);
+    let id = Hash::of(&bytes);
+    let name = "debian".parse().expect("a name");
+    let store = LocalDir::open(dir, Access::WRITE).expect("a store");
+    for (manifest, _) in parts {
+        let version = NewVersion {
+            name: &name,
+            manifest,
+            objects: &[id],
+            size_bytes: 4096,
+            created_at_s: 2,
+            source: "",
+            note: "",
+            author: "",
+            unless_newest: false,
+            newest_at_most: None,
+            is_sealed: false,
+        };
+        store.publish().expect("a publication").commit(version).expect("a version");
+    }
+    if !parts.is_empty() {
+        store.remove(&name, Some(1)).expect("it is not in use");
+        assert!(store.trim(&Parts(id)).expect("room") > 500_000);
+    }
+    let object = dir.join("objects").join(id.to_string());
+    let object = File::options().write(true).open(object).expect("an object");
+    for (_, part) in PARTS.iter().filter(|_| is_damaged) {
+        object.write_all_at(&[0; 16], part.start + 10_000).expect("room");
+    }
+    bytes
+}
+
+#[test]
+fn an_object_is_copied_through_a_server_one_of_whose_servers_has_it_damaged_or_gave_other_parts_back() {
+    let own = |server: usize| [PARTS[0].clone(), PARTS[1 + server].clone()];
+    // All of it on both; the same parts; others; others, and what only the first one has is damaged.
+    for (case, is_damaged) in [(0, true), (1, true), (2, false), (3, true)] {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let mut bytes = Vec::new();
+        for (server, dir) in dirs.iter().enumerate() {
+            let parts = match case {
+                0 => Vec::new(),
+                1 => PARTS.to_vec(),
+                _ => own(server).to_vec(),
+            };
+            bytes = holed(dir.path(), &parts, is_damaged && server == 0);
+        }
+        let id = Hash::of(&bytes);
+        for preferred in 0..2 {
+            let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+            // So that the other one is preferred, also on a busy host.
+            servers[1 - preferred].fail_all(HttpFault::Delay(Duration::from_millis(100)));
+            let behind = read_from(&format!("{},{}", servers[0].url(), servers[1].url()));
+            let is_up = || behind.status().servers.iter().all(|server| server.state == ServerState::Up);
+            wait_until("both are up", is_up);
+            let relay = Relay::of(behind.clone());
+            let remote = read_from(&relay.url);
+            let to = tempfile::tempdir().expect("a directory");
+            let access = Access::Copy { new_chunk_bytes: remote.chunk_bytes() };
+            let target = LocalDir::open(to.path(), access).expect("a store");
+            let source = remote.open_object_of(id, bytes.len() as u64).expect("it is there");
+            let mut publication = target.publish().expect("a publication");
+            headwater_store::copy_object(publication.as_mut(), source.as_ref(), &mut |_| Ok(()))
+                .unwrap_or_else(|e| panic!("{case}, {preferred}: {e}: {:?}", behind.status()));
+            let copy = target.open_object(id).expect("it was copied");
+            let parts = match case {
+                0 => vec![(&b""[..], 0..OBJECT_BYTES as u64)],
+                3 => own(1).to_vec(),
+                _ => PARTS.to_vec(),
+            };
+            for (_, part) in parts {
+                let mut into = vec![0; (part.end - part.start) as usize];
+                copy.read_range(part.start, &mut into).expect("it is there");
+                assert!(
+                    into == bytes[part.start as usize..part.end as usize],
+                    "{case}, {preferred}: {part:?}"
+                );
+            }
+            assert!(is_up(), "{:?}", behind.status());
+        }
+    }
+}
+
+#[test]
+fn what_one_of_the_servers_behind_their_server_gave_back_is_waited_for_while_the_other_one_is_away() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    holed(dirs[0].path(), &[PARTS[0].clone(), PARTS[1].clone()], false);
+    let bytes = holed(dirs[1].path(), &[PARTS[0].clone(), PARTS[2].clone()], false);
+    let [one, mut other] = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let behind = read_from(&format!("{},{}", one.url(), other.url()));
+    let is_up = || behind.status().servers.iter().all(|server| server.state == ServerState::Up);
+    wait_until("both are up", is_up);
+    let relay = Relay::of(behind.clone());
+    let remote = read_from(&relay.url);
+    let object = remote.open_object_of(Hash::of(&bytes), bytes.len() as u64).expect("it is there");
+    let part = PARTS[2].1.clone();
+    // The first time nothing is known of what is gone where, and the second time it is.
+    for _ in 0..2 {
+        other.kill();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut into = vec![0; 50_000];
+                let right = &bytes[part.start as usize..][..into.len()];
+                object.read_checked(part.start, &mut into, &mut |got| {
+                    let wrong = || StoreError::new(StoreErrorKind::Damaged, "these are not the bytes");
+                    (got == right).then_some(()).ok_or_else(wrong)
+                })
+            });
+            wait_until("it waits", || remote.status().waiting > 0);
+            assert!(!reading.is_finished());
+            other.revive();
+            reading.join().expect("no panic").expect("it is there");
+        });
+        wait_until("both are up", is_up);
+        assert_eq!(remote.counters().wrong_answers, 0, "{:?}", remote.status());
+    }
+    // One that got the bytes back since is heard again.
+    other.kill();
+    let full = tempfile::tempdir().expect("a directory");
+    assert!(store(full.path()) == bytes);
+    let id = Hash::of(&bytes).to_string();
+    let place = |dir: &Path, kind: &str| dir.join(kind).join(&id);
+    std::fs::copy(place(full.path(), "objects"), place(dirs[0].path(), "objects")).expect("room");
+    std::fs::remove_file(place(dirs[0].path(), "holes")).expect("a list");
+    let mut into = vec![0; 50_000];
+    let right = &bytes[part.start as usize..][..into.len()];
+    object
+        .read_checked(part.start, &mut into, &mut |got| {
+            let wrong = || StoreError::new(StoreErrorKind::Damaged, "these are not the bytes");
+            (got == right).then_some(()).ok_or_else(wrong)
+        })
+        .expect("it is there again");
 }
 
 #[test]

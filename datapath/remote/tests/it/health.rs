@@ -347,7 +347,7 @@ fn a_server_that_gave_what_was_wrong_is_asked_again_where_the_others_hang() {
     let hung = hanging.object_requests();
     let read = std::thread::spawn(move || {
         let mut into = vec![0; 1000];
-        object.read_range_past_caches(0, &mut into).map(|()| into)
+        object.read_range_past_caches(0, &mut into, None).map(|()| into)
     });
     let again = joined(read, &remote).unwrap();
     assert!(again == bytes[..1000]);

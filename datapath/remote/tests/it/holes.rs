@@ -1,253 +1,20 @@
-//! Objects of which servers have given parts back, each server others: a copy is all of one server.
+//! What of an object is gone, as servers say: lists that are damaged, cannot be had or change, and who waits for them.
 
 use std::fs;
-use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::holes::{
+    KEPT, OWN, check_copy, common, copied, found_wrong, give_back, list_of, listed, put_list, two_stores,
+    with_versions,
+};
 use crate::support::{
-    Answers, MANIFEST, OBJECT_BYTES, all_up, before, limits, object, open, status, store, until,
+    Answers, OBJECT_BYTES, all_up, before, limits, object, open, open_urls, status, store, until,
 };
-use headwater_remote::{Limits, Options, RemoteStore, ServerState};
-use headwater_store::{
-    Access, Copied, Hash, Holes, LocalDir, Needs, NewVersion, Object, ObjectHashing, Store, StoreError,
-    StoreErrorKind,
-};
+use headwater_remote::{Limits, ServerState};
+use headwater_store::{Access, Hash, LocalDir, Store, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault};
-
-/// The version that is copied.
-const KEPT: &[u8] = b"a manifest that stays";
-/// Of one server and of the other one.
-const OWN: [&[u8]; 2] = [b"a manifest of one", b"a manifest of the other"];
-
-/// The part of the object that the version with this manifest needs: of the one that is removed all of it. So less is gone on the first
-/// server.
-fn needed_by(manifest: &[u8]) -> Range<u64> {
-    match manifest {
-        KEPT => 300_000..350_000,
-        it if it == OWN[0] => 400_000..550_000,
-        it if it == OWN[1] => 600_000..700_000,
-        _ => 0..OBJECT_BYTES as u64,
-    }
-}
-
-/// What versions of this object need.
-struct Parts(Hash);
-
-impl Needs for Parts {
-    fn objects(&self, _: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
-        Ok(vec![(self.0, OBJECT_BYTES as u64)])
-    }
-
-    fn stretches(&self, manifest: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError> {
-        needed(self.0, needed_by(manifest));
-        Ok(())
-    }
-}
-
-/// A store with the object, and its bytes: the first version needs all of it, two more need parts.
-fn with_versions(dir: &Path, own: &[u8]) -> (LocalDir, Vec<u8>) {
-    let bytes = store(dir);
-    let store = LocalDir::open(dir, Access::WRITE).unwrap();
-    for manifest in [KEPT, own] {
-        let version = NewVersion {
-            name: &"debian".parse().unwrap(),
-            manifest,
-            objects: &[Hash::of(&bytes)],
-            size_bytes: 4096,
-            created_at_s: 1_700_000_001,
-            source: "",
-            note: "",
-            author: "",
-            unless_newest: false,
-            newest_at_most: None,
-            is_sealed: false,
-        };
-        store.publish().unwrap().commit(version).unwrap();
-    }
-    (store, bytes)
-}
-
-/// Removes the version that needs all of it.
-fn give_back(store: &LocalDir, bytes: &[u8]) {
-    let version = store.resolve(&"debian@1".parse().unwrap()).unwrap();
-    assert_eq!(version.manifest, Hash::of(MANIFEST));
-    store.remove(&"debian".parse().unwrap(), Some(1)).unwrap();
-    assert!(store.trim(&Parts(Hash::of(bytes))).unwrap() > 500_000);
-}
-
-/// Stores of two servers, with other holes, and the bytes of their object.
-fn two_stores() -> ([tempfile::TempDir; 2], Vec<u8>) {
-    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let mut bytes = Vec::new();
-    for (dir, own) in dirs.iter().zip(OWN) {
-        let (store, of_this) = with_versions(dir.path(), own);
-        give_back(&store, &of_this);
-        bytes = of_this;
-    }
-    (dirs, bytes)
-}
-
-fn list_of(dir: &Path, bytes: &[u8]) -> PathBuf {
-    dir.join("holes").join(Hash::of(bytes).to_string())
-}
-
-/// The holes that a store's directory lists.
-fn listed(dir: &Path, bytes: &[u8]) -> Holes {
-    Holes::decode("there", &fs::read(list_of(dir, bytes)).unwrap(), OBJECT_BYTES as u64).unwrap()
-}
-
-/// Puts another list in its place.
-fn put_list(dir: &Path, bytes: &[u8], list: &[u8]) {
-    fs::write(dir.join("new"), list).unwrap();
-    fs::rename(dir.join("new"), list_of(dir, bytes)).unwrap();
-}
-
-/// Copies the version that stays to a new store.
-fn copied(remote: &RemoteStore, bytes: &[u8], to: &Path) -> Copied {
-    let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
-    let what = headwater_store::copy::selected(remote, &["debian@2".parse().unwrap()]).unwrap();
-    let needs = Parts(Hash::of(bytes));
-    headwater_store::copy(remote, &target, &what, &needs, false, &mut |_| Ok(())).unwrap()
-}
-
-/// Checks a copy that has these holes: its hash, and what its version needs.
-fn check_copy(to: &Path, bytes: &[u8], holes: &Holes) {
-    let (target, id) = (LocalDir::open(to, Access::Read).unwrap(), Hash::of(bytes));
-    let object = target.open_object(id).unwrap();
-    assert_eq!(*object.holes().unwrap(), *holes);
-    let there = fs::read(to.join("objects").join(id.to_string())).unwrap();
-    let mut hashing = ObjectHashing::new(holes, OBJECT_BYTES as u64);
-    hashing.update(&there);
-    assert_eq!(hashing.finish(), id);
-    assert_ne!(Hash::of(&there), id);
-    let needed = needed_by(KEPT);
-    let mut part = vec![0; 50_000];
-    object.read_range(needed.start, &mut part).unwrap();
-    assert!(part == bytes[300_000..350_000]);
-    assert_eq!(target.manifest(Hash::of(KEPT)).unwrap(), KEPT);
-}
-
-/// The object as it is opened by who found it wrong before.
-fn found_wrong(remote: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {
-    remote.open_object_past_caches(Hash::of(bytes)).unwrap()
-}
-
-/// So that a server is not the one that reads prefer.
-const SLOW: HttpFault = HttpFault::Delay(Duration::from_millis(50));
-
-#[test]
-fn a_copy_is_all_of_the_server_on_which_the_least_is_gone() {
-    let (dirs, bytes) = two_stores();
-    let to = tempfile::tempdir().unwrap();
-    let [one, other] = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
-    assert!(one.bytes() < other.bytes());
-    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
-    servers[0].fail_all(SLOW);
-    let remote = open(&[&servers[0], &servers[1]]);
-    all_up(&remote);
-    assert_eq!(*object(&remote, &bytes).holes().unwrap(), one);
-    let copied = copied(&remote, &bytes, to.path());
-    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
-    check_copy(to.path(), &bytes, &one);
-    // It was read once, and what is gone neither went over the network nor takes space.
-    let sent: u64 = servers.iter().map(FileServer::body_bytes).sum();
-    assert!(sent < OBJECT_BYTES as u64 / 4, "{sent} bytes");
-    let taken = fs::metadata(to.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
-    assert!(taken.blocks() * 512 < OBJECT_BYTES as u64 / 2, "{} blocks", taken.blocks());
-    assert_eq!((remote.counters().wrong_answers, remote.counters().waits), (0, 0));
-}
-
-#[test]
-fn a_copy_is_whole_where_one_server_has_all_of_it() {
-    let [with_holes, all, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
-    let (store, bytes) = with_versions(with_holes.path(), OWN[0]);
-    give_back(&store, &bytes);
-    let (_, same) = with_versions(all.path(), OWN[0]);
-    assert!(bytes == same);
-    let servers = [&with_holes, &all].map(|dir| FileServer::start(dir.path(), None));
-    servers[1].fail_all(SLOW);
-    let remote = open(&[&servers[0], &servers[1]]);
-    all_up(&remote);
-    assert!(object(&remote, &bytes).holes().unwrap().is_empty());
-    let copied = copied(&remote, &bytes, to.path());
-    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
-    assert!(fs::read(to.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap() == bytes);
-    assert!(!list_of(to.path(), &bytes).exists());
-    assert_eq!(remote.counters().wrong_answers, 0);
-}
-
-#[test]
-fn where_the_one_that_is_to_give_all_fails_on_the_way_another_one_does() {
-    let (dirs, bytes) = two_stores();
-    let to = tempfile::tempdir().unwrap();
-    let other = listed(dirs[1].path(), &bytes);
-    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
-    // It gives the first block, and no longer part.
-    servers[0].fail(HttpFault::BreakAfter(10_000));
-    let remote = open(&[&servers[0], &servers[1]]);
-    all_up(&remote);
-    let copied = copied(&remote, &bytes, to.path());
-    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
-    check_copy(to.path(), &bytes, &other);
-    let status = remote.status();
-    assert!(status.servers.iter().all(|server| server.state != ServerState::Aside), "{status:?}");
-}
-
-#[test]
-fn who_reads_through_another_open_object_reads_from_the_one_whose_list_was_told() {
-    let (dirs, bytes) = two_stores();
-    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
-    servers[0].fail_all(SLOW);
-    let remote = open(&[&servers[0], &servers[1]]);
-    all_up(&remote);
-    let one = listed(dirs[0].path(), &bytes);
-    // As a server does whose store this is: it keeps objects open, and opens them anew for who asks past caches.
-    let kept = remote.open_object(Hash::of(&bytes)).unwrap();
-    assert_eq!(*object(&remote, &bytes).holes().unwrap(), one);
-    let part = 400_000..500_000;
-    let mut into = vec![0; part.len()];
-    kept.read_range(400_000, &mut into).unwrap();
-    assert!(into == bytes[part.clone()]);
-    // Who finds the whole of it wrong is told of the other one, and gets that.
-    let anew = || remote.open_object_past_caches(Hash::of(&bytes)).unwrap();
-    assert_eq!(*anew().holes().unwrap(), listed(dirs[1].path(), &bytes));
-    let own = 600_000..650_000;
-    let mut into = vec![0; own.len()];
-    anew().read_range_past_caches(600_000, &mut into).unwrap();
-    assert!(into == bytes[own]);
-    // And then of this one again.
-    assert_eq!(*anew().holes().unwrap(), one);
-    let mut into = vec![0; part.len()];
-    anew().read_range_past_caches(400_000, &mut into).unwrap();
-    assert!(into == bytes[part]);
-}
-
-#[test]
-fn a_server_that_says_wrongly_what_is_gone_does_not_spoil_what_others_have() {
-    let (dirs, bytes) = two_stores();
-    let to = tempfile::tempdir().unwrap();
-    let right = listed(dirs[1].path(), &bytes);
-    // A node of a hole is another one, and the checksum is that of this list.
-    let mut wrong = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
-    wrong[60] ^= 1;
-    let end = wrong.len() - 32;
-    let sum = Hash::of(&wrong[..end]);
-    wrong[end..].copy_from_slice(&sum.0);
-    put_list(dirs[0].path(), &bytes, &wrong);
-    let (liar, honest) = (FileServer::start(dirs[0].path(), None), FileServer::start(dirs[1].path(), None));
-    let remote = open(&[&liar, &honest]);
-    all_up(&remote);
-    let copied = copied(&remote, &bytes, to.path());
-    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
-    check_copy(to.path(), &bytes, &right);
-    let status = remote.status();
-    assert_eq!(remote.counters().wrong_answers, 1, "{status:?}");
-    assert_eq!(status.servers[0].state, ServerState::Aside, "{status:?}");
-}
 
 #[test]
 fn a_list_that_is_damaged_counts_against_its_server() {
@@ -307,27 +74,22 @@ fn instead_of_lists(which: &Arc<AtomicU64>) -> Arc<Answers> {
     })
 }
 
-fn open_urls(urls: &[String], limits: Limits) -> RemoteStore {
-    let urls = urls.iter().map(|url| url.parse().unwrap()).collect();
-    RemoteStore::open(Options { limits, ..Options::new(urls) }).unwrap()
-}
-
 #[test]
 fn a_server_that_cannot_give_a_list_is_left_out_and_reads_hear_nothing_of_it() {
     let (dirs, bytes) = two_stores();
-    let [one, other] = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
+    let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     let which = Arc::<AtomicU64>::default();
     let remote = open_urls(&[before(&servers[0], instead_of_lists(&which)), servers[1].url()], limits());
     all_up(&remote);
     for answer in [1, 2, 3] {
         which.store(answer, Ordering::SeqCst);
-        assert_eq!(*object(&remote, &bytes).holes().unwrap(), other, "{answer}");
+        assert_eq!(*object(&remote, &bytes).holes().unwrap(), lists[1], "{answer}");
         let server = &remote.status().servers[0];
         assert_eq!((server.state, server.failures), (ServerState::Up, 0), "{server:?}");
     }
     which.store(0, Ordering::SeqCst);
-    assert_eq!(*object(&remote, &bytes).holes().unwrap(), one);
+    assert_eq!(*object(&remote, &bytes).holes().unwrap(), common(&lists));
 }
 
 #[test]
@@ -394,7 +156,7 @@ fn a_copy_whose_list_was_not_known_at_first_comes_out_right() {
         let to = to.path().join(first.to_string());
         let copied = copied(&remote, &bytes, &to);
         assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
-        check_copy(&to, &bytes, &listed(dirs[0].path(), &bytes));
+        check_copy(&to, &bytes, &listed(dirs[0].path(), &bytes), &[KEPT, OWN[0]]);
         let server = &remote.status().servers[0];
         assert_eq!((remote.counters().wrong_answers, server.state), (0, ServerState::Up), "{server:?}");
     }
@@ -503,7 +265,7 @@ fn a_server_that_is_away_is_left_out_and_where_all_are_who_found_the_object_wron
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             waits.was_wrong();
-            waits.holes()
+            waits.read_range(0, &mut [0])
         });
         until(&remote, "it waits", || remote.status().waiting != 0);
         remote.close();
@@ -531,6 +293,23 @@ fn an_object_that_gets_holes_while_it_is_read_is_read_once_more() {
     assert_eq!(*target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap(), holes);
     assert_eq!(remote.counters().wrong_answers, 0);
     assert_eq!(remote.status().servers[0].state, ServerState::Up);
+}
+
+#[test]
+fn a_server_that_gave_more_back_while_all_was_read_from_it_alone_is_not_blamed() {
+    let (dirs, bytes) = two_stores();
+    let lists = dirs.each_ref().map(|dir| fs::read(list_of(dir.path(), &bytes)).unwrap());
+    let server = FileServer::start(dirs[0].path(), None);
+    let remote = open(&[&server]);
+    let source = object(&remote, &bytes);
+    // Whoever reads it finds it wrong; the first time nobody is to blame.
+    for (list, blamed) in [(&lists[0], 0), (&lists[1], 0), (&lists[1], 1)] {
+        source.holes().unwrap();
+        source.read_range(0, &mut vec![0; OBJECT_BYTES]).unwrap();
+        put_list(dirs[0].path(), &bytes, list);
+        assert!(source.was_wrong());
+        assert_eq!(remote.counters().wrong_answers, blamed);
+    }
 }
 
 #[test]

@@ -2,5 +2,6 @@
 
 mod health;
 mod holes;
+mod holes_of_several;
 mod servers;
 mod support;

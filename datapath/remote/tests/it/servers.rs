@@ -3,13 +3,13 @@
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    MANIFEST, OBJECT_BYTES, all_up, impatient_limits, is_slow, limits, message, object, open, open_impatient,
-    options, read, store, trace, until,
+    MANIFEST, OBJECT_BYTES, all_up, before, impatient_limits, is_slow, limits, message, object, open,
+    open_impatient, options, read, store, trace, until,
 };
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, ImageName, LocalDir, Store, StoreError, StoreErrorKind};
@@ -834,7 +834,33 @@ fn a_copy_is_read_past_a_cache_that_holds_wrong_bytes() {
     server.fail(HttpFault::WrongBytes);
     let to = tempfile::tempdir().unwrap();
     assert_eq!(copied(&remote, &bytes, to.path()).unwrap_err().kind(), StoreErrorKind::Damaged);
-    assert_eq!(remote.counters().wrong_answers, 1);
+    // It was read once more, as behind a server there may be several.
+    assert_eq!(remote.counters().wrong_answers, 2);
+}
+
+#[test]
+fn who_reads_all_of_an_object_again_says_for_the_how_manyeth_time() {
+    let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let said = Arc::<Mutex<Vec<Option<String>>>>::default();
+    let says = Arc::clone(&said);
+    let note = move |asked: &str, _: usize| {
+        let reading = asked.lines().find_map(|line| line.strip_prefix("Headwater-Reading: "));
+        let is_past = asked.contains("Cache-Control: no-cache");
+        if asked.contains(" /objects/") {
+            assert_eq!(reading.is_some(), is_past, "{asked}");
+            says.lock().unwrap().push(reading.map(str::to_owned));
+        }
+        None::<Vec<u8>>
+    };
+    let url = before(&server, Arc::new(note)).parse().unwrap();
+    let remote = RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap();
+    server.fail(HttpFault::WrongBytes);
+    assert_eq!(copied(&remote, &bytes, to.path()).unwrap_err().kind(), StoreErrorKind::Damaged);
+    let mut said = said.lock().unwrap().clone();
+    said.dedup();
+    assert_eq!(said, [None, Some("1".to_owned()), Some("2".to_owned())]);
 }
 
 #[test]

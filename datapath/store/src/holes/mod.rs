@@ -98,8 +98,28 @@ impl Holes {
         holes.map(|hole| hole.offset.max(stretch.start)..hole.end().min(stretch.end)).collect()
     }
 
+    /// Of how many nodes it is made.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the byte at an offset is gone, and where what is so, too, ends: at the latest at the end of all offsets.
+    pub fn run_at(&self, offset: u64) -> (bool, u64) {
+        let mut rest = self.0.iter().skip(self.0.partition_point(|hole| hole.end() <= offset)).peekable();
+        match rest.next_if(|hole| hole.offset <= offset) {
+            None => (false, rest.peek().map_or(u64::MAX, |hole| hole.offset)),
+            Some(first) => {
+                let mut end = first.end();
+                while let Some(next) = rest.next_if(|hole| hole.offset == end) {
+                    end = next.end();
+                }
+                (true, end)
+            }
+        }
+    }
+
     /// What is gone both here and there, of the same object.
-    pub(crate) fn common(&self, other: &Self) -> Self {
+    pub fn common(&self, other: &Self) -> Self {
         let (mut ours, _) = self.below(other, true);
         let (theirs, _) = other.below(self, false);
         ours.extend(theirs);
@@ -179,6 +199,19 @@ impl Holes {
             end = hole.end();
         }
         Ok(holes)
+    }
+}
+
+impl Holes {
+    /// Holes of these blocks of the shortest holes' length, with nodes of no object: for tests of who reads lists.
+    #[doc(hidden)]
+    pub fn of_blocks(blocks: &[u64]) -> Self {
+        let hole = |block: &u64| Hole {
+            offset: block.saturating_mul(HOLE_BYTES_MIN),
+            len: HOLE_BYTES_MIN,
+            node: [0; 32],
+        };
+        Self(blocks.iter().map(hole).collect())
     }
 }
 
@@ -274,6 +307,10 @@ mod tests {
             [(16 * K, 32 * K, false), (20 * K, 33 * K, true), (36 * K, 99 * K, false), (9 * K, 9 * K, false)];
         for (from, to, is) in overlaps.into_iter().chain(more) {
             assert_eq!(holes.overlap(&(from..to)), is, "{from}..{to}");
+        }
+        let runs = [(0, false, 4 * K), (4 * K, true, 16 * K), (9 * K, true, 16 * K), (16 * K, false, 32 * K)];
+        for (at, is_gone, end) in runs.into_iter().chain([(36 * K, false, u64::MAX)]) {
+            assert_eq!(holes.run_at(at), (is_gone, end), "{at}");
         }
     }
 

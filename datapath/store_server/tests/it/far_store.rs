@@ -23,11 +23,13 @@ struct Far {
     holes: Mutex<Arc<Holes>>,
     /// How often the object was opened past caches.
     past_caches: AtomicU64,
+    /// How it was read past caches: for the how manyeth time all of it.
+    readings: Arc<Mutex<Vec<Option<u32>>>>,
     held: Arc<()>,
 }
 
 /// An object as it was when it was opened.
-struct Opened(Hash, Vec<u8>, Arc<Holes>);
+struct Opened(Hash, Vec<u8>, Arc<Holes>, Arc<Mutex<Vec<Option<u32>>>>);
 
 impl Object for Opened {
     fn id(&self) -> Hash {
@@ -42,6 +44,16 @@ impl Object for Opened {
         let at = usize::try_from(offset).unwrap();
         into.copy_from_slice(&self.1[at..at + into.len()]);
         Ok(())
+    }
+
+    fn read_range_past_caches(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        reading: Option<u32>,
+    ) -> Result<(), StoreError> {
+        self.3.lock().unwrap().push(reading);
+        self.read_range(offset, into)
     }
 
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
@@ -84,7 +96,8 @@ impl Store for Far {
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         let holes = Arc::clone(&self.holes.lock().unwrap());
-        Ok(Arc::new(Opened(id, self.object.lock().unwrap().clone(), holes)))
+        let (bytes, readings) = (self.object.lock().unwrap().clone(), Arc::clone(&self.readings));
+        Ok(Arc::new(Opened(id, bytes, holes, readings)))
     }
 
     fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
@@ -174,6 +187,23 @@ fn an_object_that_was_mended_is_found_so_by_who_asks_past_caches_or_for_the_rest
     range(8000, 9000, "");
     range(0, 9000, "");
     assert_eq!(served.get(&path, "Range: bytes=9000-\r\n").0, 416);
+}
+
+#[test]
+fn for_the_how_manyeth_time_all_of_an_object_is_read_is_passed_on() {
+    let served = serve(Limits::default());
+    *served.far.object.lock().unwrap() = vec![7; 1000];
+    let path = format!("/objects/{}", Hash::of(b"an object"));
+    let past = "Cache-Control: no-cache\r\n";
+    for headers in ["", past, "Headwater-Reading: 1\r\n"] {
+        assert_eq!(served.get(&path, headers).2, [7; 1000]);
+    }
+    for reading in ["1", " 20 ", "-1", "x", "99999999999"] {
+        assert_eq!(served.get(&path, &format!("{past}Headwater-Reading: {reading}\r\n")).2, [7; 1000]);
+    }
+    // Only of who asks past caches, and only what is a number.
+    let readings = served.far.readings.lock().unwrap().clone();
+    assert_eq!(readings, [None, Some(1), Some(20), None, None, None]);
 }
 
 /// The list of one hole in an object of this length.

@@ -152,6 +152,30 @@ fn what_is_served_is_what_lies_in_the_directory() {
     assert_eq!(served.get("/images/").body, b"debian\n");
 }
 
+#[test]
+fn a_cache_that_is_to_be_passed_keeps_nothing_of_an_object() {
+    let served = serve(options());
+    let object = served.object_path();
+    let tag = format!("\"{}\"", served.version.objects[0]);
+    let (knows, past) = (format!("If-None-Match: {tag}"), "Cache-Control: no-cache");
+    assert_eq!(served.ask("GET", &object, &[&knows]).status, 304);
+    let all = served.get(&object).body;
+    // It may have zeroes where bytes are back.
+    let anew = served.ask("GET", &object, &[&knows, past]);
+    assert!(anew.status == 200 && anew.body == all);
+    let (part, same) = ("Range: bytes=0-9", format!("If-Range: {tag}"));
+    assert_eq!(served.ask("GET", &object, &[part, &same]).status, 206);
+    let anew = served.ask("GET", &object, &[part, &same, past]);
+    assert!(anew.status == 200 && anew.body == all);
+    // Who keeps nothing gets no more than what is asked for.
+    let again = served.ask("GET", &object, &[part, past, "Headwater-Reading: 1"]);
+    assert!(again.status == 206 && again.body == all[..10]);
+    // What is checked against its name as a whole never changes.
+    let manifest = format!("/manifests/{}", served.version.manifest);
+    let knows = format!("If-None-Match: \"{}\"", served.version.manifest);
+    assert_eq!(served.ask("GET", &manifest, &[&knows, past]).status, 304);
+}
+
 /// Versions that need the beginning of their data object and no more.
 struct Beginning(Hash);
 

@@ -1,5 +1,7 @@
 //! What the tests of this crate share: a store of one image, and readers of it through servers.
 
+pub mod holes;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -62,6 +64,11 @@ pub fn limits() -> Limits {
 pub fn options(servers: &[&FileServer]) -> Options {
     let urls = servers.iter().map(|server| server.url().parse().unwrap()).collect();
     Options { limits: limits(), ..Options::new(urls) }
+}
+
+pub fn open_urls(urls: &[String], limits: Limits) -> RemoteStore {
+    let urls = urls.iter().map(|url| url.parse().unwrap()).collect();
+    RemoteStore::open(Options { limits, ..Options::new(urls) }).unwrap()
 }
 
 pub fn open(servers: &[&FileServer]) -> RemoteStore {

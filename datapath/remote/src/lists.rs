@@ -1,0 +1,268 @@
+//! What of an object is gone on which server, as each said.
+//!
+//! No part of an object is read from a server that said that something of it is gone there, as long as another one has it. Where each server
+//! that was heard lacks something of it, it is read in pieces.
+//!
+//! What was heard is remembered for all who read the object, for a while. Who was told the holes of an object, and reads it with these, keeps
+//! to what was heard then. For others it may be wrong by now. Who checks what it reads asks those that lack it last. Who does not, as a
+//! server that reads from servers, asks them only where nobody else has it; where those that have it are away, what was heard is asked for
+//! again.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_store::{Hash, Holes};
+
+use crate::servers::Servers;
+use crate::whole::Whom;
+
+/// Objects whose lists are remembered ..
+const OBJECTS_MAX: usize = 256;
+/// .. holes of all of these, of 48 bytes each ..
+const HOLES_MAX: usize = 1 << 20;
+/// .. and for how long.
+const KEPT_FOR: Duration = Duration::from_secs(3600);
+
+/// What is gone of one object, by server. Who was heard comes in the order in which reads prefer servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lists(Vec<(usize, Arc<Holes>)>);
+
+impl FromIterator<(usize, Arc<Holes>)> for Lists {
+    fn from_iter<T: IntoIterator<Item = (usize, Arc<Holes>)>>(lists: T) -> Self {
+        Self(lists.into_iter().collect())
+    }
+}
+
+impl Lists {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Arc<Holes>)> {
+        self.0.iter().map(|(server, holes)| (*server, holes))
+    }
+
+    pub(crate) fn of(&self, server: usize) -> Option<&Arc<Holes>> {
+        self.iter().find(|(said, _)| *said == server).map(|(_, holes)| holes)
+    }
+
+    /// Whether the same servers said the same, in whatever order.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.0.len() == other.0.len() && self.iter().all(|(server, holes)| other.of(server) == Some(holes))
+    }
+
+    /// What is gone on all that were heard.
+    pub(crate) fn common(&self) -> Arc<Holes> {
+        let mut all = self.iter().map(|(_, holes)| holes);
+        let first = all.next().cloned().unwrap_or_default();
+        // Mostly they are the same.
+        all.fold(
+            first,
+            |common, holes| if common == *holes { common } else { Arc::new(common.common(holes)) },
+        )
+    }
+
+    /// Whether something is gone anywhere.
+    pub(crate) fn is_of_holes(&self) -> bool {
+        self.iter().any(|(_, holes)| !holes.is_empty())
+    }
+
+    /// Those, of so many servers, that lack something of a part which another one has, or may have.
+    pub(crate) fn lacking(&self, part: &Range<u64>, servers: usize) -> Vec<usize> {
+        let lacking: Vec<usize> =
+            self.iter().filter(|(_, holes)| holes.overlap(part)).map(|(server, _)| server).collect();
+        // What is gone on all of them can be had of each, as it lies there.
+        if lacking.len() < servers { lacking } else { Vec::new() }
+    }
+
+    /// The pieces in which a part is to be read: each as long as one of those that were heard has all of it, or none has its beginning.
+    pub(crate) fn pieces(&self, part: &Range<u64>) -> Vec<Range<u64>> {
+        let is_whole = |(_, holes): (usize, &Arc<Holes>)| !holes.overlap(part);
+        if self.0.is_empty() || self.iter().any(is_whole) {
+            return vec![part.clone()];
+        }
+        let (mut pieces, mut at) = (Vec::new(), part.start);
+        while at < part.end {
+            let runs = || self.iter().map(|(_, holes)| holes.run_at(at));
+            let there = runs().filter(|(is_gone, _)| !is_gone).map(|(_, end)| end).max();
+            let end = there.or_else(|| runs().map(|(_, end)| end).min()).unwrap_or(part.end);
+            let end = end.clamp(at.saturating_add(1), part.end);
+            pieces.push(at..end);
+            at = end;
+        }
+        pieces
+    }
+
+    /// Has a piece asked of those that have it. `strictly`: of those that were not heard only where these are away, and not at all of
+    /// those that lack something of it.
+    pub(crate) fn direct(&self, whom: &mut Whom, piece: &Range<u64>, servers: usize, strictly: bool) {
+        if self.0.is_empty() {
+            return;
+        }
+        let lacking = self.lacking(piece, servers);
+        whom.first = whom.first.filter(|first| !lacking.contains(first));
+        if strictly {
+            let silent = (0..servers).filter(|server| self.of(*server).is_none());
+            whom.last.extend(silent);
+            whom.without.extend(lacking);
+        } else {
+            whom.last.retain(|server| !lacking.contains(server));
+            whom.last.extend(lacking);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.iter().fold(0, |sum, (_, holes)| sum.saturating_add(holes.count()))
+    }
+}
+
+/// What was heard of one object.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    object: Hash,
+    lists: Lists,
+    at: Instant,
+    /// When it was last asked for.
+    asked: Instant,
+}
+
+impl Servers {
+    /// Remembers what was heard of an object, in place of what was heard of it before.
+    pub(crate) fn heard(&self, object: Hash, lists: &Lists) {
+        self.heard_at(object, lists, Instant::now());
+    }
+
+    fn heard_at(&self, object: Hash, lists: &Lists, at: Instant) {
+        let heard = &mut self.state.lock().heard;
+        heard.retain(|before| before.object != object);
+        if !lists.is_of_holes() {
+            return;
+        }
+        heard.push_back(Heard { object, lists: lists.clone(), at, asked: Instant::now() });
+        let mut count = heard.iter().fold(0usize, |sum, heard| sum.saturating_add(heard.lists.count()));
+        // Also the only one, if it is that long.
+        while heard.len() > OBJECTS_MAX || count > HOLES_MAX {
+            let Some(oldest) = heard.pop_front() else { break };
+            count = count.saturating_sub(oldest.lists.count());
+        }
+    }
+
+    /// Whether what was heard of an object was asked for longer ago than this.
+    pub(crate) fn is_heard_before(&self, object: Hash, longest: Duration) -> bool {
+        let state = self.state.lock();
+        let heard = state.heard.iter().find(|heard| heard.object == object);
+        heard.is_some_and(|heard| heard.asked.elapsed() > longest)
+    }
+
+    /// The same, and one who is told so is to ask for it: others are not told so then.
+    pub(crate) fn is_to_be_asked(&self, object: Hash, longest: Duration) -> bool {
+        let heard = &mut self.state.lock().heard;
+        let heard = heard.iter_mut().find(|heard| heard.object == object);
+        let Some(heard) = heard.filter(|heard| heard.asked.elapsed() > longest) else { return false };
+        heard.asked = Instant::now();
+        true
+    }
+
+    /// Remembers what one server said.
+    pub(crate) fn heard_of(&self, object: Hash, server: usize, holes: Arc<Holes>) {
+        let Lists(mut lists) = self.lists_of(object);
+        lists.retain(|(said, _)| *said != server);
+        lists.push((server, holes));
+        // What the others said is as old as it was.
+        let at = self.state.lock().heard.iter().find(|heard| heard.object == object).map(|heard| heard.at);
+        let is_alone = lists.len() == 1;
+        let at = at.filter(|_| !is_alone).unwrap_or_else(Instant::now);
+        self.heard_at(object, &Lists(lists), at);
+    }
+
+    /// What was heard of an object not long ago; nothing where nothing is gone.
+    pub(crate) fn lists_of(&self, object: Hash) -> Lists {
+        let state = self.state.lock();
+        if state.heard.is_empty() {
+            return Lists::default();
+        }
+        let is_it = |heard: &&Heard| heard.object == object && heard.at.elapsed() < KEPT_FOR;
+        let heard = state.heard.iter().find(is_it);
+        heard.map(|heard| heard.lists.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K: u64 = 1024;
+
+    /// Holes of these blocks of 4 KiB.
+    fn holes(blocks: &[u64]) -> Arc<Holes> {
+        Arc::new(Holes::of_blocks(blocks))
+    }
+
+    fn lists(of: &[&[u64]]) -> Lists {
+        of.iter().map(|blocks| holes(blocks)).enumerate().collect()
+    }
+
+    fn directed(
+        lists: &Lists,
+        piece: Range<u64>,
+        servers: usize,
+        strictly: bool,
+    ) -> (Vec<usize>, Vec<usize>) {
+        let mut whom = Whom::default();
+        lists.direct(&mut whom, &piece, servers, strictly);
+        (whom.without.into_iter().collect(), whom.last)
+    }
+
+    #[test]
+    fn a_part_is_read_in_pieces_where_nobody_has_all_of_it() {
+        // What both lack, the fourth block, comes of any.
+        let lists = lists(&[&[1, 2, 3], &[3, 4]]);
+        let pieces = |part: Range<u64>| lists.pieces(&part);
+        for whole in [0..4 * K, 4 * K..12 * K, 5000..5001, 16 * K..20 * K, 20 * K..99 * K] {
+            assert_eq!(pieces(whole.clone()), [whole]);
+        }
+        assert_eq!(pieces(0..99 * K), [0..12 * K, 12 * K..16 * K, 16 * K..99 * K]);
+        assert_eq!(pieces(13 * K..17 * K), [13 * K..16 * K, 16 * K..17 * K]);
+        let all = 0..99 * K;
+        assert_eq!(Lists::default().pieces(&all), std::slice::from_ref(&all));
+        assert_eq!(*lists.common(), *holes(&[3]));
+        let turned = Lists::from_iter([(1, holes(&[3, 4])), (0, holes(&[1, 2, 3]))]);
+        assert!(turned.is_same(&lists) && !Lists::from_iter([(1, holes(&[3, 4]))]).is_same(&lists));
+    }
+
+    #[test]
+    fn a_piece_is_asked_of_those_that_have_it() {
+        let lists = lists(&[&[1, 2, 3], &[3, 4]]);
+        let nobody = || (vec![], vec![]);
+        for strictly in [false, true] {
+            assert_eq!(directed(&lists, 0..4 * K, 2, strictly), nobody());
+            assert_eq!(directed(&lists, 12 * K..16 * K, 2, strictly), nobody());
+        }
+        // One that was not heard comes after those that have it, and before those that lack it.
+        assert_eq!(directed(&lists, 4 * K..5 * K, 3, true), (vec![0], vec![2]));
+        assert_eq!(directed(&lists, 4 * K..5 * K, 3, false), (vec![], vec![0]));
+        assert_eq!(directed(&lists, 12 * K..13 * K, 3, false), (vec![], vec![0, 1]));
+        assert_eq!(directed(&lists, 16 * K..17 * K, 3, true), (vec![1], vec![2]));
+        let mut whom = Whom { first: Some(1), last: vec![1, 0], ..Whom::default() };
+        lists.direct(&mut whom, &(16 * K..17 * K), 2, false);
+        assert_eq!((whom.first, whom.last), (None, vec![0, 1]));
+        // Where nobody was heard all are the same.
+        assert_eq!(directed(&Lists::from_iter([(0, holes(&[]))]), 0..K, 2, true), (vec![], vec![1]));
+        assert_eq!(directed(&Lists::default(), 0..K, 2, true), nobody());
+    }
+
+    #[test]
+    fn what_was_heard_is_remembered_until_something_else_is() {
+        let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
+        let servers = Servers::new(urls.to_vec(), None, None, crate::Limits::default()).unwrap();
+        let object = |number: usize| Hash::of(&number.to_le_bytes());
+        servers.heard(object(0), &lists(&[&[1], &[2]]));
+        servers.heard_of(object(0), 0, holes(&[7]));
+        let heard = servers.lists_of(object(0));
+        assert_eq!((heard.of(0), heard.of(1)), (Some(&holes(&[7])), Some(&holes(&[2]))));
+        assert_eq!(servers.lists_of(object(1)), Lists::default());
+        servers.heard(object(0), &lists(&[&[], &[]]));
+        assert_eq!(servers.lists_of(object(0)), Lists::default());
+        for number in 0..=OBJECTS_MAX {
+            servers.heard_of(object(number), 1, holes(&[1]));
+        }
+        assert!(servers.lists_of(object(0)).of(1).is_none() && servers.lists_of(object(1)).of(1).is_some());
+    }
+}

@@ -1,0 +1,410 @@
+//! Objects of which several servers have given parts back, each others: who reads one gets what any of them has.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::support::holes::{
+    KEPT, OWN, check_copy, common, copied, copied_version, found_wrong, give_back, list_of, listed, put_list,
+    two_stores, with_versions,
+};
+use crate::support::{OBJECT_BYTES, all_up, before, limits, object, open, open_urls, read, status, until};
+use headwater_remote::{Limits, ServerState};
+use headwater_store::{Access, Hash, LocalDir, Store, StoreErrorKind};
+use headwater_testkit::{FileServer, HttpFault};
+
+/// So that a server is not the one that reads prefer.
+const SLOW: HttpFault = HttpFault::Delay(Duration::from_millis(50));
+
+#[test]
+fn a_copy_has_what_any_of_the_servers_has() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
+    assert!(common(&lists).bytes() < lists[0].bytes());
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    servers[0].fail_all(SLOW);
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    assert_eq!(*object(&remote, &bytes).holes().unwrap(), common(&lists));
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    check_copy(to.path(), &bytes, &common(&lists), &[KEPT, OWN[0], OWN[1]]);
+    // It was read once, and what is gone neither went over the network nor takes space.
+    let sent: u64 = servers.iter().map(FileServer::body_bytes).sum();
+    assert!(sent < OBJECT_BYTES as u64 / 2, "{sent} bytes");
+    let taken = fs::metadata(to.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
+    assert!(taken.blocks() * 512 < OBJECT_BYTES as u64 / 2, "{} blocks", taken.blocks());
+    assert_eq!((remote.counters().wrong_answers, remote.counters().waits), (0, 0));
+}
+
+#[test]
+fn a_copy_is_whole_where_one_server_has_all_of_it() {
+    let [with_holes, all, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (store, bytes) = with_versions(with_holes.path(), OWN[0]);
+    give_back(&store, &bytes);
+    let (_, same) = with_versions(all.path(), OWN[0]);
+    assert!(bytes == same);
+    let servers = [&with_holes, &all].map(|dir| FileServer::start(dir.path(), None));
+    servers[1].fail_all(SLOW);
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    assert!(object(&remote, &bytes).holes().unwrap().is_empty());
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    assert!(fs::read(to.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap() == bytes);
+    assert!(!list_of(to.path(), &bytes).exists());
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn where_one_fails_on_the_way_a_copy_has_what_others_have() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let other = listed(dirs[1].path(), &bytes);
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    // It gives the first block, and no longer part.
+    servers[0].fail(HttpFault::BreakAfter(10_000));
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    check_copy(to.path(), &bytes, &other, &[KEPT, OWN[1]]);
+    let status = remote.status();
+    assert!(status.servers.iter().all(|server| server.state != ServerState::Aside), "{status:?}");
+}
+
+#[test]
+fn a_copy_has_what_any_of_the_servers_has_also_where_one_breaks_off() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let breaks = AtomicU64::new(2);
+    let break_off = move |asked: &str, _: usize| {
+        let is_part = asked.contains(" /objects/");
+        let breaks = is_part
+            && breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        breaks.then(|| b"HTTP/1.1 206 x\r\nContent-Length: 10\r\nConnection: close\r\n\r\n".to_vec())
+    };
+    let remote = open_urls(&[before(&servers[0], Arc::new(break_off)), servers[1].url()], limits());
+    all_up(&remote);
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    check_copy(to.path(), &bytes, &common(&lists), &[KEPT, OWN[0], OWN[1]]);
+}
+
+#[test]
+fn who_reads_through_another_open_object_gets_each_part_from_one_that_has_it() {
+    let (dirs, bytes) = two_stores();
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    servers[0].fail_all(SLOW);
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    // As a server does whose store this is: it keeps objects open, and opens them anew for who asks past caches.
+    let kept = remote.open_object(Hash::of(&bytes)).unwrap();
+    object(&remote, &bytes).holes().unwrap();
+    let anew = || remote.open_object_past_caches(Hash::of(&bytes)).unwrap();
+    for own in [400_000..500_000, 600_000..650_000] {
+        let mut into = vec![0; own.len()];
+        kept.read_range(own.start as u64, &mut into).unwrap();
+        assert!(into == bytes[own.clone()]);
+        // However often, and for the how manyeth time ever all of it is read.
+        for reading in [None, None, Some(0), Some(1)] {
+            into.fill(0);
+            anew().read_range_past_caches(own.start as u64, &mut into, reading).unwrap();
+            assert!(into == bytes[own.clone()], "{reading:?}");
+        }
+    }
+    // A part that nobody has all of comes in pieces, and what is gone everywhere as it lies there.
+    let mut into = vec![1; 300_000];
+    kept.read_range(400_000, &mut into).unwrap();
+    assert!(into[..150_000] == bytes[400_000..550_000] && into[200_000..] == bytes[600_000..700_000]);
+    assert!(into[160_000..190_000].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn who_reads_chunks_does_not_blame_a_server_for_what_it_gave_back() {
+    let (dirs, bytes) = two_stores();
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    // Nobody is asked beside the one that reads prefer.
+    servers[1].fail_all(HttpFault::Delay(Duration::from_millis(200)));
+    let late = Duration::from_secs(3600);
+    let limits = Limits { hedge_after: late, hedge_after_max: late, ..limits() };
+    let remote = open_urls(&servers.each_ref().map(FileServer::url), limits);
+    all_up(&remote);
+    let source = object(&remote, &bytes);
+    read(source.as_ref(), &bytes, 610_000, 20_000).unwrap();
+    assert_eq!(remote.counters().wrong_answers, 0);
+    assert_eq!(remote.status().servers[0].state, ServerState::Up);
+    // It is known now.
+    let asked = servers[0].object_requests();
+    read(object(&remote, &bytes).as_ref(), &bytes, 640_000, 20_000).unwrap();
+    assert_eq!(servers[0].object_requests(), asked);
+    // It has all else.
+    read(source.as_ref(), &bytes, 420_000, 20_000).unwrap();
+    assert!(servers[0].object_requests() > asked);
+}
+
+#[test]
+fn who_reads_chunks_waits_for_a_server_that_has_them() {
+    let (dirs, bytes) = two_stores();
+    let [one, mut other] = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let short = Limits { wait_for_better: Duration::from_millis(50), ..limits() };
+    let remote = open_urls(&[one.url(), other.url()], short);
+    all_up(&remote);
+    other.kill();
+    let source = object(&remote, &bytes);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(source.as_ref(), &bytes, 610_000, 20_000));
+        // It is asked again, as somebody may have given it the bytes back.
+        let asked = one.object_requests();
+        until(&remote, "it is asked again and again", || one.object_requests() > asked + 8);
+        assert!(!waiting.is_finished());
+        other.revive();
+        waiting.join().unwrap().unwrap();
+    });
+    let status = remote.status();
+    assert_eq!(
+        (remote.counters().wrong_answers, status.servers[0].state),
+        (0, ServerState::Up),
+        "{status:?}"
+    );
+}
+
+#[test]
+fn a_chunk_that_all_servers_gave_back_is_an_error_and_nobody_is_blamed() {
+    let (dirs, bytes) = two_stores();
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    let error = read(object(&remote, &bytes).as_ref(), &bytes, 800_000, 20_000).unwrap_err();
+    let text = error.to_string();
+    // Not as if there were nothing of the object: who asked for several chunks at a time gets those that are there.
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{text}");
+    assert_eq!(text.matches("its space was given back").count(), 2, "{text}");
+    let several = read(object(&remote, &bytes).as_ref(), &bytes, 540_000, 70_000).unwrap_err();
+    assert_eq!(several.kind(), StoreErrorKind::Damaged, "{several}");
+    for at in [540_000, 600_000] {
+        read(object(&remote, &bytes).as_ref(), &bytes, at, 10_000).unwrap();
+    }
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn a_server_that_cannot_say_now_whether_it_gave_a_chunk_back_is_not_blamed() {
+    let (dirs, bytes) = two_stores();
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    servers[1].fail_all(HttpFault::Delay(Duration::from_millis(200)));
+    for no_list in [500, 503] {
+        let answer = move |asked: &str, _: usize| status(no_list).filter(|_| asked.contains(" /holes/"));
+        let late = Duration::from_secs(3600);
+        let limits = Limits { hedge_after: late, hedge_after_max: late, ..limits() };
+        let remote = open_urls(&[before(&servers[0], Arc::new(answer)), servers[1].url()], limits);
+        all_up(&remote);
+        let before = servers[0].object_requests();
+        read(object(&remote, &bytes).as_ref(), &bytes, 610_000, 20_000).unwrap();
+        assert!(servers[0].object_requests() > before);
+        let status = remote.status();
+        assert_eq!(
+            (remote.counters().wrong_answers, status.servers[0].state),
+            (0, ServerState::Up),
+            "{status:?}"
+        );
+    }
+}
+
+#[test]
+fn a_copy_goes_on_where_the_only_server_that_had_a_part_has_the_object_no_more() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    let right = listed(dirs[1].path(), &bytes);
+    let source = object(&remote, &bytes);
+    assert!(source.holes().unwrap().bytes() < right.bytes());
+    fs::remove_file(list_of(dirs[0].path(), &bytes)).unwrap();
+    fs::remove_file(dirs[0].path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
+    let target = LocalDir::open(to.path(), Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
+    let mut publication = target.publish().unwrap();
+    headwater_store::copy_object(publication.as_mut(), source.as_ref(), &mut |_| Ok(())).unwrap();
+    assert_eq!(*target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap(), right);
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn what_only_a_server_has_that_was_not_heard_at_first_is_copied_all_the_same() {
+    let [holed, full, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (store, bytes) = with_versions(holed.path(), OWN[0]);
+    give_back(&store, &bytes);
+    with_versions(full.path(), OWN[0]);
+    let servers = [&holed, &full].map(|dir| FileServer::start(dir.path(), None));
+    servers[0].fail_all(SLOW);
+    for (way, first) in [500, 503].into_iter().enumerate() {
+        let asked_before = AtomicU64::new(0);
+        let answer = move |asked: &str, _: usize| {
+            let is_early = asked.contains(" /holes/") && asked_before.fetch_add(1, Ordering::SeqCst) < 3;
+            status(first).filter(|_| is_early)
+        };
+        let long = Limits { wait_for_better: Duration::from_secs(60), ..limits() };
+        let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(answer))], long);
+        all_up(&remote);
+        let to = to.path().join(way.to_string());
+        // The version that needs all of it, which the first one has not any more.
+        let copied = copied_version("debian@1", &remote, &bytes, &to);
+        assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{first}: {copied:?}");
+        assert!(fs::read(to.join("objects").join(Hash::of(&bytes).to_string())).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn a_copy_has_what_any_of_the_servers_has_also_where_no_list_was_known_at_first() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let urls = servers.each_ref().map(|server| {
+        let asked_before = AtomicU64::new(0);
+        let answer = move |asked: &str, _: usize| {
+            let is_first = asked.contains(" /holes/") && asked_before.fetch_add(1, Ordering::SeqCst) == 0;
+            status(500).filter(|_| is_first)
+        };
+        before(server, Arc::new(answer))
+    });
+    let remote = open_urls(&urls, limits());
+    all_up(&remote);
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    check_copy(to.path(), &bytes, &common(&lists), &[KEPT, OWN[0], OWN[1]]);
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn what_only_a_server_has_that_stays_away_fails_alone_and_is_not_waited_for_again() {
+    let [holed, full, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (store, bytes) = with_versions(holed.path(), OWN[0]);
+    give_back(&store, &bytes);
+    with_versions(full.path(), OWN[0]);
+    let [one, mut other] = [&holed, &full].map(|dir| FileServer::start(dir.path(), None));
+    let remote = open(&[&one, &other]);
+    all_up(&remote);
+    other.kill();
+    let source = object(&remote, &bytes);
+    let lacks = listed(holed.path(), &bytes);
+    assert_eq!((source.holes().unwrap().as_ref(), remote.counters().waits), (&lacks, 0));
+    assert_eq!((source.holes_again().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
+    // It was in vain, until it is back.
+    assert_eq!((source.holes_again().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
+    other.revive();
+    all_up(&remote);
+    assert!(source.holes_again().unwrap().is_empty());
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+}
+
+#[test]
+fn a_server_that_does_not_have_the_object_is_not_one_that_has_all_of_it() {
+    let [holed, empty, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (store, bytes) = with_versions(holed.path(), OWN[0]);
+    give_back(&store, &bytes);
+    LocalDir::open(empty.path(), Access::WRITE).unwrap();
+    let servers = [&holed, &empty].map(|dir| FileServer::start(dir.path(), None));
+    servers[0].fail_all(SLOW);
+    let remote = open(&[&servers[0], &servers[1]]);
+    all_up(&remote);
+    let lacks = listed(holed.path(), &bytes);
+    let source = object(&remote, &bytes);
+    assert_eq!(*source.holes().unwrap(), lacks);
+    let target = LocalDir::open(to.path(), Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
+    let mut publication = target.publish().unwrap();
+    headwater_store::copy_object(publication.as_mut(), source.as_ref(), &mut |_| Ok(())).unwrap();
+    assert_eq!(*target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap(), lacks);
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn a_server_that_says_wrongly_what_is_gone_does_not_spoil_what_others_have() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let right = listed(dirs[1].path(), &bytes);
+    // A node of a hole is another one, and the checksum is that of this list.
+    let mut wrong = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
+    wrong[60] ^= 1;
+    let end = wrong.len() - 32;
+    let sum = Hash::of(&wrong[..end]);
+    wrong[end..].copy_from_slice(&sum.0);
+    put_list(dirs[0].path(), &bytes, &wrong);
+    let (liar, honest) = (FileServer::start(dirs[0].path(), None), FileServer::start(dirs[1].path(), None));
+    honest.fail_all(SLOW);
+    let remote = open(&[&liar, &honest]);
+    all_up(&remote);
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    check_copy(to.path(), &bytes, &right, &[KEPT, OWN[1]]);
+    let status = remote.status();
+    assert_eq!(remote.counters().wrong_answers, 1, "{status:?}");
+    assert_eq!(status.servers[0].state, ServerState::Aside, "{status:?}");
+}
+
+#[test]
+fn a_server_whose_list_is_another_one_each_time_does_not_keep_a_good_one_out() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let right = listed(dirs[1].path(), &bytes);
+    let lists = dirs.each_ref().map(|dir| fs::read(list_of(dir.path(), &bytes)).unwrap());
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    servers[1].fail_all(SLOW);
+    let asked_before = AtomicU64::new(0);
+    // That of the other one first: what it has itself is gone there, and what it gives of that is wrong.
+    let answer = move |asked: &str, _: usize| {
+        asked.contains(" /holes/").then(|| {
+            let list = &lists[(asked_before.fetch_add(1, Ordering::SeqCst) as usize + 1) % 2];
+            [format!("HTTP/1.1 200 x\r\nContent-Length: {}\r\n\r\n", list.len()).as_bytes(), list].concat()
+        })
+    };
+    let wrong = Hash::of(&bytes).to_string();
+    fs::write(dirs[0].path().join("objects").join(wrong), vec![7; OBJECT_BYTES]).unwrap();
+    let remote = open_urls(&[before(&servers[0], Arc::new(answer)), servers[1].url()], limits());
+    all_up(&remote);
+    let copied = copied(&remote, &bytes, to.path());
+    assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
+    check_copy(to.path(), &bytes, &right, &[KEPT, OWN[1]]);
+}
+
+#[test]
+fn a_server_is_not_blamed_for_the_list_of_an_object_whose_length_another_one_said_wrongly() {
+    let (dirs, bytes) = two_stores();
+    let server = FileServer::start(dirs[0].path(), None);
+    let remote = open(&[&server]);
+    let longer = remote.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64 + 4096).unwrap();
+    assert!(longer.holes_again().is_err());
+    assert_eq!(remote.counters().wrong_answers, 0);
+    // One that is damaged is its own.
+    let mut damaged = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
+    damaged[60] ^= 1;
+    put_list(dirs[0].path(), &bytes, &damaged);
+    assert!(longer.holes_again().is_err());
+    assert_eq!(remote.counters().wrong_answers, 1);
+}
+
+#[test]
+fn a_server_that_is_always_too_busy_for_its_list_is_not_waited_for_without_end() {
+    let (dirs, bytes) = two_stores();
+    let server = FileServer::start(dirs[0].path(), None);
+    for busy in [429, 503, 504] {
+        let answer = move |asked: &str, _: usize| status(busy).filter(|_| asked.contains(" /holes/"));
+        let remote = open_urls(&[before(&server, Arc::new(answer))], limits());
+        let error = found_wrong(&remote, &bytes).holes().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{busy}: {error}");
+        // What was known before stays: it is not asked for once more before each reading.
+        let source = object(&remote, &bytes);
+        assert!(source.holes().unwrap().is_empty());
+        let waits = remote.counters().waits;
+        assert!(source.was_wrong());
+        source.holes().unwrap();
+        assert!(remote.counters().waits <= waits + 1, "{:?}", remote.counters());
+    }
+}
