@@ -22,6 +22,7 @@ use crate::holes::{Filled, HOLES_MAX_BYTES, Holes, ObjectHashing, hash_of};
 use crate::s3::bucket::{Bucket, Entry};
 use crate::s3::object::{Piece, S3Object};
 use crate::s3::publication::{damaged_source, send_object};
+use crate::s3::turns::Turn;
 use crate::s3::upload::{self, Sending};
 use crate::s3::{Inner, object_key};
 use crate::store::Object;
@@ -68,11 +69,13 @@ impl Inner {
         let whole = object_key(id);
         if self.bucket.head(&whole)?.is_some() {
             // Whoever reads the object reads that one, so that is the one to put right.
-            let own: Arc<dyn Object> = Arc::new(S3Object::whole(&self.bucket, id, len_bytes));
+            let own: Arc<dyn Object> = Arc::new(S3Object::whole(self, id, len_bytes));
             let filled = Filled::new(source, holes, Arc::clone(&own))?;
             let sent = send_object(self, &filled, &[], Some(upload::state_key(&whole)), copied);
             return sent.map_err(|e| match e.kind() {
-                StoreErrorKind::Damaged => blame(own.as_ref(), e, &self.bucket.shown(&whole)),
+                StoreErrorKind::Damaged if !filled.source_failed() => {
+                    blame(own.as_ref(), e, &self.bucket.shown(&whole), copied)
+                }
                 _ => e,
             });
         }
@@ -114,19 +117,30 @@ impl Inner {
     }
 }
 
-/// What is in a bucket was completed with an object of another store, and has not the hash that is its name: says who is wrong.
-fn blame(own: &dyn Object, error: StoreError, shown: &str) -> StoreError {
-    let outcome = hash_of(own, &mut |_| Ok(()));
-    if outcome.is_ok_and(|hash| hash == own.id()) {
-        return error;
+/// What is in a bucket was completed with an object of another store, and has not the hash that is its name: says who is wrong. All of what
+/// is in the bucket is read for that; `copied` is told that it goes on, and can end it.
+fn blame(
+    own: &dyn Object,
+    error: StoreError,
+    shown: &str,
+    copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+) -> StoreError {
+    let mut ended = None;
+    let outcome = hash_of(own, &mut |_| copied(0).inspect_err(|e| ended = Some(e.clone())));
+    if let Some(ended) = ended {
+        return ended;
     }
-    // It is not the source that fails, and asking others makes no difference.
-    StoreError::new(
-        StoreErrorKind::Io,
-        format!(
-            "{shown} is damaged, and the source does not have all of it: repair the versions that need it from a store that has"
-        ),
-    )
+    match outcome {
+        Ok(hash) if hash == own.id() => return error,
+        Ok(_) => {}
+        // It is shorter than it should be.
+        Err(e) if e.kind() == StoreErrorKind::Damaged => {}
+        // It is not known who is wrong, so that the source is not to be asked again. The bucket is what fails.
+        Err(e) => return e,
+    }
+    StoreError::of_own_object(format!(
+        "{shown} is damaged, and the source does not have all of it: repair the versions that need it from a store that has"
+    ))
 }
 
 /// Reads what an object with these holes has, and zeroes in place of what is gone.
@@ -172,6 +186,12 @@ impl HoledCopy {
     fn ends(&self, at: u64) -> u64 {
         let next = self.lacks.partition_point(|lack| lack.end <= at);
         self.lacks.get(next).map_or(u64::MAX, |lack| lack.start.max(at))
+    }
+
+    /// Where what it has, or what it lacks, from here on ends.
+    fn changes(&self, at: u64) -> u64 {
+        let next = self.lacks.partition_point(|lack| lack.end <= at);
+        self.lacks.get(next).map_or(u64::MAX, |lack| if lack.start > at { lack.start } else { lack.end })
     }
 
     fn lacks_bytes(&self) -> u64 {
@@ -252,7 +272,7 @@ impl Holed {
     }
 
     /// The ways in which a stretch can be read, each of which is for when what came before was wrong.
-    pub(super) fn ways(&self, stretch: &Range<u64>) -> Vec<Vec<Piece>> {
+    pub(super) fn ways(&self, stretch: &Range<u64>, turn: Turn) -> Vec<Vec<Piece>> {
         let whole = self.in_order().filter(|copy| copy.ends(stretch.start) >= stretch.end);
         let mut ways: Vec<Vec<Piece>> = whole.map(|copy| vec![copy.piece(stretch)]).collect();
         if ways.is_empty() {
@@ -264,6 +284,12 @@ impl Holed {
             _ => None,
         };
         ways.extend(again);
+        if let Some(usual) = ways.first()
+            && !matches!(turn, Turn::Usual | Turn::Reading(0))
+        {
+            let others = self.of_others(stretch, turn, usual);
+            ways.insert(0, others);
+        }
         ways
     }
 
@@ -276,6 +302,39 @@ impl Holed {
             let end = copy.ends(at).min(stretch.end);
             pieces.push(copy.piece(&(at..end)));
             at = end;
+        }
+        pieces
+    }
+
+    /// A stretch from other copies than those that are left out, wherever others have it; `usual` is how it is read otherwise. One copy may be
+    /// damaged in what another one has, next to what only the damaged one has.
+    fn of_others(&self, stretch: &Range<u64>, turn: Turn, usual: &[Piece]) -> Vec<Piece> {
+        let (mut pieces, mut at) = (Vec::<Piece>::new(), stretch.start);
+        while at < stretch.end {
+            let gave = || usual.iter().rfind(|piece| piece.offset <= at).map(|piece| piece.key.as_str());
+            let (left_out, times) = match turn {
+                Turn::Usual => (None, 0),
+                Turn::Other(times) => (gave(), times),
+                // The first one, from which most was read before, when it is read again for the first time.
+                Turn::Reading(reading) => {
+                    let number = usize::try_from(reading).unwrap_or(usize::MAX).saturating_sub(1);
+                    let number = number.checked_rem(self.copies.len()).unwrap_or(0);
+                    (self.in_order().nth(number).map(|copy| copy.key.as_str()), 0)
+                }
+            };
+            let having = || self.in_order().filter(move |copy| copy.ends(at) > at);
+            let others: Vec<&HoledCopy> =
+                having().filter(|copy| Some(copy.key.as_str()) != left_out).collect();
+            let other = times.checked_rem(others.len()).and_then(|number| others.get(number).copied());
+            // One has what is here, as what none has counts as there.
+            let Some(copy) = other.or_else(|| having().next()) else { break };
+            let ends = self.copies.iter().map(|copy| copy.changes(at));
+            let piece = copy.piece(&(at..ends.fold(stretch.end, u64::min)));
+            at = at.saturating_add(u64_of(piece.len));
+            match pieces.last_mut().filter(|last| last.key == piece.key) {
+                Some(last) => last.len = last.len.saturating_add(piece.len),
+                None => pieces.push(piece),
+            }
         }
         pieces
     }
@@ -427,7 +486,7 @@ mod tests {
         let ways = |stretch: Range<u64>| -> Vec<String> {
             let shown = |piece: &Piece| format!("{}{}+{}", piece.key, piece.offset / K, piece.len as u64 / K);
             let way = |way: &Vec<Piece>| way.iter().map(shown).collect::<Vec<_>>().join(" ");
-            holed.ways(&stretch).iter().map(way).collect()
+            holed.ways(&stretch, Turn::Usual).iter().map(way).collect()
         };
         for ordered in 0..2 {
             assert_eq!(ways(16 * K..24 * K), ["a16+8"; 2]);
@@ -438,5 +497,50 @@ mod tests {
             assert_eq!(ways(0..16 * K), both);
             assert_eq!(holed.turn(), ordered == 0);
         }
+    }
+
+    #[test]
+    fn who_found_something_wrong_gets_it_from_other_copies_wherever_they_have_it() {
+        let bytes = bytes(128 * K);
+        let (at_16, at_24, at_40) = (16 * K..24 * K, 24 * K..40 * K, 40 * K..64 * K);
+        let needed =
+            [vec![at_16.clone()], vec![at_16.clone(), at_40.clone()], vec![at_24.clone(), at_40.clone()]];
+        let copies = ["a", "b", "c"].iter().zip(needed);
+        let found = copies.map(|(key, needed)| ((*key).to_owned(), holes(&bytes, &needed))).collect();
+        let holed = Holed::of(128 * K, found);
+        let shown = |piece: &Piece| format!("{}{}+{}", piece.key, piece.offset / K, piece.len as u64 / K);
+        let way = |way: &Vec<Piece>| way.iter().map(shown).collect::<Vec<_>>().join(" ");
+        let ways = |stretch: &Range<u64>, turn: Turn| -> Vec<String> {
+            holed.ways(stretch, turn).iter().map(way).collect()
+        };
+        // Those that lack least come first.
+        let usual = ways(&(0..4 * K), Turn::Usual);
+        assert_eq!(usual, ["c0+4", "b0+4", "a0+4"]);
+        let first = |stretch: &Range<u64>, turn: Turn| ways(stretch, turn).remove(0);
+        for (times, other) in ["b0+4", "a0+4", "b0+4"].iter().enumerate() {
+            let again = ways(&(0..4 * K), Turn::Other(times));
+            assert_eq!(again[0], *other);
+            // Where that is gone, as otherwise.
+            assert_eq!(again[1..], usual);
+        }
+        for (reading, next) in (0..).zip(["c0+4", "b0+4", "c0+4", "c0+4", "b0+4"]) {
+            assert_eq!(first(&(0..4 * K), Turn::Reading(reading)), next);
+        }
+        for times in 0..3 {
+            assert_eq!(first(&at_16, Turn::Other(times)), "a16+8");
+            assert_eq!(first(&at_24, Turn::Other(times)), "c24+16");
+            assert_eq!(first(&at_40, Turn::Other(times)), "b40+24");
+        }
+        // What gave it may be the only one that has all of it, or a part.
+        let to_64 = 0..64 * K;
+        assert_eq!(ways(&to_64, Turn::Usual), ["c0+16 b16+8 c24+40"; 2]);
+        assert_eq!(first(&to_64, Turn::Other(0)), "b0+16 a16+8 c24+16 b40+24");
+        assert_eq!(first(&to_64, Turn::Other(1)), "a0+24 c24+16 b40+24");
+        assert_eq!(ways(&(0..24 * K), Turn::Usual), ["b0+24", "a0+24"]);
+        assert_eq!(first(&(0..24 * K), Turn::Other(0)), "c0+16 a16+8");
+        // Each is left out of one of the readings, but for what only that one has.
+        assert_eq!(first(&to_64, Turn::Reading(1)), "b0+24 c24+16 b40+24");
+        assert_eq!(first(&to_64, Turn::Reading(2)), "c0+16 a16+8 c24+40");
+        assert_eq!(first(&to_64, Turn::Reading(3)), "c0+16 b16+8 c24+40");
     }
 }

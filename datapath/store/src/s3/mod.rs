@@ -37,6 +37,7 @@ mod object;
 mod part;
 mod publication;
 mod reclaim;
+mod turns;
 pub(crate) mod upload;
 mod url;
 
@@ -59,6 +60,7 @@ use crate::s3::failure::Unchanged;
 use crate::s3::mark::{LOCKS, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX};
 use crate::s3::object::S3Object;
 use crate::s3::publication::S3Publication;
+use crate::s3::turns::Turns;
 use crate::store::{
     Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
 };
@@ -144,6 +146,7 @@ struct Inner {
     /// Whether the bucket was seen to hold a store of this chunk size.
     is_seen: AtomicBool,
     spool_dir: PathBuf,
+    turns: Arc<Turns>,
 }
 
 impl S3Store {
@@ -251,6 +254,7 @@ impl Inner {
             is_writable: access != Access::Read,
             is_seen: AtomicBool::new(false),
             spool_dir: options.spool_dir.clone(),
+            turns: Arc::default(),
         }
     }
 
@@ -445,12 +449,12 @@ impl Store for S3Store {
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(Arc::new(S3Object::find(&self.inner.bucket, id)?))
+        Ok(Arc::new(S3Object::find(&self.inner, id)?))
     }
 
     /// The first read tells whether it is there and has that length.
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(Arc::new(S3Object::unseen(&self.inner.bucket, id, len_bytes)))
+        Ok(Arc::new(S3Object::unseen(&self.inner, id, len_bytes)))
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -539,7 +543,7 @@ impl Store for S3Store {
 
     fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.inner.must_be_writable()?;
-        let damaged = S3Object::find(&self.inner.bucket, object)?;
+        let damaged = S3Object::find(&self.inner, object)?;
         if damaged.is_holed() {
             let shown = self.inner.bucket.shown(&object_key(object));
             return Err(StoreError::new(

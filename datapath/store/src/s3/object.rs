@@ -11,8 +11,9 @@ use crate::hash::Hash;
 use crate::holes::Holes;
 use crate::s3::bucket::Bucket;
 use crate::s3::holed::Holed;
-use crate::s3::object_key;
 use crate::s3::part::Part;
+use crate::s3::turns::{Turn, Turns};
+use crate::s3::{Inner, object_key};
 use crate::store::{Check, Object};
 use crate::waiting::Waiting;
 
@@ -22,6 +23,8 @@ pub(super) struct S3Object {
     bucket: Bucket,
     len_bytes: u64,
     kept: RwLock<Kept>,
+    /// Of the store: who finds something wrong opens the object anew.
+    turns: Arc<Turns>,
 }
 
 /// How the bucket has an object.
@@ -53,19 +56,24 @@ pub(super) struct Piece {
 
 impl S3Object {
     /// One that is there as a whole, or is looked for when it is not.
-    pub(super) fn unseen(bucket: &Bucket, id: Hash, len_bytes: u64) -> Self {
-        Self { id, bucket: bucket.clone(), len_bytes, kept: RwLock::new(Kept::Unknown) }
+    pub(super) fn unseen(store: &Inner, id: Hash, len_bytes: u64) -> Self {
+        Self::of(store, id, len_bytes, Kept::Unknown)
     }
 
     /// One that is there as a whole.
-    pub(super) fn whole(bucket: &Bucket, id: Hash, len_bytes: u64) -> Self {
-        Self { id, bucket: bucket.clone(), len_bytes, kept: RwLock::new(Kept::Whole) }
+    pub(super) fn whole(store: &Inner, id: Hash, len_bytes: u64) -> Self {
+        Self::of(store, id, len_bytes, Kept::Whole)
     }
 
     /// Looks for an object: as a whole, or else for copies with holes.
-    pub(super) fn find(bucket: &Bucket, id: Hash) -> Result<Self, StoreError> {
-        let (len_bytes, kept) = look(bucket, id, None)?;
-        Ok(Self { id, bucket: bucket.clone(), len_bytes, kept: RwLock::new(kept) })
+    pub(super) fn find(store: &Inner, id: Hash) -> Result<Self, StoreError> {
+        let (len_bytes, kept) = look(&store.bucket, id, None)?;
+        Ok(Self::of(store, id, len_bytes, kept))
+    }
+
+    fn of(store: &Inner, id: Hash, len_bytes: u64, kept: Kept) -> Self {
+        let (bucket, turns) = (store.bucket.clone(), Arc::clone(&store.turns));
+        Self { id, bucket, len_bytes, kept: RwLock::new(kept), turns }
     }
 
     /// Whether copies with holes are all that was found of it.
@@ -85,7 +93,7 @@ impl S3Object {
         Ok(!is_same)
     }
 
-    fn begin(&self, offset: u64, len: usize, has_looked: bool) -> Reading {
+    fn begin(&self, (offset, len): (u64, usize), turn: Turn, has_looked: bool) -> Reading {
         let kept = self.kept.read().clone();
         let ways = match &kept {
             Kept::Unknown | Kept::Whole => {
@@ -95,7 +103,7 @@ impl S3Object {
             }
             Kept::Holed(holed) => {
                 let end = offset.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
-                holed.ways(&(offset..end))
+                holed.ways(&(offset..end), turn)
             }
         };
         let mut reading = Reading {
@@ -104,6 +112,7 @@ impl S3Object {
             pieces: VecDeque::new(),
             came: Vec::new(),
             part: None,
+            turn,
             has_looked,
         };
         reading.next_way();
@@ -131,7 +140,7 @@ impl S3Object {
         // A thread waits here, but seldom: once for an object with holes, whose server has answered just now.
         match self.look_for(reading) {
             Ok(true) => {
-                *reading = self.begin(offset, len, true);
+                *reading = self.begin((offset, len), reading.turn, true);
                 Ok(())
             }
             Ok(false) => Err(error),
@@ -154,6 +163,38 @@ impl S3Object {
             let mut kept = self.kept.write();
             if matches!(*kept, Kept::Unknown) {
                 *kept = Kept::Whole;
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        turn: Turn,
+        check: &mut Check<'_>,
+    ) -> Result<(), StoreError> {
+        self.must_hold(offset, into.len())?;
+        let mut reading = self.begin((offset, into.len()), turn, false);
+        loop {
+            let outcome = match reading.pieces.front() {
+                Some(piece) => {
+                    let read = self.bucket.get_range(&piece.key, piece.offset, piece.len);
+                    read.map(|bytes| reading.takes(bytes))
+                }
+                None => {
+                    reading.fill(into);
+                    match check(into) {
+                        Ok(()) => {
+                            self.was_read(&reading);
+                            return Ok(());
+                        }
+                        refused => refused,
+                    }
+                }
+            };
+            if let Err(e) = outcome {
+                self.go_on(&mut reading, (offset, into.len()), e)?;
             }
         }
     }
@@ -198,6 +239,8 @@ struct Reading {
     /// What came before these.
     came: Vec<Bytes>,
     part: Option<Part>,
+    /// Of the copies with holes.
+    turn: Turn,
     /// Whether it was looked for meanwhile how the object is kept.
     has_looked: bool,
 }
@@ -242,30 +285,24 @@ impl Object for S3Object {
         self.read_checked(offset, into, &mut |_| Ok(()))
     }
 
+    /// From the other copies with holes in turn. One that is whole has no others, and is read once more.
+    fn read_range_past_caches(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        reading: Option<u32>,
+    ) -> Result<(), StoreError> {
+        let is_whole = matches!(*self.kept.read(), Kept::Whole);
+        let turn = match reading {
+            _ if is_whole => Turn::Usual,
+            Some(reading) => Turn::Reading(reading),
+            None => self.turns.next(self.id, offset),
+        };
+        self.read(offset, into, turn, &mut |_| Ok(()))
+    }
+
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
-        self.must_hold(offset, into.len())?;
-        let mut reading = self.begin(offset, into.len(), false);
-        loop {
-            let outcome = match reading.pieces.front() {
-                Some(piece) => {
-                    let read = self.bucket.get_range(&piece.key, piece.offset, piece.len);
-                    read.map(|bytes| reading.takes(bytes))
-                }
-                None => {
-                    reading.fill(into);
-                    match check(into) {
-                        Ok(()) => {
-                            self.was_read(&reading);
-                            return Ok(());
-                        }
-                        refused => refused,
-                    }
-                }
-            };
-            if let Err(e) = outcome {
-                self.go_on(&mut reading, (offset, into.len()), e)?;
-            }
-        }
+        self.read(offset, into, Turn::Usual, check)
     }
 
     fn read_or_wait(
@@ -276,7 +313,8 @@ impl Object for S3Object {
         waiting: &mut Waiting,
     ) -> Result<bool, StoreError> {
         self.must_hold(offset, into.len())?;
-        let mut reading = waiting.end::<Reading>().unwrap_or_else(|| self.begin(offset, into.len(), false));
+        let begin = || self.begin((offset, into.len()), Turn::Usual, false);
+        let mut reading = waiting.end::<Reading>().unwrap_or_else(begin);
         let read_for = waiting.read_for();
         loop {
             let Some(piece) = reading.pieces.front() else {

@@ -434,6 +434,90 @@ fn a_damaged_copy_is_left_out_and_told_where_it_is_the_only_one() {
 }
 
 #[test]
+fn who_asks_past_caches_gets_what_a_damaged_copy_has_from_the_other_one() {
+    let (place, object, names) = with_two(31, LENGTHS[0]);
+    let (id, end) = (Hash::of(&object), object.len() as u64);
+    let store = place.open(Access::Read).unwrap();
+    let read = |opened: &dyn Object, stretch: Range<u64>, again: Option<Option<u32>>| {
+        let mut into = vec![0xaa; (stretch.end - stretch.start) as usize];
+        match again {
+            None => opened.read_range(stretch.start, &mut into).unwrap(),
+            Some(reading) => opened.read_range_past_caches(stretch.start, &mut into, reading).unwrap(),
+        }
+        into
+    };
+    let anew = || store.open_object_past_caches(id).unwrap();
+    let mut were_read_first = 0;
+    for file in names.each_ref().map(|name| file_of(&place, name)) {
+        let right = fs::read(&file).unwrap();
+        let mut wrong = right.clone();
+        wrong[1000] ^= 1;
+        fs::write(&file, &wrong).unwrap();
+        let is_right = |bytes: &[u8]| *bytes == object[..bytes.len()];
+        let opened = store.open_object(id).unwrap();
+        if !is_right(&read(opened.as_ref(), 0..4096, None)) {
+            were_read_first += 1;
+            // Each of those who ask, whoever asked before.
+            for _ in 0..3 {
+                assert!(is_right(&read(anew().as_ref(), 0..4096, Some(None))));
+            }
+            // All others, and all that is not asked so, read as before.
+            let opened = anew();
+            assert!(!is_right(&read(opened.as_ref(), 0..4096, None)));
+            read_right(opened.as_ref(), &object, &(0..4096)).unwrap();
+            assert!(opened.was_wrong() && is_right(&read(opened.as_ref(), 0..4096, None)));
+        }
+        // Also next to what only one has, and whichever of them that is.
+        for needed in [ONE, OTHER] {
+            let stretch = 0..needed.end;
+            let (at, to) = (needed.start as usize, needed.end as usize);
+            let tries =
+                [read(opened.as_ref(), stretch.clone(), None), read(anew().as_ref(), stretch, Some(None))];
+            assert!(tries.iter().any(|bytes| is_right(&bytes[..4096]) && bytes[at..to] == object[at..to]));
+        }
+        // What only one has comes from that one, whoever's turn it is, and what none has is zeroes.
+        for needed in [ONE, OTHER] {
+            for again in [Some(None), Some(Some(1)), Some(Some(2))] {
+                let golden = &object[needed.start as usize..needed.end as usize];
+                assert!(read(anew().as_ref(), needed.clone(), again) == golden, "{needed:?} {again:?}");
+            }
+        }
+        assert!(read(anew().as_ref(), GONE, Some(None)).iter().all(|byte| *byte == 0));
+        // Of two readings of all of it, in pieces, one is right.
+        let readings = [1, 2].map(|reading| {
+            let opened = anew();
+            let mut hashing = ObjectHashing::new(&opened.holes().unwrap(), end);
+            for at in (0..end).step_by(70_000) {
+                let piece = at..end.min(at + 70_000);
+                hashing.update(&read(opened.as_ref(), piece, Some(Some(reading))));
+            }
+            hashing.finish() == id
+        });
+        assert!(readings[0] || readings[1]);
+        fs::write(&file, &right).unwrap();
+    }
+    assert_eq!(were_read_first, 1);
+}
+
+#[test]
+fn who_asks_past_caches_for_what_is_whole_gets_it_once_more() {
+    let object = Rng::new(32).bytes(LENGTHS[0]);
+    let dir = tempfile::tempdir().unwrap();
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    copy_all(&whole(dir.path(), "a", &object), store.as_ref()).unwrap();
+    let opened = store.open_object_past_caches(Hash::of(&object)).unwrap();
+    let unseen = store.open_object_of(Hash::of(&object), object.len() as u64).unwrap();
+    for opened in [opened, unseen] {
+        for reading in [None, Some(0), Some(1)] {
+            let mut bytes = vec![0; object.len()];
+            opened.read_range_past_caches(0, &mut bytes, reading).unwrap();
+            assert!(bytes == object);
+        }
+    }
+}
+
+#[test]
 fn what_is_kept_with_holes_is_not_mended_but_copied() {
     let (place, object, names) = with_two(27, LENGTHS[0]);
     let store = suite::writable(&place);
@@ -477,6 +561,58 @@ fn a_whole_object_that_is_damaged_is_put_right_also_by_a_copy_with_holes() {
             }
             assert_eq!(place.keys("holed"), [] as [&str; 0]);
         }
+    }
+}
+
+#[test]
+fn who_is_wrong_is_looked_for_where_it_can_be_and_only_for_as_long_as_the_copy_is_to_go_on() {
+    for len in LENGTHS {
+        let (place, relay, _) = behind_a_relay();
+        let store = suite::writable(&place);
+        let object = Rng::new(33).bytes(len);
+        let dirs = [0; 2].map(|_| tempfile::tempdir().unwrap());
+        copy_all(&whole(dirs[0].path(), "b", &object), store.as_ref()).unwrap();
+        let source = holed(dirs[1].path(), "c", &object, &ONE);
+        let opened = source.open_object(Hash::of(&object)).unwrap();
+        let key = place.dir().join("objects").join(Hash::of(&object).to_string());
+        let mut damaged = object.clone();
+        damaged[GONE.start as usize] ^= 1;
+        fs::write(&key, &damaged).unwrap();
+        // Nothing more is there when that is told, but it goes on.
+        let copy = |looks: &mut dyn FnMut() -> Result<(), StoreError>| {
+            let mut copied = |bytes: u64| if bytes == 0 { looks() } else { Ok(()) };
+            let error = store.publish().unwrap().copy_object(opened.as_ref(), &mut copied).unwrap_err();
+            (error.kind(), error.to_string())
+        };
+        let is_blamed = |(kind, says): (StoreErrorKind, String)| {
+            kind == StoreErrorKind::Io && says.contains("the source does not have all of it")
+        };
+        let mut looks = 0;
+        assert!(is_blamed(copy(&mut || {
+            looks += 1;
+            Ok(())
+        })));
+        assert_eq!(looks, len.div_ceil(1 << 20));
+
+        let mut looks = 0;
+        let (kind, says) = copy(&mut || {
+            looks += 1;
+            Err(StoreError::new(StoreErrorKind::InUse, "stopped"))
+        });
+        assert_eq!((kind, looks), (StoreErrorKind::InUse, 1));
+        assert!(says.contains("stopped"), "{says}");
+
+        let (kind, says) = copy(&mut || {
+            relay.fail("GET", "/objects/", Fault::Status(403), u32::MAX);
+            Ok(())
+        });
+        relay.heal();
+        // It is not known, so that no source is blamed.
+        assert!(kind == StoreErrorKind::Io && says.contains("the server refuses it"), "{kind:?} {says}");
+
+        // One that was cut short says so itself.
+        fs::write(&key, &object[..1000]).unwrap();
+        assert!(is_blamed(copy(&mut || Ok(()))));
     }
 }
 
