@@ -161,16 +161,6 @@ impl Agent {
         self.call_within::<Value>("guest-ping", json!({}), MAX_ANSWER_BYTES, patience).await.map(drop)
     }
 
-    /// Asks the guest's operating system to power off. Answers when the request was handed over.
-    pub async fn shutdown(&self) -> Result<()> {
-        // The agent does not answer this one when it succeeds, so silence is success.
-        let patience = Duration::from_secs(2);
-        match self.call_within::<Value>("guest-shutdown", json!({}), MAX_ANSWER_BYTES, patience).await {
-            Ok(_) | Err(Error::Timeout { .. } | Error::Gone(_)) => Ok(()),
-            Err(other) => Err(other),
-        }
-    }
-
     /// Has the guest write out what it can while it goes on, and be quick about what it waits for, so that less is left when it is
     /// frozen. An error where the agent does not answer within `patience`; a guest that has no `sync`, or takes long, is left alone.
     pub async fn write_file_systems_out(&self, patience: Duration) -> Result<()> {
