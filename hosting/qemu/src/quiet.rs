@@ -47,12 +47,11 @@ struct Thread {
 /// How long the threads wanted a processor in a moment of this length.
 fn wanted(before: &BTreeMap<u32, Thread>, now: &BTreeMap<u32, Thread>, length: Duration) -> Duration {
     let of_one = |(id, thread): (&u32, &Thread)| {
-        let then = before.get(id).map_or(Duration::ZERO, |then| then.wanted);
-        match thread.wanted.saturating_sub(then) {
-            // Waiting is counted when it is over, so it may have waited all the time.
-            Duration::ZERO if thread.is_runnable => length,
-            wanted => wanted,
-        }
+        let then = before.get(id);
+        let wanted = thread.wanted.saturating_sub(then.map_or(Duration::ZERO, |then| then.wanted));
+        // Waiting is counted when it is over. So it may have waited all the time, or since it ran for a moment.
+        let waits = wanted.is_zero() || then.is_some_and(|then| then.is_runnable);
+        if thread.is_runnable && waits { wanted.max(length) } else { wanted }
     };
     // Nothing is known of one that has ended.
     let ended = before.keys().filter(|id| !now.contains_key(id)).map(|_| length);
@@ -103,6 +102,27 @@ mod tests {
             (40, 2, false),
         ] {
             assert_eq!(leaves_one(wanted_ms * MS, 20 * MS, cpus), expected, "{wanted_ms} ms of {cpus}");
+        }
+    }
+
+    #[test]
+    fn a_wait_that_is_not_over_counts() {
+        let thread = |wanted_ms: u32, is_runnable| Thread { wanted: wanted_ms * MS, is_runnable };
+        for (then, now, expected_ms) in [
+            // It sleeps; it ran, and sleeps.
+            ((5, false), (5, false), 0),
+            ((5, true), (7, false), 2),
+            // It waits since it woke up; it was woken up, and ran.
+            ((5, false), (5, true), 20),
+            ((5, false), (7, true), 2),
+            // It had its processor for a moment, and waits again; it ran all the time; what it waited before is counted now.
+            ((5, true), (6, true), 20),
+            ((5, true), (25, true), 20),
+            ((5, true), (95, true), 90),
+        ] {
+            let [then, now] =
+                [then, now].map(|(ms, is_runnable)| BTreeMap::from([(1, thread(ms, is_runnable))]));
+            assert_eq!(wanted(&then, &now, 20 * MS), expected_ms * MS, "{expected_ms}");
         }
     }
 
