@@ -67,13 +67,11 @@ impl Inner {
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<bool, StoreError> {
         let mut part = Part::new(self, source.id());
-        let has_room = part.check_room(source.len_bytes().saturating_sub(holes.bytes()));
-        let is_refused = has_room.is_err();
-        let outcome = has_room.and_then(|()| match self.own(source.id(), holes)? {
+        let outcome = self.own(source.id(), holes).and_then(|own| match own {
             Some(own) => {
                 let filled = Filled::new(source, Arc::clone(holes), Arc::clone(&own))
                     .map_err(|e| ours_is_damaged(source.id(), &e))?;
-                let outcome = self.copy_to(&part, &filled, copied);
+                let outcome = self.copy_to(&mut part, &filled, copied);
                 match outcome {
                     Err(e) if e.kind() == StoreErrorKind::Damaged && !filled.source_failed() => {
                         Err(blame(own.as_ref(), e, copied))
@@ -81,13 +79,13 @@ impl Inner {
                     outcome => outcome,
                 }
             }
-            None => self.copy_to(&part, source, copied),
+            None => self.copy_to(&mut part, source, copied),
         });
         part.is_kept = match &outcome {
             Ok(is_placed) => *is_placed,
             // What an earlier copy left took its room then.
             Err(e) => {
-                self.keeps_parts && part.is_named && (is_refused || e.kind() != StoreErrorKind::NoSpace)
+                self.keeps_parts && part.is_named && (part.is_refused || e.kind() != StoreErrorKind::NoSpace)
             }
         };
         outcome
@@ -108,11 +106,12 @@ impl Inner {
     /// Returns whether it was put in place.
     fn copy_to(
         &self,
-        part: &Part<'_>,
+        part: &mut Part<'_>,
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<bool, StoreError> {
         let (id, len_bytes, holes) = (source.id(), source.len_bytes(), source.holes()?);
+        part.check_room(&holes, len_bytes).inspect_err(|_| part.is_refused = true)?;
         let failed = |e| StoreError::from_os(format!("cannot write {}", part.path.display()), e);
         let mut file = step().and_then(|()| part.open()).map_err(failed)?;
         let mut hashing = ObjectHashing::new(&holes, len_bytes);
@@ -123,6 +122,8 @@ impl Inner {
         if taken_up > 0 && hash != id {
             tracing::warn!(%id, "what an interrupted copy left of it may be wrong: it is copied anew");
             step().and_then(|()| file.set_len(0)).and_then(|()| file.rewind()).map_err(failed)?;
+            // What was a hole then took none.
+            part.check_room(&holes, len_bytes)?;
             hashing = ObjectHashing::new(&holes, len_bytes);
             // All its bytes were told once.
             part.append(&mut file, (source, &holes), (0, &mut hashing), &mut |_| copied(0))?;
@@ -245,6 +246,8 @@ struct Part<'a> {
     path: PathBuf,
     /// It has the object's name, and no other copy uses it.
     is_named: bool,
+    /// There is no room for what is left of it.
+    is_refused: bool,
     /// It is in place, or the next copy of the object can go on with it.
     is_kept: bool,
 }
@@ -256,7 +259,7 @@ impl<'a> Part<'a> {
             true => store.layout.tmp().join(format!("{id}.part")),
             false => store.temporary("copy"),
         };
-        Self { store, id, path, is_named, is_kept: false }
+        Self { store, id, path, is_named, is_refused: false, is_kept: false }
     }
 
     fn open(&self) -> std::io::Result<File> {
@@ -269,13 +272,16 @@ impl<'a> Part<'a> {
         options.read(true).create(true).open(&self.path)
     }
 
-    /// Refuses an object of this length where what is left of it does not fit: one that fills the disk has all others who write there
-    /// fail, until it has failed itself.
-    fn check_room(&self, len_bytes: u64) -> Result<(), StoreError> {
+    /// Refuses an object of this length, with these holes, where what is left of it does not fit: one that fills the disk has all others who
+    /// write there fail, until it has failed itself.
+    fn check_room(&self, holes: &Holes, len_bytes: u64) -> Result<(), StoreError> {
         // Where nobody says how much room there is, the disk says it when it is full.
         let Ok(space) = rustix::fs::statvfs(self.store.layout.tmp()) else { return Ok(()) };
         let there = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
-        let more_bytes = len_bytes.saturating_sub(there);
+        // What is gone takes none, neither of what was copied nor of what is to come.
+        let gone = holes.within(&(there..len_bytes)).into_iter();
+        let gone_bytes = gone.fold(0u64, |sum, hole| sum.saturating_add(hole.end.saturating_sub(hole.start)));
+        let more_bytes = len_bytes.saturating_sub(there).saturating_sub(gone_bytes);
         if more_bytes == 0 || space.f_blocks == 0 {
             return Ok(());
         }
@@ -413,18 +419,26 @@ mod tests {
     struct Zeroes {
         id: Hash,
         len_bytes: u64,
+        holes: Arc<Holes>,
         reads: AtomicU64,
     }
 
     impl Zeroes {
         fn new(id: Hash, len_bytes: u64) -> Self {
-            Self { id, len_bytes, reads: AtomicU64::new(0) }
+            Self { id, len_bytes, holes: Arc::default(), reads: AtomicU64::new(0) }
         }
 
         /// With the name that it has by right.
         fn named(len_bytes: u64) -> Self {
             let bytes = vec![0_u8; usize::try_from(len_bytes).unwrap()];
             Self::new(Hash::of(&bytes), len_bytes)
+        }
+
+        /// The same where this part is gone.
+        fn without(mut self, gone: std::ops::Range<u64>) -> Self {
+            let blocks: Vec<u64> = (gone.start / 4096..gone.end / 4096).collect();
+            self.holes = Arc::new(Holes::of_blocks(&blocks));
+            self
         }
 
         fn reads(&self) -> u64 {
@@ -445,6 +459,10 @@ mod tests {
             self.reads.fetch_add(1, Ordering::Relaxed);
             into.fill(0);
             Ok(())
+        }
+
+        fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+            Ok(Arc::clone(&self.holes))
         }
     }
 
@@ -523,5 +541,22 @@ mod tests {
         fill(6 * MIB + MIB / 4 + MIB / 16);
         copy(&mut |_| Ok(())).unwrap();
         assert!(is_empty(&place.join("tmp")));
+
+        // What the source has not takes room as well where it is here, and none where it is nowhere, also in what was copied before.
+        let refused = |source: &Zeroes| {
+            let refused = store.publish().unwrap().copy_object(source, &mut |_| Ok(())).unwrap_err();
+            assert_eq!((refused.kind(), source.reads()), (StoreErrorKind::NoSpace, 0), "{refused}");
+            refused.to_string()
+        };
+        fill(3 * MIB);
+        let says = refused(&Zeroes::named(6 * MIB).without(MIB..5 * MIB));
+        assert!(says.contains(": 6 MiB more are to be written"), "{says}");
+        let other = Hash::of(b"another one");
+        let part = place.join("tmp").join(format!("{other}.part"));
+        File::create(&part).unwrap().set_len(3 * MIB).unwrap();
+        fill(MIB);
+        let says = refused(&Zeroes::new(other, 6 * MIB).without(MIB..4 * MIB));
+        assert!(says.contains(": 2 MiB more are to be written"), "{says}");
+        assert_eq!(fs::metadata(&part).unwrap().len(), 3 * MIB);
     }
 }
