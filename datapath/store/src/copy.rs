@@ -457,13 +457,7 @@ impl Copying<'_> {
             if let Some(e) = self.no_good.get(&(*id, *len_bytes)) {
                 return Ok(Err(e.clone()));
             }
-            let mut copied = self.object(*id, *len_bytes, progress)?;
-            // A source that turns out to have all of it puts right what is damaged here.
-            if copied.as_ref().is_err_and(StoreError::is_of_own_object) && self.again.insert(*id) {
-                self.there.remove(id);
-                copied = self.object_again(*id, *len_bytes, progress)?;
-            }
-            if let Err(e) = copied {
+            if let Err(e) = self.object(*id, *len_bytes, progress)? {
                 self.no_good.insert((*id, *len_bytes), e.clone());
                 return Ok(Err(e));
             }
@@ -491,36 +485,56 @@ impl Copying<'_> {
             }
             // The source may be waited for.
             progress(self.at)?;
-            if let Err(e) = self.object_again(*id, *len_bytes, progress)? {
+            let there = self.there.get(id).cloned();
+            let copied = match self.open_again(*id, *len_bytes, there.as_deref()) {
+                Ok(Some(object)) => {
+                    self.at.total_bytes = self.at.total_bytes.saturating_add(*len_bytes);
+                    self.copy_opened(&object, progress)?
+                }
+                Ok(None) => continue,
+                Err(e) => Err(e),
+            };
+            if let Err(e) = copied {
                 self.no_good.insert((*id, *len_bytes), e.clone());
                 return Ok(Err(e));
             }
+            self.there.remove(id);
         }
         Ok(Ok(()))
     }
 
-    /// Copies an object once more, where the source has something of it after all that is gone in the target.
-    fn object_again(&mut self, id: Hash, len_bytes: u64, progress: &mut OnProgress<'_>) -> Outcome<()> {
-        let opened = self.open(id, len_bytes).and_then(|object| object.holes_again().map(|it| (object, it)));
-        let (object, holes) = match opened {
-            Ok(opened) => opened,
-            Err(e) => return Ok(Err(e)),
-        };
+    /// An object of which the source has something after all that is among these holes.
+    fn open_again(
+        &self,
+        id: Hash,
+        len_bytes: u64,
+        before: Option<&Holes>,
+    ) -> Result<Option<Watched>, StoreError> {
+        let object = self.open(id, len_bytes)?;
+        let now = object.holes_again()?;
         // By their bytes: what is gone in both may be made of smaller nodes.
-        let is_as_before = |there: &Arc<Holes>| holes.common(there).bytes() == there.bytes();
-        if self.there.get(&id).is_some_and(is_as_before) {
-            return Ok(Ok(()));
-        }
-        self.there.remove(&id);
-        self.at.total_bytes = self.at.total_bytes.saturating_add(len_bytes);
-        self.copy_opened(&object, progress)
+        let is_as_before = before.is_some_and(|before| now.common(before).bytes() == before.bytes());
+        Ok((!is_as_before).then_some(object))
     }
 
     fn object(&mut self, id: Hash, len_bytes: u64, progress: &mut OnProgress<'_>) -> Outcome<()> {
-        match self.open(id, len_bytes) {
-            Ok(object) => self.copy_opened(&object, progress),
-            Err(e) => Ok(Err(e)),
+        let object = match self.open(id, len_bytes) {
+            Ok(object) => object,
+            Err(e) => return Ok(Err(e)),
+        };
+        let copied = self.copy_opened(&object, progress)?;
+        // A source that turns out to have all of it puts right what is damaged here.
+        if copied.as_ref().is_err_and(StoreError::is_of_own_object)
+            && self.again.insert(id)
+            && let Ok(before) = object.holes()
+        {
+            return match self.open_again(id, len_bytes, Some(&before)) {
+                Ok(Some(object)) => self.copy_opened(&object, progress),
+                Ok(None) => Ok(copied),
+                Err(e) => Ok(Err(e)),
+            };
         }
+        Ok(copied)
     }
 
     /// With the length that the manifest says: of several servers, one may have another one.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::holes::Holes;
+use crate::holes::{Holes, hash_of};
 use crate::store::Object;
 
 /// An object with the bytes of `source`, and in its holes those of `own`. A copy of `source` alone would take from the versions of this store what only
@@ -32,9 +32,32 @@ impl<'a> Filled<'a> {
         Ok(Self { source, own, holes, common, source_failed: AtomicBool::new(false) })
     }
 
-    /// Whether it is the source that could not be read. Where not, and the hash is wrong, either may be damaged.
-    pub(crate) fn source_failed(&self) -> bool {
-        self.source_failed.load(Ordering::Acquire)
+    /// What a copy of this that failed with `error` fails with: where what is here is to blame, with what `ours` makes of the reason. Then
+    /// it makes no difference what other bytes the source gives. What is here is read for that, and the source where that is wrong; `copied` is
+    /// told that it goes on, and can end it.
+    pub(crate) fn blame(
+        &self,
+        error: StoreError,
+        ours: &dyn Fn(&str) -> StoreError,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> StoreError {
+        if error.kind() != StoreErrorKind::Damaged || self.source_failed.load(Ordering::Acquire) {
+            return error;
+        }
+        let why = match hash_of(self.own.as_ref(), &mut |_| copied(0)) {
+            Ok(hash) if hash == self.id() => return error,
+            Ok(_) => "it does not have the hash that is its name".to_owned(),
+            // It is cut off, or its disk cannot read it.
+            Err(e) if e.kind() == StoreErrorKind::Damaged => e.to_string(),
+            // It was ended, or it is not known who is wrong, so that the source is not to be asked again.
+            Err(e) => return e,
+        };
+        // What is wrong here may be what the source has, as where it is being repaired.
+        match hash_of(self.source, &mut |_| copied(0)) {
+            Ok(hash) if hash == self.id() => ours(&why),
+            Ok(_) => error,
+            Err(e) => e,
+        }
     }
 
     fn read_source(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {

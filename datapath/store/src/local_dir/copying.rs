@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::holes::{Filled, Holes, ObjectHashing, hash_of};
+use crate::holes::{Filled, Holes, ObjectHashing};
 use crate::local_dir::Inner;
 use crate::local_dir::files::{
     remove_quietly, rename, replace_file, share_file, step, sync_dir, sync_file, write,
@@ -69,15 +69,10 @@ impl Inner {
         let mut part = Part::new(self, source.id());
         let outcome = self.own(source.id(), holes).and_then(|own| match own {
             Some(own) => {
-                let filled = Filled::new(source, Arc::clone(holes), Arc::clone(&own))
-                    .map_err(|e| ours_is_damaged(source.id(), &e))?;
-                let outcome = self.copy_to(&mut part, &filled, copied);
-                match outcome {
-                    Err(e) if e.kind() == StoreErrorKind::Damaged && !filled.source_failed() => {
-                        Err(blame(own.as_ref(), e, copied))
-                    }
-                    outcome => outcome,
-                }
+                let ours = |why: &str| ours_is_damaged(source.id(), why);
+                let filled =
+                    Filled::new(source, Arc::clone(holes), own).map_err(|e| ours(&e.to_string()))?;
+                self.copy_to(&mut part, &filled, copied).map_err(|e| filled.blame(e, &ours, copied))
             }
             None => self.copy_to(&mut part, source, copied),
         });
@@ -354,26 +349,7 @@ impl Drop for Part<'_> {
     }
 }
 
-/// A copy that was completed with what is here has not its hash: says who is wrong. All of what is here is read for that; `copied` is told
-/// that it goes on, and can end it.
-fn blame(
-    own: &dyn Object,
-    error: StoreError,
-    copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
-) -> StoreError {
-    let mut ended = None;
-    let outcome = hash_of(own, &mut |_| copied(0).inspect_err(|e| ended = Some(e.clone())));
-    if let Some(ended) = ended {
-        return ended;
-    }
-    match outcome {
-        Ok(hash) if hash == own.id() => error,
-        Ok(_) => ours_is_damaged(own.id(), &"it does not have the hash that is its name"),
-        Err(e) => ours_is_damaged(own.id(), &e),
-    }
-}
-
-fn ours_is_damaged(id: Hash, why: &dyn std::fmt::Display) -> StoreError {
+fn ours_is_damaged(id: Hash, why: &str) -> StoreError {
     StoreError::of_own_object(format!(
         "the data object {id} is damaged in the store that it is to be copied to ({why}), and the source does not have \
          all of it: verify its versions there, and repair them from a store that has"

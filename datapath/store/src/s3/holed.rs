@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::holes::{Filled, HOLES_MAX_BYTES, Holes, ObjectHashing, hash_of};
+use crate::holes::{Filled, HOLES_MAX_BYTES, Holes, ObjectHashing};
 use crate::s3::bucket::{Bucket, Entry};
 use crate::s3::object::{Piece, S3Object};
 use crate::s3::publication::{damaged_source, send_object};
@@ -70,14 +70,16 @@ impl Inner {
         if self.bucket.head(&whole)?.is_some() {
             // Whoever reads the object reads that one, so that is the one to put right.
             let own: Arc<dyn Object> = Arc::new(S3Object::whole(self, id, len_bytes));
-            let filled = Filled::new(source, holes, Arc::clone(&own))?;
+            let filled = Filled::new(source, holes, own)?;
             let sent = send_object(self, &filled, &[], Some(upload::state_key(&whole)), copied);
-            return sent.map_err(|e| match e.kind() {
-                StoreErrorKind::Damaged if !filled.source_failed() => {
-                    blame(own.as_ref(), e, &self.bucket.shown(&whole), copied)
-                }
-                _ => e,
-            });
+            let shown = self.bucket.shown(&whole);
+            let ours = |why: &str| {
+                StoreError::of_own_object(format!(
+                    "{shown} is damaged ({why}), and the source does not have all of it: repair the versions that need it from a \
+                     store that has"
+                ))
+            };
+            return sent.map_err(|e| filled.blame(e, &ours, copied));
         }
         let mut end = holes.encode(len_bytes);
         let key = format!("{HOLED}/{id}.{}", digits_of(&end));
@@ -115,32 +117,6 @@ impl Inner {
         };
         upload::send(&self.bucket, sending)
     }
-}
-
-/// What is in a bucket was completed with an object of another store, and has not the hash that is its name: says who is wrong. All of what
-/// is in the bucket is read for that; `copied` is told that it goes on, and can end it.
-fn blame(
-    own: &dyn Object,
-    error: StoreError,
-    shown: &str,
-    copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
-) -> StoreError {
-    let mut ended = None;
-    let outcome = hash_of(own, &mut |_| copied(0).inspect_err(|e| ended = Some(e.clone())));
-    if let Some(ended) = ended {
-        return ended;
-    }
-    match outcome {
-        Ok(hash) if hash == own.id() => return error,
-        Ok(_) => {}
-        // It is shorter than it should be.
-        Err(e) if e.kind() == StoreErrorKind::Damaged => {}
-        // It is not known who is wrong, so that the source is not to be asked again. The bucket is what fails.
-        Err(e) => return e,
-    }
-    StoreError::of_own_object(format!(
-        "{shown} is damaged, and the source does not have all of it: repair the versions that need it from a store that has"
-    ))
 }
 
 /// Reads what an object with these holes has, and zeroes in place of what is gone.

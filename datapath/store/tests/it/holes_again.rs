@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headwater_store::copy::{everything, selected};
 use headwater_store::{
     Copied, CopyProgress, Hash, Holes, Image, ImageName, ImageReference, LocalDir, Object, Pin, Publication,
-    Removed, Store, StoreError, StoreErrorKind, Version, copy,
+    Removed, Store, StoreError, StoreErrorKind, Version, copy, copy_object,
 };
 use parking_lot::Mutex;
 
@@ -301,7 +301,7 @@ fn an_object_that_is_damaged_in_the_target_stands_in_the_way_of_its_version_only
     assert_eq!(holes(&target, &bytes), [1..50, 60..64]);
     assert_eq!(holes(&store, &bytes), [1..3, 9..20, 30..40, 41..64]);
 
-    let file = fs::File::options().write(true).open(path(target_dir.path(), &bytes)).unwrap();
+    let file = file_of(&target_dir, &bytes);
     let at = 55 * BLOCK;
     file.write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
     let copied = copy_them(&[fourth.number, fifth.number]);
@@ -334,6 +334,7 @@ fn a_source_that_has_all_of_an_object_after_all_puts_right_what_is_damaged_in_th
         let (store, bytes, [first, _]) = with_two(dir.path());
         let third = add(&store, &bytes, (50, 60));
         let fourth = add(&store, &bytes, (20, 30));
+        let fifth = add(&store, &bytes, (51, 52));
         let target = open(target_dir.path());
         let copy_them = |source: &dyn Store, numbers: &[u32]| {
             let reference = |number: &u32| format!("a@{number}").parse::<ImageReference>().unwrap();
@@ -341,25 +342,95 @@ fn a_source_that_has_all_of_an_object_after_all_puts_right_what_is_damaged_in_th
             let what = selected(source, &references).unwrap();
             copy(source, &target, &what, &Lines, false, &mut |_| Ok(())).unwrap()
         };
-        assert!(copy_them(&store, &[first.number, third.number]).failed.is_empty());
+        assert!(copy_them(&store, &[first.number, third.number, fifth.number]).failed.is_empty());
         remove(&target, &first);
         target.trim(&Lines).unwrap();
         // What the source is not known to have at first.
-        let file = fs::File::options().write(true).open(path(target_dir.path(), &bytes)).unwrap();
         let at = 55 * BLOCK;
-        file.write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
+        file_of(&target_dir, &bytes).write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
         let gone = without_the_first(&bytes);
         let again = move |object: &dyn Object| if has_all { object.holes() } else { Ok(Arc::clone(&gone)) };
         let source = HalfHeard::new(&store, &bytes, Arc::new(again));
-        let copied = copy_them(&source, &[third.number, fourth.number]);
-        // Of what the target lists nothing is lacking, so that nothing of it is copied.
-        assert_eq!((copied.present, source.asked()), (1, 1), "{copied:?}");
+        let copied = copy_them(&source, &[third.number, fourth.number, fifth.number]);
+        // Of what the target lists nothing is lacking, so that nothing of it is copied, before and after it was tried.
+        assert_eq!((copied.present, source.asked()), (2, 1), "{copied:?}");
         assert_eq!(is_whole_but_for_holes(&target, &bytes), has_all);
         if has_all {
             assert_eq!((copied.versions, failed(&copied)), (1, vec![]), "{copied:?}");
             assert!(holes(&target, &bytes).is_empty());
         } else {
             assert_eq!((copied.versions, failed(&copied)), (0, vec![fourth.number]), "{copied:?}");
+            // All that the source has was read to be copied, and to see who is wrong.
+            assert_eq!(source.read_bytes.load(Ordering::Relaxed), 2 * (8 * BLOCK + 100));
         }
     }
+}
+
+/// An object that is wrong in a block so many times, after each of which it is asked for it once more.
+struct WrongAtFirst {
+    object: Arc<dyn Object>,
+    block: u64,
+    times: AtomicU64,
+}
+
+impl Object for WrongAtFirst {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.object.read_range(offset, into)?;
+        let at = (self.block * BLOCK).checked_sub(offset).map(|at| at as usize);
+        if let Some(byte) = at.and_then(|at| into.get_mut(at)).filter(|_| self.times.load(Ordering::Relaxed) > 0)
+        {
+            *byte ^= 1;
+        }
+        Ok(())
+    }
+
+    fn holes(&self) -> Result<Arc<Holes>, StoreError> {
+        self.object.holes()
+    }
+
+    fn was_wrong(&self) -> bool {
+        let is_left = |left: u64| left.checked_sub(1);
+        self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_left).is_ok()
+    }
+}
+
+#[test]
+fn what_is_damaged_in_the_target_is_put_right_also_where_the_source_is_wrong_at_first() {
+    let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, bytes, [first, _]) = with_two(dir.path());
+    let target = open(target_dir.path());
+    assert!(copy_all(&store, &target).0.failed.is_empty());
+    remove(&store, &first);
+    store.trim(&Lines).unwrap();
+    // The source has these, and has not all that is here.
+    file_of(&target_dir, &bytes).write_all_at(&[bytes[5 * BLOCK as usize] ^ 1], 5 * BLOCK).unwrap();
+    let repair = |times: u64| {
+        let object = store.open_object(Hash::of(&bytes)).unwrap();
+        let source = WrongAtFirst { object, block: 7, times: AtomicU64::new(times) };
+        copy_object(target.publish().unwrap().as_mut(), &source, &mut |_| Ok(()))
+    };
+    // One that is always wrong is to blame, whatever is here.
+    let object = store.open_object(Hash::of(&bytes)).unwrap();
+    let liar = WrongAtFirst { object, block: 7, times: AtomicU64::new(1) };
+    let error = target.publish().unwrap().copy_object(&liar, &mut |_| Ok(())).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+    assert!(error.to_string().contains("damaged where it was to be copied from"), "{error}");
+    repair(2).unwrap();
+    assert!(holes(&target, &bytes).is_empty() && is_whole_but_for_holes(&target, &bytes));
+    // What only is here is wrong here, whatever the source gives.
+    file_of(&target_dir, &bytes).write_all_at(&[bytes[50 * BLOCK as usize] ^ 1], 50 * BLOCK).unwrap();
+    let error = repair(0).unwrap_err();
+    assert!(error.to_string().contains("damaged in the store that it is to be copied to"), "{error}");
+}
+
+fn file_of(dir: &tempfile::TempDir, bytes: &[u8]) -> fs::File {
+    fs::File::options().write(true).open(path(dir.path(), bytes)).unwrap()
 }

@@ -592,15 +592,20 @@ fn who_is_wrong_is_looked_for_where_it_can_be_and_only_for_as_long_as_the_copy_i
             looks += 1;
             Ok(())
         })));
-        assert_eq!(looks, len.div_ceil(1 << 20));
+        // First at what is here, and then at the source.
+        let here = len.div_ceil(1 << 20);
+        assert!(looks > here, "{looks}");
 
-        let mut looks = 0;
-        let (kind, says) = copy(&mut || {
-            looks += 1;
-            Err(StoreError::new(StoreErrorKind::InUse, "stopped"))
-        });
-        assert_eq!((kind, looks), (StoreErrorKind::InUse, 1));
-        assert!(says.contains("stopped"), "{says}");
+        for last in [1, here + 1] {
+            let mut looks = 0;
+            let (kind, says) = copy(&mut || {
+                looks += 1;
+                let stop = || StoreError::new(StoreErrorKind::InUse, "stopped");
+                (looks < last).then_some(()).ok_or_else(stop)
+            });
+            assert_eq!((kind, looks), (StoreErrorKind::InUse, last));
+            assert!(says.contains("stopped"), "{says}");
+        }
 
         let (kind, says) = copy(&mut || {
             relay.fail("GET", "/objects/", Fault::Status(403), u32::MAX);
@@ -609,10 +614,16 @@ fn who_is_wrong_is_looked_for_where_it_can_be_and_only_for_as_long_as_the_copy_i
         relay.heal();
         // It is not known, so that no source is blamed.
         assert!(kind == StoreErrorKind::Io && says.contains("the server refuses it"), "{kind:?} {says}");
+        assert!(!says.contains("the source does not have all of it"), "{says}");
 
         // One that was cut short says so itself.
         fs::write(&key, &object[..1000]).unwrap();
         assert!(is_blamed(copy(&mut || Ok(()))));
+        // So does a source: nothing is looked at then.
+        let theirs = dirs[1].path().join("objects").join(Hash::of(&object).to_string());
+        fs::File::options().write(true).open(theirs).unwrap().set_len(1000).unwrap();
+        let (kind, says) = copy(&mut || panic!("what is here is read"));
+        assert_eq!(kind, StoreErrorKind::Damaged, "{says}");
     }
 }
 
