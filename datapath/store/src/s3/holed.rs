@@ -291,11 +291,12 @@ impl Holed {
             let (left_out, times) = match turn {
                 Turn::Usual => (None, 0),
                 Turn::Other(times) => (gave(), times),
-                // The first one, from which most was read before, when it is read again for the first time.
+                // The first one, from which most was read before, when it is read again for the first time. What several others have comes
+                // of each of them in turn.
                 Turn::Reading(reading) => {
                     let number = usize::try_from(reading).unwrap_or(usize::MAX).saturating_sub(1);
                     let number = number.checked_rem(self.copies.len()).unwrap_or(0);
-                    (self.in_order().nth(number).map(|copy| copy.key.as_str()), 0)
+                    (self.in_order().nth(number).map(|copy| copy.key.as_str()), number)
                 }
             };
             let having = || self.in_order().filter(move |copy| copy.ends(at) > at);
@@ -499,7 +500,7 @@ mod tests {
             // Where that is gone, as otherwise.
             assert_eq!(again[1..], usual);
         }
-        for (reading, next) in (0..).zip(["c0+4", "b0+4", "c0+4", "c0+4", "b0+4"]) {
+        for (reading, next) in (0..).zip(["c0+4", "b0+4", "a0+4", "c0+4", "b0+4"]) {
             assert_eq!(first(&(0..4 * K), Turn::Reading(reading)), next);
         }
         for times in 0..3 {
@@ -516,7 +517,7 @@ mod tests {
         assert_eq!(first(&(0..24 * K), Turn::Other(0)), "c0+16 a16+8");
         // Each is left out of one of the readings, but for what only that one has.
         assert_eq!(first(&to_64, Turn::Reading(1)), "b0+24 c24+16 b40+24");
-        assert_eq!(first(&to_64, Turn::Reading(2)), "c0+16 a16+8 c24+40");
+        assert_eq!(first(&to_64, Turn::Reading(2)), "a0+24 c24+40");
         assert_eq!(first(&to_64, Turn::Reading(3)), "c0+16 b16+8 c24+40");
     }
 }
