@@ -697,6 +697,7 @@ impl Object for RemoteObject {
     }
 
     fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+        self.whole.lock().read_past_caches();
         self.ask_for_holes(true, self.waits()).map(|lists| self.keep(lists))
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Whole {
     liars: BTreeSet<usize>,
     /// Whether all of it is to come from one server.
     alone: bool,
+    /// Whether it is read past caches also before it was wrong.
+    past_caches: bool,
     /// How often each server was to give all of it.
     readings: BTreeMap<usize, u32>,
     rounds: u32,
@@ -69,7 +71,7 @@ impl Whole {
             liars: self.liars.clone(),
             alone: self.giver.is_some(),
             first: self.giver,
-            past_caches: self.is_again(),
+            past_caches: self.past_caches || self.is_again(),
             reading: self.giver.and_then(|giver| self.readings.get(&giver).copied()),
             ..Whom::default()
         }
@@ -99,6 +101,11 @@ impl Whole {
     pub(crate) fn read(&mut self, server: usize, len: u64) {
         self.from.insert(server);
         self.read_bytes = self.read_bytes.saturating_add(len);
+    }
+
+    /// What is gone of it was asked for once more: caches may keep what lay in holes that are none any more.
+    pub(crate) fn read_past_caches(&mut self) {
+        self.past_caches = true;
     }
 
     /// Whether it was wrong before.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::support::holes::{
 };
 use crate::support::{OBJECT_BYTES, all_up, before, limits, object, open, open_urls, read, status, until};
 use headwater_remote::{Limits, ServerState};
-use headwater_store::{Access, Hash, LocalDir, Store, StoreErrorKind};
+use headwater_store::{Access, Hash, LocalDir, Object, Store, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault};
 
 /// So that a server is not the one that reads prefer.
@@ -279,6 +280,49 @@ fn a_copy_has_what_any_of_the_servers_has_also_where_no_list_was_known_at_first(
     let copied = copied(&remote, &bytes, to.path());
     assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
     check_copy(to.path(), &bytes, &common(&lists), &[KEPT, OWN[0], OWN[1]]);
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn who_asks_once_more_what_is_gone_gets_past_a_cache_that_kept_what_lay_there() {
+    let (dirs, bytes) = two_stores();
+    let to = tempfile::tempdir().unwrap();
+    let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    // Of the time when nothing of it was there.
+    let (len, hits) = (bytes.len(), Arc::<AtomicU64>::default());
+    let counted = Arc::clone(&hits);
+    let cache = move |asked: &str, _: usize| {
+        let range = asked.split("Range: bytes=").nth(1)?.split("\r\n").next()?;
+        let (first, last) = range.split_once('-')?;
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if first == 0 || asked.contains("no-cache") || !asked.contains(" /objects/") {
+            return None;
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        let body = vec![0; last + 1 - first];
+        let head = format!(
+            "HTTP/1.1 206 x\r\nContent-Range: bytes {first}-{last}/{len}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        Some([head.as_bytes(), &body].concat())
+    };
+    let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(cache))], limits());
+    all_up(&remote);
+    let copy = |source: &dyn Object, to: &Path| {
+        let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
+        let mut publication = target.publish().unwrap();
+        headwater_store::copy_object(publication.as_mut(), source, &mut |_| Ok(())).unwrap();
+        target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap()
+    };
+    // What comes is wrong, and all of it is had of one server then: of that on which less is gone.
+    assert_eq!(*copy(object(&remote, &bytes).as_ref(), &to.path().join("first")), lists[0]);
+    let before = hits.load(Ordering::SeqCst);
+    assert!(before > 0);
+    let again = object(&remote, &bytes);
+    assert_eq!(*again.holes_again().unwrap(), common(&lists));
+    assert_eq!(*copy(again.as_ref(), &to.path().join("again")), common(&lists));
+    assert_eq!(hits.load(Ordering::SeqCst), before);
     assert_eq!(remote.counters().wrong_answers, 0);
 }
 
