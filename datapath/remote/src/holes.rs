@@ -143,10 +143,8 @@ pub(crate) fn is_gone_there(
     part: &Range<u64>,
     server: usize,
 ) -> bool {
-    let is_known = |holes: &Arc<Holes>| holes.overlap(part);
-    if !servers.is_heard_before(id, servers.limits.wait_for_better)
-        && servers.lists_of(id).of(server).is_some_and(is_known)
-    {
+    let said = servers.said(id, server, servers.limits.wait_for_better);
+    if said.is_some_and(|holes| holes.overlap(part)) {
         return true;
     }
     let whom = Whom { past_caches: true, ..Whom::default() };

@@ -5,9 +5,10 @@
 //!
 //! What was heard is remembered for all who read the object, for a while. Who was told the holes of an object, and reads it with these, keeps
 //! to what was heard then. For others it may be wrong by now. Who checks what it reads asks those that lack it last. Who does not, as a
-//! server that reads from servers, asks them only where nobody else has it; where those that have it are away, what was heard is asked for
-//! again.
+//! server that reads from servers, asks them only where all others say that they do not have it, and not where one of these fails; where
+//! those that have it are away, what was heard is asked for again.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -119,57 +120,83 @@ pub(crate) struct Heard {
     object: Hash,
     lists: Lists,
     at: Instant,
-    /// When it was last asked for.
-    asked: Instant,
+    /// When each server was heard last.
+    said_at: Vec<(usize, Instant)>,
+    /// When all servers were last asked for it.
+    all_asked: Option<Instant>,
+}
+
+impl Heard {
+    fn said_at(&self, server: usize) -> Option<Instant> {
+        self.said_at.iter().find(|(said, _)| *said == server).map(|(_, at)| *at)
+    }
+}
+
+/// Keeps one more, in place of what was heard of the same object before, and no more than is to be remembered.
+fn keep(heard: &mut VecDeque<Heard>, new: Heard) {
+    heard.retain(|before| before.object != new.object);
+    if !new.lists.is_of_holes() {
+        return;
+    }
+    heard.push_back(new);
+    let mut count = heard.iter().fold(0usize, |sum, heard| sum.saturating_add(heard.lists.count()));
+    // Also the only one, if it is that long.
+    while heard.len() > OBJECTS_MAX || count > HOLES_MAX {
+        let Some(oldest) = heard.pop_front() else { break };
+        count = count.saturating_sub(oldest.lists.count());
+    }
 }
 
 impl Servers {
-    /// Remembers what was heard of an object, in place of what was heard of it before.
+    /// Remembers what servers said of an object when all were asked, in place of what was heard of it before.
     pub(crate) fn heard(&self, object: Hash, lists: &Lists) {
-        self.heard_at(object, lists, Instant::now());
-    }
-
-    fn heard_at(&self, object: Hash, lists: &Lists, at: Instant) {
-        let heard = &mut self.state.lock().heard;
-        heard.retain(|before| before.object != object);
-        if !lists.is_of_holes() {
-            return;
-        }
-        heard.push_back(Heard { object, lists: lists.clone(), at, asked: Instant::now() });
-        let mut count = heard.iter().fold(0usize, |sum, heard| sum.saturating_add(heard.lists.count()));
-        // Also the only one, if it is that long.
-        while heard.len() > OBJECTS_MAX || count > HOLES_MAX {
-            let Some(oldest) = heard.pop_front() else { break };
-            count = count.saturating_sub(oldest.lists.count());
-        }
-    }
-
-    /// Whether what was heard of an object was asked for longer ago than this.
-    pub(crate) fn is_heard_before(&self, object: Hash, longest: Duration) -> bool {
-        let state = self.state.lock();
-        let heard = state.heard.iter().find(|heard| heard.object == object);
-        heard.is_some_and(|heard| heard.asked.elapsed() > longest)
-    }
-
-    /// The same, and one who is told so is to ask for it: others are not told so then.
-    pub(crate) fn is_to_be_asked(&self, object: Hash, longest: Duration) -> bool {
-        let heard = &mut self.state.lock().heard;
-        let heard = heard.iter_mut().find(|heard| heard.object == object);
-        let Some(heard) = heard.filter(|heard| heard.asked.elapsed() > longest) else { return false };
-        heard.asked = Instant::now();
-        true
+        let at = Instant::now();
+        let said_at = lists.iter().map(|(server, _)| (server, at)).collect();
+        let new = Heard { object, lists: lists.clone(), at, said_at, all_asked: Some(at) };
+        keep(&mut self.state.lock().heard, new);
     }
 
     /// Remembers what one server said.
     pub(crate) fn heard_of(&self, object: Hash, server: usize, holes: Arc<Holes>) {
-        let Lists(mut lists) = self.lists_of(object);
-        lists.retain(|(said, _)| *said != server);
-        lists.push((server, holes));
+        let now = Instant::now();
+        let heard = &mut self.state.lock().heard;
+        let before = heard.iter().position(|heard| heard.object == object);
+        let before = before.and_then(|at| heard.remove(at)).filter(|heard| heard.at.elapsed() < KEPT_FOR);
         // What the others said is as old as it was.
-        let at = self.state.lock().heard.iter().find(|heard| heard.object == object).map(|heard| heard.at);
-        let is_alone = lists.len() == 1;
-        let at = at.filter(|_| !is_alone).unwrap_or_else(Instant::now);
-        self.heard_at(object, &Lists(lists), at);
+        let mut new = before.unwrap_or_else(|| Heard {
+            object,
+            lists: Lists::default(),
+            at: now,
+            said_at: Vec::new(),
+            all_asked: None,
+        });
+        new.lists.0.retain(|(said, _)| *said != server);
+        new.lists.0.push((server, holes));
+        new.said_at.retain(|(said, _)| *said != server);
+        new.said_at.push((server, now));
+        if new.lists.0.len() == 1 {
+            new.at = now;
+        }
+        keep(heard, new);
+    }
+
+    /// What of an object is gone on one server, as it said no longer ago than this.
+    pub(crate) fn said(&self, object: Hash, server: usize, longest: Duration) -> Option<Arc<Holes>> {
+        let state = self.state.lock();
+        let heard = state.heard.iter().find(|heard| heard.object == object)?;
+        let at = heard.said_at(server).filter(|at| at.elapsed() <= longest);
+        at.and_then(|_| heard.lists.of(server).cloned())
+    }
+
+    /// Whether something was heard of an object, and all servers were asked for it longer ago than this. Who is told so is to ask them:
+    /// others are not told so then.
+    pub(crate) fn is_to_be_asked(&self, object: Hash, longest: Duration) -> bool {
+        let heard = &mut self.state.lock().heard;
+        let heard = heard.iter_mut().find(|heard| heard.object == object);
+        let is_due = |heard: &&mut Heard| heard.all_asked.is_none_or(|at| at.elapsed() > longest);
+        let Some(heard) = heard.filter(is_due) else { return false };
+        heard.all_asked = Some(Instant::now());
+        true
     }
 
     /// What was heard of an object not long ago; nothing where nothing is gone.
@@ -264,5 +291,28 @@ mod tests {
             servers.heard_of(object(number), 1, holes(&[1]));
         }
         assert!(servers.lists_of(object(0)).of(1).is_none() && servers.lists_of(object(1)).of(1).is_some());
+    }
+
+    #[test]
+    fn what_one_server_says_makes_nothing_newer_that_others_said() {
+        let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
+        let servers = Servers::new(urls.to_vec(), None, None, crate::Limits::default()).unwrap();
+        let (object, half_a_minute) = (Hash::of(b"1"), Duration::from_secs(30));
+        let said = |server| servers.said(object, server, half_a_minute);
+        servers.heard(object, &lists(&[&[1], &[2]]));
+        assert_eq!((said(0), said(1)), (Some(holes(&[1])), Some(holes(&[2]))));
+        assert!(!servers.is_to_be_asked(object, half_a_minute));
+        let before = Instant::now().checked_sub(half_a_minute * 2).unwrap();
+        for heard in &mut servers.state.lock().heard {
+            heard.said_at.iter_mut().for_each(|(_, at)| *at = before);
+            heard.all_asked = Some(before);
+        }
+        assert_eq!((said(0), said(1)), (None, None));
+        servers.heard_of(object, 0, holes(&[7]));
+        assert_eq!((said(0), said(1)), (Some(holes(&[7])), None));
+        assert_eq!(servers.lists_of(object).of(1), Some(&holes(&[2])));
+        // One alone is told so, as it asks then.
+        assert!(servers.is_to_be_asked(object, half_a_minute));
+        assert!(!servers.is_to_be_asked(object, half_a_minute));
     }
 }

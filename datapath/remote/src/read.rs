@@ -345,7 +345,7 @@ impl Reading {
         excluded: &[bool],
         now: Instant,
     ) -> Result<Option<Option<Instant>>, StoreError> {
-        if ask_past_caches(ask, &mut self.tried) {
+        if ask_past_caches(ask, &mut self.tried) || self.takes_what_lies_there(servers, ask) {
             return Ok(None);
         }
         if !ask.patient {
@@ -371,6 +371,23 @@ impl Reading {
         self.waiting_since.get_or_insert_with(Instant::now);
         self.has_waited = true;
         Ok(Some(self.wait_until(servers, ask)))
+    }
+
+    /// Whether those that were left out, as what is asked for is gone there, are asked for it now: all others have answered that they do not
+    /// have it. One that fails may have it.
+    fn takes_what_lies_there(&mut self, servers: &Servers, ask: &Ask<'_>) -> bool {
+        let is_left_out = |tried: &Tried| matches!(tried.verdict, Some(Verdict::GivenBack));
+        let have_it_not =
+            |tried: &[Tried]| tried.iter().all(|tried| is_left_out(tried) || tried.missing_until().is_some());
+        if !ask.whom.or_what_lies_there || !self.tried.iter().any(is_left_out) || !have_it_not(&self.tried) {
+            return false;
+        }
+        look_for_stores(servers, &mut self.tried);
+        if !have_it_not(&self.tried) {
+            return false;
+        }
+        self.tried.iter_mut().filter(|tried| is_left_out(tried)).for_each(|tried| tried.verdict = None);
+        true
     }
 
     /// Until when to wait for servers that are away, or for one that is to be asked again. They may have what others do not.
@@ -422,7 +439,8 @@ impl Reading {
                         match tried.gave_back {
                             None if ask.object.is_some() => {
                                 tried.gave_back = Some(gave_it_back(servers, ask, server));
-                                self.once_more = Some(server);
+                                // It may have been lost on the way to its list: then others come first.
+                                self.once_more = Some(server).filter(|server| servers.is_there(*server));
                                 return None;
                             }
                             Some(true) => {

@@ -467,7 +467,7 @@ struct Known {
 }
 
 impl RemoteObject {
-    /// Fills `into` without a check, in pieces where no server has all of that. `gave` is told how many bytes came from whom.
+    /// Fills `into` without a check.
     fn read_unchecked(
         &self,
         offset: u64,
@@ -475,62 +475,78 @@ impl RemoteObject {
         whom: &dyn Fn(&Range<u64>) -> Whom,
         gave: &mut dyn FnMut(usize, u64),
     ) -> Result<(), StoreError> {
-        let servers = &self.open.0;
-        // Who asks through a server was told what is gone of it by another open object.
-        let own = self.known.lock().as_ref().map(|known| known.lists.clone());
-        let is_own = own.is_some();
-        let lists = own.unwrap_or_else(|| servers.lists_of(self.id));
-        let mut rest = into;
-        for piece in lists.pieces(&part(offset, rest)) {
-            let len = usize::try_from(piece.end.saturating_sub(piece.start)).unwrap_or(usize::MAX);
-            let (here, after) = rest.split_at_mut(len.min(rest.len()));
-            let whom = whom(&piece);
-            let past_caches = whom.past_caches;
-            let mut outcome = self.read_piece(&piece, here, whom.clone(), &lists, true);
-            if let Err(e) = &outcome
-                && !is_own
-                && let Some((lists, strictly)) = self.otherwise(&piece, &lists, e)
-            {
-                outcome = self.read_piece(&piece, here, whom, &lists, strictly);
-            }
-            if let Some(server) = outcome? {
-                gave(server, piece.end.saturating_sub(piece.start));
-                // For who finds it wrong.
-                servers.gave(Given { object: self.id, part: piece, server, past_caches });
-            }
-            rest = after;
-        }
-        Ok(())
+        let known = self.known.lock().as_ref().map(|known| known.lists.clone());
+        let Some(lists) = known else {
+            // Who asks through a server was told what is gone of it by another open object.
+            return self.read_as_heard(offset, into, whom, gave);
+        };
+        in_pieces(&lists, offset, into, |piece, here| {
+            self.read_piece(&piece, here, whom(&piece), (&lists, false), gave)
+        })
     }
 
+    /// The same by what was heard some time ago. Where a piece is not to be had so, others may have got it since, and where nobody has it, it
+    /// comes as it lies there.
+    fn read_as_heard(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        whom: &dyn Fn(&Range<u64>) -> Whom,
+        gave: &mut dyn FnMut(usize, u64),
+    ) -> Result<(), StoreError> {
+        let lists = self.open.0.lists_of(self.id);
+        in_pieces(&lists, offset, into, |piece, here| {
+            let Err(e) = self.read_piece(&piece, here, whom(&piece), (&lists, false), gave) else {
+                return Ok(());
+            };
+            let now = self.heard_since(&piece, &lists, e)?;
+            in_pieces(&now, piece.start, here, |piece, here| {
+                self.read_piece(&piece, here, whom(&piece), (&now, true), gave)
+            })
+        })
+    }
+
+    /// Reads a piece from those that have it, by these lists; or else, where that is said, from others as it lies there. `gave` is told how
+    /// many bytes came from whom.
     fn read_piece(
         &self,
         piece: &Range<u64>,
         into: &mut [u8],
         mut whom: Whom,
-        lists: &Lists,
-        strictly: bool,
-    ) -> Result<Option<usize>, StoreError> {
-        lists.direct(&mut whom, piece, self.open.0.list.len(), strictly);
-        self.read(piece.start, into, whom, &mut |_| Ok(()))
+        (lists, or_what_lies_there): (&Lists, bool),
+        gave: &mut dyn FnMut(usize, u64),
+    ) -> Result<(), StoreError> {
+        let servers = &self.open.0;
+        lists.direct(&mut whom, piece, servers.list.len(), true);
+        whom.or_what_lies_there = or_what_lies_there;
+        let past_caches = whom.past_caches;
+        if let Some(server) = self.read(piece.start, into, whom, &mut |_| Ok(()))? {
+            gave(server, piece.end.saturating_sub(piece.start));
+            // For who finds it wrong.
+            servers.gave(Given { object: self.id, part: piece.clone(), server, past_caches });
+        }
+        Ok(())
     }
 
-    /// How else to read a piece that those that should have it do not give, as was heard some time ago. Where they are away, others may have
-    /// got it since. Where nobody has it, it comes as it lies there.
-    fn otherwise(&self, piece: &Range<u64>, lists: &Lists, error: &StoreError) -> Option<(Lists, bool)> {
+    /// What is gone where by now, where a piece could not be had of those that should have it, as they are away or do not have it any more.
+    fn heard_since(&self, piece: &Range<u64>, lists: &Lists, error: StoreError) -> Result<Lists, StoreError> {
         let servers = &self.open.0;
-        if lists.lacking(piece, servers.list.len()).is_empty() || servers.is_closed() {
-            return None;
+        let is_away = error.kind() == StoreErrorKind::Unreachable;
+        let is_nowhere = matches!(error.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged);
+        let is_anywhere = lists.lacking(piece, servers.list.len()).is_empty();
+        if !(is_away || is_nowhere) || is_anywhere || servers.is_closed() {
+            return Err(error);
         }
-        if error.kind() != StoreErrorKind::Unreachable {
-            return Some((lists.clone(), false));
+        let is_due = servers.is_to_be_asked(self.id, servers.limits.wait_for_better);
+        let now = if is_due { self.ask_for_holes(true, self.waits()).ok() } else { None };
+        if let Some(now) = &now {
+            servers.heard(self.id, now);
         }
-        if !servers.is_to_be_asked(self.id, servers.limits.wait_for_better) {
-            return None;
+        match now.filter(|now| !now.is_same(lists)) {
+            Some(now) => Ok(now),
+            None if is_nowhere => Ok(lists.clone()),
+            None => Err(error),
         }
-        let now = self.ask_for_holes(true, self.waits()).ok()?;
-        servers.heard(self.id, &now);
-        (!now.is_same(lists)).then_some((now, true))
     }
 
     /// Fills `into`, and returns who gave the bytes, if there were any.
@@ -618,6 +634,23 @@ impl RemoteObject {
         let why = format!("{len} bytes at {offset} are not in {}, which has {}", self.path, self.len_bytes);
         Err(StoreError::new(StoreErrorKind::Damaged, why))
     }
+}
+
+/// Fills `into` piece by piece, each as long as one server has it by these lists.
+fn in_pieces(
+    lists: &Lists,
+    offset: u64,
+    into: &mut [u8],
+    mut read: impl FnMut(Range<u64>, &mut [u8]) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let mut rest = into;
+    for piece in lists.pieces(&part(offset, rest)) {
+        let len = usize::try_from(piece.end.saturating_sub(piece.start)).unwrap_or(usize::MAX);
+        let (here, after) = rest.split_at_mut(len.min(rest.len()));
+        read(piece, here)?;
+        rest = after;
+    }
+    Ok(())
 }
 
 /// The part of an object that fills `into` from `offset`.

@@ -42,8 +42,10 @@ pub(crate) struct Whole {
 pub(crate) struct Whom {
     /// Not these.
     pub liars: BTreeSet<usize>,
-    /// Nor these, where what is asked for is gone.
+    /// Nor these, where what is asked for is gone ..
     pub without: BTreeSet<usize>,
+    /// .. unless all others say that they do not have it: then as it lies there.
+    pub or_what_lies_there: bool,
     /// One server alone, without another one where it is late ..
     pub alone: bool,
     /// .. and this one, as long as it is there.

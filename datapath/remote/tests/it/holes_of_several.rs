@@ -127,6 +127,67 @@ fn who_reads_through_another_open_object_gets_each_part_from_one_that_has_it() {
 }
 
 #[test]
+fn what_the_one_that_has_a_part_fails_to_give_does_not_come_as_it_lies_elsewhere() {
+    let (dirs, bytes) = two_stores();
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let answer_with = Arc::new(AtomicU64::new(0));
+    let code = Arc::clone(&answer_with);
+    let answer = move |asked: &str, _: usize| {
+        let code = u16::try_from(code.load(Ordering::SeqCst)).unwrap();
+        status(code).filter(|_| code > 0 && asked.contains(" /objects/"))
+    };
+    let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(answer))], limits());
+    all_up(&remote);
+    // As a server does whose store this is.
+    let impatient = remote.impatient().unwrap();
+    let open = || impatient.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
+    open().holes().unwrap();
+    let own = 610_000..630_000;
+    let mut into = vec![0; own.len()];
+    for fails in [500, 403] {
+        answer_with.store(fails, Ordering::SeqCst);
+        for way in 0..2 {
+            let outcome = match way {
+                0 => open().read_range(own.start as u64, &mut into),
+                _ => open().read_range_past_caches(own.start as u64, &mut into, None),
+            };
+            assert!(outcome.is_err(), "{fails}: {:?}", remote.status());
+        }
+        answer_with.store(0, Ordering::SeqCst);
+        all_up(&remote);
+    }
+    open().read_range(own.start as u64, &mut into).unwrap();
+    assert!(into == bytes[own.clone()]);
+    // Where it is there no more, nobody has it.
+    fs::remove_file(list_of(dirs[1].path(), &bytes)).unwrap();
+    fs::remove_file(dirs[1].path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
+    open().read_range(own.start as u64, &mut into).unwrap();
+    assert!(into.iter().all(|byte| *byte == 0));
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn where_the_one_that_had_all_has_it_no_more_each_part_comes_from_one_that_has_it() {
+    let ([one, other], bytes) = two_stores();
+    let all = tempfile::tempdir().unwrap();
+    with_versions(all.path(), OWN[0]);
+    let servers = [&all, &one, &other].map(|dir| FileServer::start(dir.path(), None));
+    // What was heard is not asked for again all the time.
+    let soon = Limits { wait_for_better: Duration::from_millis(1), ..limits() };
+    let remote = open_urls(&servers.each_ref().map(FileServer::url), soon);
+    all_up(&remote);
+    let impatient = remote.impatient().unwrap();
+    let open = || impatient.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
+    assert!(open().holes().unwrap().is_empty());
+    std::thread::sleep(Duration::from_millis(10));
+    fs::remove_file(all.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
+    let mut into = vec![0; 300_000];
+    open().read_range(400_000, &mut into).unwrap();
+    assert!(into[..150_000] == bytes[400_000..550_000] && into[200_000..] == bytes[600_000..700_000]);
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
 fn who_reads_chunks_does_not_blame_a_server_for_what_it_gave_back() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));

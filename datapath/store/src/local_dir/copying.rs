@@ -70,8 +70,7 @@ impl Inner {
         let outcome = self.own(source.id(), holes).and_then(|own| match own {
             Some(own) => {
                 let ours = |why: &str| ours_is_damaged(source.id(), why);
-                let filled =
-                    Filled::new(source, Arc::clone(holes), own).map_err(|e| ours(&e.to_string()))?;
+                let filled = Filled::new(source, Arc::clone(holes), own).map_err(|e| ours(&e.to_string()))?;
                 self.copy_to(&mut part, &filled, copied).map_err(|e| filled.blame(e, &ours, copied))
             }
             None => self.copy_to(&mut part, source, copied),

@@ -385,7 +385,8 @@ impl Object for WrongAtFirst {
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.object.read_range(offset, into)?;
         let at = (self.block * BLOCK).checked_sub(offset).map(|at| at as usize);
-        if let Some(byte) = at.and_then(|at| into.get_mut(at)).filter(|_| self.times.load(Ordering::Relaxed) > 0)
+        if let Some(byte) =
+            at.and_then(|at| into.get_mut(at)).filter(|_| self.times.load(Ordering::Relaxed) > 0)
         {
             *byte ^= 1;
         }
