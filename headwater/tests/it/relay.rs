@@ -108,8 +108,17 @@ impl Drop for Relay {
 }
 
 fn read(object: &dyn Object, bytes: &[u8], at: usize) -> Result<(), StoreError> {
-    let mut into = vec![0; 300_000];
-    let right = &bytes[at..at + into.len()];
+    read_bytes(object, bytes, at, 300_000)
+}
+
+/// Less than the shortest of the parts that versions need.
+fn read_part(object: &dyn Object, bytes: &[u8], at: u64) -> Result<(), StoreError> {
+    read_bytes(object, bytes, at as usize, 50_000)
+}
+
+fn read_bytes(object: &dyn Object, bytes: &[u8], at: usize, len: usize) -> Result<(), StoreError> {
+    let mut into = vec![0; len];
+    let right = &bytes[at..at + len];
     object.read_checked(at as u64, &mut into, &mut |got| {
         if got == right {
             return Ok(());
@@ -271,14 +280,7 @@ fn what_one_of_the_servers_behind_their_server_gave_back_is_waited_for_while_the
     for _ in 0..2 {
         other.kill();
         std::thread::scope(|scope| {
-            let reading = scope.spawn(|| {
-                let mut into = vec![0; 50_000];
-                let right = &bytes[part.start as usize..][..into.len()];
-                object.read_checked(part.start, &mut into, &mut |got| {
-                    let wrong = || StoreError::new(StoreErrorKind::Damaged, "these are not the bytes");
-                    (got == right).then_some(()).ok_or_else(wrong)
-                })
-            });
+            let reading = scope.spawn(|| read_part(&*object, &bytes, part.start));
             wait_until("it waits", || remote.status().waiting > 0);
             assert!(!reading.is_finished());
             other.revive();
@@ -295,14 +297,40 @@ fn what_one_of_the_servers_behind_their_server_gave_back_is_waited_for_while_the
     let place = |dir: &Path, kind: &str| dir.join(kind).join(&id);
     std::fs::copy(place(full.path(), "objects"), place(dirs[0].path(), "objects")).expect("room");
     std::fs::remove_file(place(dirs[0].path(), "holes")).expect("a list");
-    let mut into = vec![0; 50_000];
-    let right = &bytes[part.start as usize..][..into.len()];
-    object
-        .read_checked(part.start, &mut into, &mut |got| {
-            let wrong = || StoreError::new(StoreErrorKind::Damaged, "these are not the bytes");
-            (got == right).then_some(()).ok_or_else(wrong)
-        })
-        .expect("it is there again");
+    read_part(&*object, &bytes, part.start).expect("it is there again");
+}
+
+#[test]
+fn what_a_server_remembers_of_who_gave_what_back_is_asked_for_again_where_it_is_out_of_date() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let bytes = holed(dirs[0].path(), &[PARTS[0].clone(), PARTS[2].clone()], false);
+    holed(dirs[1].path(), &[PARTS[0].clone(), PARTS[1].clone()], false);
+    let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
+    let behind = read_from(&format!("{},{}", servers[0].url(), servers[1].url()));
+    let is_up = || behind.status().servers.iter().all(|server| server.state == ServerState::Up);
+    wait_until("both are up", is_up);
+    let relay = Relay::of(behind.clone());
+    let (remote, id) = (read_from(&relay.url), Hash::of(&bytes));
+    let open = || remote.open_object_of(id, bytes.len() as u64).expect("it is there");
+    let object = open();
+    object.holes().expect("a list");
+    for at in [PARTS[1].1.start, PARTS[2].1.start] {
+        read_part(&*object, &bytes, at).expect("each from the one that has it");
+    }
+    // Now each has what only the other one had.
+    for kind in ["objects", "holes"] {
+        let [one, other] = dirs.each_ref().map(|dir| dir.path().join(kind).join(id.to_string()));
+        let kept = one.with_extension("kept");
+        for (from, to) in [(&one, &kept), (&other, &one), (&kept, &other)] {
+            std::fs::rename(from, to).expect("it is there");
+        }
+    }
+    for at in [PARTS[2].1.start + 50_000, PARTS[1].1.start + 50_000] {
+        read_part(&*object, &bytes, at).unwrap_or_else(|e| panic!("{e}: {:?}", behind.status()));
+        read_part(&*open(), &bytes, at).expect("the same");
+    }
+    assert_eq!((remote.counters().wrong_answers, behind.counters().wrong_answers), (0, 0));
+    assert!(is_up(), "{:?}", behind.status());
 }
 
 #[test]
