@@ -533,5 +533,13 @@ mod tests {
         let says = refused(&Zeroes::new(other, 6 * MIB).without(MIB..4 * MIB));
         assert!(says.contains(": 2 MiB more are to be written"), "{says}");
         assert_eq!(fs::metadata(&part).unwrap().len(), 3 * MIB);
+
+        // What is begun anew, as that was wrong, needs all of it: a hole took none.
+        fill(4 * MIB);
+        let source = Zeroes::new(other, 6 * MIB);
+        let refused = store.publish().unwrap().copy_object(&source, &mut |_| Ok(())).unwrap_err();
+        assert!(refused.to_string().contains(": 6 MiB more are to be written"), "{refused}");
+        assert_eq!((refused.kind(), source.reads()), (StoreErrorKind::NoSpace, 3));
+        assert!(is_empty(&place.join("tmp")));
     }
 }
