@@ -2,18 +2,17 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::holes::{
-    KEPT, OWN, check_copy, common, copied, copied_version, found_wrong, give_back, list_of, listed, put_list,
-    two_stores, with_versions,
+    KEPT, OWN, check_copy, common, copied, copied_version, found_wrong, give_back, holes_of_copy, list_of,
+    listed, put_list, two_stores, with_versions,
 };
 use crate::support::{OBJECT_BYTES, all_up, before, limits, object, open, open_urls, read, status, until};
 use headwater_remote::{Limits, ServerState};
-use headwater_store::{Access, Hash, LocalDir, Object, Store, StoreErrorKind};
+use headwater_store::{Access, Hash, LocalDir, Store, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault};
 
 /// So that a server is not the one that reads prefer.
@@ -290,10 +289,7 @@ fn a_copy_goes_on_where_the_only_server_that_had_a_part_has_the_object_no_more()
     assert!(source.holes().unwrap().bytes() < right.bytes());
     fs::remove_file(list_of(dirs[0].path(), &bytes)).unwrap();
     fs::remove_file(dirs[0].path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
-    let target = LocalDir::open(to.path(), Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
-    let mut publication = target.publish().unwrap();
-    headwater_store::copy_object(publication.as_mut(), source.as_ref(), &mut |_| Ok(())).unwrap();
-    assert_eq!(*target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap(), right);
+    assert_eq!(holes_of_copy(source.as_ref(), &remote, to.path()), right);
     assert_eq!(remote.counters().wrong_answers, 0);
 }
 
@@ -370,19 +366,13 @@ fn who_asks_once_more_what_is_gone_gets_past_a_cache_that_kept_what_lay_there() 
     };
     let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(cache))], limits());
     all_up(&remote);
-    let copy = |source: &dyn Object, to: &Path| {
-        let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
-        let mut publication = target.publish().unwrap();
-        headwater_store::copy_object(publication.as_mut(), source, &mut |_| Ok(())).unwrap();
-        target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap()
-    };
     // What comes is wrong, and all of it is had of one server then: of that on which less is gone.
-    assert_eq!(*copy(object(&remote, &bytes).as_ref(), &to.path().join("first")), lists[0]);
+    assert_eq!(holes_of_copy(object(&remote, &bytes).as_ref(), &remote, &to.path().join("first")), lists[0]);
     let before = hits.load(Ordering::SeqCst);
     assert!(before > 0);
     let again = object(&remote, &bytes);
     assert_eq!(*again.holes_again().unwrap(), common(&lists));
-    assert_eq!(*copy(again.as_ref(), &to.path().join("again")), common(&lists));
+    assert_eq!(holes_of_copy(again.as_ref(), &remote, &to.path().join("again")), common(&lists));
     assert_eq!(hits.load(Ordering::SeqCst), before);
     assert_eq!(remote.counters().wrong_answers, 0);
 }
@@ -423,10 +413,7 @@ fn a_server_that_does_not_have_the_object_is_not_one_that_has_all_of_it() {
     let lacks = listed(holed.path(), &bytes);
     let source = object(&remote, &bytes);
     assert_eq!(*source.holes().unwrap(), lacks);
-    let target = LocalDir::open(to.path(), Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
-    let mut publication = target.publish().unwrap();
-    headwater_store::copy_object(publication.as_mut(), source.as_ref(), &mut |_| Ok(())).unwrap();
-    assert_eq!(*target.open_object(Hash::of(&bytes)).unwrap().holes().unwrap(), lacks);
+    assert_eq!(holes_of_copy(source.as_ref(), &remote, to.path()), lacks);
     assert_eq!(remote.counters().wrong_answers, 0);
 }
 

@@ -113,6 +113,15 @@ pub fn copied_version(version: &str, remote: &RemoteStore, bytes: &[u8], to: &Pa
     headwater_store::copy(remote, &target, &what, &needs, false, &mut |_| Ok(())).unwrap()
 }
 
+/// Copies this object alone to a store, which may be new, and returns what is gone of it there.
+pub fn holes_of_copy(source: &dyn Object, remote: &RemoteStore, to: &Path) -> Holes {
+    let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
+    let mut publication = target.publish().unwrap();
+    headwater_store::copy_object(publication.as_mut(), source, &mut |_| Ok(())).unwrap();
+    let copy = target.open_object(source.id()).unwrap();
+    Holes::clone(&copy.holes().unwrap())
+}
+
 /// Checks a copy that has these holes: its hash, and what the versions with these manifests need.
 pub fn check_copy(to: &Path, bytes: &[u8], holes: &Holes, versions: &[&[u8]]) {
     let (target, id) = (LocalDir::open(to, Access::Read).unwrap(), Hash::of(bytes));
