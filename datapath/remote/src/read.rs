@@ -6,6 +6,7 @@
 //! | has another length of it | the same | nothing |
 //! | sends wrong bytes | it is asked once more, past caches between, and of a part of an object again when it has said what of that is gone there; then not again | it is distrusted |
 //! | sends wrong bytes of a part of an object, and says that it gave its space back, or cannot say | it is asked once more; then as one that does not have it | those who read the object ask others first |
+//! | said before that this part of an object is gone there | by reads without a check it is not asked, unless all others answer that they do not have it | nothing |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
 //! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not, if it gives the file `store` past caches: else it is away | for a minute, reads of the same file ask twice only |
