@@ -14,7 +14,11 @@ use parking_lot::Mutex;
 pub enum Fault {
     /// The relay answers with this status itself; the server never hears of the request.
     Status(u16),
-    /// The same, with this code of S3.
+    /// The relay answers with status 503 and `Retry-After` of so many seconds itself; the server never hears of the request.
+    Busy(u32),
+    /// The tags in the answer's head are weak ones, as from a proxy that changes the form of bodies.
+    WeakTags,
+    /// As [`Fault::Status`], with this code of S3.
     Refusal(u16, &'static str),
     /// The relay answers with status 200 and this body itself; the server never hears of the request.
     Instead(&'static str),
@@ -214,6 +218,10 @@ impl Shared {
         match fault {
             Some(Fault::Status(status)) => return answer(&mut client, method, status, &error("Injected")),
             Some(Fault::Refusal(status, code)) => return answer(&mut client, method, status, &error(code)),
+            Some(Fault::Busy(seconds)) => {
+                let fields = format!("Retry-After: {seconds}\r\n");
+                return answer_with(&mut client, method, 503, &fields, &error("SlowDown"));
+            }
             Some(Fault::Instead(body)) => return answer(&mut client, method, 200, body),
             Some(Fault::Silence) => {
                 let _ = client.set_read_timeout(Some(Duration::from_millis(20)));
@@ -246,6 +254,9 @@ impl Shared {
             Some(Fault::CutUnnoticed) => {
                 body.truncate(body.len() / 2);
                 head = answer.head_of(None);
+            }
+            Some(Fault::WeakTags) => {
+                head = head.replace("etag: \"", "ETag: W/\"").replace("ETag: \"", "ETag: W/\"")
             }
             Some(Fault::Claim(len)) => head = answer.head_of(Some(len)),
             Some(Fault::Pages(keys)) => {
@@ -315,8 +326,14 @@ fn error(code: &str) -> String {
 
 /// Answers in the server's place.
 fn answer(client: &mut TcpStream, method: &str, status: u16, body: &str) {
+    answer_with(client, method, status, "", body);
+}
+
+/// The same with more fields in its head.
+fn answer_with(client: &mut TcpStream, method: &str, status: u16, fields: &str, body: &str) {
     let len = body.len();
-    let head = format!("HTTP/1.1 {status} Injected\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+    let head =
+        format!("HTTP/1.1 {status} Injected\r\nContent-Length: {len}\r\n{fields}Connection: close\r\n\r\n");
     let _ = client.write_all((head + if method == "HEAD" { "" } else { body }).as_bytes());
 }
 

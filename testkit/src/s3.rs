@@ -7,11 +7,15 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use hyper::service::Service;
 use hyper_util::rt::TokioIo;
+use s3s::access::S3Access;
+use s3s::dto::{CreateMultipartUploadInput, PutObjectInput};
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 /// The name of the one key that the server knows.
 pub const KEY_ID: &str = "test-key";
@@ -21,6 +25,37 @@ pub const KEY_SECRET: &str = "test-secret";
 const ROOT_VARIABLE: &str = "HEADWATER_TEST_S3_ROOT";
 const LISTEN_VARIABLE: &str = "HEADWATER_TEST_S3_LISTEN";
 const LISTENING: &str = "the S3 server listens on ";
+
+/// What a server lacks that Amazon's has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum S3Quirk {
+    /// It ignores `If-None-Match` on PUT.
+    IgnoresIfNoneMatch,
+    /// It ignores `If-Match` on PUT.
+    IgnoresIfMatch,
+    /// It answers 501 to a PUT on a condition.
+    ConditionsAre501,
+    /// It answers 400 to a PUT on a condition.
+    ConditionsAre400,
+    /// It answers 501 to an upload in parts.
+    PartsAre501,
+    /// It answers 400 to an upload in parts.
+    PartsAre400,
+}
+
+impl S3Quirk {
+    const ALL: [Self; 6] = [
+        Self::IgnoresIfNoneMatch,
+        Self::IgnoresIfMatch,
+        Self::ConditionsAre501,
+        Self::ConditionsAre400,
+        Self::PartsAre501,
+        Self::PartsAre400,
+    ];
+}
+
+/// The file in which the server finds its quirk.
+const QUIRK: &str = ".quirk";
 
 /// A server that runs as long as this lives.
 #[derive(Debug)]
@@ -86,6 +121,12 @@ impl S3Server {
         dir
     }
 
+    /// Takes a feature of the server away, in all buckets; `None` gives it back.
+    pub fn set_quirk(&self, quirk: Option<S3Quirk>) {
+        let text = quirk.map(|quirk| format!("{quirk:?}")).unwrap_or_default();
+        std::fs::write(self.dir.join(QUIRK), text).expect("a file can be written");
+    }
+
     /// Puts other bytes in place of a key's, as another client would: the server tells another tag from now on.
     pub fn replace(&self, bucket: &str, key: &str, bytes: &[u8]) {
         use base64::Engine;
@@ -125,6 +166,7 @@ async fn serve(root: &Path) {
     let files = s3s_fs::FileSystem::new(root).expect("the server's directory is there");
     let mut builder = s3s::service::S3ServiceBuilder::new(files);
     builder.set_auth(s3s::auth::SimpleAuth::from_single(KEY_ID, KEY_SECRET));
+    builder.set_access(Lacking { root: root.to_owned() });
     let service = builder.build();
     // The server looks at a condition and then writes; a real one does both at once, and so must this one.
     let conditional = Arc::new(tokio::sync::Mutex::new(()));
@@ -155,5 +197,70 @@ async fn serve(root: &Path) {
                 .serve_connection(TokioIo::new(socket), answer)
                 .await;
         });
+    }
+}
+
+/// Changes requests, or refuses them, as the server's quirk is.
+struct Lacking {
+    root: PathBuf,
+}
+
+type Checked<'a> = Pin<Box<dyn Future<Output = S3Result<()>> + Send + 'a>>;
+
+impl Lacking {
+    fn quirk(&self) -> Option<S3Quirk> {
+        let text = std::fs::read_to_string(self.root.join(QUIRK)).ok()?;
+        S3Quirk::ALL.into_iter().find(|quirk| format!("{quirk:?}") == text)
+    }
+}
+
+fn refuse(code: S3ErrorCode) -> S3Result<()> {
+    Err(S3Error::new(code))
+}
+
+// As the macro writes it that the trait is declared with.
+impl S3Access for Lacking {
+    fn put_object<'life0, 'life1, 'async_trait>(
+        &'life0 self,
+        request: &'life1 mut S3Request<PutObjectInput>,
+    ) -> Checked<'async_trait>
+    where
+        'life0: 'async_trait,
+        'life1: 'async_trait,
+        Self: 'async_trait,
+    {
+        let input = &mut request.input;
+        let is_conditional = input.if_match.is_some() || input.if_none_match.is_some();
+        let outcome = match self.quirk() {
+            Some(S3Quirk::IgnoresIfNoneMatch) => {
+                input.if_none_match = None;
+                Ok(())
+            }
+            Some(S3Quirk::IgnoresIfMatch) => {
+                input.if_match = None;
+                Ok(())
+            }
+            Some(S3Quirk::ConditionsAre501) if is_conditional => refuse(S3ErrorCode::NotImplemented),
+            Some(S3Quirk::ConditionsAre400) if is_conditional => refuse(S3ErrorCode::InvalidArgument),
+            _ => Ok(()),
+        };
+        Box::pin(std::future::ready(outcome))
+    }
+
+    fn create_multipart_upload<'life0, 'life1, 'async_trait>(
+        &'life0 self,
+        _: &'life1 mut S3Request<CreateMultipartUploadInput>,
+    ) -> Checked<'async_trait>
+    where
+        'life0: 'async_trait,
+        'life1: 'async_trait,
+        Self: 'async_trait,
+    {
+        let outcome = match self.quirk() {
+            Some(S3Quirk::PartsAre501) => refuse(S3ErrorCode::NotImplemented),
+            Some(S3Quirk::PartsAre400) => refuse(S3ErrorCode::InvalidArgument),
+            _ => Ok(()),
+        };
+        Box::pin(std::future::ready(outcome))
     }
 }

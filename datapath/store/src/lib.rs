@@ -76,6 +76,7 @@ pub mod refs;
 pub mod s3;
 pub mod store;
 pub mod waiting;
+pub mod while_busy;
 
 mod copied;
 
@@ -100,3 +101,4 @@ pub use store::{
     Publication, Removed, Store, TRACE_MAX_BYTES, Traffic,
 };
 pub use waiting::{ReadFor, Waiting};
+pub use while_busy::WhileBusy;

@@ -99,6 +99,10 @@ impl<S: Store + Clone> Store for PatientStore<S> {
         Some(Arc::new(self.below.clone()))
     }
 
+    fn hasty(&self) -> Option<Arc<dyn Store>> {
+        self.below.hasty().or_else(|| self.impatient())
+    }
+
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         self.below.images()
     }

@@ -60,6 +60,12 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// The same store for those whose clients wait as well, and no longer than a server that is busy may ask for: as
+    /// [`Store::impatient`], and nothing waits for such a server, either. `None` where nothing of this one does.
+    fn hasty(&self) -> Option<Arc<dyn Store>> {
+        self.impatient()
+    }
+
     /// All images, by name. One list of versions that cannot be read fails it: this is for those who must know every version.
     fn images(&self) -> Result<Vec<Image>, StoreError>;
 

@@ -141,7 +141,7 @@ impl StoreServer {
         let address = listener.local_addr().map_err(failed)?;
         let limits = options.limits;
         // Who asks has other servers, or asks again, and may be gone long before a store that is waited for is back.
-        let store = store.impatient().unwrap_or(store);
+        let store = store.hasty().unwrap_or(store);
         let answers = Arc::new(Answers::new(store, tokens, tls.is_some(), &limits));
         Ok(Self { listener, address, tls, answers, limits })
     }

@@ -3,7 +3,10 @@
 //! A request that fails in a way that may pass (no connection, no answer in time, a cut answer, a status of 500 and
 //! above, 429) is sent again, up to [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times, with pauses that double from
 //! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412), or has no room
-//! for (507, and what says so by its code), is not.
+//! for (507, and what says so by its code), is not. Neither is what the server does not know (501).
+//!
+//! An answer of 503 or 429 with `Retry-After` is no failed attempt: the request is sent again after that time, for as long as
+//! [`WhileBusy`] says.
 
 use std::future::Future;
 use std::pin::pin;
@@ -32,6 +35,7 @@ use crate::s3::keys::KeySource;
 use crate::s3::listing::Connector;
 use crate::s3::part::Parts;
 use crate::s3::{Keys, S3Options, S3Url};
+use crate::while_busy::WhileBusy;
 
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -50,8 +54,23 @@ const LISTED_PAGES_MAX: u32 = 10_000;
 pub(super) enum Operation {
     Read,
     Write,
+    /// On a condition.
+    WriteIf,
+    /// In parts.
+    WriteParts,
     Remove,
     List,
+}
+
+impl Operation {
+    /// The feature that it needs, if not all servers have that.
+    pub(super) fn feature(self) -> Option<&'static str> {
+        match self {
+            Self::WriteIf => Some("conditional writes (If-None-Match and If-Match on PUT)"),
+            Self::WriteParts => Some("uploads in parts (multipart uploads)"),
+            Self::Read | Self::Write | Self::Remove | Self::List => None,
+        }
+    }
 }
 
 /// What became of a request that can fail in ways that callers deal with.
@@ -114,6 +133,7 @@ pub(super) struct Bucket {
     timeout: Duration,
     attempts: u32,
     pause: Duration,
+    while_busy: WhileBusy,
     runtime: &'static Runtime,
     /// Whether reads of objects end, shared by all clones.
     closed: Arc<watch::Sender<bool>>,
@@ -163,6 +183,7 @@ impl Bucket {
             timeout: options.timeout.unwrap_or(url.timeout),
             attempts: options.attempts.max(1),
             pause: options.pause,
+            while_busy: options.while_busy.clone(),
             runtime: io_threads()?,
             closed: Arc::new(watch::Sender::new(false)),
             parts: Arc::default(),
@@ -171,7 +192,13 @@ impl Bucket {
 
     /// The same for marks, whose writes and reads do not take as long as others may.
     pub(super) fn prompt(&self) -> Self {
-        Self { timeout: self.timeout.min(PROMPT_MAX), ..self.clone() }
+        let while_busy = self.while_busy.at_most(PROMPT_MAX);
+        Self { timeout: self.timeout.min(PROMPT_MAX), while_busy, ..self.clone() }
+    }
+
+    /// The same for those whose clients wait as well: requests do not wait for a server that is busy.
+    pub(super) fn hasty(&self) -> Self {
+        Self { while_busy: WhileBusy::not_at_all(), ..self.clone() }
     }
 
     /// How long an attempt may take. A removal that is under way when others take us for dead could take what they need by then.
@@ -228,6 +255,24 @@ impl Bucket {
         self.runtime.spawn(work).abort_handle()
     }
 
+    /// How long to wait for a server that is busy, as it is asked to. `None`: no longer.
+    fn busy_pause(
+        &self,
+        operation: Operation,
+        failure: &Failure,
+        asked: Duration,
+        since: Instant,
+    ) -> Option<Duration> {
+        let Failure::Busy(busy) = failure else { return None };
+        let while_busy = match operation {
+            // As an attempt at it, it must be over before a mark is stale.
+            Operation::Remove => self.while_busy.at_most(PROMPT_MAX),
+            _ => self.while_busy.clone(),
+        };
+        let pause = busy.wait.max(asked);
+        while_busy.goes_on(since.elapsed().saturating_add(pause)).then_some(pause)
+    }
+
     /// Sends a request until it succeeds, is refused, or has been sent often enough. An error comes with what the attempts may
     /// have done.
     async fn attempt<T, F>(
@@ -244,7 +289,9 @@ impl Bucket {
         let mut pause = self.pause;
         let mut doubt = Doubt::default();
         let timeout = self.timeout(operation);
-        for attempt in 1.. {
+        let (started, mut attempt) = (Instant::now(), 0);
+        loop {
+            attempt += 1;
             let request = call(self.s3.clone(), path.clone());
             let mut asked = self.key_source.as_ref();
             let sent = async {
@@ -267,8 +314,21 @@ impl Bucket {
                 Failure::Conflict => return Err((Refusal::Conflict, doubt)),
                 _ => {}
             }
+            if let Some(pause_busy) = self.busy_pause(operation, &failure, pause, started) {
+                let why = format!("{}: {failure}", self.url);
+                if self.while_busy.wait_later(pause_busy, &why).await {
+                    pause = pause.saturating_mul(2).min(PAUSE_MAX);
+                    doubt.failed_before += 1;
+                    attempt -= 1;
+                    continue;
+                }
+                let error = StoreError::new(StoreErrorKind::Io, format!("stopped while waiting for {why}"));
+                return Err((Refusal::Failed(error), doubt));
+            }
+            // It was waited for long enough.
+            let is_over = matches!(failure, Failure::Busy(_)) && self.while_busy.goes_on(Duration::ZERO);
             doubt.unanswered |= matches!(failure, Failure::Broken(_));
-            if attempt >= self.attempts || !failure.may_pass() {
+            if is_over || attempt >= self.attempts || !failure.may_pass() {
                 let error = failure.describe(operation, &self.shown(&key), &self.url, attempt);
                 return Err((Refusal::Failed(error), doubt));
             }
@@ -277,8 +337,6 @@ impl Bucket {
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(PAUSE_MAX);
         }
-        let never = StoreError::new(StoreErrorKind::Io, "no attempt was made");
-        Err((Refusal::Failed(never), doubt))
     }
 
     /// An error where "there is no such key" is not an answer.
@@ -309,7 +367,7 @@ impl Bucket {
             let noticed = Arc::clone(&noticed);
             async move {
                 let found = s3.get(&path).await?;
-                let tag = found.meta.e_tag.clone().unwrap_or_default();
+                let tag = strong(found.meta.e_tag.clone().unwrap_or_default());
                 let len_bytes = found.meta.size;
                 if len_bytes > max_bytes {
                     noticed.store(true, Ordering::Relaxed);
@@ -411,6 +469,12 @@ impl Bucket {
         }
     }
 
+    /// As [`Bucket::put`], without a look at what is there where attempts failed.
+    pub(super) fn put_once(&self, key: &str, bytes: &Bytes, condition: Condition) -> Result<String, Refusal> {
+        let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition);
+        self.wait(work)?.map_err(|(refusal, _)| refusal)
+    }
+
     /// As [`Bucket::put`], on the threads that wait for S3, and with what attempts that failed may have done.
     pub(super) async fn put_later(
         self,
@@ -418,7 +482,9 @@ impl Bucket {
         bytes: Bytes,
         condition: Condition,
     ) -> Result<String, (Refusal, Doubt)> {
-        self.attempt(Operation::Write, key, move |s3, path| {
+        let operation =
+            if matches!(condition, Condition::Any) { Operation::Write } else { Operation::WriteIf };
+        self.attempt(operation, key, move |s3, path| {
             let payload = PutPayload::from_bytes(bytes.clone());
             let mode = match &condition {
                 Condition::Any => PutMode::Overwrite,
@@ -430,7 +496,7 @@ impl Bucket {
             async move {
                 let options = PutOptions { mode, ..PutOptions::default() };
                 let written = s3.put_opts(&path, payload, options).await?;
-                Ok(written.e_tag.unwrap_or_default())
+                Ok(strong(written.e_tag.unwrap_or_default()))
             }
         })
         .await
@@ -520,11 +586,11 @@ impl Bucket {
 
     /// Starts a key that is sent in parts; it appears when it is complete.
     pub(super) fn begin_parts(&self, key: &str) -> Result<String, StoreError> {
-        let work = self.clone().attempt(Operation::Write, key.to_owned(), |s3, path| async move {
+        let work = self.clone().attempt(Operation::WriteParts, key.to_owned(), |s3, path| async move {
             s3.create_multipart(&path).await
         });
         let outcome = self.wait(work)?;
-        outcome.map_err(|(refusal, _)| self.must(Operation::Write, key, refusal))
+        outcome.map_err(|(refusal, _)| self.must(Operation::WriteParts, key, refusal))
     }
 
     /// Sends some parts at the same time: their numbers from 0, and their bytes.
@@ -538,11 +604,11 @@ impl Bucket {
         let outcome = self.wait(async move {
             let sending = parts.into_iter().map(|(number, bytes)| {
                 let (upload, bytes) = (upload.clone(), bytes);
-                let sent = bucket.clone().attempt(Operation::Write, key.clone(), move |s3, path| {
+                let sent = bucket.clone().attempt(Operation::WriteParts, key.clone(), move |s3, path| {
                     let (upload, payload) = (upload.clone(), PutPayload::from_bytes(bytes.clone()));
                     async move { s3.put_part(&path, &upload, number, payload).await }
                 });
-                async move { sent.await.map(|part| (number, part.content_id)) }
+                async move { sent.await.map(|part| (number, strong(part.content_id))) }
             });
             futures_util::future::join_all(sending).await
         })?;
@@ -555,7 +621,7 @@ impl Bucket {
         let parts: Vec<PartId> =
             parts.iter().map(|content_id| PartId { content_id: content_id.clone() }).collect();
         let upload = upload.to_owned();
-        let work = self.clone().attempt(Operation::Write, key.to_owned(), move |s3, path| {
+        let work = self.clone().attempt(Operation::WriteParts, key.to_owned(), move |s3, path| {
             let (upload, parts) = (upload.clone(), parts.clone());
             async move { s3.complete_multipart(&path, &upload, parts).await }
         });
@@ -574,6 +640,11 @@ impl Bucket {
             Err((refusal, _)) => Err(self.must(Operation::Remove, key, refusal)),
         }
     }
+}
+
+/// A tag as conditions take it. A proxy that changes the form of a body makes the server's tag a weak one, which matches nothing.
+fn strong(tag: String) -> String {
+    tag.strip_prefix("W/").map_or(tag.clone(), str::to_owned)
 }
 
 /// The bytes of an answer, which must be so many.

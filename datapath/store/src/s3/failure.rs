@@ -8,6 +8,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::S3Url;
 use crate::s3::bucket::Operation;
+use crate::s3::busy::Busy;
 use crate::s3::listing::NoListing;
 
 /// The longest piece of a server's own words in a message, in bytes.
@@ -30,6 +31,8 @@ pub(super) enum Failure {
     Full(String),
     /// An answer with another status: the status, and what the server said.
     Status(u16, String),
+    /// The server has too much to do, and says after how long to ask again.
+    Busy(Busy),
     /// An answer that is not all of a listing: what it is instead.
     NoListing(String),
     /// No connection, so that the server never heard of it: what happened.
@@ -48,6 +51,9 @@ impl std::fmt::Display for Failure {
             Self::Denied(said) => write!(f, "the server refuses it ({said})"),
             Self::Full(said) => write!(f, "the server has no room for it ({said})"),
             Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
+            Self::Busy(busy) => {
+                write!(f, "the server is busy: it answered {} ({})", busy.status, said(&busy.to_string()))
+            }
             Self::NoListing(what) | Self::Unconnected(what) | Self::Broken(what) => f.write_str(what),
         }
     }
@@ -65,8 +71,11 @@ impl Failure {
 
     pub(super) fn of(error: &Error) -> Self {
         let told = innermost(error);
-        if let Some(no_listing) = no_listing(error) {
+        if let Some(no_listing) = cause::<NoListing>(error) {
             return Self::NoListing(shorten(&no_listing.to_string()));
+        }
+        if let Some(busy) = cause::<Busy>(error) {
+            return Self::Busy(busy.clone());
         }
         if lacks_parts(&told) {
             return Self::Absent;
@@ -100,8 +109,11 @@ impl Failure {
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) | Self::Full(_) => false,
-            Self::Status(status, _) => *status >= 500 || *status == 429 || *status == 408,
-            Self::NoKeys(_) | Self::NoListing(_) | Self::Unconnected(_) | Self::Broken(_) => true,
+            // 501: the server does not know the request, now or later.
+            Self::Status(status, _) => *status >= 500 && *status != 501 || *status == 429 || *status == 408,
+            Self::Busy(_) | Self::NoKeys(_) | Self::NoListing(_) | Self::Unconnected(_) | Self::Broken(_) => {
+                true
+            }
         }
     }
 
@@ -115,7 +127,7 @@ impl Failure {
         let server = url.endpoint.as_deref().unwrap_or("Amazon S3");
         let verb = match operation {
             Operation::Read => "read",
-            Operation::Write => "write",
+            Operation::Write | Operation::WriteIf | Operation::WriteParts => "write",
             Operation::Remove => "remove",
             Operation::List => "list",
         };
@@ -140,7 +152,7 @@ impl Failure {
     fn advice(&self, operation: Operation, server: &str, url: &S3Url) -> String {
         let permission = match operation {
             Operation::Read => "s3:GetObject",
-            Operation::Write => "s3:PutObject",
+            Operation::Write | Operation::WriteIf | Operation::WriteParts => "s3:PutObject",
             Operation::Remove => "s3:DeleteObject",
             Operation::List => "s3:ListBucket",
         };
@@ -160,6 +172,15 @@ impl Failure {
                 ". Raise the quota of the bucket '{bucket}', or give space back ('headwater image remove' removes a \
                  version, where there is room to note that)"
             ),
+            Self::Status(400 | 405 | 501, _) if let Some(feature) = operation.feature() => format!(
+                ". If the endpoint and the region of {url} are right, this server does not know {feature}, which writing \
+                 to a store needs: use another server; what is there can be read all the same"
+            ),
+            Self::Status(501, _) => format!(
+                ". This server does not know the request, which a store needs: use another server, or correct the \
+                 endpoint of {url}"
+            ),
+            Self::Busy(_) => ". Try again later".to_owned(),
             Self::Status(status, _) if *status >= 500 || *status == 429 => {
                 ". The server has trouble: try again later".to_owned()
             }
@@ -226,7 +247,8 @@ fn is_unconnected(error: &Error) -> bool {
     false
 }
 
-fn no_listing(error: &Error) -> Option<&NoListing> {
+/// The cause of this type, if there is one.
+fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
         if let Some(found) = cause.downcast_ref() {

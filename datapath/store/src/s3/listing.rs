@@ -13,6 +13,7 @@ use object_store::client::{
 };
 
 use crate::s3::body::read_up_to;
+use crate::s3::busy::Busy;
 
 /// The longest answer that is not an object: a page of a listing has a thousand keys of at most a kilobyte.
 const ANSWER_MAX_BYTES: usize = 16 << 20;
@@ -48,6 +49,11 @@ impl Looking {
         }
         let (head, body) = answer.into_parts();
         let body = read_up_to(body.bytes_stream(), ANSWER_MAX_BYTES).await?.ok_or_else(too_long)?;
+        let retry_after = head.headers.get("retry-after").and_then(|value| value.to_str().ok());
+        if let Some(busy) = Busy::of(head.status.as_u16(), retry_after, &body) {
+            // `object_store` keeps no headers of an error.
+            return Err(HttpError::new(HttpErrorKind::Unknown, busy));
+        }
         if is_success && is_listing {
             look_at(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
         }

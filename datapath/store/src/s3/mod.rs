@@ -7,7 +7,7 @@
 //!                      objects/HASH     immutable, and always whole
 //!                      holed/HASH.LIST  immutable: the object HASH but for its holes; see `holed`
 //!                      traces/HASH
-//!                      locks/, pins/    who uses what: see `mark`
+//!                      locks/, pins/    who uses what: see `mark`; and for a moment the key of a `probe`
 //!                      holds/           who needs what also while it is off: see `crate::hold`
 //!                      tmp/HASH.upload, tmp/HASH.LIST.upload
 //!                                       how far a copy that was interrupted is
@@ -27,6 +27,7 @@
 
 mod body;
 mod bucket;
+mod busy;
 mod failure;
 mod holds;
 mod holed;
@@ -35,6 +36,7 @@ mod listing;
 mod mark;
 mod object;
 mod part;
+mod probe;
 mod publication;
 mod reclaim;
 mod turns;
@@ -64,6 +66,7 @@ use crate::s3::turns::Turns;
 use crate::store::{
     Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
 };
+use crate::while_busy::WhileBusy;
 
 pub use crate::s3::mark::STALE_AFTER;
 pub use crate::s3::url::{REQUEST_ATTEMPTS, REQUEST_PAUSE, REQUEST_TIMEOUT, S3Url};
@@ -113,6 +116,8 @@ pub struct S3Options {
     pub pause: Duration,
     /// How long a mark counts that is not renewed.
     pub stale_after: Duration,
+    /// How long a request waits for a server that says that it is busy.
+    pub while_busy: WhileBusy,
 }
 
 impl S3Options {
@@ -127,6 +132,7 @@ impl S3Options {
             attempts: REQUEST_ATTEMPTS,
             pause: REQUEST_PAUSE,
             stale_after: STALE_AFTER,
+            while_busy: WhileBusy::default(),
         }
     }
 }
@@ -143,7 +149,7 @@ struct Inner {
     marks: Marks,
     chunk_bytes: u32,
     is_writable: bool,
-    /// Whether the bucket was seen to hold a store of this chunk size.
+    /// Whether the bucket was seen to hold a store of this chunk size, on a server that keeps conditions if the store is writable.
     is_seen: AtomicBool,
     spool_dir: PathBuf,
     turns: Arc<Turns>,
@@ -153,8 +159,18 @@ impl S3Store {
     /// Opens, and for writing makes, the store at `url`. The bucket must exist.
     pub fn open(url: &S3Url, access: Access, options: &S3Options) -> Result<Self, StoreError> {
         let bucket = Bucket::new(url, options)?;
+        let marks = Marks::new(bucket.clone(), &options.owner, options.stale_after);
+        let mut is_seen = true;
         let chunk_bytes = match (settings(&bucket)?, access) {
-            (Some(chunk_bytes), _) => chunk_bytes,
+            (Some(chunk_bytes), Access::Read) => chunk_bytes,
+            (Some(chunk_bytes), Access::Write { .. } | Access::Copy { .. }) => {
+                match probe::must_keep_conditions(&bucket, &marks.unique()) {
+                    // Nothing can be written now. The first write after that asks again.
+                    Err(e) if e.kind() == StoreErrorKind::NoSpace => is_seen = false,
+                    kept => kept?,
+                }
+                chunk_bytes
+            }
             (None, Access::Read) => {
                 return Err(StoreError::new(
                     StoreErrorKind::NotFound,
@@ -162,11 +178,11 @@ impl S3Store {
                 ));
             }
             (None, Access::Write { new_chunk_bytes } | Access::Copy { new_chunk_bytes }) => {
-                make(&bucket, new_chunk_bytes)?
+                make(&bucket, &marks, new_chunk_bytes)?
             }
         };
-        let inner = Inner::new(bucket, access, options, chunk_bytes);
-        inner.is_seen.store(true, Ordering::Release);
+        let inner = Inner::new(bucket, marks, access, options, chunk_bytes);
+        inner.is_seen.store(is_seen, Ordering::Release);
         if matches!(access, Access::Write { .. }) {
             inner.clean_up_after_others()?;
         }
@@ -181,7 +197,9 @@ impl S3Store {
         options: &S3Options,
         chunk_bytes: u32,
     ) -> Result<Self, StoreError> {
-        let inner = Inner::new(Bucket::new(url, options)?, access, options, chunk_bytes);
+        let bucket = Bucket::new(url, options)?;
+        let marks = Marks::new(bucket.clone(), &options.owner, options.stale_after);
+        let inner = Inner::new(bucket, marks, access, options, chunk_bytes);
         Ok(Self { inner: Arc::new(inner) })
     }
 }
@@ -202,10 +220,11 @@ fn is_of_a_mark(entry: &Entry) -> bool {
 }
 
 /// Writes the file that says what this is, unless somebody else does at the same time.
-fn make(bucket: &Bucket, chunk_bytes: u32) -> Result<u32, StoreError> {
+fn make(bucket: &Bucket, marks: &Marks, chunk_bytes: u32) -> Result<u32, StoreError> {
     let bytes = Bytes::from(settings_bytes(chunk_bytes)?);
     // A making that was interrupted leaves nothing: this is its only key. What else is there is of others, whatever its name.
-    let there = bucket.list("")?;
+    let mut there = bucket.list("")?;
+    there.retain(|entry| !probe::is_of_a_probe(&entry.name));
     if let Some(other) = there.first() {
         // Unless somebody has made the store since it was looked for.
         if let Some(chunk_bytes) = settings(bucket)? {
@@ -221,6 +240,7 @@ fn make(bucket: &Bucket, chunk_bytes: u32) -> Result<u32, StoreError> {
             ),
         ));
     }
+    probe::must_keep_conditions(bucket, &marks.unique())?;
     match bucket.put("store", &bytes, &Condition::Absent) {
         Ok(_) => Ok(chunk_bytes),
         Err(Refusal::Failed(e)) => Err(e),
@@ -246,9 +266,9 @@ fn trace_key(manifest: Hash) -> String {
 }
 
 impl Inner {
-    fn new(bucket: Bucket, access: Access, options: &S3Options, chunk_bytes: u32) -> Self {
+    fn new(bucket: Bucket, marks: Marks, access: Access, options: &S3Options, chunk_bytes: u32) -> Self {
         Self {
-            marks: Marks::new(bucket.clone(), &options.owner, options.stale_after),
+            marks,
             bucket,
             chunk_bytes,
             is_writable: access != Access::Read,
@@ -268,6 +288,7 @@ impl Inner {
         }
         // What was known of it may be old, and versions of another chunk size would not be read.
         if settings(&self.bucket)? == Some(self.chunk_bytes) {
+            probe::must_keep_conditions(&self.bucket, &self.marks.unique())?;
             self.is_seen.store(true, Ordering::Release);
             return Ok(());
         }
@@ -426,6 +447,18 @@ impl Store for S3Store {
 
     fn patient(&self) -> Option<Arc<dyn Store>> {
         Some(Arc::new(PatientStore::new(self.clone())))
+    }
+
+    fn hasty(&self) -> Option<Arc<dyn Store>> {
+        let inner = Inner {
+            bucket: self.inner.bucket.hasty(),
+            marks: self.inner.marks.clone(),
+            is_seen: AtomicBool::new(self.inner.is_seen.load(Ordering::Acquire)),
+            spool_dir: self.inner.spool_dir.clone(),
+            turns: Arc::clone(&self.inner.turns),
+            ..*self.inner
+        };
+        Some(Arc::new(Self { inner: Arc::new(inner) }))
     }
 
     fn shown(&self) -> String {

@@ -3,6 +3,7 @@
 
 mod changes;
 mod faults;
+mod features;
 pub mod holed;
 mod uploads;
 

@@ -1,0 +1,52 @@
+//! Answers of a server that is busy and says when to ask again: status 503 or 429 with `Retry-After`.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The longest wait that a server gets before it is asked again.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// The wait if `Retry-After` is a date, which is not read: clocks differ.
+const WAIT_FOR_A_DATE: Duration = Duration::from_millis(500);
+
+/// Such an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Busy {
+    pub(super) status: u16,
+    /// After how long to ask again.
+    pub(super) wait: Duration,
+    /// The body.
+    pub(super) body: String,
+}
+
+impl Busy {
+    /// Of an answer with this status and this header.
+    pub(super) fn of(status: u16, retry_after: Option<&str>, body: &[u8]) -> Option<Self> {
+        let retry_after = retry_after.filter(|_| matches!(status, 429 | 503))?;
+        let wait = retry_after.trim().parse().map_or(WAIT_FOR_A_DATE, Duration::from_secs);
+        Some(Self { status, wait: wait.min(WAIT_MAX), body: String::from_utf8_lossy(body).into_owned() })
+    }
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "status code: {}: {}", self.status, self.body)
+    }
+}
+
+impl std::error::Error for Busy {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_answer_that_says_when_to_ask_again_is_busy() {
+        let wait_ms =
+            |status, retry_after| Busy::of(status, retry_after, b"").map(|busy| busy.wait.as_millis());
+        assert_eq!(wait_ms(503, Some("2")), Some(2000));
+        assert_eq!(wait_ms(429, Some(" 0 ")), Some(0));
+        assert_eq!(wait_ms(503, Some("86400")), Some(30_000));
+        assert_eq!(wait_ms(503, Some("Mon, 23 Nov 2026 03:00:00 GMT")), Some(500));
+        assert_eq!((wait_ms(503, None), wait_ms(500, Some("2"))), (None, None));
+    }
+}
