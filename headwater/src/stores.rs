@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use headwater_remote::{Options, RemoteStore, ServerUrl};
-use headwater_store::{Access, LocalDir, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind};
+use headwater_store::{
+    Access, LocalDir, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind, WhileBusy,
+};
 
 /// What servers need to be shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -62,18 +64,30 @@ impl NamedServers {
     }
 }
 
-/// Opens a store by its name.
+/// Opens a store by its name. A server that says that it is busy is waited for, for 30 seconds.
 pub fn open(name: &str, access: Access, credentials: &Credentials) -> Result<Arc<dyn Store>, StoreError> {
+    open_waiting(name, access, credentials, WhileBusy::default())
+}
+
+/// The same, with how long servers are waited for that say that they are busy: now, and by what is done with the store.
+pub fn open_waiting(
+    name: &str,
+    access: Access,
+    credentials: &Credentials,
+    while_busy: WhileBusy,
+) -> Result<Arc<dyn Store>, StoreError> {
     if S3Url::is_meant(name) {
         let url: S3Url = name.parse()?;
-        return Ok(Arc::new(S3Store::open(&url, access, &S3Options::new(owner()))?));
+        let options = S3Options { while_busy, ..S3Options::new(owner()) };
+        return Ok(Arc::new(S3Store::open(&url, access, &options)?));
     }
     if is_server(name) {
         if access != Access::Read {
             let message = format!("{name} is a server, which can only be read: name a directory or s3://..");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
-        return Ok(Arc::new(RemoteStore::open(servers(name, credentials)?)?));
+        let options = Options { while_busy, ..servers(name, credentials)? };
+        return Ok(Arc::new(RemoteStore::open(options)?));
     }
     if let Some((scheme, _)) = name.split_once("://") {
         let message = format!(

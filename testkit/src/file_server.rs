@@ -46,6 +46,15 @@ pub enum HttpFault {
     Redirect(String),
     /// It answers with this status.
     Status(u16),
+    /// It answers each request with a number that can be divided by `each` with this status and this `Retry-After`.
+    Busy {
+        /// One in so many requests.
+        each: u64,
+        /// 503 or 429.
+        status: u16,
+        /// Seconds.
+        retry_after: u64,
+    },
     /// It sends everything when asked for a part.
     NoRanges,
     /// What it sends is not HTTP.
@@ -297,7 +306,7 @@ fn converse(serving: &Serving, stream: impl Read + Write) -> std::io::Result<()>
         if serving.stopped.load(Ordering::Acquire) {
             return Ok(());
         }
-        serving.requests.fetch_add(1, Ordering::AcqRel);
+        let number = serving.requests.fetch_add(1, Ordering::AcqRel) + 1;
         let is_object = asked.path.starts_with("/objects/");
         if is_object {
             serving.object_requests.fetch_add(1, Ordering::AcqRel);
@@ -307,6 +316,14 @@ fn converse(serving: &Serving, stream: impl Read + Write) -> std::io::Result<()>
         } else {
             HttpFault::None
         };
+        if let HttpFault::Busy { each, status, retry_after } = fault
+            && number.is_multiple_of(each)
+        {
+            let head =
+                format!("HTTP/1.1 {status} x\r\nRetry-After: {retry_after}\r\nContent-Length: 0\r\n\r\n");
+            stream.get_mut().write_all(head.as_bytes())?;
+            continue;
+        }
         if !answer(serving, stream.get_mut(), &asked, &fault)? {
             return Ok(());
         }

@@ -312,7 +312,9 @@ mod tests {
     fn who_is_to_be_asked_last_is_a_second_one_only_where_the_first_is_stuck() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"];
         let urls = urls.map(|url| url.parse().unwrap()).to_vec();
-        let servers = Servers::new(urls, None, None, crate::Limits::default()).unwrap();
+        let servers =
+            Servers::new(urls, None, None, (crate::Limits::default(), headwater_store::WhileBusy::default()))
+                .unwrap();
         servers.state.lock().records.iter_mut().for_each(|record| record.health = Health::Up);
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
         let whom = Whom { last: vec![1, 0], past_caches: true, ..Whom::default() };
@@ -321,6 +323,7 @@ mod tests {
             wanted,
             object: None,
             patient: true,
+            waits_while_busy: false,
             optional: false,
             hasty: false,
             whom,
@@ -349,6 +352,7 @@ mod tests {
             wanted,
             object: None,
             patient: true,
+            waits_while_busy: false,
             optional: false,
             hasty: false,
             whom: Whom::default(),
@@ -358,7 +362,13 @@ mod tests {
             let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let address = listener.local_addr().unwrap();
             let url = format!("{scheme}://{address}").parse().unwrap();
-            let servers = Servers::new(vec![url], Some(&ca_file), None, limits).unwrap();
+            let servers = Servers::new(
+                vec![url],
+                Some(&ca_file),
+                None,
+                (limits, headwater_store::WhileBusy::default()),
+            )
+            .unwrap();
             servers.list[0].knows(vec![address]);
             let mut running = Vec::new();
             add(&servers, &ask, 0, false, false, &mut running).unwrap();

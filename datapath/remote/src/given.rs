@@ -100,7 +100,8 @@ mod tests {
     fn three_servers() -> std::sync::Arc<Servers> {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"];
         let urls = urls.map(|url| url.parse().unwrap()).to_vec();
-        Servers::new(urls, None, None, crate::Limits::default()).unwrap()
+        Servers::new(urls, None, None, (crate::Limits::default(), headwater_store::WhileBusy::default()))
+            .unwrap()
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub(crate) struct Head {
     /// The body has a form that nobody asked for: chunked, compressed.
     pub encoded: bool,
     pub location: Option<String>,
+    /// It says when to ask again, ..
+    pub says_when: bool,
+    /// .. after so long. A date is not read.
     pub retry_after_s: Option<u64>,
 }
 
@@ -86,7 +89,7 @@ fn field(head: &mut Head, name: &str, value: &str) -> Result<(), &'static str> {
     } else if is("location") {
         head.location = Some(value.chars().take(200).collect());
     } else if is("retry-after") {
-        head.retry_after_s = value.parse().ok();
+        (head.says_when, head.retry_after_s) = (true, value.parse().ok());
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use headwater_store::StoreError;
 
 use crate::servers::Servers;
-use crate::transfer::Fault;
+use crate::transfer::{Busy, Fault};
 
 /// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
 const BUSY_DOUBLINGS_MAX: u32 = 3;
@@ -89,6 +89,12 @@ impl Servers {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
         matches!(health, Some(Health::Distrusted { until }) if *until > Instant::now())
+    }
+
+    /// Whether it is there, has too much to do, and said when to ask again.
+    pub(crate) fn is_busy(&self, index: usize) -> bool {
+        let state = self.state.lock();
+        state.records.get(index).is_some_and(|record| record.is_busy_now())
     }
 
     /// Whether it broke off just now, and may be there all the same.
@@ -169,7 +175,7 @@ impl Servers {
         record.failures += 1;
         if !was_up && !is_probe {
             // Reads that were under way together fail together, which is one failure: the others put no probe off.
-            if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(..)) =
+            if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(_)) =
                 (&mut record.health, fault)
             {
                 *is_gone = true;
@@ -178,9 +184,10 @@ impl Servers {
         }
         let (pause, busy_for) = (self.pause_after(record.strikes), self.busy_for(record.strikes));
         record.strikes = record.strikes.saturating_add(1);
+        record.is_busy = matches!(fault, Fault::Busy(Busy { says_when: true, .. }));
         match fault {
             Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
-            Fault::Busy(wait, _) => {
+            Fault::Busy(Busy { wait, .. }) => {
                 record.why = Some(fault.to_string());
                 record.health = Health::Down { probe_at: now + busy_for.max(*wait), is_gone: true };
             }
@@ -267,7 +274,9 @@ mod tests {
     #[test]
     fn a_server_that_is_busy_for_no_time_is_asked_more_and_more_rarely() {
         let url = "http://127.0.0.1:1".parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
+        let servers =
+            Servers::new(vec![url], None, None, (Limits::default(), headwater_store::WhileBusy::default()))
+                .unwrap();
         let pauses = [0, 1, 2, 3, 4, 1000].map(|times| servers.busy_for(times).as_millis());
         assert_eq!(pauses, [100, 200, 400, 800, 800, 800]);
     }
@@ -275,7 +284,9 @@ mod tests {
     #[test]
     fn a_server_that_refuses_what_one_read_asks_for_is_soon_probed() {
         let url = "http://127.0.0.1:1".parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
+        let servers =
+            Servers::new(vec![url], None, None, (Limits::default(), headwater_store::WhileBusy::default()))
+                .unwrap();
         servers.is_back(0, Duration::ZERO);
         servers.failed(0, "objects/1", &Fault::Odd("status 403".into()));
         let probe_at = |servers: &Servers| match servers.state.lock().records[0].health {
@@ -292,7 +303,9 @@ mod tests {
     #[test]
     fn reads_that_fail_together_are_one_failure() {
         let url = "http://127.0.0.1:1".parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
+        let servers =
+            Servers::new(vec![url], None, None, (Limits::default(), headwater_store::WhileBusy::default()))
+                .unwrap();
         let probe_at = || match servers.state.lock().records[0].health {
             Health::Down { probe_at, .. } | Health::Aside { probe_at, .. } => probe_at,
             _ => panic!("it is up: {:?}", servers.status()),

@@ -33,7 +33,7 @@ use crate::attempt::{Attempt, attempt};
 use crate::lists::Lists;
 use crate::read::{Answer, Ask, PROBE_WAITS};
 use crate::servers::Servers;
-use crate::transfer::{Fault, Wanted};
+use crate::transfer::{Busy, Fault, Wanted};
 use crate::whole::Whom;
 
 /// Who does not wait asks one that has failed so often no more.
@@ -58,6 +58,8 @@ pub(crate) struct Question<'a> {
     /// Whether who asks has clients that wait for it; see [`Ask`].
     pub hasty: bool,
     pub whom: &'a Whom,
+    /// Whether who asks waits for servers that are busy.
+    pub waits_while_busy: bool,
     /// For the how manyeth time each server would have to give all of it.
     pub reading: &'a (dyn Fn(usize) -> Option<u32> + Sync),
 }
@@ -74,7 +76,7 @@ enum Known {
     /// It has no list that can be used here, and is not asked again.
     Never(StoreError),
     /// It failed so often, lastly with this, and may be asked again then.
-    Failed { why: StoreError, times: u32, again_at: Option<Instant> },
+    Failed { why: StoreError, times: u32, again_at: Option<Instant>, is_busy: bool },
 }
 
 impl Known {
@@ -92,6 +94,11 @@ impl Known {
     /// Whether what came is damaged.
     fn is_wrong(&self) -> bool {
         matches!(self, Self::Never(why) if why.kind() == StoreErrorKind::Damaged)
+    }
+
+    /// Whether it is there, and said when to ask again.
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Failed { is_busy: true, .. })
     }
 
     fn again_at(&self) -> Option<Instant> {
@@ -148,7 +155,8 @@ pub(crate) fn is_gone_there(
         return true;
     }
     let whom = Whom { past_caches: true, ..Whom::default() };
-    let question = Question { id, len_bytes, hasty: !ask.patient, whom: &whom, reading: &|_| None };
+    let (hasty, waits_while_busy) = (!ask.patient, ask.waits_while_busy);
+    let question = Question { id, len_bytes, hasty, waits_while_busy, whom: &whom, reading: &|_| None };
     match ask_for_list(servers, &question, server, 0) {
         Known::Said(holes) => {
             let is_gone = holes.overlap(part);
@@ -272,7 +280,8 @@ impl Asking<'_> {
         let mut open = self.open();
         match waits {
             Waits::No => return None,
-            Waits::Soon => return self.probed_until(now).filter(|_| !is_heard),
+            Waits::Soon if is_heard => return None,
+            Waits::Soon => return self.busy_until(now).or_else(|| self.probed_until(now)),
             // Each is waited for once.
             Waits::ForBetter if is_heard => open.retain(|server| !self.servers.is_without_lists(*server)),
             Waits::ForBetter => {}
@@ -295,6 +304,22 @@ impl Asking<'_> {
             open.iter().filter_map(|server| self.of(*server).again_at()).filter(|at| *at > now).min();
         // What else changes wakes it.
         Some([until, again_at].into_iter().flatten().min().unwrap_or(now + WAIT_MAX))
+    }
+
+    /// Until when to wait for one that is busy, and that nobody is to hear of before.
+    fn busy_until(&self, now: Instant) -> Option<Instant> {
+        let is_busy = |server: &usize| self.of(*server).is_busy() || self.servers.is_busy(*server);
+        let busy: Vec<usize> = self.open().into_iter().filter(is_busy).collect();
+        let while_busy = &self.servers.while_busy;
+        let longest = while_busy.until(self.began);
+        let is_over =
+            busy.is_empty() || !self.question.waits_while_busy || longest.is_some_and(|at| now >= at);
+        if is_over || !while_busy.tell(&self.servers.status().reasons()) {
+            return None;
+        }
+        let again_at =
+            busy.iter().filter_map(|server| self.of(*server).again_at()).filter(|at| *at > now).min();
+        [longest, again_at, Some(now + WAIT_MAX)].into_iter().flatten().min()
     }
 
     /// Until when to wait for one that failed just now, and may be there all the same.
@@ -363,7 +388,16 @@ fn fetch(
 ) -> Result<(Answer, (Duration, Duration)), Option<Fault>> {
     let whom = Whom { alone: true, reading: (question.reading)(server), ..Whom::default() };
     let hasty = question.hasty;
-    let ask = Ask { path, wanted, object: None, patient: false, optional: true, hasty, whom };
+    let ask = Ask {
+        path,
+        wanted,
+        object: None,
+        patient: false,
+        waits_while_busy: false,
+        optional: true,
+        hasty,
+        whom,
+    };
     let past_caches = vec![past_caches; servers.list.len()];
     let mut token_renewed = false;
     loop {
@@ -434,7 +468,9 @@ fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, tim
 /// What it means that a server gives no answer that says anything. `None`: the store was closed.
 fn failed(servers: &Servers, path: &str, (server, times): (usize, u32), fault: Option<Fault>) -> Known {
     let (kind, pause) = match &fault {
-        Some(Fault::Busy(wait, _)) => (StoreErrorKind::Unreachable, Some(servers.busy_for(times).max(*wait))),
+        Some(Fault::Busy(Busy { wait, .. })) => {
+            (StoreErrorKind::Unreachable, Some(servers.busy_for(times).max(*wait)))
+        }
         Some(Fault::Gone(_) | Fault::Stale) => (StoreErrorKind::Unreachable, None),
         _ => (StoreErrorKind::Io, Some(servers.pause_after(times))),
     };
@@ -448,7 +484,9 @@ fn failed(servers: &Servers, path: &str, (server, times): (usize, u32), fault: O
             no_list(servers, path, server, kind, fault)
         }
     };
-    Known::Failed { why, times: times.saturating_add(1), again_at: pause.map(|pause| Instant::now() + pause) }
+    let is_busy = matches!(fault, Some(Fault::Busy(Busy { says_when: true, .. })));
+    let again_at = pause.map(|pause| Instant::now() + pause);
+    Known::Failed { why, times: times.saturating_add(1), again_at, is_busy }
 }
 
 fn no_list(

@@ -27,8 +27,10 @@
 //!
 //! # Limits
 //! - [`SERVERS_MAX`] servers; a connection for each read under way, [`Limits::idle_connections`] kept idle.
-//! - Opening, and looking up images, does not wait for servers: it fails and says why each one did. An answer to it has 15 s,
-//!   and one more for each 16 KiB that have come.
+//! - Opening, and looking up images, does not wait for servers that are gone: it fails and says why each one did. An answer to it
+//!   has 15 s, and one more for each 16 KiB that have come.
+//! - Opening, looking up and impatient reads wait for servers that answer 503 or 429 with `Retry-After`, for as long as
+//!   [`Options::while_busy`] says: 30 s each, unless something else is chosen.
 //! - A body is at most as long as what was asked for; a head has at most 16 KiB.
 //!
 //! # Errors

@@ -278,7 +278,13 @@ mod tests {
     #[test]
     fn what_was_heard_is_remembered_until_something_else_is() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
-        let servers = Servers::new(urls.to_vec(), None, None, crate::Limits::default()).unwrap();
+        let servers = Servers::new(
+            urls.to_vec(),
+            None,
+            None,
+            (crate::Limits::default(), headwater_store::WhileBusy::default()),
+        )
+        .unwrap();
         let object = |number: usize| Hash::of(&number.to_le_bytes());
         servers.heard(object(0), &lists(&[&[1], &[2]]));
         servers.heard_of(object(0), 0, holes(&[7]));
@@ -296,7 +302,13 @@ mod tests {
     #[test]
     fn what_one_server_says_makes_nothing_newer_that_others_said() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
-        let servers = Servers::new(urls.to_vec(), None, None, crate::Limits::default()).unwrap();
+        let servers = Servers::new(
+            urls.to_vec(),
+            None,
+            None,
+            (crate::Limits::default(), headwater_store::WhileBusy::default()),
+        )
+        .unwrap();
         let (object, half_a_minute) = (Hash::of(b"1"), Duration::from_secs(30));
         let said = |server| servers.said(object, server, half_a_minute);
         servers.heard(object, &lists(&[&[1], &[2]]));

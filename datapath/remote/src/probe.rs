@@ -130,7 +130,7 @@ pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<
             .and_then(|transfer| finish(servers, transfer));
         match &outcome {
             // The next address of the name.
-            Err(Fault::Gone(_) | Fault::Broke(_) | Fault::Busy(..)) => server.next_address(),
+            Err(Fault::Gone(_) | Fault::Broke(_) | Fault::Busy(_)) => server.next_address(),
             _ => break,
         }
     }
@@ -246,7 +246,8 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let url = format!("http://{address}").parse().unwrap();
         let limits = crate::Limits { idle: Duration::ZERO, ..crate::Limits::default() };
-        let servers = Servers::new(vec![url], None, None, limits).unwrap();
+        let servers =
+            Servers::new(vec![url], None, None, (limits, headwater_store::WhileBusy::default())).unwrap();
         servers.list[0].knows(vec![address]);
         servers.keep(0, servers.list[0].connect().unwrap());
         let (mut end, _) = listener.accept().unwrap();
@@ -271,7 +272,13 @@ mod tests {
             stream.write_all(&[head.as_bytes(), MAGIC, &[0; 8]].concat()).unwrap();
         });
         let url = format!("http://127.0.0.1:{}", address.port()).parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, crate::Limits::default()).unwrap();
+        let servers = Servers::new(
+            vec![url],
+            None,
+            None,
+            (crate::Limits::default(), headwater_store::WhileBusy::default()),
+        )
+        .unwrap();
         servers.list[0].knows(vec![address]);
         probe(&servers, 0);
         assert!(matches!(servers.state.lock().records[0].health, Health::Up), "{:?}", servers.status());

@@ -12,6 +12,7 @@
 //! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not, if it gives the file `store` past caches: else it is away | for a minute, reads of the same file ask twice only |
 //! | refuses the token | it is asked once more, with what is in the token's file now; then as above | it is put aside |
 //! | is gone, is busy, does not reach what it reads from (502, 504) | it is asked again when it is back | it is down |
+//! | is busy, and says when to ask again | reads that do not wait for servers wait for it, within a limit | it is down |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
 
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use headwater_store::{Check, Hash, StoreError, StoreErrorKind, Waiting};
 use crate::attempt::{Attempt, attempt};
 use crate::holes::is_gone_there;
 use crate::probe;
-use crate::servers::{Resting, Servers};
-use crate::transfer::{Fault, Wanted};
+use crate::servers::{Resting, Servers, WAIT_MAX};
+use crate::transfer::{Busy, Fault, Wanted};
 use crate::whole::Whom;
 
 /// A server that breaks off or answers oddly so often in one read, and for as long as is waited for better bytes, has none.
@@ -42,6 +43,8 @@ pub(crate) struct Ask<'a> {
     pub object: Option<Hash>,
     /// Whether to wait for a server when none is left.
     pub patient: bool,
+    /// Whether to wait for servers that are busy, for as long as [`Servers::while_busy`] says, where it is not patient.
+    pub waits_while_busy: bool,
     /// Whether a good server may not have this, and may then answer in ways of its own.
     pub optional: bool,
     /// Whether who waits for it has clients that wait, too, and no longer than it would wait.
@@ -96,6 +99,8 @@ struct Tried {
     token_renewed: bool,
     /// It was busy, and wants to be asked again then.
     busy_until: Option<Instant>,
+    /// It said so itself.
+    says_when: bool,
     /// How often it was.
     busy_times: u32,
 }
@@ -147,6 +152,11 @@ impl Tried {
         again_at.filter(|at| *at > now && !self.is_judged())
     }
 
+    /// Whether it can be asked only later, as it is busy and said so.
+    fn is_busy(&self, now: Instant) -> bool {
+        self.says_when && self.busy_until.is_some_and(|at| at > now)
+    }
+
     /// Whether it fails with what is asked for although it is there.
     fn is_there(&self) -> bool {
         self.breaks.as_ref().is_some_and(|breaks| breaks.count > 1)
@@ -162,7 +172,8 @@ impl Tried {
             }
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
             Fault::Broke(_) | Fault::Odd(_) | Fault::Refused(_) => self.broke(servers, ask, server, fault),
-            Fault::Busy(wait, _) => {
+            Fault::Busy(Busy { wait, says_when, .. }) => {
+                self.says_when = says_when;
                 // What it reads from may have been away, which may be why it broke off.
                 self.breaks = None;
                 // One that says "at once" again and again is asked more rarely.
@@ -263,6 +274,8 @@ struct Reading {
     probed_until: Option<Instant>,
     better_until: Option<Instant>,
     waiting_since: Option<Instant>,
+    /// Since when it waits only for servers that are busy.
+    busy_since: Option<Instant>,
     /// Who does not have it may be asked again.
     has_waited: bool,
 }
@@ -290,6 +303,7 @@ impl Reading {
             probed_until: None,
             better_until: None,
             waiting_since: None,
+            busy_since: None,
             has_waited: false,
         }
     }
@@ -350,6 +364,10 @@ impl Reading {
             return Ok(None);
         }
         if !ask.patient {
+            if let Some(until) = self.busy_until(servers, ask, now)? {
+                self.waiting_since.get_or_insert_with(Instant::now);
+                return Ok(Some(Some(until)));
+            }
             // Whether it is there tells what cannot be had at all from what can be had later.
             let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
             if servers.wait_for_probe(excluded, *self.probed_until.get_or_insert(now + longest)) {
@@ -372,6 +390,32 @@ impl Reading {
         self.waiting_since.get_or_insert_with(Instant::now);
         self.has_waited = true;
         Ok(Some(self.wait_until(servers, ask)))
+    }
+
+    /// Until when a read that does not wait for servers that are gone waits for those that are busy.
+    fn busy_until(
+        &mut self,
+        servers: &Servers,
+        ask: &Ask<'_>,
+        now: Instant,
+    ) -> Result<Option<Instant>, StoreError> {
+        let is_busy = |(server, tried): (usize, &Tried)| {
+            !tried.is_judged() && (tried.is_busy(now) || servers.is_busy(server))
+        };
+        if !ask.waits_while_busy || !self.tried.iter().enumerate().any(is_busy) {
+            return Ok(None);
+        }
+        let longest = servers.while_busy.until(*self.busy_since.get_or_insert(now));
+        if longest.is_some_and(|at| now >= at) {
+            return Ok(None);
+        }
+        let why = servers.status().reasons();
+        if !servers.while_busy.tell(&why) {
+            let message = format!("stopped while waiting for {}: {why}", ask.path);
+            return Err(StoreError::new(StoreErrorKind::Io, message));
+        }
+        let again_at = self.tried.iter().filter_map(|tried| tried.paused_until(now)).min();
+        Ok([longest, again_at, Some(now + WAIT_MAX)].into_iter().flatten().min())
     }
 
     /// Whether those that were left out, as what is asked for is gone there, are asked for it now: all others have answered that they do not

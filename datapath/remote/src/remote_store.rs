@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use headwater_store::{
     Check, Hash, Holes, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed,
-    Store, StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting, chunk_bytes_of,
+    Store, StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting, WhileBusy, chunk_bytes_of,
 };
 use parking_lot::Mutex;
 
@@ -18,7 +18,7 @@ use crate::limits::Limits;
 use crate::lists::Lists;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
-use crate::servers::Servers;
+use crate::servers::{Servers, WAIT_MAX};
 use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
 use crate::url::ServerUrl;
@@ -42,12 +42,15 @@ pub struct Options {
     pub token_file: Option<PathBuf>,
     /// Times and amounts.
     pub limits: Limits,
+    /// How long opening, looking up and impatient reads wait for servers that are there, and say that they are busy.
+    pub while_busy: WhileBusy,
 }
 
 impl Options {
     /// These servers, the system's authorities, no token.
     pub fn new(servers: Vec<ServerUrl>) -> Self {
-        Self { servers, ca_file: None, token_file: None, limits: Limits::default() }
+        let (limits, while_busy) = (Limits::default(), WhileBusy::default());
+        Self { servers, ca_file: None, token_file: None, limits, while_busy }
     }
 }
 
@@ -59,6 +62,8 @@ pub struct RemoteStore {
     chunk_bytes: u32,
     /// Whether reads of objects wait while no server is there.
     patient: bool,
+    /// Whether all else waits for servers that are busy.
+    waits_while_busy: bool,
 }
 
 /// Ends the probing thread, and reads that wait.
@@ -74,22 +79,23 @@ impl RemoteStore {
     /// Finds out which servers are there; one is enough. Fails, with what each one answered, when there is none.
     pub fn open(options: Options) -> Result<Self, StoreError> {
         let open = Open::start(options)?;
-        open.0.wait_for_first()?;
+        open.0.wait_for_first(true)?;
         let mut chunk_bytes = 0;
-        open.whole("store", SETTINGS_MAX_BYTES, &mut |bytes| {
+        let store = Self { open, chunk_bytes, patient: true, waits_while_busy: true };
+        store.whole("store", SETTINGS_MAX_BYTES, &mut |bytes| {
             chunk_bytes = chunk_bytes_of("at this server", bytes)?;
             Ok(())
         })?;
-        Ok(Self { open, chunk_bytes, patient: true })
+        Ok(Self { chunk_bytes, ..store })
     }
 
     /// The same where the chunk size is known, whether or not a server is there: reads of objects wait until one is.
     pub fn open_unseen(options: Options, chunk_bytes: u32) -> Result<Self, StoreError> {
         let open = Open::start(options)?;
-        if let Err(e) = open.0.wait_for_first() {
+        if let Err(e) = open.0.wait_for_first(false) {
             tracing::debug!(error = %e, "a store is opened without servers");
         }
-        Ok(Self { open, chunk_bytes, patient: true })
+        Ok(Self { open, chunk_bytes, patient: true, waits_while_busy: true })
     }
 
     /// Which servers are used, and why others are not.
@@ -111,8 +117,8 @@ impl RemoteStore {
 impl Open {
     /// Begins to look for the servers.
     fn start(options: Options) -> Result<Arc<Self>, StoreError> {
-        let Options { servers, ca_file, token_file, limits } = options;
-        let servers = Servers::new(servers, ca_file.as_deref(), token_file, limits)?;
+        let Options { servers, ca_file, token_file, limits, while_busy } = options;
+        let servers = Servers::new(servers, ca_file.as_deref(), token_file, (limits, while_busy))?;
         let probing = Arc::clone(&servers);
         std::thread::Builder::new()
             .name("probe".into())
@@ -120,38 +126,46 @@ impl Open {
             .map_err(|e| StoreError::from_os("cannot start a thread that looks for servers", e))?;
         Ok(Arc::new(Self(servers)))
     }
-
-    fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
-        let ask = Ask {
-            path,
-            wanted: Wanted::Whole { max_bytes },
-            object: None,
-            patient: false,
-            optional: false,
-            hasty: false,
-            whom: Whom::default(),
-        };
-        read(&self.0, &ask, check).map(|answer| answer.body)
-    }
-
-    /// What a good server may not have, such as a list of its images.
-    fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
-        let ask = Ask {
-            path,
-            wanted: Wanted::Whole { max_bytes },
-            object: None,
-            patient: false,
-            optional: true,
-            hasty: false,
-            whom: Whom::default(),
-        };
-        read(&self.0, &ask, check).map(|answer| answer.body)
-    }
 }
 
 impl Servers {
-    /// Waits until a server is there, or all have been tried once.
-    fn wait_for_first(&self) -> Result<(), StoreError> {
+    /// Waits until a server is there, or all have been tried once; then also, where that is wanted, for servers that are busy.
+    fn wait_for_first(&self, while_busy: bool) -> Result<(), StoreError> {
+        let began = Instant::now();
+        loop {
+            if let Ok(()) = self.wait_for_first_answer() {
+                return Ok(());
+            }
+            let why = self.status().reasons();
+            let is_over = self.while_busy.until(began).is_some_and(|at| Instant::now() >= at);
+            if !while_busy
+                || is_over
+                || self.is_closed()
+                || !self.is_any_busy()
+                || !self.while_busy.tell(&why)
+            {
+                // Reads wait for all of these, also for those that answer wrongly.
+                return Err(StoreError::new(
+                    StoreErrorKind::Unreachable,
+                    format!("none of the servers can be used: {why}{}", self.try_again()),
+                ));
+            }
+            self.wait(Some(Instant::now() + WAIT_MAX));
+        }
+    }
+
+    /// Whether somebody is there, and busy.
+    fn is_any_busy(&self) -> bool {
+        self.state.lock().records.iter().any(|record| record.is_busy_now())
+    }
+
+    /// Advice for a request that no server answers, as the end of a message.
+    fn try_again(&self) -> &'static str {
+        if self.is_any_busy() { " (try again later)" } else { "" }
+    }
+
+    /// Waits until a server is there, or all have been tried once: then it fails.
+    fn wait_for_first_answer(&self) -> Result<(), ()> {
         let mut state = self.state.lock();
         loop {
             let there = |record: &crate::servers::Record| matches!(record.health, crate::health::Health::Up);
@@ -159,16 +173,10 @@ impl Servers {
                 return Ok(());
             }
             if state.records.iter().all(|record| record.probes > 0) {
-                break;
+                return Err(());
             }
             self.changed.wait_until(&mut state, Instant::now() + std::time::Duration::from_millis(200));
         }
-        drop(state);
-        // Reads wait for all of these, also for those that answer wrongly.
-        Err(StoreError::new(
-            StoreErrorKind::Unreachable,
-            format!("none of the servers can be used: {}", self.status().reasons()),
-        ))
     }
 }
 
@@ -190,6 +198,35 @@ fn trace_is_whole(bytes: &[u8]) -> bool {
 }
 
 impl RemoteStore {
+    fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
+        let ask = Ask {
+            path,
+            wanted: Wanted::Whole { max_bytes },
+            object: None,
+            patient: false,
+            waits_while_busy: self.waits_while_busy,
+            optional: false,
+            hasty: false,
+            whom: Whom::default(),
+        };
+        read(&self.open.0, &ask, check).map(|answer| answer.body)
+    }
+
+    /// What a good server may not have, such as a list of its images.
+    fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
+        let ask = Ask {
+            path,
+            wanted: Wanted::Whole { max_bytes },
+            object: None,
+            patient: false,
+            waits_while_busy: self.waits_while_busy,
+            optional: true,
+            hasty: false,
+            whom: Whom::default(),
+        };
+        read(&self.open.0, &ask, check).map(|answer| answer.body)
+    }
+
     fn read_only(&self, what: &str) -> StoreError {
         let place = self.shown();
         let why =
@@ -202,8 +239,16 @@ impl RemoteStore {
         let (path, past_caches) = (format!("objects/{id}"), whom.past_caches);
         // Any part of it says how long the whole is.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let ask =
-            Ask { path: &path, wanted, object: None, patient: false, optional: false, hasty: false, whom };
+        let ask = Ask {
+            path: &path,
+            wanted,
+            object: None,
+            patient: false,
+            waits_while_busy: self.waits_while_busy,
+            optional: false,
+            hasty: false,
+            whom,
+        };
         let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
         self.open.0.gave(Given { object: id, part: 0..1, server: answer.server, past_caches });
         let len_bytes = answer.total.ok_or_else(|| {
@@ -220,6 +265,7 @@ impl RemoteStore {
             path: format!("objects/{id}"),
             len_bytes,
             patient: self.patient,
+            waits_while_busy: self.waits_while_busy,
             past_caches,
             whole: Mutex::default(),
             known: Mutex::default(),
@@ -228,7 +274,7 @@ impl RemoteStore {
 
     fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
         let mut names = BTreeSet::new();
-        let listed = self.open.optional("images/", NAMES_MAX_BYTES, &mut |bytes| {
+        let listed = self.optional("images/", NAMES_MAX_BYTES, &mut |bytes| {
             names = listed_names(bytes)
                 .ok_or_else(|| StoreError::new(StoreErrorKind::Invalid, "it gives no list of images"))?;
             Ok(())
@@ -245,6 +291,9 @@ impl RemoteStore {
             StoreErrorKind::NotFound | StoreErrorKind::Invalid => format!(
                 "these servers do not list their images (a plain web server cannot): name the image. {error}"
             ),
+            StoreErrorKind::Unreachable if self.open.0.is_any_busy() => {
+                format!("cannot list images: {error}{}", self.open.0.try_again())
+            }
             StoreErrorKind::Unreachable if !is_up => format!(
                 "cannot list images: no server answers: {} (start one, or see that this host reaches it, and try \
                  again)",
@@ -304,6 +353,11 @@ impl Store for RemoteStore {
         self.patient.then(|| -> Arc<dyn Store> { Arc::new(Self { patient: false, ..self.clone() }) })
     }
 
+    fn hasty(&self) -> Option<Arc<dyn Store>> {
+        let hasty = || Self { patient: false, waits_while_busy: false, ..self.clone() };
+        (self.patient || self.waits_while_busy).then(|| -> Arc<dyn Store> { Arc::new(hasty()) })
+    }
+
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         let names = self.image_names()?;
         let images = names.iter().map(|name| self.image(name));
@@ -324,7 +378,7 @@ impl Store for RemoteStore {
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
         let mut image = None;
-        let read = self.open.whole(&format!("images/{name}"), LIST_MAX_BYTES, &mut |bytes| {
+        let read = self.whole(&format!("images/{name}"), LIST_MAX_BYTES, &mut |bytes| {
             image = Some(Image::decode(name, bytes)?);
             Ok(())
         });
@@ -332,16 +386,19 @@ impl Store for RemoteStore {
             Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
             Err(e) if e.kind() == StoreErrorKind::Unreachable => Err(StoreError::new(
                 e.kind(),
-                format!(
-                    "cannot look image '{name}' up: {e} (start a server, or see that this host reaches it, and try again)"
-                ),
+                match self.open.0.try_again() {
+                    "" => format!(
+                        "cannot look image '{name}' up: {e} (start a server, or see that this host reaches it, and try again)"
+                    ),
+                    later => format!("cannot look image '{name}' up: {e}{later}"),
+                },
             )),
             read => read.map(|_| image),
         }
     }
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
-        self.open.whole(&format!("manifests/{id}"), MANIFEST_MAX_BYTES, &mut |bytes| {
+        self.whole(&format!("manifests/{id}"), MANIFEST_MAX_BYTES, &mut |bytes| {
             if Hash::of(bytes) == id {
                 return Ok(());
             }
@@ -371,7 +428,7 @@ impl Store for RemoteStore {
             }
             Err(StoreError::new(StoreErrorKind::Damaged, "its checksum does not match"))
         };
-        match self.open.optional(&format!("traces/{manifest}"), TRACE_MAX_BYTES, check) {
+        match self.optional(&format!("traces/{manifest}"), TRACE_MAX_BYTES, check) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
@@ -450,6 +507,8 @@ struct RemoteObject {
     path: String,
     len_bytes: u64,
     patient: bool,
+    /// Whether reads that are not patient wait for servers that are busy.
+    waits_while_busy: bool,
     /// Who opened it found it wrong: what is gone of it is asked for past caches.
     past_caches: bool,
     /// Of what is read without a check; never locked across I/O.
@@ -570,7 +629,16 @@ impl RemoteObject {
     fn ask(&self, offset: u64, len: u64, whom: Whom) -> Ask<'_> {
         let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
         let object = Some(self.id);
-        Ask { path: &self.path, wanted, object, patient: self.patient, optional: false, hasty: false, whom }
+        Ask {
+            path: &self.path,
+            wanted,
+            object,
+            patient: self.patient,
+            waits_while_busy: self.waits_while_busy,
+            optional: false,
+            hasty: false,
+            whom,
+        }
     }
 
     /// Whom to ask for a part that is checked when it came.
@@ -597,7 +665,12 @@ impl RemoteObject {
         waits: Waits,
     ) -> Result<Lists, StoreError> {
         let (id, len_bytes, hasty) = (self.id, self.len_bytes, !self.patient);
-        ask_for_holes(&self.open.0, &Question { id, len_bytes, hasty, whom, reading }, waits)
+        let waits_while_busy = self.waits_while_busy;
+        ask_for_holes(
+            &self.open.0,
+            &Question { id, len_bytes, hasty, waits_while_busy, whom, reading },
+            waits,
+        )
     }
 
     fn waits(&self) -> Waits {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_block::small_file;
-use headwater_store::{Hash, StoreError, StoreErrorKind};
+use headwater_store::{Hash, StoreError, StoreErrorKind, WhileBusy};
 use parking_lot::{Condvar, Mutex};
 use rustls::pki_types::ServerName;
 
@@ -35,7 +35,7 @@ pub const SERVERS_MAX: usize = 16;
 const TOKEN_FILE_MAX_BYTES: u64 = 64 << 10;
 
 /// A read that waits looks at the servers again after so long at the latest.
-const WAIT_MAX: Duration = Duration::from_millis(500);
+pub(crate) const WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// What changes about a server.
 #[derive(Debug)]
@@ -51,11 +51,20 @@ pub(crate) struct Record {
     pub strikes: u32,
     /// It was waited for in vain for a list of holes.
     pub is_without_lists: bool,
+    /// Its last failure was that it is busy, and said when to ask again.
+    pub is_busy: bool,
     pub probing: bool,
     pub probes: u64,
     pub answers: u64,
     pub bytes: u64,
     pub failures: u64,
+}
+
+impl Record {
+    /// Whether it is down only as it is busy.
+    pub(crate) fn is_busy_now(&self) -> bool {
+        self.is_busy && matches!(self.health, Health::Down { .. })
+    }
 }
 
 #[derive(Debug)]
@@ -81,6 +90,8 @@ pub(crate) struct State {
 pub(crate) struct Servers {
     pub list: Vec<Server>,
     pub limits: Limits,
+    /// How long those wait for servers that are busy that do not wait for those that are gone.
+    pub while_busy: WhileBusy,
     pub counting: Counting,
     pub state: Mutex<State>,
     pub changed: Condvar,
@@ -109,7 +120,7 @@ impl Servers {
         urls: Vec<ServerUrl>,
         ca_file: Option<&Path>,
         token_file: Option<PathBuf>,
-        limits: Limits,
+        (limits, while_busy): (Limits, WhileBusy),
     ) -> Result<Arc<Self>, StoreError> {
         let invalid = |why: String| StoreError::new(StoreErrorKind::Invalid, why);
         if urls.is_empty() || urls.len() > SERVERS_MAX {
@@ -143,6 +154,7 @@ impl Servers {
             in_flight: 0,
             strikes: 0,
             is_without_lists: false,
+            is_busy: false,
             probing: false,
             probes: 0,
             answers: 0,
@@ -153,6 +165,7 @@ impl Servers {
         let servers = Arc::new(Self {
             list,
             limits,
+            while_busy,
             counting: Counting::default(),
             state: Mutex::new(State {
                 records,

@@ -47,8 +47,8 @@ pub(crate) enum Fault {
     Gone(String),
     /// It began an answer and broke off, or failed with what was asked for: perhaps later, perhaps never with this.
     Broke(String),
-    /// It has too much to do, or does not reach what it reads from; with the status that says so.
-    Busy(Duration, u16),
+    /// It has too much to do, or does not reach what it reads from.
+    Busy(Busy),
     /// It answers something else than what was asked for: not soon again.
     Odd(String),
     /// It does not take the token, or wants one.
@@ -61,14 +61,26 @@ pub(crate) enum Fault {
     Stale,
 }
 
+/// An answer of a server that is there, and can do nothing now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Busy {
+    /// After how long to ask again.
+    pub wait: Duration,
+    pub status: u16,
+    /// Whether it has too much to do, and said itself when to ask again: such a server is waited for.
+    pub says_when: bool,
+}
+
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Gone(why) | Self::Broke(why) | Self::Odd(why) | Self::Refused(why) | Self::Wrong(why) => {
                 why
             }
-            Self::Busy(_, 502 | 504) => "it does not reach the server that it stands before",
-            Self::Busy(..) => "it is too busy",
+            Self::Busy(Busy { status: 502 | 504, .. }) => {
+                "it does not reach the server that it stands before"
+            }
+            Self::Busy(_) => "it is too busy",
             Self::Missing => "it does not have this",
             Self::Stale => "it closed the connection",
         })
@@ -330,7 +342,9 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
         416 => return Err(Fault::Wrong("it has less of this than there is".into())),
         429 | 502..=504 => {
             let wait = head.retry_after_s.map_or(BUSY, Duration::from_secs);
-            return Err(Fault::Busy(wait.clamp(BUSY_MIN, BUSY_MAX), head.status));
+            let says_when = head.says_when && matches!(head.status, 429 | 503);
+            let wait = wait.clamp(BUSY_MIN, BUSY_MAX);
+            return Err(Fault::Busy(Busy { wait, status: head.status, says_when }));
         }
         status @ 500.. => return Err(Fault::Broke(format!("it answers with status {status}"))),
         status => return odd(format!("it answers with status {status}")),
@@ -419,13 +433,17 @@ mod tests {
         assert_eq!(verdict("HTTP/1.1 404 x\r\n\r\n", RANGE), Err(Fault::Missing));
         assert!(matches!(verdict("HTTP/1.1 401 x\r\n\r\n", RANGE), Err(Fault::Refused(_))));
         let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
-        assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2), 503)));
+        let wait = Duration::from_secs(2);
+        assert_eq!(busy, Err(Fault::Busy(Busy { wait, status: 503, says_when: true })));
         let origin = verdict("HTTP/1.1 502 x\r\n\r\n", RANGE);
-        assert_eq!(origin, Err(Fault::Busy(BUSY, 502)));
+        assert_eq!(origin, Err(Fault::Busy(Busy { wait: BUSY, status: 502, says_when: false })));
+        let silent = verdict("HTTP/1.1 503 x\r\n\r\n", RANGE);
+        assert_eq!(silent, Err(Fault::Busy(Busy { wait: BUSY, status: 503, says_when: false })));
         // At once is not at once, and a day is not waited for; a date is not read.
         for (after, wait_ms) in [("0", 100), ("86400", 30_000), ("Mon, 23 Nov 2026 03:00:00 GMT", 500)] {
             let busy = verdict(&format!("HTTP/1.1 503 x\r\nRetry-After: {after}\r\n\r\n"), RANGE);
-            assert_eq!(busy, Err(Fault::Busy(Duration::from_millis(wait_ms), 503)), "{after}");
+            let wait = Duration::from_millis(wait_ms);
+            assert_eq!(busy, Err(Fault::Busy(Busy { wait, status: 503, says_when: true })), "{after}");
         }
         assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Broke(_))));
     }

@@ -19,6 +19,7 @@ use headwater_service::backend::{
 };
 use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
+    WhileBusy,
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -271,7 +272,7 @@ impl Images for StoredImages {
         let (VerifyRequest { repair_from, rate_bytes_s }, servers) = (request.clone(), self.servers.clone());
         self.blocking("verify an image", move || {
             // First, so that a name that is wrong is told before hours of reading.
-            let opened = repair_from.iter().map(|name| sources::open_store(name, &servers));
+            let opened = repair_from.iter().map(|name| sources::open_store(name, &servers, WhileBusy::default()));
             let sources = verification::not_waited_for(opened.collect::<Result<Vec<_>, _>>()?);
             verify(&*store, version, (&Round::new(rate_bytes_s), &sources), &job)
         })

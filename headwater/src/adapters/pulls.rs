@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use headwater_api::{ChannelMove, ProblemKind, Progress, PullReport, PulledImage};
 use headwater_service::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
-use headwater_store::{Copied, CopiedImage, CopyProgress, ImageReference, Store, StoreError};
+use headwater_store::{Copied, CopiedImage, CopyProgress, ImageReference, Store, StoreError, WhileBusy};
 
 use crate::adapters::images::{parse, store_failed, told_channel, told_pointer};
 use crate::adapters::sources;
@@ -32,13 +32,23 @@ pub fn pull(
 ) -> Result<PullOutcome, BackendError> {
     let references = order.images.iter().map(parse).collect::<Result<Vec<ImageReference>, _>>()?;
     job.report_doing("reading the lists of versions".to_owned());
-    let source = sources::open_store(&order.source, servers)?;
+    let ended = |e: BackendError| match job.is_cancelled() {
+        true => BackendError::new(ProblemKind::Cancelled, e.to_string()),
+        false => e,
+    };
+    let source = sources::open_store(&order.source, servers, while_busy(order, job)).map_err(ended)?;
     must_be_another(&*source, target)?;
     let named = (!references.is_empty()).then_some(references.as_slice());
     let outcome = watched(&*source, job, || copy(&*source, target, named, job, told));
-    outcome.map_err(|e| match job.is_cancelled() {
-        true => BackendError::new(ProblemKind::Cancelled, e.to_string()),
-        false => store_failed(e),
+    outcome.map_err(|e| ended(store_failed(e)))
+}
+
+/// A pull waits for busy servers as long as it takes, and says so.
+fn while_busy(order: &PullOrder, job: &Arc<JobControl>) -> WhileBusy {
+    let (source, job) = (order.source.clone(), Arc::clone(job));
+    WhileBusy::as_long_as(move |why| {
+        job.report_doing(format!("waits for {source}: {why}"));
+        !job.is_cancelled()
     })
 }
 

@@ -12,7 +12,7 @@ use headwater_image::{Backing, FileFormat, ImportOptions};
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, ImportOrder, ImportOutcome, JobControl};
-use headwater_store::{Access, ImageName, Store, StoreErrorKind};
+use headwater_store::{Access, ImageName, Store, StoreErrorKind, WhileBusy};
 
 use crate::adapters::images::{cancel_of, end_of, forward, image_failed, made, store_failed};
 use crate::own_files;
@@ -53,9 +53,14 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
 }
 
 /// Opens a store that a request names.
-pub fn open_store(name: &str, servers: &NamedServers) -> Result<Arc<dyn Store>, BackendError> {
+pub fn open_store(
+    name: &str,
+    servers: &NamedServers,
+    while_busy: WhileBusy,
+) -> Result<Arc<dyn Store>, BackendError> {
     whole_host(Path::new(name))?;
-    stores::open(name, Access::Read, &servers.credentials_for(name)).map_err(|e| {
+    let credentials = servers.credentials_for(name);
+    stores::open_waiting(name, Access::Read, &credentials, while_busy).map_err(|e| {
         // Who refuses access, or has a certificate that is not trusted, is as good as away.
         let advice = servers.advice_for(name).filter(|_| e.kind() == StoreErrorKind::Unreachable);
         let failed = store_failed(e);

@@ -10,8 +10,9 @@ use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{size, small_file};
 use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
-use headwater_store::{Access, Copied, CopyProgress, Hash, ImageReference, Store, StoreError};
+use headwater_store::{Access, Copied, CopyProgress, Hash, ImageReference, Store, StoreError, WhileBusy};
 use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -98,21 +99,24 @@ pub fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String
 }
 
 fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: bool) -> anyhow::Result<()> {
-    let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
+    let shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
+    let shown = Arc::new(Mutex::new(shown));
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let while_busy = || told_while_busy(&shown, &is_stopped);
     // Of a bucket that takes its time, too.
-    shown.doing("reading the lists of versions");
-    let source = stores::open(&between.source, Access::Read, &between.credentials)?;
+    shown.lock().doing("reading the lists of versions");
+    let source = stores::open_waiting(&between.source, Access::Read, &between.credentials, while_busy())?;
     let chosen = Chosen::of(&*source, references)?;
     let access = Access::Copy { new_chunk_bytes: source.chunk_bytes() };
-    let target = stores::open(&between.target, access, &between.credentials)?;
+    let target = stores::open_waiting(&between.target, access, &between.credentials, while_busy())?;
     let chosen = chosen.writable_in(&*target)?;
-    let is_stopped = stop_on_signals(vec![Arc::clone(&source)])?;
+    stop_on_signals(vec![Arc::clone(&source)], &is_stopped)?;
     let progress = &mut |at: CopyProgress| {
-        shown.update(progress_of(&at));
+        shown.lock().update(progress_of(&at));
         if is_stopped.load(Ordering::Relaxed) { Err(stopped()) } else { Ok(()) }
     };
     let outcome = chosen.copy(&*source, &*target, (progress, &mut |_| {}));
-    shown.end();
+    shown.lock().end();
     let failed = || format!("cannot copy from {} to {}", source.shown(), target.shown());
     let outcome = match outcome {
         Err(e) if is_stopped.load(Ordering::Relaxed) => {
@@ -133,6 +137,15 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     must_be_copied(chosen.not_copied(copied.failed))
 }
 
+/// Servers that are busy are waited for as long as it takes, which is shown, and until the user or the system wants us to end.
+fn told_while_busy(shown: &Arc<Mutex<Shown>>, is_stopped: &Arc<AtomicBool>) -> WhileBusy {
+    let (shown, is_stopped) = (Arc::clone(shown), Arc::clone(is_stopped));
+    WhileBusy::as_long_as(move |why| {
+        shown.lock().doing(&format!("waits for a server that is busy: {why}"));
+        !is_stopped.load(Ordering::Relaxed)
+    })
+}
+
 /// Says what was not copied, each with its reason. Where something is damaged the error is of that kind.
 fn must_be_copied(mut not_copied: Vec<(String, StoreError)>) -> anyhow::Result<()> {
     // The last one is the cause, which decides the exit code.
@@ -144,10 +157,9 @@ fn must_be_copied(mut not_copied: Vec<(String, StoreError)>) -> anyhow::Result<(
     }
 }
 
-/// Set once the user or the system wants us to end. Reads of servers among `stores`, which may wait, fail from then on.
-fn stop_on_signals(stores: Vec<Arc<dyn Store>>) -> anyhow::Result<Arc<AtomicBool>> {
-    let stopped = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stopped);
+/// Sets `stopped` once the user or the system wants us to end. Reads of servers among `stores`, which may wait, fail from then on.
+fn stop_on_signals(stores: Vec<Arc<dyn Store>>, stopped: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    let told = Arc::clone(stopped);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let (ready, is_ready) = std::sync::mpsc::channel();
@@ -170,7 +182,7 @@ fn stop_on_signals(stores: Vec<Arc<dyn Store>>) -> anyhow::Result<Arc<AtomicBool
     });
     match is_ready.recv() {
         Ok(Some(e)) => anyhow::bail!("{e}"),
-        _ => Ok(stopped),
+        _ => Ok(()),
     }
 }
 
@@ -330,7 +342,8 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     } else {
         Readable { what: selected(&*store, &references)?, unreadable: Vec::new() }
     };
-    let stopped = stop_on_signals([&[Arc::clone(&store)], &sources[..]].concat())?;
+    let stopped = Arc::new(AtomicBool::new(false));
+    stop_on_signals([&[Arc::clone(&store)], &sources[..]].concat(), &stopped)?;
     let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
     let round = Round::new(scrub.rate);
     let (contents, mut report) = (distinct(&what), CheckReport::default());

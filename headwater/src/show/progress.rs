@@ -201,7 +201,7 @@ impl Shown {
     }
 
     /// It is over.
-    pub fn end(self) {
+    pub fn end(&self) {
         if let Self::Bar { bar, .. } = self {
             bar.finish_and_clear();
         }

@@ -52,7 +52,7 @@ pub fn text(path: &Path) -> &str {
 }
 
 /// A directory with the version `disk@1`, as a daemon leaves it.
-fn made_by_a_daemon() -> (tempfile::TempDir, Vec<u8>) {
+pub fn made_by_a_daemon() -> (tempfile::TempDir, Vec<u8>) {
     let daemon = Daemon::start();
     let dir = support::short_dir();
     let raw = dir.path().join("a.raw");
