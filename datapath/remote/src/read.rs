@@ -326,7 +326,7 @@ impl Reading {
         let len = ask.wanted.len_bytes();
         loop {
             if servers.is_closed() {
-                return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
+                return Err(self.closed(servers, ask));
             }
             let now = Instant::now();
             if std::mem::take(&mut self.has_waited) {
@@ -350,6 +350,17 @@ impl Reading {
                 return Ok(Step::Read(answer));
             }
         }
+    }
+
+    /// The store was closed. If a server failed this read before, that is why the read was still under way.
+    fn closed(&self, servers: &Servers, ask: &Ask<'_>) -> StoreError {
+        let mut message = format!("the store was closed during a read of {}", ask.path);
+        if self.failed_before {
+            let status = servers.status();
+            let said = status.servers.iter().filter_map(|server| Some((&server.url, server.why.as_ref()?)));
+            said.for_each(|(url, why)| message.push_str(&format!("; {url}: {why}")));
+        }
+        StoreError::new(StoreErrorKind::Io, message)
     }
 
     /// Nobody can be asked now. `None`: somebody may be, after all. Else until when to wait.

@@ -352,7 +352,12 @@ mod tests {
             let reader = scope.spawn(|| object.read_range(0, &mut [0]));
             wait_until(|| line.traffic().waiting == 1);
             line.close();
-            assert_eq!(reader.join().unwrap().unwrap_err().kind(), StoreErrorKind::Io);
+            let error = reader.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Io);
+            assert!(
+                error.to_string().contains("closed during a read, which waited: connection refused"),
+                "{error}"
+            );
         });
     }
 

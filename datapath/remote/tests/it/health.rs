@@ -403,3 +403,22 @@ fn a_kept_connection_that_is_ended_with_408_is_not_the_servers_fault() {
     let status = remote.status();
     assert_eq!((status.servers[0].state, status.servers[0].failures), (ServerState::Up, failures));
 }
+
+#[test]
+fn a_read_that_a_close_ends_says_what_was_wrong_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let limits = Limits { wait_for_better: Duration::from_secs(600), ..limits() };
+    let remote = RemoteStore::open(Options { limits, ..options(&[&server]) }).unwrap();
+    let object = object(&remote, &bytes);
+    server.fail(HttpFault::Short);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&*object, &bytes, 0, 1000));
+        until(&remote, "it is asked again", || server.object_requests() >= 2);
+        remote.close();
+        let error = reading.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("closed during a read of objects/"), "{error}");
+        assert!(error.contains("it sends 999 bytes") && error.contains(&server.url()), "{error}");
+    });
+}

@@ -219,7 +219,13 @@ impl Line {
 
     fn must_be_open(&self) -> Result<(), StoreError> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
+            let state = self.state.lock();
+            let mut message = "the store was closed during a read".to_owned();
+            if state.gone_since.is_some() {
+                // Not the end is what was wrong, but why the read still waited.
+                message.push_str(&format!(", which waited: {}", state.why));
+            }
+            return Err(StoreError::new(StoreErrorKind::Io, message));
         }
         Ok(())
     }
