@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::Service;
-use crate::backend::{BackendError, Listed};
+use crate::backend::{BackendError, Listed, ServersGone};
 
 /// How long whoever looks waits for an answer, counted from the question's beginning.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -277,6 +277,21 @@ impl Service {
             message: format!("the store does not answer{why}"),
             advice: "bring it back: until then no image can be changed, and machines may not start"
                 .to_owned(),
+        })
+    }
+
+    /// The alarm that some of the store's servers are gone, while others are there.
+    pub(crate) fn servers_alarm(&self) -> Option<Alarm> {
+        let ServersGone { gone, servers, gone_for, why } = self.images().servers_gone()?;
+        let gone_ms = u64::try_from(gone_for.as_millis()).unwrap_or(u64::MAX);
+        let are = if gone == 1 { "is" } else { "are" };
+        Some(Alarm {
+            subject: "store".to_owned(),
+            since_ms: self.now_ms().saturating_sub(gone_ms),
+            message: format!("{gone} of {servers} servers of the store {are} gone: {why}"),
+            advice:
+                "bring it back: machines go on with the others, and wait for their disks if these go, too"
+                    .to_owned(),
         })
     }
 

@@ -184,6 +184,9 @@ impl Servers {
         }
         let (pause, busy_for) = (self.pause_after(record.strikes), self.busy_for(record.strikes));
         record.strikes = record.strikes.saturating_add(1);
+        if was_up || record.is_busy {
+            record.away_since = now;
+        }
         record.is_busy = matches!(fault, Fault::Busy(Busy { says_when: true, .. }));
         match fault {
             Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}

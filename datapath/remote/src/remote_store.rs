@@ -332,6 +332,12 @@ impl Store for RemoteStore {
             longest_wait_ms: counters.longest_wait_ms,
             longest_read_ms: counters.longest_read_ms,
             waiting: status.waiting,
+            longest_away_ms: status
+                .servers
+                .iter()
+                .filter_map(|server| server.away_for)
+                .max()
+                .map_or(0, |away| u64::try_from(away.as_millis()).unwrap_or(u64::MAX)),
             reasons: status.reasons(),
         })
     }

@@ -51,6 +51,8 @@ pub(crate) struct Record {
     pub strikes: u32,
     /// It was waited for in vain for a list of holes.
     pub is_without_lists: bool,
+    /// Since when it is down or put aside, if it is.
+    pub away_since: Instant,
     /// Its last failure was that it is busy, and said when to ask again.
     pub is_busy: bool,
     pub probing: bool,
@@ -61,6 +63,11 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Whether it cannot be used, and is not only busy.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self.health, Health::Down { .. } | Health::Aside { .. }) && !self.is_busy_now()
+    }
+
     /// Whether it is down only as it is busy.
     pub(crate) fn is_busy_now(&self) -> bool {
         self.is_busy && matches!(self.health, Health::Down { .. })
@@ -154,6 +161,7 @@ impl Servers {
             in_flight: 0,
             strikes: 0,
             is_without_lists: false,
+            away_since: now,
             is_busy: false,
             probing: false,
             probes: 0,
@@ -368,6 +376,7 @@ impl Servers {
                 Health::Distrusted { .. } | Health::Aside { .. } => ServerState::Aside,
             },
             why: record.why.clone(),
+            away_for: record.is_away().then(|| record.away_since.elapsed()),
             first_byte: record.speed.first_byte(),
             answers: record.answers,
             bytes: record.bytes,

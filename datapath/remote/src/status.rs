@@ -33,6 +33,8 @@ pub struct ServerStatus {
     pub state: ServerState,
     /// Why it is not, or why it last was not.
     pub why: Option<String>,
+    /// For how long it could not be used. `None`: it is used, or only busy.
+    pub away_for: Option<Duration>,
     /// How long it takes to begin an answer, if that was measured.
     pub first_byte: Option<Duration>,
     /// Answers that were used.

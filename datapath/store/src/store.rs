@@ -529,6 +529,8 @@ pub struct Traffic {
     pub waiting: u64,
     /// For each place that cannot be used, why, for people.
     pub reasons: String,
+    /// How long the longest of them could not be used, in milliseconds. A place that is only busy does not count.
+    pub longest_away_ms: u64,
 }
 
 /// What a removal did.

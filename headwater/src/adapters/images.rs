@@ -15,11 +15,10 @@ use headwater_block::size;
 use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Round};
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
-    PullOrder, PullOutcome, Pulled,
+    PullOrder, PullOutcome, Pulled, ServersGone,
 };
 use headwater_store::{
-    Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
-    WhileBusy,
+    Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version, WhileBusy,
 };
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -62,6 +61,9 @@ const RECLAIM_EVERY_REMOTE_S: u64 = 600;
 /// How long the removal of a version waits until the space of what others do not need is given back; that goes on behind it. For each gigabyte
 /// that goes it is read, which takes a second or several.
 const TRIM_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a server of the store does not answer before somebody has to see to it: one that starts again is soon back.
+const GONE_AFTER: Duration = Duration::from_secs(10);
 
 impl StoredImages {
     /// The images of `store`, of which `daemon` needs some, and what boots of them read; where they are repaired from servers, or come
@@ -272,7 +274,8 @@ impl Images for StoredImages {
         let (VerifyRequest { repair_from, rate_bytes_s }, servers) = (request.clone(), self.servers.clone());
         self.blocking("verify an image", move || {
             // First, so that a name that is wrong is told before hours of reading.
-            let opened = repair_from.iter().map(|name| sources::open_store(name, &servers, WhileBusy::default()));
+            let opened =
+                repair_from.iter().map(|name| sources::open_store(name, &servers, WhileBusy::default()));
             let sources = verification::not_waited_for(opened.collect::<Result<Vec<_>, _>>()?);
             verify(&*store, version, (&Round::new(rate_bytes_s), &sources), &job)
         })
@@ -387,6 +390,19 @@ impl Images for StoredImages {
     async fn stored_bytes(&self) -> Result<u64, BackendError> {
         let store = self.store.clone();
         self.blocking("measure the store", move || store.stored_bytes().map_err(store_failed)).await
+    }
+
+    fn servers_gone(&self) -> Option<ServersGone> {
+        let traffic = self.store.traffic()?;
+        let gone = traffic.servers.saturating_sub(traffic.servers_up);
+        let gone_for = Duration::from_millis(traffic.longest_away_ms);
+        let is_part = gone > 0 && traffic.servers_up > 0;
+        (is_part && gone_for >= GONE_AFTER).then(|| ServersGone {
+            gone,
+            servers: traffic.servers,
+            gone_for,
+            why: traffic.reasons,
+        })
     }
 }
 

@@ -1,9 +1,11 @@
-//! Servers of stores that are there, and answer that they are busy: commands wait for them, and say so.
+//! Servers of stores that are there, and answer that they are busy: commands wait for them, and say so. And servers that are gone while
+//! others are there: that is an alarm.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use headwater_testkit::{FileServer, HttpFault};
+use headwater_testkit::{FileServer, HttpFault, wait_until};
+use serde_json::Value;
 
 use crate::stores::{exported, made_by_a_daemon, store, text};
 use crate::support::{self, Daemon, headwater, run};
@@ -50,4 +52,29 @@ fn a_copy_waits_as_long_as_it_takes_for_a_busy_server_and_says_so() {
     said.for_each(drop);
     assert!(copy.wait().unwrap().success());
     store(&["verify", text(&dir.path().join("copy"))]).ok();
+}
+
+#[test]
+fn one_of_two_servers_that_is_gone_is_an_alarm_until_it_is_back() {
+    let (data_dir, _) = made_by_a_daemon();
+    let start = || FileServer::start(&data_dir.path().join("store"), None);
+    let (stays, mut goes) = (start(), start());
+    let from = format!("{},{}", stays.url(), goes.url());
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--from", &from]);
+    });
+    let alarms = || -> Vec<Value> {
+        let status: Value = serde_json::from_str(&daemon.cli(&["status", "--json"]).ok()).unwrap();
+        let of_store = |alarm: &&Value| alarm["message"].as_str().unwrap().contains("servers of the store");
+        status["alarms"].as_array().unwrap().iter().filter(of_store).cloned().collect()
+    };
+    assert!(alarms().is_empty());
+    goes.kill();
+    wait_until("there is an alarm", || !alarms().is_empty());
+    let raised = alarms();
+    let message = raised[0]["message"].as_str().unwrap();
+    assert_eq!((raised.len(), raised[0]["subject"].as_str()), (1, Some("store")));
+    assert!(message.contains(&format!("1 of 2 servers of the store is gone: {}", goes.url())), "{message}");
+    goes.revive();
+    wait_until("the alarm is over", || alarms().is_empty());
 }

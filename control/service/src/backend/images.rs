@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
@@ -281,4 +282,22 @@ pub trait Images: Send + Sync + 'static {
 
     /// Bytes that the store's files take.
     async fn stored_bytes(&self) -> Result<u64, BackendError>;
+
+    /// Which servers of the store are gone, while others are there. This does not block.
+    fn servers_gone(&self) -> Option<ServersGone> {
+        None
+    }
+}
+
+/// Some servers of a store are gone, and others are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServersGone {
+    /// How many.
+    pub gone: u64,
+    /// Of how many.
+    pub servers: u64,
+    /// For how long the first of them is gone.
+    pub gone_for: Duration,
+    /// Which, and why, for people.
+    pub why: String,
 }

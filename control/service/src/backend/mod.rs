@@ -17,7 +17,7 @@ pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 pub use images::{
     Hold, HoldPurpose, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder,
-    PullOutcome, Pulled,
+    PullOutcome, Pulled, ServersGone,
 };
 pub use job::JobControl;
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};

@@ -95,7 +95,8 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
     }
     let store = service.store_figures().await;
     let damage = service.damage().figures();
-    let alarms = alarms + u64::from(store.silence.is_some()) + damage.alarms;
+    let of_store = store.silence.is_some() || service.images().servers_gone().is_some();
+    let alarms = alarms + u64::from(of_store) + damage.alarms;
     samples.extend([
         Sample::new("headwater_build_info", 1).with("version", env!("CARGO_PKG_VERSION")),
         Sample::real("headwater_start_time_seconds", service.started_at_ms() as f64 / 1e3),

@@ -21,7 +21,8 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
     let store = service.store_figures().await;
     let of_machines = machines.iter().filter_map(|machine| service.alarm_of(machine));
     let of_images = service.damage().alarms();
-    let alarms = service.store_alarm(&store).into_iter().chain(of_images).chain(of_machines).collect();
+    let of_store = service.store_alarm(&store).or_else(|| service.servers_alarm());
+    let alarms = of_store.into_iter().chain(of_images).chain(of_machines).collect();
     let hypervisor = match service.hypervisor().describe().await {
         Ok(text) => text,
         Err(e) => problem(&e).to_string(),
