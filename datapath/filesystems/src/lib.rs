@@ -1,0 +1,68 @@
+//! Read-only readers of the file systems of guests: names, metadata, contents, and which file owns a block.
+//!
+//! ```text
+//!   disk --partitions()--> partition --Bytes--> identify() --> name of a kind that is not read (XFS, LVM, LUKS ..)
+//!                                          \--> open() --> FileSystem: list, read, link      (by directory)
+//!                                                               |
+//!                                                               +--> scan --> Owners: block -> file -> path (one pass)
+//! ```
+//!
+//! # Guarantees
+//! - Nothing is written, and nothing that is read is trusted: what cannot be is a [`Fault`], never a panic.
+//! - A directory tree that contains itself ends: see [`Visits`]. A chain or an index that leads back into itself ends, too.
+//! - Memory is bounded by the constants of [`visits`], [`owners`] and of each reader, not by what a superblock claims.
+//!
+//! # Limits
+//! - Read: ext2, ext3, ext4 ([`ext`]), FAT12, FAT16, FAT32 and NTFS. All others of [`Kind`] are only named.
+//! - [`visits::ENTRIES_MAX`] entries, [`visits::DEPTH_MAX`] levels, [`visits::PATH_BYTES_MAX`] bytes in a path,
+//!   [`owners::OWNERS_BYTES_MAX`] bytes for an index of owners.
+//!
+//! # Errors
+//! A [`Fault`] is a sentence for people. No caller acts differently for different faults.
+//!
+//! # Not here
+//! Writing, repairing, and file systems over several disks.
+//!
+//! Start reading at [`file_system`].
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+pub mod bytes;
+pub mod ext;
+pub mod fat;
+pub mod fault;
+pub mod file_system;
+pub mod kind;
+pub mod ntfs;
+pub mod owners;
+pub mod partitions;
+pub mod visits;
+
+mod crc;
+mod lvm;
+mod units;
+
+pub use bytes::{Bytes, ReadAt};
+pub use crc::crc32;
+pub use fault::{Fault, fault};
+pub use file_system::{Entries, FileSystem, Node, NodeKind, Owner, Scanned, open};
+pub use kind::{Found, Kind, identify};
+pub use owners::{OwnedRun, Owners};
+pub use partitions::{Partition, Partitions, PartitionsError, partitions};
+pub use visits::Visits;

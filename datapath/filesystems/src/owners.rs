@@ -1,0 +1,162 @@
+//! Which file each block belongs to: an index that one pass over the metadata makes.
+//!
+//! ```text
+//!   FileSystem::scan --Run--> runs, sorted by place     owner of a range: binary search
+//!                    --Name-> names, sorted by id       path of a file: name by name up to the root
+//! ```
+//! What no run covers is free. Where two runs overlap, as in a damaged file system, the one that starts first counts.
+
+use std::ops::Range;
+
+use crate::units::{u64_of, usize_of_u32};
+use crate::visits::{DEPTH_MAX, PATH_BYTES_MAX};
+use crate::{Fault, FileSystem, Owner, Scanned, Visits, fault};
+
+/// The most memory for an index: about ten million files.
+pub const OWNERS_BYTES_MAX: usize = 512 << 20;
+
+/// Bytes of a partition that belong to one owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedRun {
+    /// Which bytes.
+    pub bytes: Range<u64>,
+    /// Whose.
+    pub owner: Owner,
+}
+
+/// A name of a file.
+#[derive(Clone, Copy, Debug)]
+struct Name {
+    id: u64,
+    parent: u64,
+    /// Where it is in the text of all names. That has less than 4 GiB.
+    at: u32,
+    len: u16,
+}
+
+/// The owners of all blocks of a file system.
+#[derive(Debug, Default)]
+pub struct Owners {
+    /// Ascending, and none overlaps another one.
+    runs: Vec<OwnedRun>,
+    /// By id and then in the order in which they were found.
+    names: Vec<Name>,
+    text: Vec<u8>,
+    root: u64,
+    unreadable: u64,
+    first_unreadable: Option<(u64, Fault)>,
+    overlapping_bytes: u64,
+}
+
+impl Owners {
+    /// Scans a file system.
+    pub fn of(file_system: &mut dyn FileSystem, visits: &mut Visits) -> Result<Self, Fault> {
+        let mut owners = Self { root: file_system.root().id, ..Self::default() };
+        file_system.scan(visits, &mut |scanned| owners.add(scanned))?;
+        owners.names.sort_by_key(|name| name.id);
+        owners.runs.sort_by_key(|run| (run.bytes.start, run.bytes.end));
+        owners.cut_overlaps();
+        Ok(owners)
+    }
+
+    fn add(&mut self, scanned: Scanned) -> Result<(), Fault> {
+        match scanned {
+            Scanned::Run { bytes, owner } => match self.runs.last_mut() {
+                Some(last) if last.owner == owner && last.bytes.end == bytes.start => {
+                    last.bytes.end = bytes.end;
+                }
+                _ if bytes.is_empty() => {}
+                _ => self.runs.push(OwnedRun { bytes, owner }),
+            },
+            Scanned::Name { id, parent, name } => {
+                let (at, len) = (u32::try_from(self.text.len()), u16::try_from(name.len()));
+                let (Ok(at), Ok(len)) = (at, len) else { return Err(fault("its names are too long")) };
+                self.text.extend(name);
+                self.names.push(Name { id, parent, at, len });
+            }
+            Scanned::Unreadable { id, why } => {
+                self.unreadable += 1;
+                self.first_unreadable.get_or_insert((id, why));
+            }
+        }
+        if self.memory_bytes() > OWNERS_BYTES_MAX {
+            let mib = OWNERS_BYTES_MAX >> 20;
+            return Err(fault(format!("an index of the owners of its blocks takes more than {mib} MiB")));
+        }
+        Ok(())
+    }
+
+    fn cut_overlaps(&mut self) {
+        let (mut end, mut overlapping_bytes) = (0, 0u64);
+        for run in &mut self.runs {
+            let start = run.bytes.start.max(end).min(run.bytes.end);
+            overlapping_bytes = overlapping_bytes.saturating_add(start - run.bytes.start);
+            run.bytes.start = start;
+            end = end.max(run.bytes.end);
+        }
+        self.runs.retain(|run| !run.bytes.is_empty());
+        self.overlapping_bytes = overlapping_bytes;
+    }
+
+    /// The memory that the index takes. Vectors may be half empty while they grow.
+    pub fn memory_bytes(&self) -> usize {
+        let runs = self.runs.len().saturating_mul(size_of::<OwnedRun>());
+        let names = self.names.len().saturating_mul(size_of::<Name>());
+        runs.saturating_add(names).saturating_add(self.text.len())
+    }
+
+    /// All runs, ascending. What lies between them is free.
+    pub fn runs(&self) -> &[OwnedRun] {
+        &self.runs
+    }
+
+    /// The runs of a range, cut to it.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = OwnedRun> {
+        let first = self.runs.partition_point(|run| run.bytes.end <= range.start);
+        let rest = self.runs.get(first..).unwrap_or_default();
+        rest.iter().take_while(move |run| run.bytes.start < range.end).map(move |run| {
+            let bytes = run.bytes.start.max(range.start)..run.bytes.end.min(range.end);
+            OwnedRun { bytes, owner: run.owner }
+        })
+    }
+
+    /// A path of a file: by the first of its names that was found. `None`: it has no name, or one of its directories has
+    /// none, or these contain themselves.
+    pub fn path(&self, id: u64) -> Option<Vec<u8>> {
+        let mut parts = Vec::new();
+        let (mut at, mut len) = (id, 0);
+        while at != self.root {
+            let name = self.names.get(self.names.partition_point(|name| name.id < at)..)?.first()?;
+            let start = usize_of_u32(name.at);
+            let part = self.text.get(start..start.checked_add(name.len.into())?)?;
+            len += part.len() + 1;
+            if name.id != at || parts.len() >= DEPTH_MAX || len > PATH_BYTES_MAX {
+                return None;
+            }
+            parts.push(part);
+            at = name.parent;
+        }
+        let joined: Vec<u8> = parts.iter().rev().flat_map(|part| [b"/", *part].concat()).collect();
+        Some(if joined.is_empty() { b"/".to_vec() } else { joined })
+    }
+
+    /// How many files could not be read to the end, and the first of them.
+    pub fn unreadable(&self) -> (u64, Option<&(u64, Fault)>) {
+        (self.unreadable, self.first_unreadable.as_ref())
+    }
+
+    /// Bytes that two owners claim. None in a sound file system.
+    pub fn overlapping_bytes(&self) -> u64 {
+        self.overlapping_bytes
+    }
+
+    /// Bytes that belong to somebody.
+    pub fn owned_bytes(&self) -> u64 {
+        self.runs.iter().map(|run| run.bytes.end - run.bytes.start).sum()
+    }
+
+    /// How many names there are.
+    pub fn names(&self) -> u64 {
+        u64_of(self.names.len())
+    }
+}

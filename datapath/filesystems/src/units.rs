@@ -1,0 +1,16 @@
+//! Conversions between the integer types of offsets, counts and slices, without `as`.
+
+/// A length in memory as a number of bytes.
+pub(crate) fn u64_of(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+/// A number of bytes as a length in memory. One that no slice can have becomes one that no slice has.
+pub(crate) fn usize_of(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// As [`usize_of`], from 32 bits.
+pub(crate) fn usize_of_u32(bytes: u32) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

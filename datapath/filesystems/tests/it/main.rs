@@ -1,0 +1,3 @@
+//! Tests of readers of file systems against the programs that make them and the kernel that mounts them.
+
+mod ext;
