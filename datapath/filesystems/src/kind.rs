@@ -16,6 +16,8 @@ pub enum Kind {
     Fat,
     /// NTFS.
     Ntfs,
+    /// The journal of an ext3 or ext4 on another device.
+    ExtJournal,
     /// LVM physical volume.
     Lvm,
 }

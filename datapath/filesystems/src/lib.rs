@@ -55,6 +55,7 @@ pub mod partitions;
 pub mod visits;
 
 mod crc;
+mod fields;
 mod lvm;
 mod units;
 
