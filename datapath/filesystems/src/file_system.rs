@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::ext::Ext;
 use crate::fat::Fat;
 use crate::kind::{Kind, identify};
+use crate::ntfs::Ntfs;
 use crate::visits::Visits;
 use crate::{Bytes, Fault, fault};
 
@@ -153,6 +154,7 @@ pub fn open(mut bytes: Bytes) -> Result<Box<dyn FileSystem>, Fault> {
         return Err(fault("there is none that is known"));
     };
     match found.kind {
+        Kind::Ntfs => Ok(Box::new(Ntfs::open(bytes)?)),
         Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => Ok(Box::new(Ext::open(bytes)?)),
         Kind::Fat => Ok(Box::new(Fat::open(bytes)?)),
         _ => Err(fault(format!("it is {found}, which is not read"))),
