@@ -19,6 +19,8 @@
 
 mod boot;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod index;
 mod links;
 mod log;
@@ -213,6 +215,9 @@ impl FileSystem for Ntfs {
             Some((_, contents)) => contents,
             None => self.contents(file.id)?,
         };
+        if contents.size_bytes() != file.size_bytes {
+            return Err(fault("the records of a file do not agree about its size"));
+        }
         let len = self.volume.read(&contents, at, into);
         self.last = Some((file.id, contents));
         len
@@ -232,19 +237,22 @@ impl FileSystem for Ntfs {
         visits: &mut Visits,
         found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
+        let len_bytes = self.volume.bytes.len();
         let mut piece = |Piece { bytes, file, stream }: Piece| {
+            // A volume may be longer than the disk that is left of it.
+            let bytes = bytes.start..bytes.end.min(len_bytes);
             let owner = match file {
                 LOG => Owner::Journal,
                 ROOT | FIRST_USER.. => Owner::File(id_of(file, stream)),
                 _ => Owner::Metadata,
             };
-            found(Scanned::Run { bytes, owner })
+            if bytes.is_empty() { Ok(()) } else { found(Scanned::Run { bytes, owner }) }
         };
         let table = Table::of(&mut self.volume, visits, Some(&mut piece))?;
         // Behind the last cluster is the copy of the boot sector.
         let end = self.volume.layout.clusters.saturating_mul(self.volume.layout.cluster_bytes);
-        if end < self.volume.bytes.len() {
-            found(Scanned::Run { bytes: end..self.volume.bytes.len(), owner: Owner::Metadata })?;
+        if end < len_bytes {
+            found(Scanned::Run { bytes: end..len_bytes, owner: Owner::Metadata })?;
         }
         for (file, parent, name) in table.names() {
             if file.number < FIRST_USER && file.number != EXTEND {

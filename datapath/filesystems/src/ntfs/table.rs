@@ -19,7 +19,8 @@ use crate::units::{u64_of, usize_of};
 use crate::visits::Visits;
 use crate::{Fault, fault};
 
-/// The most memory for what is known of the files of a volume: about five million of them.
+/// The most memory for what is known of the files of a volume: about five million of them. While it grows, vectors may be half
+/// empty.
 pub(super) const TABLE_BYTES_MAX: usize = 512 << 20;
 /// The most records that are in use and cannot be read.
 const UNREADABLE_MAX: usize = 16_384;
@@ -198,7 +199,9 @@ impl Table {
     /// The named streams of a file, by name: id, name and size.
     pub(super) fn streams(&self, file: u32) -> impl Iterator<Item = (u32, &[u8], u64)> {
         let begin = self.streams.partition_point(|stream| stream.file < file);
-        let its = (0u32..).zip(&self.streams).skip(begin).take_while(move |(_, stream)| stream.file == file);
+        let its = self.streams.get(begin..).unwrap_or_default();
+        let its = (u32::try_from(begin).unwrap_or(u32::MAX)..).zip(its);
+        let its = its.take_while(move |(_, stream)| stream.file == file);
         its.map(|(id, stream)| (id, self.text(stream.text), stream.size_bytes))
     }
 
