@@ -26,6 +26,7 @@ fn main() -> Result<()> {
 
 fn begin(dir: &Path, kept: &Path) -> Result<()> {
     let targets = [
+        headwater_filesystems::fuzzing::targets(),
         headwater_fuse::fuzzing::targets(),
         headwater_image::fuzzing::targets(),
         headwater_iscsi::fuzzing::targets(),

@@ -48,6 +48,8 @@ pub mod ext;
 pub mod fat;
 pub mod fault;
 pub mod file_system;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod kind;
 pub mod ntfs;
 pub mod owners;

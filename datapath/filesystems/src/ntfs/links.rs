@@ -15,7 +15,7 @@ pub(super) fn is_link(tag: u32) -> bool {
     matches!(tag, MOUNT_POINT | SYMBOLIC_LINK | WSL_LINK)
 }
 
-/// Where a link leads.
+/// The target of a link.
 pub(super) fn target(value: &[u8]) -> Option<Vec<u8>> {
     let data = value.get(8..)?;
     let names = match u32_at(value, 0)? {

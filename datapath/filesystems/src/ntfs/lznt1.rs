@@ -17,7 +17,7 @@ pub(super) const EXAMPLE_TEXT: &[u8] =
     b"F# F# G A A G F# E D D E F# F# E E F# F# G A A G F# E D D E F# E D D E E F# D E \
     F# G F# D E F# G F# E D E A F# F# G A A G F# E D D E F# E D D\0";
 
-/// Unpacks `packed` into `into`. What no chunk fills is zero. `None`: it is no LZNT1.
+/// Unpacks `packed` into `into`. The rest of `into` becomes zero. `None`: it is no LZNT1.
 pub(super) fn unpack(mut packed: &[u8], into: &mut [u8]) -> Option<()> {
     for chunk in into.chunks_mut(CHUNK_BYTES) {
         let header =

@@ -5,9 +5,8 @@
 //!                                              \--------> scan: the places of all that files consist of
 //!   contents of a file: its record -> list of attributes -> parts in other records -> runs -> clusters
 //! ```
-//! Read are volumes of Windows 2000 and later with clusters of 512 bytes to 2 MiB, files in any number of records and
-//! pieces, sparse and compressed files (LZNT1), streams with names, hard links and symbolic links. A stream with a name is
-//! an entry beside its file: `file:stream`.
+//! Volumes of Windows 2000 and later are read, with clusters of 512 bytes to 2 MiB. Files may be in any number of records
+//! and pieces, sparse, or compressed (LZNT1). A stream with a name is an entry beside its file: `file:stream`.
 //!
 //! Encrypted files read as they are stored. Files that a filter of Windows unpacks (system compression, deduplication,
 //! files in the cloud) are [`NodeKind::Other`]; with system compression, the packed contents are the stream

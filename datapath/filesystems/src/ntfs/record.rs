@@ -161,7 +161,7 @@ pub(super) struct Attribute<'a> {
     pub(super) value: Value<'a>,
 }
 
-/// Where an attribute's value is.
+/// An attribute's value, or its place.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     /// In the record.

@@ -91,7 +91,7 @@ struct Stream {
     size_bytes: u64,
 }
 
-/// What a record says of the file that it continues.
+/// A fact about the file that a record continues.
 struct Late {
     file: u32,
     file_sequence: u16,

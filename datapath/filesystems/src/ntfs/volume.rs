@@ -193,7 +193,7 @@ impl Volume {
             let at = number.saturating_mul(self.layout.record_bytes);
             let read = read_runs(&mut self.bytes, &self.layout, &self.mft.runs, at, &mut piece);
             for record in piece.chunks(record_bytes) {
-                // Where a part of the piece cannot be read, the other records of it can.
+                // If a part of the piece cannot be read, the other records of it can.
                 let record = match read {
                     Ok(()) => Record::of(record.to_vec()),
                     Err(_) => self.record(number),

@@ -85,7 +85,7 @@ impl Image {
         File::options().write(true).open(self.path()).unwrap().write_all_at(bytes, at as u64).unwrap();
     }
 
-    /// Where the record of the file is that has this name.
+    /// The place of the record of the file with this name.
     fn record_of(&self, name: &str) -> usize {
         let bytes = self.bytes();
         let name: Vec<u8> = name.encode_utf16().flat_map(u16::to_le_bytes).collect();

@@ -25,7 +25,7 @@ const FILES_ASKED: usize = 12;
 /// How many volumes are made at a time.
 const WORKERS: usize = 4;
 
-/// What a volume is made of.
+/// The size of a volume and of its parts.
 struct Plan {
     size_mib: u64,
     sector_bytes: u64,
@@ -173,7 +173,7 @@ impl Changes<'_> {
 fn change(image: &Image, plan: &Plan, rng: &mut Rng) {
     image.mounted("rw", |at| {
         let mut directories = vec![at.to_owned()];
-        // What is made in this directory is compressed, if clusters have 4 KiB at most.
+        // Files in this directory are compressed. Clusters may have 4 KiB at most for that.
         if plan.cluster_bytes <= 4096 {
             let packed = at.join("packed");
             fs::create_dir(&packed).unwrap();
