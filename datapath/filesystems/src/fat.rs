@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 
+use crate::fields::{u16_at, u32_at};
 use crate::units::{u64_of, usize_of};
 use crate::{Bytes, Entries, Fault, FileSystem, Kind, Node, NodeKind, Owner, Scanned, Visits, fault};
 
@@ -24,14 +25,6 @@ const LONG_NAME: u8 = 0x0f;
 
 /// The place of the root directory of a FAT12 or FAT16, which is no cluster.
 const FIXED_ROOT: u64 = 0;
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |two| u16::from_le_bytes(*two))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |four| u32::from_le_bytes(*four))
-}
 
 /// Whether a boot sector is that of a FAT.
 pub(crate) fn is_fat(boot: &[u8; 512]) -> bool {
@@ -236,6 +229,76 @@ fn short_name(entry: &[u8]) -> Vec<u8> {
     if extension.is_empty() { name.into_bytes() } else { format!("{name}.{extension}").into_bytes() }
 }
 
+/// An entry of a directory.
+struct Entry {
+    name: Vec<u8>,
+    kind: NodeKind,
+    size_bytes: u64,
+    modified: u128,
+    attributes: u128,
+    cluster: u64,
+}
+
+/// Calls `found` with the entries of a directory, without `.`, `..` and the name of the volume.
+fn each_entry(
+    directory: &[u8],
+    width: Width,
+    mut found: impl FnMut(Entry) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let mut long = LongName::default();
+    for entry in directory.chunks_exact(ENTRY_BYTES) {
+        let byte = |at: usize| entry.get(at).copied().unwrap_or(0);
+        let flags = byte(11);
+        match byte(0) {
+            0 => break,
+            0xe5 => {
+                long = LongName::default();
+                continue;
+            }
+            _ if flags & 0x3f == LONG_NAME => {
+                long.add(entry);
+                continue;
+            }
+            _ => {}
+        }
+        let short = entry.get(..11).unwrap_or_default();
+        let name = long.take(short).unwrap_or_else(|| short_name(entry));
+        if flags & VOLUME_LABEL != 0 || byte(0) == b'.' {
+            continue;
+        }
+        let high = if width == Width::ThirtyTwo { u64::from(u16_at(entry, 20)) } else { 0 };
+        found(Entry {
+            name,
+            kind: if flags & DIRECTORY != 0 { NodeKind::Directory } else { NodeKind::File },
+            size_bytes: u32_at(entry, 28).into(),
+            modified: u128::from(u16_at(entry, 24)) << 16 | u128::from(u16_at(entry, 22)),
+            attributes: (flags & READ_ONLY_HIDDEN_SYSTEM).into(),
+            cluster: high << 16 | u64::from(u16_at(entry, 26)),
+        })?;
+    }
+    Ok(())
+}
+
+impl Fat {
+    /// Calls `found` with the clusters of a chain. No cluster is counted twice: `left` is how many all chains may have.
+    fn chain(
+        &mut self,
+        first: u64,
+        left: &mut u64,
+        found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let mut at = Some(self.checked(first)?);
+        while let Some(cluster) = at {
+            *left = left.checked_sub(1).ok_or_else(|| fault("its chains have more clusters than it has"))?;
+            let start = self.data_at + (cluster - 2) * self.cluster_bytes;
+            let bytes = start..start + self.cluster_bytes;
+            found(Scanned::Run { bytes, owner: Owner::File(first) })?;
+            at = self.next(cluster)?;
+        }
+        Ok(())
+    }
+}
+
 impl FileSystem for Fat {
     fn kind(&self) -> Kind {
         Kind::Fat
@@ -251,44 +314,16 @@ impl FileSystem for Fat {
         }
         let bytes = self.directory(directory.id)?;
         let mut out = Entries::new();
-        let mut long = LongName::default();
-        for entry in bytes.chunks_exact(ENTRY_BYTES) {
-            let byte = |at: usize| entry.get(at).copied().unwrap_or(0);
-            let flags = byte(11);
-            match byte(0) {
-                0 => break,
-                0xe5 => {
-                    long = LongName::default();
-                    continue;
-                }
-                _ if flags & 0x3f == LONG_NAME => {
-                    long.add(entry);
-                    continue;
-                }
-                _ => {}
-            }
-            let short = entry.get(..11).unwrap_or_default();
-            let name = long.take(short).unwrap_or_else(|| short_name(entry));
-            if flags & VOLUME_LABEL != 0 || byte(0) == b'.' {
-                continue;
-            }
-            let high = if self.width == Width::ThirtyTwo { u64::from(u16_at(entry, 20)) } else { 0 };
-            let kind = if flags & DIRECTORY != 0 { NodeKind::Directory } else { NodeKind::File };
+        each_entry(&bytes, self.width, |entry| {
             visits.add()?;
-            if !visits.hold(directory, &name)? {
-                continue;
+            if visits.hold(directory, &entry.name)? {
+                let Entry { name, kind, size_bytes, modified, attributes, cluster } = entry;
+                let path = directory.child(&name);
+                let node = Node { path, kind, size_bytes, modified, attributes, id: cluster, fault: None };
+                out.insert(name, node);
             }
-            let node = Node {
-                path: directory.child(&name),
-                kind,
-                size_bytes: u32_at(entry, 28).into(),
-                modified: u128::from(u16_at(entry, 24)) << 16 | u128::from(u16_at(entry, 22)),
-                attributes: (flags & READ_ONLY_HIDDEN_SYSTEM).into(),
-                id: high << 16 | u64::from(u16_at(entry, 26)),
-                fault: None,
-            };
-            out.insert(name, node);
-        }
+            Ok(())
+        })?;
         Ok(out)
     }
 
@@ -332,8 +367,43 @@ impl FileSystem for Fat {
         visits: &mut Visits,
         found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        found(Scanned::Run { bytes: 0..self.root_at + self.root_bytes, owner: Owner::Metadata })?;
-        let _ = visits;
+        found(Scanned::Run { bytes: 0..self.data_at, owner: Owner::Metadata })?;
+        let mut left = self.end - 2;
+        let mut seen = HashSet::new();
+        let mut directories = vec![self.root_cluster];
+        if self.root_cluster != FIXED_ROOT {
+            self.chain(self.root_cluster, &mut left, found)?;
+        }
+        while let Some(directory) = directories.pop() {
+            if !seen.insert(directory) {
+                continue;
+            }
+            let bytes = match self.directory(directory) {
+                Ok(bytes) => bytes,
+                Err(why) => {
+                    found(Scanned::Unreadable { id: directory, why })?;
+                    continue;
+                }
+            };
+            each_entry(&bytes, self.width, |Entry { name, kind, cluster, .. }| {
+                visits.add()?;
+                // An empty file has no cluster, and so nothing that it owns.
+                if cluster == 0 {
+                    return Ok(());
+                }
+                found(Scanned::Name { id: cluster, parent: directory, name })?;
+                if kind == NodeKind::Directory {
+                    directories.push(cluster);
+                }
+                if let Err(why) = self.chain(cluster, &mut left, found) {
+                    if left == 0 {
+                        return Err(why);
+                    }
+                    found(Scanned::Unreadable { id: cluster, why })?;
+                }
+                Ok(())
+            })?;
+        }
         Ok(())
     }
 }

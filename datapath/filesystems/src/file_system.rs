@@ -151,7 +151,7 @@ pub trait FileSystem: Send {
 /// Opens the file system in a partition. For a kind that is not read, or none, the fault says what there is.
 pub fn open(mut bytes: Bytes) -> Result<Box<dyn FileSystem>, Fault> {
     let Some(found) = identify(&mut bytes)? else {
-        return Err(fault("there is none that is known"));
+        return Err(fault("there is none"));
     };
     match found.kind {
         Kind::Ntfs => Ok(Box::new(Ntfs::open(bytes)?)),

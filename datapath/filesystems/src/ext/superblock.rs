@@ -161,13 +161,13 @@ impl Superblock {
         if !is_sound {
             return Err(fault("its superblock makes no sense"));
         }
-        if self.blocks > partition_bytes / self.block_bytes {
-            let bytes = self.blocks.saturating_mul(self.block_bytes);
-            return Err(fault(format!("it has {bytes} bytes, and its partition {partition_bytes}")));
-        }
         self.groups = (self.blocks - self.first_block).div_ceil(self.blocks_per_group);
         if self.groups > GROUPS_MAX {
             return Err(fault(format!("it has {} groups of blocks", self.groups)));
+        }
+        if self.blocks > partition_bytes / self.block_bytes {
+            let bytes = self.blocks.saturating_mul(self.block_bytes);
+            return Err(fault(format!("it has {bytes} bytes, and its partition {partition_bytes}")));
         }
         self.inodes = self.inodes.min(self.groups.saturating_mul(self.inodes_per_group));
         Ok(())

@@ -156,7 +156,7 @@ fn fill(at: &Path, random: &mut Random) {
             }
         }
         if random.below(8) == 0 {
-            rustix_sync(at);
+            sync(at);
         }
     }
     let many = at.join("many");
@@ -167,7 +167,7 @@ fn fill(at: &Path, random: &mut Random) {
 }
 
 /// Writes what is cached, so that later files lie elsewhere.
-fn rustix_sync(at: &Path) {
+fn sync(at: &Path) {
     run("sync", &["-f", at.to_str().unwrap()]);
 }
 
@@ -359,5 +359,49 @@ fn kinds_are_told_by_their_features() {
         let image = dir.path().join(name);
         run("mke2fs", &["-q", "-F", "-t", name, image.to_str().unwrap(), "8M"]);
         assert_eq!(opened(&image).kind(), kind);
+    }
+}
+
+#[test]
+fn a_journal_that_was_not_replayed_is_read_over_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [&["-O", "^64bit"][..], &["-O", "^metadata_csum"], &["-b", "1024"]] {
+        let (image, cut) = (dir.path().join("image"), dir.path().join("cut"));
+        let arguments = [&["-q", "-F", "-t", "ext4"], options, &[image.to_str().unwrap(), "64M"]].concat();
+        run("mke2fs", &arguments);
+        {
+            let mount = Mount::new(&image, "loop,data=journal");
+            std::fs::write(mount.0.join("before"), b"before").unwrap();
+            // The first bytes of a block of a journal, which it keeps in another way.
+            std::fs::write(mount.0.join("escaped"), [b"\xc0\x3b\x39\x98", &[7; 9000][..]].concat()).unwrap();
+            sync(&mount.0);
+            std::fs::remove_file(mount.0.join("before")).unwrap();
+            std::fs::create_dir(mount.0.join("directory")).unwrap();
+            std::fs::write(mount.0.join("directory/after"), vec![9; 70_000]).unwrap();
+            sync(&mount.0);
+            // As the power cut leaves it.
+            std::fs::copy(&image, &cut).unwrap();
+        }
+        let mut file_system = opened(&cut);
+        assert_eq!(file_system.remark(), None);
+        let read = walked(&mut *file_system);
+        let owners = Owners::of(&mut *file_system, &mut visits()).unwrap();
+        assert_eq!((owners.unreadable(), owners.overlapping_bytes()), ((0, None), 0));
+        // Without its journal it is another one.
+        let mut bytes = std::fs::read(&cut).unwrap();
+        assert_eq!(bytes[1024 + 0x60] & 4, 4, "it was unmounted");
+        bytes[1024 + 0x60] &= !4;
+        let without = dir.path().join("without");
+        std::fs::write(&without, bytes).unwrap();
+        let mut without = opened(&without);
+        let of_root = without.root();
+        let differs = match without.list(&of_root, &mut visits()) {
+            Ok(entries) => !entries.contains_key(&b"directory"[..]),
+            Err(_) => true,
+        };
+        assert!(differs, "everything was in its place already");
+        // The kernel replays it.
+        let mount = Mount::new(&cut, "loop");
+        assert_eq!(compare_with_mount(&mount.0, "", &mut *file_system, &read), read.len());
     }
 }

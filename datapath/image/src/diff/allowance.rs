@@ -3,7 +3,7 @@
 //! A hole takes no room, so a file may claim any size: 16 TiB in an ext4, 2^60 bytes in an NTFS, and that in as many files
 //! as there are. Whoever read all of these zeroes would never come to an end.
 
-use crate::diff::partitions::Partition;
+use headwater_filesystems::Partition;
 
 /// What is read of all files, in sizes of the partition: holes and second names of files, as backups have many, make it more than one.
 const PARTITION_TIMES: u64 = 32;

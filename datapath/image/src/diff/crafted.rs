@@ -5,8 +5,8 @@ use std::sync::Arc;
 use headwater_block::Device;
 use headwater_testkit::{ReferenceDisk, ReferenceOptions};
 
-use crate::diff::partitions::Partition;
 use crate::units::u64_of;
+use headwater_filesystems::Partition;
 
 const CLUSTER_BYTES: usize = 64 << 10;
 /// Where the root directory and the first cluster are: the boot sector, the table and the root directory have a sector each.

@@ -14,10 +14,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use headwater_block::Device;
+use headwater_filesystems::visits::DEPTH_MAX;
+use headwater_filesystems::{Entries, Fault, FileSystem, Node, NodeKind, Partition, Visits, fault};
 
 use crate::diff::allowance::Allowance;
-use crate::diff::partitions::Partition;
-use crate::diff::tree::{self, DEPTH_MAX, Fault, Kind, Node, READABLE, Tree, Visits};
+use crate::diff::tree::{self, READABLE};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::units::{u64_of, usize_of};
@@ -73,7 +74,7 @@ pub(super) fn compare(
             changed: Vec::new(),
             list_bytes_left: list_bytes,
             cut: false,
-            visits: Visits::new(cancel),
+            visits: tree::visits(cancel),
             allowance: Allowance::of(partition),
             unread: 0,
             uncompared,
@@ -85,7 +86,7 @@ pub(super) fn compare(
             let root = (trees.old.root(), trees.new.root());
             walk.directory(&mut trees, &root.0, &root.1, 0)
         }));
-        outcome.unwrap_or_else(|_| Err(tree::fault("it is damaged"))).map(|()| walk)
+        outcome.unwrap_or_else(|_| Err(fault("it is damaged"))).map(|()| walk)
     };
     let first = walked(None);
     cancel.check("the comparison")?;
@@ -139,8 +140,8 @@ pub(super) fn compare(
 
 /// The same file system, before and after.
 struct Trees<'a> {
-    old: Box<dyn Tree>,
-    new: Box<dyn Tree>,
+    old: Box<dyn FileSystem>,
+    new: Box<dyn FileSystem>,
     /// Is told how many bytes more of files were compared.
     compared: &'a mut dyn FnMut(u64),
 }
@@ -180,7 +181,7 @@ impl Walk<'_> {
     }
 
     /// What is in a directory. A list that cannot be read as a whole is a fault here: nobody knows what changed.
-    fn list(&mut self, tree: &mut dyn Tree, directory: &Node) -> Result<tree::Entries, Fault> {
+    fn list(&mut self, tree: &mut dyn FileSystem, directory: &Node) -> Result<Entries, Fault> {
         let entries = tree.list(directory, &mut self.visits)?;
         match entries.values().find_map(|entry| entry.fault.clone()) {
             Some(fault) => Err(fault),
@@ -216,7 +217,7 @@ impl Walk<'_> {
                     if let Some(change) = self.file(trees, &was, &now)? {
                         self.note(&now, change);
                     }
-                    if now.kind == Kind::Directory {
+                    if now.kind == NodeKind::Directory {
                         self.directory(trees, &was, &now, depth + 1)?;
                     }
                 }
@@ -232,13 +233,13 @@ impl Walk<'_> {
     /// Notes an entry, which is in so many directories, and what is in it, as added or removed.
     fn all(
         &mut self,
-        tree: &mut dyn Tree,
+        tree: &mut dyn FileSystem,
         node: &Node,
         change: FileChange,
         depth: usize,
     ) -> Result<(), Fault> {
         self.note(node, change);
-        if node.kind != Kind::Directory || self.cancel.is_cancelled() {
+        if node.kind != NodeKind::Directory || self.cancel.is_cancelled() {
             return Ok(());
         }
         if depth >= DEPTH_MAX {
@@ -255,18 +256,18 @@ impl Walk<'_> {
 
     fn file(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> Result<Option<FileChange>, Fault> {
         let same_time = was.modified == now.modified;
-        let is_directory = now.kind == Kind::Directory;
+        let is_directory = now.kind == NodeKind::Directory;
         let attributes = (was.attributes != now.attributes || (!same_time && !is_directory))
             .then_some(FileChange::Attributes);
         let differs = match now.kind {
-            Kind::Link => trees.old.link(was)? != trees.new.link(now)?,
-            Kind::File if was.size_bytes != now.size_bytes => true,
-            Kind::File if !same_time && self.is_too_long(now) => {
+            NodeKind::Link => trees.old.link(was)? != trees.new.link(now)?,
+            NodeKind::File if was.size_bytes != now.size_bytes => true,
+            NodeKind::File if !same_time && self.is_too_long(now) => {
                 self.unread += 1;
                 true
             }
-            Kind::File if !same_time => self.contents_differ(trees, was, now)?,
-            Kind::File => self.is_found_to_differ(trees, was, now),
+            NodeKind::File if !same_time => self.contents_differ(trees, was, now)?,
+            NodeKind::File => self.is_found_to_differ(trees, was, now),
             _ => false,
         };
         Ok(if differs { Some(FileChange::Changed) } else { attributes })
@@ -317,7 +318,7 @@ mod tests {
 
     use super::*;
     use crate::diff::crafted::{ROOT_AT, device, entry, fat_in_itself};
-    use crate::diff::tree::PATH_BYTES_MAX;
+    use headwater_filesystems::visits::PATH_BYTES_MAX;
 
     /// What a comparison finds whose list may take so much.
     fn compared(from: Vec<u8>, to: Vec<u8>, mut list_bytes: usize) -> Found {

@@ -5,20 +5,17 @@
 //!   partitions (GPT, MBR, or the whole disk) --readable in both, and blocks changed--> files
 //! ```
 //! Only chunks whose hashes differ are read for the count of blocks. File systems are read where the partition
-//! changed and is ext2, ext3, ext4, FAT or NTFS in both versions; others are named and not looked into.
+//! changed and is ext2, ext3, ext4, FAT or NTFS in both versions; others are named and not looked into. The crate
+//! headwater-filesystems reads them.
 //!
-//! - [`tree`]: what is asked of a file system. [`ext`], [`fat`], [`ntfs`]: those that there are.
+//! - [`tree`]: how the file systems of a disk are opened.
 //! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged. [`allowance`]: how much of
 //!   files both read.
 
 mod allowance;
 #[cfg(test)]
 mod crafted;
-mod ext;
-pub(crate) mod fat;
 mod files;
-mod ntfs;
-pub(crate) mod partitions;
 mod touched;
 pub(crate) mod tree;
 
@@ -35,7 +32,7 @@ use crate::reader::VersionReader;
 use crate::units::{usize_of, usize_of_u32};
 
 pub use files::{CHANGED_FILES_BYTES_MAX, CHANGED_FILES_MAX, ChangedFile, FileChange};
-pub use partitions::PARTITIONS_MAX;
+pub use headwater_filesystems::partitions::PARTITIONS_MAX;
 pub use touched::{TOUCHED_FILES_MAX, TOUCHED_PATHS_BYTES_MAX, Touched, files_touched};
 
 /// The unit in which changed bytes are counted.
@@ -114,7 +111,7 @@ pub fn diff(
         compared_bytes = compared_bytes.saturating_add(bytes);
         progress(DiffProgress::Files { compared_bytes });
     };
-    for partition in partitions::find(to.as_ref())? {
+    for partition in tree::find(to.as_ref())? {
         cancel.check("the comparison")?;
         let inside = |(start, end): &(u64, u64)| {
             let last = partition.offset_bytes.saturating_add(partition.len_bytes);

@@ -8,13 +8,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use headwater_block::Device;
+use headwater_filesystems::visits::DEPTH_MAX;
+use headwater_filesystems::{Fault, FileSystem, Node, NodeKind, Partition, Visits};
 use headwater_store::{Hash, Store};
 
 use crate::chunk_cache::ChunkCache;
 use crate::diff::allowance::Allowance;
 use crate::diff::files::COMPARE_BYTES;
-use crate::diff::partitions::{self, Partition};
-use crate::diff::tree::{self, DEPTH_MAX, Fault, Kind, Node, READABLE, Tree, Visits};
+use crate::diff::tree::{self, READABLE};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::reader::VersionReader;
@@ -57,7 +58,7 @@ pub fn files_touched(
         }
     };
     let version = round.paced(version, cancel);
-    let found = match partitions::find_readable(version.as_ref()) {
+    let found = match tree::find_readable(version.as_ref()) {
         Ok(found) => found,
         Err(e) => {
             touched.remarks.push(format!("the partition table cannot be read: {e}"));
@@ -103,7 +104,7 @@ fn look_into(
         files: std::mem::take(&mut touched.files),
         paths_bytes_left: TOUCHED_PATHS_BYTES_MAX.saturating_sub(listed_bytes),
         is_cut: false,
-        visits: Visits::new(cancel),
+        visits: tree::visits(cancel),
         allowance: Allowance::of(partition),
         unread: 0,
         first_unread: None,
@@ -169,7 +170,7 @@ impl Walk<'_> {
     }
 
     /// Looks into a directory, in which so many others it is.
-    fn directory(&mut self, tree: &mut dyn Tree, directory: &Node, depth: usize) -> Result<(), Fault> {
+    fn directory(&mut self, tree: &mut dyn FileSystem, directory: &Node, depth: usize) -> Result<(), Fault> {
         if depth >= DEPTH_MAX {
             self.visits.cut();
             return Ok(());
@@ -185,7 +186,7 @@ impl Walk<'_> {
             if self.cancel.is_cancelled() {
                 return Ok(());
             }
-            if node.kind == Kind::Directory {
+            if node.kind == NodeKind::Directory {
                 self.directory(tree, &node, depth + 1)?;
             } else if node.fault.is_some() || !self.is_readable(tree, &node) {
                 self.note(&node);
@@ -196,11 +197,11 @@ impl Walk<'_> {
     }
 
     /// Whether an entry can be read, as far as the allowance goes.
-    fn is_readable(&mut self, tree: &mut dyn Tree, node: &Node) -> bool {
+    fn is_readable(&mut self, tree: &mut dyn FileSystem, node: &Node) -> bool {
         match node.kind {
-            Kind::Link => return tree.link(node).is_ok(),
-            Kind::File => {}
-            Kind::Directory | Kind::Other => return true,
+            NodeKind::Link => return tree.link(node).is_ok(),
+            NodeKind::File => {}
+            NodeKind::Directory | NodeKind::Other => return true,
         }
         let most_bytes = self.allowance.of_file(node.size_bytes);
         let mut buffer = vec![0; COMPARE_BYTES];

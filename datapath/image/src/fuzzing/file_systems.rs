@@ -1,23 +1,22 @@
 //! Disks with partitions and file systems, as the comparison of versions and the search for damaged files read them.
 //!
-//! What is given are the pieces of a disk, as for whole files. Two crates read ext and NTFS, and whoever calls them catches
-//! their panics; FAT and partitions are read here, and must not panic at all.
+//! What is given are the pieces of a disk, as for whole files. Nothing here may panic.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
 };
 
-use crate::diff::fat;
-use crate::diff::partitions::{self, PARTITIONS_MAX, Partition};
-use crate::diff::tree::{self, Fault, Kind, Node, Tree, Visits};
+use headwater_filesystems::partitions::PARTITIONS_MAX;
+use headwater_filesystems::{Fault, FileSystem, Node, NodeKind, Partition, crc32};
+
+use crate::diff::tree;
 use crate::fetch_pool::read_only;
-use crate::fuzzing::files::{pieces_of, tolerant, whole_of};
+use crate::fuzzing::files::{pieces_of, whole_of};
 use crate::progress::Cancel;
 use crate::reader::read_only_geometry;
 use crate::units::{u64_of, usize_of};
@@ -95,7 +94,7 @@ pub fn file_systems(pieces: &[u8]) {
         return;
     }
     let device: Arc<dyn Device> = disk.clone();
-    let found = partitions::find(device.as_ref());
+    let found = tree::find(device.as_ref());
     assert!(found.is_ok(), "the partitions of a disk that can be read: {found:?}");
     let found = found.unwrap_or_default();
     assert!((1..=PARTITIONS_MAX).contains(&found.len()), "{} partitions", found.len());
@@ -109,15 +108,7 @@ pub fn file_systems(pieces: &[u8]) {
     }
     for partition in found.iter().take(PARTITIONS_LOOKED_INTO) {
         let mut look = Look { disk: &disk, seen: 0, most_bytes: 0, wrong: None };
-        let mut boot = [0; 512];
-        let is_ours =
-            blocking::read(device.as_ref(), partition.offset_bytes, &mut boot).is_ok() && fat::is_one(&boot);
-        if is_ours {
-            look.partition(&device, partition);
-        } else {
-            // As those do that call it.
-            let _ = tolerant(|| catch_unwind(AssertUnwindSafe(|| look.partition(&device, partition))));
-        }
+        look.partition(&device, partition);
         assert!(look.most_bytes <= STEP_BYTES_MAX, "one step read {} bytes", look.most_bytes);
         assert!(look.wrong.is_none(), "{}", look.wrong.unwrap_or_default());
     }
@@ -143,7 +134,7 @@ impl Look<'_> {
     fn partition(&mut self, device: &Arc<dyn Device>, partition: &Partition) {
         let Some(mut tree) = self.step(|| tree::open(device, partition)) else { return };
         let mut left = vec![tree.root()];
-        let mut visits = Visits::new(&Cancel::new());
+        let mut visits = tree::visits(&Cancel::new());
         while let Some(directory) = left.pop() {
             let Some(entries) = self.step(|| tree.list(&directory, &mut visits)) else { continue };
             for (name, node) in entries {
@@ -155,17 +146,17 @@ impl Look<'_> {
                     self.wrong = Some(format!("{name:?} has the path {:?}", node.path));
                 }
                 match node.kind {
-                    Kind::Directory => left.push(node),
-                    Kind::Link => drop(self.step(|| tree.link(&node))),
-                    Kind::File => self.file(&mut *tree, &node),
-                    Kind::Other => {}
+                    NodeKind::Directory => left.push(node),
+                    NodeKind::Link => drop(self.step(|| tree.link(&node))),
+                    NodeKind::File => self.file(&mut *tree, &node),
+                    NodeKind::Other => {}
                 }
             }
         }
     }
 
     /// Reads the start of a file, at once and in parts, and its end.
-    fn file(&mut self, tree: &mut dyn Tree, file: &Node) {
+    fn file(&mut self, tree: &mut dyn FileSystem, file: &Node) {
         let (mut whole, mut parts) = (vec![0xaa; READ_BYTES], vec![0x55; READ_BYTES]);
         let Some(len) = self.step(|| tree.read(file, 0, &mut whole)) else { return };
         if len > READ_BYTES || u64_of(len) > file.size_bytes {
@@ -266,7 +257,7 @@ const GPT_AT: usize = 512;
 fn sum_gpt(disk: &mut [u8]) {
     let header = disk.get_mut(GPT_AT..GPT_AT + 92).unwrap_or_default();
     header.get_mut(16..20).unwrap_or_default().fill(0);
-    let sum = partitions::crc32(header).to_le_bytes();
+    let sum = crc32(header).to_le_bytes();
     if let Some(place) = header.get_mut(16..20) {
         place.copy_from_slice(&sum);
     }
@@ -342,10 +333,12 @@ fn with_gpt(inner: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use headwater_filesystems::Visits;
+
     use super::*;
 
     fn visits() -> Visits {
-        Visits::new(&Cancel::new())
+        tree::visits(&Cancel::new())
     }
 
     #[test]
@@ -363,15 +356,17 @@ mod tests {
             .status();
         assert!(made.as_ref().is_ok_and(std::process::ExitStatus::success), "{made:?}");
         let device: Arc<dyn Device> = disk_of(&pieces_of(&std::fs::read(image).unwrap()));
-        let mut tree = tree::open(&device, &partitions::find(device.as_ref()).unwrap()[0]).unwrap();
-        let deep = Node { path: b"/many/deep".to_vec(), ..tree.root() };
+        let mut tree = tree::open(&device, &tree::find(device.as_ref()).unwrap()[0]).unwrap();
+        let root = tree.root();
+        let many = tree.list(&root, &mut visits()).unwrap()[&b"many"[..]].clone();
+        let deep = tree.list(&many, &mut visits()).unwrap()[&b"deep"[..]].clone();
         let entries = tree.list(&deep, &mut visits()).unwrap();
         assert_eq!((entries.len(), entries[&b"file-7"[..]].size_bytes), (300, 5));
-        let refused = tree.list(&deep, &mut Visits::of(100, &Cancel::new())).unwrap_err();
+        let refused = tree.list(&deep, &mut Visits::of(100, || false)).unwrap_err();
         assert!(refused.to_string().contains("entries"), "{refused}");
         let cancel = Cancel::new();
         cancel.cancel();
-        assert!(tree.list(&deep, &mut Visits::new(&cancel)).is_err());
+        assert!(tree.list(&deep, &mut tree::visits(&cancel)).is_err());
     }
 
     #[test]
@@ -383,7 +378,7 @@ mod tests {
                 sample.len()
             );
             let device: Arc<dyn Device> = disk_of(sample);
-            let found = partitions::find(device.as_ref()).unwrap();
+            let found = tree::find(device.as_ref()).unwrap();
             assert_eq!(found.len(), 1, "sample {number}");
             assert_eq!(found[0].number, [1, 1, 0, 0, 0, 5][number], "sample {number}");
             let mut tree = tree::open(&device, &found[0]).unwrap();
@@ -405,7 +400,7 @@ mod tests {
         let entry = bytes.windows(11).position(|name| name == b"HELLO      ").unwrap();
         bytes[entry + 28..entry + 32].copy_from_slice(&u32::MAX.to_le_bytes());
         let device: Arc<dyn Device> = disk_of(&pieces_of(&bytes));
-        let mut tree = tree::open(&device, &partitions::find(device.as_ref()).unwrap()[0]).unwrap();
+        let mut tree = tree::open(&device, &tree::find(device.as_ref()).unwrap()[0]).unwrap();
         let root = tree.root();
         let hello = &tree.list(&root, &mut visits()).unwrap()[&b"hello"[..]];
         let refused = tree.read(hello, 0, &mut [0; 10]).unwrap_err();
@@ -420,8 +415,8 @@ mod tests {
             let mut disk = disk.clone();
             disk[512 + 80..512 + 84].copy_from_slice(&count.to_le_bytes());
             let device: Arc<dyn Device> = disk_of(&pieces_of(&disk));
-            assert_eq!(partitions::find(device.as_ref()).unwrap()[0].number, 1, "{count}");
+            assert_eq!(tree::find(device.as_ref()).unwrap()[0].number, 1, "{count}");
         }
-        assert_eq!(partitions::find(device.as_ref()).unwrap()[0].len_bytes, 4096);
+        assert_eq!(tree::find(device.as_ref()).unwrap()[0].len_bytes, 4096);
     }
 }

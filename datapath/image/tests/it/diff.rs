@@ -661,3 +661,77 @@ fn directories_and_files_without_an_end_are_a_remark() {
     let remark = compare(&store, from, add(&store, within)).partitions[0].remark.clone().unwrap();
     assert!(remark.contains("a directory has no cluster"), "{remark}");
 }
+
+#[test]
+fn ext4_with_short_inodes_and_checksums_is_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, image) = (dir.path().join("source"), dir.path().join("image"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("f"), "x").unwrap();
+    let (source, image_name) = (source.to_str().unwrap(), image.to_str().unwrap());
+    let made =
+        ["-q", "-F", "-t", "ext4", "-I", "128", "-O", "metadata_csum", "-d", source, image_name, "16M"];
+    run("e2fsprogs", "mke2fs", &made);
+    let before = fs::read(&image).unwrap();
+    run("e2fsprogs", "debugfs", &["-w", "-R", "rm f", image_name]);
+    let (_kept, store) = store();
+    let (from, to) = (add(&store, before), add(&store, fs::read(&image).unwrap()));
+    let found = compare(&store, from, to);
+    assert_eq!(found.partitions[0].remark, None);
+    expect(&found, &[("/f", FileChange::Removed)]);
+}
+
+/// A disk of which this is at this place, and which changed elsewhere.
+fn named(magic: &[(usize, &[u8])]) -> String {
+    let mut disk = vec![0; 2 << 20];
+    for (at, bytes) in magic {
+        disk[*at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    let (_kept, store) = store();
+    let from = add(&store, disk.clone());
+    disk[1 << 20] = 1;
+    let to = add(&store, disk);
+    compare(&store, from, to).partitions[0].remark.clone().unwrap()
+}
+
+#[test]
+fn what_is_not_read_is_named() {
+    let cases: [(usize, &[u8], &str); 12] = [
+        (0, b"XFSB", "XFS"),
+        (0x1_0040, b"_BHRfS_M", "Btrfs"),
+        (1024, b"\x10\x20\xf5\xf2", "F2FS"),
+        (3, b"EXFAT   ", "exFAT"),
+        (3, b"ReFS\0\0\0\0", "ReFS"),
+        (3, b"-FVE-FS-", "BitLocker"),
+        (0, b"LUKS\xba\xbe", "LUKS"),
+        (4086, b"SWAPSPACE2", "swap space"),
+        (0x8001, b"CD001", "ISO 9660"),
+        (0, b"hsqs", "SquashFS"),
+        (128 << 10, b"\x0c\xb1\xba\0\0\0\0\0", "ZFS"),
+        (4096, b"\xfc\x4e\x2b\xa9", "a member of a Linux RAID"),
+    ];
+    for (at, magic, name) in cases {
+        let remark = named(&[(at, magic)]);
+        assert!(remark.contains(&format!("it is {name}")), "{name}: {remark}");
+    }
+}
+
+#[test]
+fn the_volumes_of_an_lvm_are_named() {
+    let text = b"vg0 {\nlogical_volumes {\nroot {\n}\nhome {\n}\n}\n}\n";
+    let len = (text.len() as u64).to_le_bytes();
+    let remark = named(&[
+        (512, b"LABELONE"),
+        (512 + 20, &32u32.to_le_bytes()),
+        (512 + 24, b"LVM2 001"),
+        // After its name and size: an area of data from 1 MiB on, the end of that list, and an area of metadata.
+        (512 + 32 + 40, &(1u64 << 20).to_le_bytes()),
+        (512 + 32 + 72, &4096u64.to_le_bytes()),
+        (4096 + 4, b" LVM2 x[5A%r0N*>"),
+        (4096 + 32, &65_536u64.to_le_bytes()),
+        (4096 + 40, &512u64.to_le_bytes()),
+        (4096 + 48, &len),
+        (4096 + 512, text),
+    ]);
+    assert!(remark.contains("LVM with the volumes vg0/root, vg0/home"), "{remark}");
+}
