@@ -126,6 +126,7 @@ fn in_order(from: &LocalDir, manifest: &Manifest, order: &[ChunkRef], to: &Local
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     })?;
     Ok(committed.version.manifest)
 }

@@ -170,6 +170,7 @@ mod tests {
                 note: String::new(),
                 author: String::new(),
                 retired: false,
+                keeps_identity: false,
                 objects: Vec::new(),
             };
             image.adopt(&version).unwrap();

@@ -192,6 +192,7 @@ fn lists() -> Vec<Vec<u8>> {
             note: "note".into(),
             author: "anna".into(),
             retired: number == 2,
+            keeps_identity: number == 3,
             objects: vec![Hash::of(b"x"); usize::try_from(number).unwrap_or(1)],
         };
         if image.adopt(&version).is_err() {

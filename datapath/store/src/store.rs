@@ -457,6 +457,8 @@ pub struct NewVersion<'a> {
     /// Whether it was made of a machine's disk. Nobody boots it before it is promoted: where `production` is not set, the commit points
     /// it to the newest version before this one.
     pub is_sealed: bool,
+    /// Whether it may hold the identity of one machine: its SSH host key, machine-id or host name. Kept with the version.
+    pub keeps_identity: bool,
 }
 
 /// Right bytes for a place in a data object.

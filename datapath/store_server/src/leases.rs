@@ -86,6 +86,7 @@ mod tests {
             unless_newest: false,
             newest_at_most: None,
             is_sealed: false,
+            keeps_identity: false,
         };
         let version = store.publish().unwrap().commit(new).unwrap().version;
         let leases = Leases::new(Arc::new(store.clone()), LEASE);

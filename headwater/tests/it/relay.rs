@@ -39,6 +39,7 @@ fn store(dir: &Path) -> Vec<u8> {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(version).expect("a version");
     bytes
@@ -197,6 +198,7 @@ fn holed(dir: &Path, parts: &[(&[u8], Range<u64>)], is_damaged: bool) -> Vec<u8>
             unless_newest: false,
             newest_at_most: None,
             is_sealed: false,
+            keeps_identity: false,
         };
         store.publish().expect("a publication").commit(version).expect("a version");
     }

@@ -757,6 +757,7 @@ fn a_list_that_leaves_out_what_a_version_needs_brings_no_version() {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     liar.publish().unwrap().commit(listed).unwrap();
     store(&["copy", text(&lying), text(&copy), "disk@1"]).fails(6, &["the manifest of version 1 needs"]);

@@ -95,6 +95,8 @@ pub struct ImportOptions {
     pub newest_at_most: Option<u32>,
     /// Whether the source is a machine's disk; see [`NewVersion::is_sealed`].
     pub is_sealed: bool,
+    /// Whether the version may hold the identity of one machine; see [`NewVersion::keeps_identity`].
+    pub keeps_identity: bool,
     /// zstd level.
     pub level: i32,
     /// Worker threads; `None` for one a core.
@@ -117,6 +119,7 @@ impl ImportOptions {
             unless_newest: false,
             newest_at_most: None,
             is_sealed: false,
+            keeps_identity: false,
             level: LEVEL_DEFAULT,
             threads: None,
             basis: None,
@@ -269,6 +272,7 @@ fn import_once(
         unless_newest: options.unless_newest,
         newest_at_most: options.newest_at_most,
         is_sealed: options.is_sealed,
+        keeps_identity: options.keeps_identity,
     })?;
     progress(at);
     if is_new && attempt.has_carried {

@@ -250,6 +250,7 @@ pub(super) fn version<'a>(name: &'a ImageName, manifest: &'a [u8], objects: &'a 
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     }
 }
 
@@ -416,6 +417,7 @@ impl Store for Other {
                 note: String::new(),
                 author: String::new(),
                 retired: false,
+                keeps_identity: false,
                 objects: vec![Hash::of(&shared_object(content)), Hash::of(&own_object(content))],
             })?;
         }

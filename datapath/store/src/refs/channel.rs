@@ -383,6 +383,7 @@ mod tests {
                 note: String::new(),
                 author: String::new(),
                 retired: false,
+                keeps_identity: false,
                 objects: Vec::new(),
             });
         }

@@ -24,8 +24,9 @@ const FORMAT_WITHOUT_CHANNELS: u32 = 1;
 const POINTERS_MAX: usize = 2 * CHANNEL_PAST_MAX;
 const SCHEDULED_MAX: usize = 2;
 
-/// The one flag of a version.
+/// The flags of a version.
 const RETIRED: u32 = 1;
+const KEEPS_IDENTITY: u32 = 2;
 
 impl Image {
     /// The file's bytes.
@@ -150,7 +151,9 @@ fn put_version(out: &mut Vec<u8>, version: &Version) -> Result<(), StoreError> {
     out.extend_from_slice(&version.manifest.0);
     put_len(out, "bytes of a source", version.source.len(), NOTE_MAX_BYTES)?;
     put_len(out, "bytes of an author", version.author.len(), AUTHOR_MAX_BYTES)?;
-    put_u32(out, if version.retired { RETIRED } else { 0 });
+    let retired = if version.retired { RETIRED } else { 0 };
+    let keeps_identity = if version.keeps_identity { KEEPS_IDENTITY } else { 0 };
+    put_u32(out, retired | keeps_identity);
     out.extend_from_slice(version.note.as_bytes());
     out.extend_from_slice(version.source.as_bytes());
     out.extend_from_slice(version.author.as_bytes());
@@ -230,10 +233,9 @@ fn take_version(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Version> 
         std::mem::swap(&mut note, &mut source);
     }
     let objects = (0..object_count).map(|_| cursor.hash()).collect::<Option<Vec<_>>>()?;
-    if flags & !RETIRED != 0 {
+    if flags & !(RETIRED | KEEPS_IDENTITY) != 0 {
         return None;
     }
-    let retired = flags == RETIRED;
     Some(Version {
         number,
         manifest,
@@ -243,7 +245,8 @@ fn take_version(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Version> 
         source,
         note,
         author,
-        retired,
+        retired: flags & RETIRED != 0,
+        keeps_identity: flags & KEEPS_IDENTITY != 0,
         objects,
     })
 }
@@ -301,6 +304,7 @@ mod tests {
             note: note.into(),
             author: "anna".into(),
             retired: number == 3,
+            keeps_identity: number >= 2,
             objects: objects.iter().map(|o| Hash::of(o)).collect(),
         }
     }

@@ -44,6 +44,8 @@ pub struct Version {
     pub author: String,
     /// Whether it was taken out of use: it is not chosen by itself any more, and no channel can point to it.
     pub retired: bool,
+    /// Whether it may hold the identity of one machine, such as its private SSH host key; see [`NewVersion::keeps_identity`].
+    pub keeps_identity: bool,
     /// The data objects it needs, its own and older ones.
     pub objects: Vec<Hash>,
 }
@@ -110,6 +112,7 @@ impl Image {
             note: new.note.to_owned(),
             author: new.author.to_owned(),
             retired: false,
+            keeps_identity: new.keeps_identity,
             objects: new.objects.to_vec(),
         };
         self.next_number = self.after(version.number)?;
@@ -278,6 +281,7 @@ mod tests {
                 note: format!("note {number}"),
                 author: String::new(),
                 retired: false,
+                keeps_identity: false,
                 objects: Vec::new(),
             };
             assert!(image.adopt(&version).unwrap().is_some());

@@ -51,6 +51,7 @@ fn publish(store: &LocalDir, fill: u8) -> Result<(), StoreError> {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(new).map(drop)
 }

@@ -31,6 +31,7 @@ fn publish(store: &LocalDir, note: &str) {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     let version = publication.commit(new).unwrap().version;
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();

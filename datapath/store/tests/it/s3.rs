@@ -739,6 +739,7 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Locked);
@@ -926,6 +927,7 @@ fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(new).unwrap();
     id

@@ -63,6 +63,7 @@ fn publish(store: &dyn Store, image: &str, own: &[u8], older: &[Hash]) -> Result
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(version).map(drop)
 }

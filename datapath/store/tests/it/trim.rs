@@ -83,6 +83,7 @@ pub(crate) fn commit(
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(new).unwrap().version
 }

@@ -45,6 +45,7 @@ fn commit(publication: Box<dyn Publication>, manifest: &[u8], object: Hash) -> V
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(new).unwrap().version
 }

@@ -138,6 +138,7 @@ fn serve() -> Served {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     let manifest = publication.commit(new).unwrap().version.manifest;
     let (bytes_read, manifests_read) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());

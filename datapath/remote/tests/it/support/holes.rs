@@ -59,6 +59,7 @@ pub fn with_versions(dir: &Path, own: &[u8]) -> (LocalDir, Vec<u8>) {
             unless_newest: false,
             newest_at_most: None,
             is_sealed: false,
+            keeps_identity: false,
         };
         store.publish().unwrap().commit(version).unwrap();
     }

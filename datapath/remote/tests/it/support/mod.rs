@@ -36,6 +36,7 @@ pub fn store(dir: &Path) -> Vec<u8> {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(version).unwrap();
     store.set_trace(Hash::of(MANIFEST), Some(&trace())).unwrap();

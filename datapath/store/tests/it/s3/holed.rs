@@ -68,6 +68,7 @@ fn add(store: &dyn Store, image: &str, object: &[u8], is_sent: bool, needed: &Ra
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(new).unwrap();
 }

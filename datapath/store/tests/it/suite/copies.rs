@@ -148,6 +148,7 @@ pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
             unless_newest: false,
             newest_at_most: None,
             is_sealed: true,
+            keeps_identity: false,
         };
         assert_eq!(publication.commit(sealed).unwrap().production, Some(1));
         publish(&source, image, b"three", &[], b"m-three").unwrap();

@@ -71,6 +71,7 @@ pub fn publish(
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     })?;
     assert!(committed.is_new);
     Ok(committed.version)
@@ -204,6 +205,7 @@ pub fn a_dropped_publication_leaves_nothing(place: &dyn Place) {
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     });
     assert_eq!(kind(refused), StoreErrorKind::Invalid);
     assert_eq!(files(place.dir()), []);
@@ -227,6 +229,7 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
+        keeps_identity: false,
     };
     publication.commit(new).unwrap();
     // The object stays for b@1; the manifest of a@1 is gone, late.
@@ -364,6 +367,7 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
             unless_newest: true,
             newest_at_most: None,
             is_sealed: false,
+            keeps_identity: false,
         };
         store.publish().unwrap().commit(new).unwrap()
     };
@@ -400,6 +404,7 @@ pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place)
             unless_newest: false,
             newest_at_most: Some(1),
             is_sealed: false,
+            keeps_identity: false,
         };
         store.publish().unwrap().commit(new)
     };
@@ -428,6 +433,7 @@ pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Pl
             unless_newest: false,
             newest_at_most: None,
             is_sealed: true,
+            keeps_identity: false,
         };
         store.publish().unwrap().commit(new).unwrap()
     };
@@ -693,6 +699,7 @@ pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
             unless_newest: false,
             newest_at_most: None,
             is_sealed: false,
+            keeps_identity: false,
         };
         store.publish().unwrap().commit(new).unwrap()
     };
