@@ -108,7 +108,8 @@ mod walk;
 pub use ahead::{Background, BackgroundProgress};
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
 pub use diff::{
-    ChangedFile, DiffProgress, Difference, FileChange, PartitionDifference, Touched, diff, files_touched,
+    ChangedFile, DiffProgress, Difference, FileChange, PartitionDifference, SmallFile, SmallFiles, Touched,
+    diff, files_touched, small_files,
 };
 pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};

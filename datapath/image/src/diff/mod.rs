@@ -10,12 +10,13 @@
 //!
 //! - [`tree`]: how the file systems of a disk are opened.
 //! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged. [`allowance`]: how much of
-//!   files both read.
+//!   files both read. [`small`]: a few files of one of them, by their paths.
 
 mod allowance;
 #[cfg(test)]
 mod crafted;
 mod files;
+mod small;
 mod touched;
 pub(crate) mod tree;
 
@@ -33,6 +34,7 @@ use crate::units::{usize_of, usize_of_u32};
 
 pub use files::{CHANGED_FILES_BYTES_MAX, CHANGED_FILES_MAX, ChangedFile, FileChange};
 pub use headwater_filesystems::partitions::PARTITIONS_MAX;
+pub use small::{SMALL_FILE_BYTES_MAX, SMALL_FILES_MAX, SmallFile, SmallFiles, small_files};
 pub use touched::{TOUCHED_FILES_MAX, TOUCHED_PATHS_BYTES_MAX, Touched, files_touched};
 
 /// The unit in which changed bytes are counted.
