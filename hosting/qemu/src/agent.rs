@@ -10,6 +10,7 @@
 
 mod connection;
 mod freeze;
+mod generalise;
 mod late;
 
 use std::io::ErrorKind;
@@ -31,6 +32,8 @@ use crate::agent::connection::Connection;
 use crate::agent::freeze::{FREEZE, THAW};
 use crate::agent::late::EXEC;
 use crate::error::{Error, Result};
+
+pub use crate::agent::generalise::Generalised;
 
 /// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

@@ -48,7 +48,7 @@ pub mod seed;
 pub mod spec;
 mod supervise;
 
-pub use agent::{Agent, Exec, ExecOutput};
+pub use agent::{Agent, Exec, ExecOutput, Generalised};
 pub use error::{Error, Result};
 pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
 pub use launch::without_own_variables;
