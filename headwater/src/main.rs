@@ -42,10 +42,13 @@ mod verification;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use clap_complete::CompleteEnv;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn main() -> ExitCode {
+    // If a shell asks for completions, this answers and ends.
+    CompleteEnv::with_factory(cli::Cli::command).complete();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) if e.use_stderr() && std::env::args_os().any(|word| word == "--json") => {

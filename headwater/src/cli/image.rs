@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Subcommand, ValueHint};
 use headwater_api::{Channel, ExportFormat, SourceFormat};
 
-use crate::cli::MachineArgs;
+use crate::cli::{MachineArgs, complete};
 use crate::streaming;
 
 /// `headwater image ...`.
@@ -46,11 +46,13 @@ pub enum ImageCommand {
     /// List an image's versions: channels, state, author, machines that run them
     Versions {
         /// IMAGE
+        #[arg(add = complete::images())]
         image: String,
     },
     /// Have a channel point to a version; machines get it at their next boot
     Promote {
         /// IMAGE@NUMBER or IMAGE@HASH; with --cancel IMAGE
+        #[arg(add = complete::images())]
         image: String,
         /// test or production
         #[arg(value_parser = Channel::parse)]
@@ -65,6 +67,7 @@ pub enum ImageCommand {
     /// Have a channel point where it pointed before
     Revert {
         /// IMAGE
+        #[arg(add = complete::images())]
         image: String,
         /// test or production
         #[arg(value_parser = Channel::parse)]
@@ -73,28 +76,31 @@ pub enum ImageCommand {
     /// Have a machine, or all of a catalog, boot one version, whatever the channels say
     Pin {
         /// The machine or catalog
-        #[arg(value_name = "MACHINE|CATALOG")]
+        #[arg(value_name = "MACHINE|CATALOG", add = complete::machines_and_catalogs())]
         name: String,
         /// IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
     },
     /// Let a machine, or all of a catalog, follow its image again
     Unpin {
         /// The machine or catalog
-        #[arg(value_name = "MACHINE|CATALOG")]
+        #[arg(value_name = "MACHINE|CATALOG", add = complete::machines_and_catalogs())]
         name: String,
     },
     /// Change an image on a machine: it boots the newest version on a private disk that is kept until seal or discard
     Edit {
         /// IMAGE
+        #[arg(add = complete::images())]
         image: String,
         /// The machine; it must be off
-        #[arg(long)]
+        #[arg(long, add = complete::machines())]
         machine: String,
     },
     /// Make a version of what was changed since edit; the machine must be off
     Seal {
         /// IMAGE
+        #[arg(add = complete::images())]
         image: String,
         /// A line about the version, for people
         #[arg(long)]
@@ -106,11 +112,13 @@ pub enum ImageCommand {
     /// Forget what was changed since edit; the machine must be off
     Discard {
         /// IMAGE
+        #[arg(add = complete::images())]
         image: String,
     },
     /// Take a version out of use: it is not the newest any more and cannot be promoted
     Retire {
         /// IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// Bring it back
         #[arg(long)]
@@ -119,6 +127,7 @@ pub enum ImageCommand {
     /// Change the note of a version, also of a retired one
     Note {
         /// IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// A line about the version, for people; '' takes the note away
         #[arg(allow_hyphen_values = true)]
@@ -127,8 +136,10 @@ pub enum ImageCommand {
     /// Show what changed between two versions: bytes, and files of ext, FAT and NTFS file systems
     Diff {
         /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         from: String,
         /// The newer one
+        #[arg(add = complete::images())]
         to: String,
     },
     /// Show, record, merge and remove a version's boot trace: what its boots read first, and later ones have ahead
@@ -137,6 +148,7 @@ pub enum ImageCommand {
     /// Show who changed an image, and when
     History {
         /// IMAGE
+        #[arg(add = complete::images())]
         image: String,
         /// At most so many changes
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
@@ -145,11 +157,13 @@ pub enum ImageCommand {
     /// Show an image and its versions
     Show {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
     },
     /// Read all of a version and compare it with its hashes; damage is told with the files and machines that it touches
     Verify {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// Read at most so many bytes a second [default: as many as the store gives]
         #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
@@ -162,6 +176,7 @@ pub enum ImageCommand {
     /// Write a version to a new file
     Export {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// The file; it must not exist, and - is refused: the daemon writes it
         #[arg(value_hint = ValueHint::FilePath)]
@@ -173,6 +188,7 @@ pub enum ImageCommand {
     /// Remove an image, or one of its versions, unless a machine, a channel or a pin uses it
     Remove {
         /// IMAGE: with all its versions and channels. IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH: that version
+        #[arg(add = complete::images())]
         image: String,
         /// Of IMAGE: also where a channel points to one of its versions, or will. What a machine or a pin uses stays
         #[arg(long)]
@@ -186,11 +202,13 @@ pub enum TraceCommand {
     /// Show how many boots it was made from, what it holds, and where it is kept
     Show {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
     },
     /// Boot the version once, on a machine that is made for it and removed again, and record what it reads
     Record {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// Go on so long after the guest is up, for what starts late; two minutes are recorded at most
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -202,6 +220,7 @@ pub enum TraceCommand {
     /// Take in boot traces that other hosts saved
     Merge {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// What 'trace save' wrote there
         #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -210,6 +229,7 @@ pub enum TraceCommand {
     /// Write the boot trace to a file, for another host to merge
     Save {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// The file; it must not exist
         #[arg(value_hint = ValueHint::FilePath)]
@@ -218,6 +238,7 @@ pub enum TraceCommand {
     /// Forget the boot trace; the next boots are recorded anew
     Remove {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
     },
 }

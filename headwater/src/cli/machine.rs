@@ -8,6 +8,7 @@ use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
 
 use crate::caches::{LimitArgs, NewLimits};
+use crate::cli::complete;
 
 /// A machine's write cache and size.
 #[derive(Debug, Args)]
@@ -53,10 +54,10 @@ pub enum MachineCommand {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'
         name: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
-        #[arg(required_unless_present = "catalog")]
+        #[arg(required_unless_present = "catalog", add = complete::images())]
         image: Option<String>,
         /// The catalog that it belongs to: it boots what that says, and what is not given is as there
-        #[arg(long, conflicts_with = "image")]
+        #[arg(long, conflicts_with = "image", add = complete::catalogs())]
         catalog: Option<String>,
         /// Keep its disk over stops, restarts and crashes; it stays on its version until a reset
         #[arg(long)]
@@ -73,12 +74,14 @@ pub enum MachineCommand {
     /// Show a machine, its disk's counters and its latest events
     Show {
         /// Its name
+        #[arg(add = complete::machines())]
         name: String,
     },
     /// Change the limits of a machine's write cache, at once where it is on; or its memory and processors while it is off
     #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
     Set {
         /// Its name
+        #[arg(add = complete::machines())]
         name: String,
         /// What is to be another one
         #[command(flatten)]
@@ -96,6 +99,7 @@ pub enum MachineCommand {
     /// Make a version of a machine's disk as it is now, while the machine goes on
     Seal {
         /// Its name
+        #[arg(add = complete::machines())]
         name: String,
         /// A line about the version, for people
         #[arg(long)]
@@ -107,7 +111,7 @@ pub enum MachineCommand {
     /// Start machines, each on a pristine disk, or on its own where that is kept
     Start {
         /// Their names
-        #[arg(required = true)]
+        #[arg(required = true, add = complete::machines())]
         names: Vec<String>,
         /// Wait until the guests are up: at most 600 seconds, or so many
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
@@ -116,7 +120,7 @@ pub enum MachineCommand {
     /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote unless its disk is kept
     Stop {
         /// Their names
-        #[arg(required = true)]
+        #[arg(required = true, add = complete::machines())]
         names: Vec<String>,
         /// End them at once
         #[arg(long)]
@@ -125,7 +129,7 @@ pub enum MachineCommand {
     /// Give machines a pristine disk, also those whose disk is kept; those that are on start again at once
     Reset {
         /// Their names
-        #[arg(required = true)]
+        #[arg(required = true, add = complete::machines())]
         names: Vec<String>,
         /// Wait until the guests are up: at most 600 seconds, or so many
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
@@ -134,7 +138,7 @@ pub enum MachineCommand {
     /// Remove machines that are off; a disk that is kept goes with its machine
     Remove {
         /// Their names
-        #[arg(required = true)]
+        #[arg(required = true, add = complete::machines())]
         names: Vec<String>,
         /// End them first where they are on
         #[arg(long)]
@@ -143,6 +147,7 @@ pub enum MachineCommand {
     /// Connect the terminal to a machine's console (Ctrl-] leaves), or print what it printed
     Console {
         /// Its name
+        #[arg(add = complete::machines())]
         name: String,
         /// Print what the console printed since the machine started, and end
         #[arg(long)]
@@ -154,6 +159,7 @@ pub enum MachineCommand {
     /// Run a command in a guest, through its agent; its exit code becomes ours, and Ctrl-C ends it
     Exec {
         /// The machine's name
+        #[arg(add = complete::machines())]
         name: String,
         /// End the command after so many seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
@@ -175,6 +181,7 @@ pub enum CatalogCommand {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'; no machine has it
         name: String,
         /// What its machines boot: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
         /// Keep its machines' disks over stops, restarts and crashes
         #[arg(long)]
@@ -188,18 +195,22 @@ pub enum CatalogCommand {
     /// Show a catalog and its machines
     Show {
         /// Its name
+        #[arg(add = complete::catalogs())]
         name: String,
     },
     /// Have a catalog's machines boot something else from their next boot on
     Set {
         /// Its name
+        #[arg(add = complete::catalogs())]
         name: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
         image: String,
     },
     /// Remove a catalog that has no machines
     Remove {
         /// Its name
+        #[arg(add = complete::catalogs())]
         name: String,
     },
 }

@@ -1,6 +1,7 @@
 //! The command line: the commands, and their flags.
 
 mod cache;
+mod complete;
 mod daemon;
 mod export;
 mod front_ends;
@@ -114,6 +115,7 @@ pub enum LogFormat {
 #[derive(Debug, Args)]
 pub struct StatsArgs {
     /// Only those of this machine
+    #[arg(add = complete::machines())]
     pub machine: Option<String>,
     /// Again each second, with the rates of counters, until Ctrl-C
     #[arg(long)]

@@ -4,14 +4,18 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::CommandFactory;
+use clap_complete::env::Shells;
 
 use crate::cli::Cli;
 use crate::show;
 
-/// Prints the completions for a shell.
+/// Prints the completions for a shell: a script that has the shell ask this program, which knows names from the daemon.
 pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "headwater", &mut script);
+    let shells = Shells::builtins();
+    let completer =
+        shells.completer(&shell.to_string()).context("there are no completions for this shell")?;
+    completer.write_registration("COMPLETE", "headwater", "headwater", "headwater", &mut script)?;
     show::bytes(&script)
 }
 

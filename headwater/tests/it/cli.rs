@@ -192,10 +192,46 @@ fn a_reader_that_goes_away_is_no_failure_and_hides_none() {
 }
 
 #[test]
+fn completions_offer_commands_and_names_that_the_daemon_has() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("pc-1");
+    daemon.create("desk", "tiny", &[]);
+    daemon.cli(&["catalog", "create", "class", "tiny"]).ok();
+    let dir = daemon.path().to_owned();
+    // As bash has it: the words, with the cursor at the last one.
+    let offered = |words: &[&str]| {
+        let script = "eval \"$(headwater completions bash)\"; COMP_WORDS=(headwater \"$@\"); COMP_CWORD=$#; COMP_LINE=\"headwater $*\"; \
+                      COMP_POINT=${#COMP_LINE}; COMP_TYPE=9; $(complete -p headwater | sed 's/.*-F \\([^ ]*\\).*/\\1/') headwater \"${!#}\"; \
+                      printf '%s\\n' \"${COMPREPLY[@]}\"";
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_headwater")).parent().unwrap();
+        let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["-c", script, "bash"]).args(words).env("PATH", path).env("HEADWATER_DATA_DIR", &dir);
+        let output = bash.output().expect("bash runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut offered: Vec<_> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+        offered.sort();
+        (offered, output)
+    };
+    let check = |words: &[&str], expected: &[&str]| {
+        let (found, output) = offered(words);
+        assert_eq!(found, expected, "{words:?}: {output:?}");
+    };
+    check(&["machine", "star"], &["start"]);
+    check(&["machine", "start", "p"], &["pc-1"]);
+    check(&["machine", "create", "x", "t"], &["tiny"]);
+    check(&["catalog", "show", "c"], &["class"]);
+    check(&["image", "pin", ""], &["class", "desk", "pc-1"]);
+    drop(daemon);
+    check(&["machine", "start", "p"], &[]);
+}
+
+#[test]
 fn completions_and_manual_are_generated() {
     for shell in ["bash", "zsh", "fish"] {
         let script = run(headwater().args(["completions", shell])).ok();
-        assert!(script.contains("headwater") && script.contains("machine"), "{shell}");
+        assert!(script.contains("COMPLETE=") && script.contains("headwater"), "{shell}: {script}");
     }
     let dir = short_dir();
     run(headwater().arg("man").arg(dir.path())).ok();

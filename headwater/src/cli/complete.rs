@@ -1,0 +1,67 @@
+//! What a shell offers for a name: the machines, images and catalogs that the daemon has.
+//!
+//! The shell asks by running this program with `COMPLETE` in its environment, at each press of its key. So the daemon is given a moment, and
+//! where it does not answer nothing is offered.
+
+use std::future::Future;
+use std::time::Duration;
+
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+
+use crate::client::Client;
+use crate::data_dir::DataDir;
+
+/// How long a shell waits at most.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Names of machines.
+pub fn machines() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| offered(async |client| Ok(machine_names(&client).await?)))
+}
+
+/// Names of images.
+pub fn images() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        offered(async |client| {
+            Ok(client.images().await?.images.into_iter().map(|image| image.name).collect())
+        })
+    })
+}
+
+/// Names of catalogs.
+pub fn catalogs() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| offered(async |client| catalog_names(&client).await))
+}
+
+/// Names of machines and catalogs.
+pub fn machines_and_catalogs() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        offered(async |client| {
+            let mut names = machine_names(&client).await?;
+            names.extend(catalog_names(&client).await?);
+            Ok(names)
+        })
+    })
+}
+
+async fn machine_names(client: &Client) -> anyhow::Result<Vec<String>> {
+    Ok(client.machines().await?.machines.into_iter().map(|machine| machine.name).collect())
+}
+
+async fn catalog_names(client: &Client) -> anyhow::Result<Vec<String>> {
+    Ok(client.catalogs().await?.catalogs.into_iter().map(|catalog| catalog.name).collect())
+}
+
+fn offered<F>(names: impl FnOnce(Client) -> F) -> Vec<CompletionCandidate>
+where
+    F: Future<Output = anyhow::Result<Vec<String>>>,
+{
+    let asked = || -> anyhow::Result<Vec<String>> {
+        let data_dir = std::env::var_os("HEADWATER_DATA_DIR").map(Into::into);
+        let client = Client::new(DataDir::locate(data_dir)?.socket());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, names(client)).await? })
+    };
+    // Whoever presses a key for a name is not helped by an error.
+    asked().unwrap_or_default().into_iter().map(CompletionCandidate::new).collect()
+}
