@@ -156,6 +156,19 @@ pub enum MachineCommand {
         #[arg(long)]
         follow: bool,
     },
+    /// Copy a file into a guest or out of it, through its agent: one of the two is NAME:PATH
+    Cp {
+        /// The file: PATH, or NAME:/PATH
+        from: String,
+        /// Where to: PATH, or NAME:/PATH; a directory takes the file under its own name
+        to: String,
+    },
+    /// Have guests give back what files left that were removed (fstrim, through their agents): it takes room in their write caches until then
+    Trim {
+        /// Their names
+        #[arg(required = true, add = complete::machines())]
+        names: Vec<String>,
+    },
     /// Run a command in a guest, through its agent; its exit code becomes ours, and Ctrl-C ends it
     Exec {
         /// The machine's name

@@ -15,7 +15,7 @@ use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 use crate::caches::NewLimits;
 use crate::cli::{MachineArgs, MachineCommand};
 use crate::client::Client;
-use crate::cmd::{channels, console, exec, seal};
+use crate::cmd::{channels, console, cp, exec, seal, trim};
 use crate::failure::invalid;
 use crate::show::{self, progress::said_if_slow};
 
@@ -52,6 +52,8 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Seal { name, note, over_newer } => {
             seal::machine(&client, &name, seal::request(note, over_newer), json).await?;
         }
+        MachineCommand::Cp { from, to } => cp::run(&client, &from, &to, json).await?,
+        MachineCommand::Trim { names } => trim::run(&client, names, json).await?,
         MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight, memory, cpus } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight, memory_bytes: memory, cpus };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
@@ -218,25 +220,27 @@ pub fn behind(name: &str) -> String {
 }
 
 /// Failures of a command that names several machines.
-struct Failures {
+pub struct Failures {
     first: Option<anyhow::Error>,
     json: bool,
 }
 
 impl Failures {
-    fn new(json: bool) -> Self {
+    /// Of a command that answers like this.
+    pub fn new(json: bool) -> Self {
         Self { first: None, json }
     }
 
     /// All are told; the last word is the first one's, with its exit code.
-    fn add(&mut self, error: anyhow::Error) {
+    pub fn add(&mut self, error: anyhow::Error) {
         match self.first {
             Some(_) => crate::failure::tell(&error, self.json),
             None => self.first = Some(error),
         }
     }
 
-    fn end(self) -> anyhow::Result<()> {
+    /// The first one, if there is one.
+    pub fn end(self) -> anyhow::Result<()> {
         self.first.map_or(Ok(()), Err)
     }
 }

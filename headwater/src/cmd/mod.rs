@@ -6,6 +6,7 @@ mod catalog;
 mod channels;
 mod console;
 mod counters;
+mod cp;
 mod diff;
 mod events;
 mod exec;
@@ -29,6 +30,7 @@ mod stats;
 mod status;
 mod store;
 mod trace;
+mod trim;
 mod when;
 
 use std::future::Future;

@@ -116,8 +116,15 @@ impl ServedVolume {
             _ => format!("free space on the file system of {}", self.files.cache_dir.display()),
         };
         let message = format!("its write cache is full and writes {fare}: {used} in use");
-        Some(Shortage { message, advice: format!("{advice}; files deleted in the guest free some, too") })
+        Some(Shortage { message, advice: format!("{advice}; {}", freed_by_trim(&self.machine)) })
     }
+}
+
+/// What else helps: a guest that mounts without `discard` keeps the blocks of removed files until it is told to give them back.
+fn freed_by_trim(machine: &str) -> String {
+    format!(
+        "files removed in the guest free some once it gives their blocks back: 'headwater machine trim {machine}', or fstrim -a in the guest"
+    )
 }
 
 #[cfg(test)]
