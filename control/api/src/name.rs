@@ -1,5 +1,7 @@
 //! Names of machines and images, and references to versions.
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 use crate::image::Channel;
@@ -24,6 +26,29 @@ pub fn check_machine(name: &str) -> Result<(), Problem> {
             "use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and '-', with a letter or digit at the beginning and the end"
         ),
     ))
+}
+
+/// The longest host name, with its dots.
+pub const MAX_HOST_NAME_BYTES: usize = 253;
+
+/// Checks a guest's host name: one label, or several with dots between them, of letters of either case.
+pub fn check_host_name(name: &str) -> Result<(), Problem> {
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        bytes.len() <= MAX_NAME_BYTES
+            && bytes.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-')
+            && edge(bytes.first())
+            && edge(bytes.last())
+    };
+    if name.len() <= MAX_HOST_NAME_BYTES && name.split('.').all(is_label) {
+        return Ok(());
+    }
+    let message = format!("'{}' is not a host name", name.escape_debug());
+    Err(Problem::new(ProblemKind::Invalid, message).advise(format!(
+        "use parts of 1 to {MAX_NAME_BYTES} letters, digits and '-', with a letter or digit at the beginning and the end and dots between \
+         them, at most {MAX_HOST_NAME_BYTES} in all"
+    )))
 }
 
 /// Checks the name of an image.
@@ -87,6 +112,37 @@ impl std::fmt::Display for ImageRef {
     }
 }
 
+/// The order in which people expect names: `pc-2` before `pc-10`.
+pub fn natural(one: &str, other: &str) -> Ordering {
+    let (mut a, mut b) = (one, other);
+    loop {
+        let (digits_a, digits_b) = (leading_digits(a), leading_digits(b));
+        if digits_a > 0 && digits_b > 0 {
+            let ((x, rest_a), (y, rest_b)) = (a.split_at(digits_a), b.split_at(digits_b));
+            let value = |digits: &str| digits.trim_start_matches('0').len();
+            // Of two numbers without zeroes before them the longer one is larger.
+            let by_number = value(x)
+                .cmp(&value(y))
+                .then_with(|| x.trim_start_matches('0').cmp(y.trim_start_matches('0')));
+            match by_number {
+                Ordering::Equal => (a, b) = (rest_a, rest_b),
+                unequal => return unequal,
+            }
+            continue;
+        }
+        let (mut rest_a, mut rest_b) = (a.chars(), b.chars());
+        match (rest_a.next(), rest_b.next()) {
+            (None, None) => return one.cmp(other),
+            (x, y) if x == y => (a, b) = (rest_a.as_str(), rest_b.as_str()),
+            (x, y) => return x.cmp(&y),
+        }
+    }
+}
+
+fn leading_digits(text: &str) -> usize {
+    text.bytes().take_while(u8::is_ascii_digit).count()
+}
+
 /// Makes a legal image name of a file name: `My Disk.qcow2` becomes `my-disk`. `None`: nothing in it can be in one.
 pub fn image_name_of(file_name: &str) -> Option<String> {
     let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);
@@ -118,6 +174,34 @@ mod tests {
         for bad in ["", "-a", "a-", "A", "a.b", "a/b", "..", "a b", "a\n", "\u{e4}", &"a".repeat(64)] {
             assert_eq!(check_machine(bad).unwrap_err().kind, ProblemKind::Invalid, "{bad}");
         }
+    }
+
+    #[test]
+    fn host_names_may_have_dots_and_upper_case_letters() {
+        for good in
+            ["a", "LAB-1", "lab.example.com", "4.a", &format!("{}.{}", "a".repeat(63), "b".repeat(63))]
+        {
+            assert!(check_host_name(good).is_ok(), "{good}");
+        }
+        let long = ["a"; 128].join(".");
+        for bad in
+            ["", ".", "a.", ".a", "a..b", "-a", "a-.b", "a_b", "a b", "a\n", "\u{e4}", &"a".repeat(64), &long]
+        {
+            assert_eq!(check_host_name(bad).unwrap_err().kind, ProblemKind::Invalid, "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_in_names_are_ordered_as_numbers() {
+        let ordered =
+            ["a", "pc", "pc-", "pc-01", "pc-1", "pc-1a", "pc-2", "pc-10", "pc-10-9", "pc-10-10", "pc-x", "q"];
+        for (at, one) in ordered.iter().enumerate() {
+            for (other_at, other) in ordered.iter().enumerate() {
+                assert_eq!(natural(one, other), at.cmp(&other_at), "{one} {other}");
+            }
+        }
+        let digits = "9".repeat(40);
+        assert_eq!(natural(&digits, &format!("1{digits}")), Ordering::Less);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub trait MachineRepository: Send {
     /// The machine of that UUID.
     async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError>;
 
-    /// All machines, by name, without their user data: that may be large, and lists are read often.
+    /// All machines, by name as people count (`pc-2` before `pc-10`), without their user data: that may be large, and lists are read often.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
 
     /// Stores what may change in a machine's life: wanted, state, reason, version, boot time and start time.
@@ -77,7 +77,7 @@ pub trait CatalogRepository: Send {
     /// The catalog of that name.
     async fn by_name(&mut self, name: &str) -> Result<Option<CatalogRecord>, DbError>;
 
-    /// All catalogs, by name.
+    /// All catalogs, by name in the same way.
     async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError>;
 
     /// Sets what its machines boot. Returns whether the catalog exists.

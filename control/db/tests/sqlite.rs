@@ -25,6 +25,7 @@ macro_rules! on_sqlite {
 
 on_sqlite!(
     machines_are_stored_whole,
+    lists_are_ordered_as_people_count,
     a_name_is_given_once,
     state_is_updated,
     pins_are_set_and_taken_away,

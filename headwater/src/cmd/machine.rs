@@ -1,10 +1,11 @@
 //! `headwater machine`: machines, through the daemon.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use flate2::read::MultiGzDecoder;
 use headwater_api::{
     CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine, MachineState,
     Problem, ProblemKind, SetMachine, Wanted,
@@ -21,6 +22,12 @@ use crate::show::{self, progress::said_if_slow};
 
 /// How often a boot that is waited for is looked at.
 const WAIT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How what gzip made begins.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Said of a reset of a machine that is off.
+const STAYS_OFF: &str = ", as it was: a reset does not start it, and its disk is pristine at its next start";
 
 /// Carries out one of the machine commands.
 pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow::Result<u8> {
@@ -133,9 +140,27 @@ fn read_user_data(path: &Path) -> anyhow::Result<String> {
         Err(e) if e.kind() == ErrorKind::InvalidData => return Err(invalid(format!("{}: {e}", failed()))),
         read => read.with_context(failed)?,
     };
+    let bytes = if bytes.starts_with(&GZIP_MAGIC) { unpacked(&bytes, path)? } else { bytes };
     String::from_utf8(bytes).map_err(|_| {
-        invalid(format!("the user data {} is not text in UTF-8; give it uncompressed", path.display()))
+        invalid(format!("the user data {} is not text in UTF-8, nor that with gzip", path.display()))
     })
+}
+
+/// What gzip made smaller. A guest is given it as it was: cloud-init would unpack it to the same.
+fn unpacked(bytes: &[u8], path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let most = MAX_USER_DATA_BYTES as u64;
+    MultiGzDecoder::new(bytes).take(most + 1).read_to_end(&mut text).map_err(|e| {
+        invalid(format!("the user data {} cannot be unpacked with gzip: {e}", path.display()))
+    })?;
+    if text.len() > MAX_USER_DATA_BYTES {
+        let most = size::format(most);
+        return Err(invalid(format!(
+            "the user data {} is longer than {most} once it is unpacked",
+            path.display()
+        )));
+    }
+    Ok(text)
 }
 
 /// Changes all machines at the same time; the first failure is ours, once all are done.

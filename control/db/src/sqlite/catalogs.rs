@@ -1,6 +1,7 @@
 //! Catalogs in SQLite.
 
 use async_trait::async_trait;
+use headwater_api::name::natural;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, Row as _, SqliteConnection};
 
@@ -86,8 +87,11 @@ impl CatalogRepository for SqliteCatalogs<'_> {
 
     async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError> {
         let rows: Vec<Row> =
-            sqlx::query_as("SELECT * FROM catalogs ORDER BY name").fetch_all(&mut *self.connection).await?;
-        rows.into_iter().map(CatalogRecord::try_from).collect()
+            sqlx::query_as("SELECT * FROM catalogs").fetch_all(&mut *self.connection).await?;
+        let records: Result<Vec<_>, _> = rows.into_iter().map(CatalogRecord::try_from).collect();
+        let mut records = records?;
+        records.sort_by(|a, b| natural(&a.name, &b.name));
+        Ok(records)
     }
 
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError> {

@@ -1,6 +1,7 @@
 //! Machines in SQLite.
 
 use async_trait::async_trait;
+use headwater_api::name::natural;
 use headwater_api::{Identity, MachineState, Wanted};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, Row as _, SqliteConnection};
@@ -166,11 +167,13 @@ impl MachineRepository for SqliteMachines<'_> {
     }
 
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {
-        let rows: Vec<Row> =
-            sqlx::query_as("SELECT *, NULL AS user_data FROM machines_and_catalogs ORDER BY name")
-                .fetch_all(&mut *self.connection)
-                .await?;
-        rows.into_iter().map(MachineRecord::try_from).collect()
+        let rows: Vec<Row> = sqlx::query_as("SELECT *, NULL AS user_data FROM machines_and_catalogs")
+            .fetch_all(&mut *self.connection)
+            .await?;
+        let records: Result<Vec<_>, _> = rows.into_iter().map(MachineRecord::try_from).collect();
+        let mut records = records?;
+        records.sort_by(|a, b| natural(&a.name, &b.name));
+        Ok(records)
     }
 
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {

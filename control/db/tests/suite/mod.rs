@@ -51,6 +51,21 @@ pub fn event(subject: &str, detail: &str) -> NewEvent {
     }
 }
 
+/// Lists are ordered as people count.
+pub async fn lists_are_ordered_as_people_count(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    for name in ["pc-10", "pc-2", "pc-1"] {
+        repo.machines().add(&machine(name)).await.unwrap();
+        let catalog = CatalogRecord { name: format!("room-{name}"), ..catalog("x") };
+        repo.catalogs().add(&catalog).await.unwrap();
+    }
+    let machines = repo.machines().list().await.unwrap();
+    assert_eq!(machines.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["pc-1", "pc-2", "pc-10"]);
+    let catalogs = repo.catalogs().list().await.unwrap();
+    let names: Vec<_> = catalogs.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(names, ["room-pc-1", "room-pc-2", "room-pc-10"]);
+}
+
 /// A machine comes back as it was stored; absent is `None`; the list is ordered by name, and has no user data.
 pub async fn machines_are_stored_whole(db: &dyn Database) {
     let (mut b, mut a) = (machine("b"), machine("a"));

@@ -186,9 +186,8 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
 }
 
 async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
-    name::check_machine(&plan.host_name).map_err(|problem| {
-        Failure(problem.during(format!("'{}' is not a host name", plan.host_name.escape_debug())))
-    })?;
+    name::check_host_name(&plan.host_name)
+        .map_err(|problem| Failure(problem.during(format!("cannot create machine '{}'", plan.name))))?;
     let run_dir = service.run_dir(&plan.name);
     let len = run_dir.as_os_str().len() + MAX_SOCKET_NAME_BYTES;
     if len > MAX_SOCKET_PATH_BYTES {

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use headwater_api::name::natural;
 use headwater_api::{ImageList, Problem};
 
 use crate::Service;
@@ -16,6 +17,7 @@ use crate::backend::Listed;
     responses((status = 200, body = ImageList), (status = 500, description = "The store failed", body = Problem)),
 )]
 pub(super) async fn list_images(State(service): State<Service>) -> Result<Json<ImageList>, Failure> {
-    let Listed { images, unreadable } = service.images().list().await?;
+    let Listed { mut images, unreadable } = service.images().list().await?;
+    images.sort_by(|a, b| natural(&a.name, &b.name));
     Ok(Json(ImageList { images, unreadable: unreadable.iter().map(problem).collect() }))
 }

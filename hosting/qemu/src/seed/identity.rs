@@ -8,6 +8,12 @@ use crate::error::{Error, Result};
 /// The longest user data, in bytes.
 pub const MAX_USER_DATA_BYTES: usize = 4 << 20;
 
+/// The longest host name, with its dots.
+const MAX_HOST_NAME_BYTES: usize = 253;
+
+/// The longest host name of a Linux kernel.
+const MAX_KERNEL_NAME_BYTES: usize = 64;
+
 /// How user data that cloud-init understands may start.
 const USER_DATA_STARTS: [&[u8]; 9] = [
     b"#!",
@@ -43,7 +49,7 @@ impl std::fmt::Debug for SshHostKey {
 /// What a guest is told about itself.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Its host name: letters, digits and hyphens.
+    /// Its host name: letters, digits and hyphens, and dots between its parts.
     pub hostname: String,
     /// cloud-init sets a guest up again when this changes.
     pub instance_id: String,
@@ -55,7 +61,22 @@ pub struct Identity {
     pub user_data: Option<Vec<u8>>,
 }
 
+/// Whether a text is a part of a host name.
+fn is_label(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    (1..=63).contains(&text.len())
+        && text.chars().all(is_plain)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
 impl Identity {
+    /// What the kernel takes as the name: all of it, or its first part where that is longer than a kernel's name may be.
+    pub(super) fn kernel_name(&self) -> &str {
+        let first = || self.hostname.split('.').next().unwrap_or_default();
+        if self.hostname.len() <= MAX_KERNEL_NAME_BYTES { &self.hostname } else { first() }
+    }
+
     /// The identity that belongs to a UUID, without SSH host keys: the guest makes its own. The machine-id
     /// is the UUID, which is also what systemd derives from the firmware under KVM.
     pub fn new(hostname: &str, uuid: Uuid) -> Self {
@@ -71,16 +92,11 @@ impl Identity {
     /// Whether a guest could use it; the error says what is wrong.
     pub fn check(&self) -> Result<()> {
         let refuse = |reason: String| Err(Error::Spec { machine: self.hostname.clone(), reason });
-        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
         let name = &self.hostname;
-        if name.is_empty()
-            || name.len() > 63
-            || !name.chars().all(plain)
-            || name.starts_with('-')
-            || name.ends_with('-')
-        {
+        if name.len() > MAX_HOST_NAME_BYTES || !name.split('.').all(is_label) {
             return refuse(format!(
-                "'{name}' is no host name: it takes 1 to 63 letters, digits and hyphens, no hyphen at the ends"
+                "'{name}' is no host name: it takes parts of 1 to 63 letters, digits and hyphens, no hyphen at their ends, with dots between \
+                 them, {MAX_HOST_NAME_BYTES} characters at most"
             ));
         }
         if self.machine_id.len() != 32 || !self.machine_id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'))
@@ -146,8 +162,17 @@ mod tests {
             let error = identity.check().unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
-        for name in ["", "-a", "a-", "a b", "a.b", "a/b", &"x".repeat(64)] {
+        for name in ["", "-a", "a-", "a b", "a.", ".b", "a.-b", "a/b", &"x".repeat(64), &["x"; 128].join(".")]
+        {
             refused(&|i| i.hostname = name.to_owned(), "host name");
+        }
+        for (name, kernels) in [
+            ("LAB.example.com", "LAB.example.com".to_owned()),
+            (&["x".repeat(40), "y".repeat(40)].join("."), "x".repeat(40)),
+        ] {
+            let identity = Identity { hostname: name.to_owned(), ..good.clone() };
+            assert!(identity.check().is_ok(), "{name}");
+            assert_eq!(identity.kernel_name(), kernels);
         }
         refused(&|i| i.machine_id = "7".into(), "machine-id");
         refused(&|i| i.user_data = Some(b"hello".to_vec()), "neither a script");

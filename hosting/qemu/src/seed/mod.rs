@@ -66,7 +66,7 @@ fn files(identity: &Identity, network: Network, mac: MacAddress) -> Vec<(String,
         text("meta-data", format!("{meta}\n")),
         text("vendor-data", format!("#cloud-config\n{vendor}\n")),
         ("user-data".to_owned(), identity.user_data.clone().unwrap_or_else(|| empty_user_data.to_vec())),
-        text("hostname", format!("{}\n", identity.hostname)),
+        text("hostname", format!("{}\n", identity.kernel_name())),
         text("machine-id", format!("{}\n", identity.machine_id)),
     ];
     if network == Network::User {
