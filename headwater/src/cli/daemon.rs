@@ -59,6 +59,9 @@ pub struct ServeArgs {
     /// Begin with an empty store where there is none in that directory, although the database knows machines or images
     #[arg(long)]
     pub new_store: bool,
+    /// Start the machines that were on when the last daemon ended, in order or not; each until that works
+    #[arg(long)]
+    pub resume: bool,
     /// Token and authorities of the servers
     #[command(flatten)]
     pub credentials: Credentials,

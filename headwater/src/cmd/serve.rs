@@ -52,6 +52,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         caches: args.caches,
         stream: args.stream,
         credentials: args.credentials,
+        resume: args.resume,
     };
     let say = |text: &str| {
         tracing::info!("{text}");

@@ -91,6 +91,8 @@ pub struct Options {
     pub stream: StreamArgs,
     /// What their servers are shown.
     pub credentials: Credentials,
+    /// Start the machines that were on when the last daemon ended.
+    pub resume: bool,
 }
 
 /// A daemon that serves.
@@ -172,6 +174,9 @@ impl Daemon {
         // The first look at the hypervisor takes seconds: not when the first machine starts.
         let looking = service.clone();
         tokio::spawn(async move { looking.look_at_hypervisor().await });
+        if options.resume {
+            service.resume().await;
+        }
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
         Ok(Self {

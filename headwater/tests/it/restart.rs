@@ -287,3 +287,29 @@ fn the_service_manager_is_told() {
     assert!(told().contains("STOPPING=1"));
     assert!(told().contains("EXTEND_TIMEOUT_USEC=60000000"));
 }
+
+#[test]
+fn what_was_on_when_the_daemon_stopped_is_started_again_by_resume() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.create("off", "tiny", &[]);
+    daemon.cli(&["machine", "start", "ran", "off", "--wait"]).ok();
+    daemon.cli(&["machine", "stop", "off", "--force"]).ok();
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    let daemon = Daemon::start_in(dir, |_| {});
+    let ran = daemon.machine("ran");
+    assert_eq!((&ran["state"], &ran["wanted"]), (&"stopped".into(), &"running".into()));
+    assert!(daemon.cli(&["machine", "list"]).ok().contains("serve --resume"));
+    let (_, dir) = daemon.terminate();
+    let daemon = Daemon::start_in(dir, |command| {
+        command.arg("--resume");
+    });
+    assert_eq!(daemon.wait_for("ran", "running")["wanted"], "running");
+    assert_eq!(daemon.machine("off")["state"], "stopped");
+    // So is what a crash left.
+    let daemon = Daemon::start_in(daemon.kill(), |command| {
+        command.arg("--resume");
+    });
+    daemon.wait_for("ran", "running");
+}

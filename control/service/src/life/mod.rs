@@ -11,6 +11,7 @@
 //!   limits  in the database and in the open disk, at once
 //!   alarm   its disk has no room or is not made durable, or no server of its image answers: shown, and in the history
 //!   recover after a daemon that died: orphans ended, what ran is lost
+//!   resume  what was on when the last daemon ended is started again, if that is wanted
 //! ```
 //!
 //! # Who may change what

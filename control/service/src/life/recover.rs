@@ -1,19 +1,25 @@
 //! Comparing what the database says with what is there: after a daemon that died, and now and then.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
 use headwater_db::MachineRecord;
+use tokio::sync::Semaphore;
 
 use crate::Service;
 use crate::extract::Actor;
 use crate::life::restart::{BROKE_OFF, DAEMON_ENDED};
+use crate::life::start::Occasion;
 use crate::life::watch::is_behind;
 use crate::life::{LifeError, TICK_MS};
 
 /// How long a start waits for the store to be told which versions are needed.
 const HOLDS_WAIT: Duration = Duration::from_secs(10);
+
+/// How many machines are started at a time that were on when the last daemon ended.
+const RESUMED_AT_A_TIME: usize = 4;
 
 /// What to do about a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +105,40 @@ impl Service {
                 Err(LifeError::Forgotten { count: keys.len(), first: first.display().to_string() })
             }
             None => Ok(()),
+        }
+    }
+
+    /// Starts the machines that were on, or were to be, when the last daemon ended, in order or not: a few at a time, each until that works
+    /// or nobody wants it any more. Writes to a disk that is not kept are gone all the same.
+    pub async fn resume(&self) {
+        let machines = match self.db().read().await {
+            Ok(mut repo) => repo.machines().list().await,
+            Err(e) => Err(e),
+        };
+        let machines = machines.unwrap_or_else(|e| {
+            tracing::error!("cannot list the machines that were on, and starts none of them: {e}");
+            Vec::new()
+        });
+        let was_on = |record: &MachineRecord| {
+            let is_off = matches!(record.state, MachineState::Stopped | MachineState::Lost);
+            is_off && record.wanted == Wanted::Running && self.active(record.uuid).is_none()
+        };
+        let places = Arc::new(Semaphore::new(RESUMED_AT_A_TIME));
+        for MachineRecord { uuid, name, .. } in machines.into_iter().filter(was_on) {
+            // From now on: nobody is to take it for one whose restart broke off.
+            let restart = self.begin_restart(uuid);
+            let (service, places) = (self.clone(), Arc::clone(&places));
+            tokio::spawn(async move {
+                let _restart = restart;
+                let started = {
+                    // It is never closed.
+                    let _place = places.acquire_owned().await;
+                    service.start_if_wanted(uuid, &name, Occasion::Resume).await
+                };
+                if let Err(e) = started {
+                    service.start_again(uuid, &name, Occasion::Resume, e).await;
+                }
+            });
         }
     }
 

@@ -27,22 +27,31 @@ pub(super) fn pause(quick_boots: u32) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// Why a machine is off that was on, or was to be started again, when the daemon ended in order. It stays wanted.
+pub(super) const DAEMON_ENDED: &str = "the daemon ended while it was wanted; start it, or have 'headwater serve --resume' start all such machines";
 /// Why a machine stays off that was to be started again.
-pub(super) const DAEMON_ENDED: &str = "the daemon ended before it was started again; start it";
 pub(super) const BROKE_OFF: &str = "it was to be started again, and that broke off; start it";
 
+/// Whether a machine is off because a daemon ended, and is to be on: `serve --resume` starts it.
+fn is_left_wanted(record: &MachineRecord) -> bool {
+    let says_so = record.reason.as_ref().is_some_and(|reason| reason.contains(DAEMON_ENDED));
+    says_so && record.wanted == Wanted::Running && record.state == MachineState::Stopped
+}
+
 impl Service {
-    /// Notes of a machine that is off, and was to be started again, why nobody does so any more. The caller has its turn.
+    /// Notes of a machine that is off, and was to be started again, why nobody does so any more. If the daemon ends, it stays wanted. The caller has its turn.
     pub(super) async fn not_started_again(
         &self,
         mut record: MachineRecord,
         why: &str,
     ) -> Result<(), LifeError> {
         let is_off = record.state == MachineState::Stopped || self.is_unnoted_restart(&record);
-        if record.wanted != Wanted::Running || !is_off {
+        if record.wanted != Wanted::Running || !is_off || is_left_wanted(&record) {
             return Ok(());
         }
-        record.wanted = Wanted::Stopped;
+        if why != DAEMON_ENDED {
+            record.wanted = Wanted::Stopped;
+        }
         record.state = MachineState::Stopped;
         record.reason = Some(why.to_owned());
         self.save(&record, &Actor::daemon(), "state", why).await
@@ -53,7 +62,7 @@ impl Service {
     pub(super) fn is_left_off(&self, record: &MachineRecord) -> bool {
         let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
         let is_cared_for = self.active(record.uuid).is_some() || self.is_restarting(record.uuid);
-        is_waiting && !is_cared_for && !self.is_stopping()
+        is_waiting && !is_cared_for && !self.is_stopping() && !is_left_wanted(record)
     }
 
     /// What a machine that is not off does. One whose guest restarted is off only for a while.

@@ -22,12 +22,22 @@ pub(crate) enum Occasion {
     Reset,
     /// Its guest restarted, and it is started until that works.
     Restart,
+    /// It was on when the daemon ended, and it is started until that works.
+    Resume,
 }
 
 impl Occasion {
     /// What is wanted of a machine whose start failed.
     fn otherwise(self) -> Wanted {
-        if self == Self::Restart { Wanted::Running } else { Wanted::Stopped }
+        match self {
+            Self::Asked | Self::Reset => Wanted::Stopped,
+            Self::Restart | Self::Resume => Wanted::Running,
+        }
+    }
+
+    /// Why it is started until that works.
+    pub(super) fn because(self) -> &'static str {
+        if self == Self::Resume { "it was on when the daemon ended" } else { "its guest restarted" }
     }
 }
 
@@ -54,7 +64,6 @@ impl Service {
         actor: &Actor,
         occasion: Occasion,
     ) -> Result<MachineRecord, LifeError> {
-        let otherwise = occasion.otherwise();
         if self.is_stopping() {
             return Err(LifeError::Stopping(record.name));
         }
@@ -62,7 +71,7 @@ impl Service {
             Ok(boot) => boot,
             // Refused, and nothing is wrong with the machine.
             Err(e @ (LifeError::Sealing { .. } | LifeError::EditOver { .. })) => return Err(e),
-            Err(e) => return self.start_failed(record, actor, otherwise, None, e).await,
+            Err(e) => return self.start_failed(record, actor, occasion, None, e).await,
         };
         let version = boot.version.clone();
         record.wanted = Wanted::Running;
@@ -82,7 +91,7 @@ impl Service {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
-                self.start_failed(record, actor, Wanted::Stopped, Some(&boot), reason).await
+                self.start_failed(record, actor, occasion, Some(&boot), reason).await
             }
             Ok(active) => {
                 self.is_on_now(record.uuid, active.clone());
@@ -97,7 +106,7 @@ impl Service {
                     saved => saved.map(|()| record),
                 }
             }
-            Err(e) => self.start_failed(record, actor, otherwise, Some(&boot), e).await,
+            Err(e) => self.start_failed(record, actor, occasion, Some(&boot), e).await,
         }
     }
 
@@ -118,7 +127,7 @@ impl Service {
         &self,
         mut record: MachineRecord,
         actor: &Actor,
-        otherwise: Wanted,
+        occasion: Occasion,
         boot: Option<&Boot>,
         error: LifeError,
     ) -> Result<MachineRecord, LifeError> {
@@ -126,12 +135,12 @@ impl Service {
             self.forget_begun(boot, &record.name).await;
         }
         let why = problem(&error).to_string();
+        let otherwise = occasion.otherwise();
         let reason = match otherwise {
             Wanted::Stopped => why.clone(),
             Wanted::Running => {
-                format!(
-                    "its guest restarted, and it is started again until that works or the daemon ends: {why}"
-                )
+                let because = occasion.because();
+                format!("{because}, and it is started again until that works or the daemon ends: {why}")
             }
         };
         if boot.is_none() && otherwise == Wanted::Running && record.reason.as_ref() == Some(&reason) {

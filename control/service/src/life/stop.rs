@@ -48,6 +48,16 @@ impl Service {
         self.stop_locked(record, force, actor).await
     }
 
+    /// The same of one whose turn the caller has.
+    pub(super) async fn stop_locked(
+        &self,
+        record: MachineRecord,
+        force: bool,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
+        self.stop_for(record, force, actor, Wanted::Stopped).await
+    }
+
     /// The machine's turn. Where somebody else has it, who may be waiting for the guest, the VM is ended first; who wanted
     /// that is in the history before. A stop ends it also where that cannot be written.
     async fn turn_by_force(
@@ -72,11 +82,13 @@ impl Service {
         Ok(self.lock_by_force(uuid).await)
     }
 
-    async fn stop_locked(
+    /// Stops a machine, after which this is wanted of it: it is to be on again where the daemon ends.
+    async fn stop_for(
         &self,
         mut record: MachineRecord,
         force: bool,
         actor: &Actor,
+        wanted: Wanted,
     ) -> Result<MachineRecord, LifeError> {
         let Some(active) = self.active(record.uuid) else {
             if record.wanted != Wanted::Stopped {
@@ -91,7 +103,10 @@ impl Service {
             }
             return Ok(record);
         };
-        record.wanted = Wanted::Stopped;
+        let is_left_wanted = wanted == Wanted::Running && record.wanted == Wanted::Running;
+        if !is_left_wanted {
+            record.wanted = Wanted::Stopped;
+        }
         record.state = MachineState::Stopping;
         let how = if force { "by force" } else { "by ACPI" };
         // On a full disk it may be the machine's own writes that leave no room to note this.
@@ -113,7 +128,7 @@ impl Service {
             }
         }
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
-        let reason = joined(reason, unsaved);
+        let reason = joined(joined(reason, unsaved), is_left_wanted.then(|| DAEMON_ENDED.to_owned()));
         match self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await {
             Err(LifeError::Db(source)) => Err(LifeError::OffNotNoted { machine: record.name, source }),
             outcome => outcome.map(|()| record),
@@ -293,7 +308,9 @@ impl Service {
         }
         let read = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
         match (read.await, self.active(machine.uuid)) {
-            (Ok(Some(record)), Some(_)) => self.stop_locked(record, force, &Actor::daemon()).await.map(drop),
+            (Ok(Some(record)), Some(_)) => {
+                self.stop_for(record, force, &Actor::daemon(), Wanted::Running).await.map(drop)
+            }
             (Ok(Some(record)), None) => self.not_started_again(record, DAEMON_ENDED).await,
             (Ok(None), _) => Ok(()),
             (Err(e), Some(active)) => {

@@ -847,8 +847,9 @@ async fn a_start_that_a_stop_of_the_daemon_overtakes_is_undone() {
     fixture.host.go_on.notify_one();
     stopping.await.unwrap();
     let record = fixture.record().await;
-    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
-    assert!(record.reason.unwrap().contains("the daemon is stopping"));
+    // It is to be on all the same.
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+    assert!(record.reason.unwrap().contains("serve --resume"));
     assert_eq!(fixture.open_disks(), 0);
     assert!(fixture.vm().0.borrow().is_some(), "its VM was not ended");
     assert!(matches!(fixture.start().await, Err(LifeError::Stopping(_))));
@@ -943,7 +944,7 @@ async fn a_guest_that_restarts_while_the_store_is_away_is_started_when_it_is_bac
     fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
     *fixture.host.unreadable.lock().unwrap() = None;
     let record = fixture.record().await;
-    fixture.service.start_if_wanted(record.uuid, "lab").await.unwrap();
+    fixture.service.start_if_wanted(record.uuid, "lab", crate::life::start::Occasion::Restart).await.unwrap();
     assert_eq!((record.wanted, record.reason), (Wanted::Stopped, None));
     assert_eq!(fixture.host.vms.lock().unwrap().len(), 2);
 }

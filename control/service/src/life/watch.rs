@@ -12,6 +12,7 @@ use crate::answer::problem;
 use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::record::joined;
+use crate::life::restart::DAEMON_ENDED;
 use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, restart};
 
@@ -56,7 +57,7 @@ impl Service {
             let _restart = restarted.then(|| service.begin_restart(uuid));
             match service.has_ended(uuid, &name, active, exit).await {
                 Ok(()) => {}
-                Err(e) if restarted => service.start_again(uuid, &name, e).await,
+                Err(e) if restarted => service.start_again(uuid, &name, Occasion::Restart, e).await,
                 Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
             }
         });
@@ -146,11 +147,14 @@ impl Service {
                 Ok(())
             }
             VmExit::Killed => {
-                if self.is_stopping() {
-                    // By the end of the daemon, which notes no more of it. Anybody else notes what was asked for.
-                    record.wanted = Wanted::Stopped;
-                }
-                let reason = joined(Some("it was ended".to_owned()), unsaved);
+                // By the end of the daemon, which notes no more of it. Anybody else notes what was asked for.
+                let is_left_wanted = self.is_stopping() && record.wanted == Wanted::Running;
+                let how = if is_left_wanted {
+                    format!("it was ended; {DAEMON_ENDED}")
+                } else {
+                    "it was ended".to_owned()
+                };
+                let reason = joined(Some(how), unsaved);
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, "it was ended").await
             }
             VmExit::Crashed { reason } => {
@@ -160,37 +164,47 @@ impl Service {
         }
     }
 
-    /// Goes on starting a machine whose guest restarted, for as long as it is wanted: the store may only be away.
-    async fn start_again(&self, uuid: Uuid, name: &str, mut error: LifeError) {
+    /// Goes on starting a machine whose guest restarted, or that was on when the daemon ended, for as long as it is wanted: the store may
+    /// only be away.
+    pub(super) async fn start_again(&self, uuid: Uuid, name: &str, occasion: Occasion, mut error: LifeError) {
+        let because = occasion.because();
         let mut pause = AGAIN_FIRST;
         while !self.is_stopping() {
             let mut why = problem(&error);
-            tracing::error!(machine = %name, "its guest restarted, and it is not on again: {why}");
+            tracing::error!(machine = %name, "{because}, and it is not on again: {why}");
             let again = "it is started again until that works";
             let advice = why.advice.take();
             let alarm = Alarm {
                 subject: format!("machine {name}"),
                 since_ms: self.now_ms(),
-                message: format!("its guest restarted, and it is not on again: {why}"),
+                message: format!("{because}, and it is not on again: {why}"),
                 advice: advice.map_or_else(|| again.to_owned(), |advice| format!("{advice}; {again}")),
             };
             self.restart_failed(uuid, alarm);
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(AGAIN_MOST);
-            match self.start_if_wanted(uuid, name).await {
+            match self.start_if_wanted(uuid, name, occasion).await {
                 Ok(()) => return,
                 Err(e) => error = e,
             }
         }
     }
 
-    /// Starts a machine whose guest restarted, where it is off and wanted. That it is off may be still to be noted.
-    pub(super) async fn start_if_wanted(&self, uuid: Uuid, name: &str) -> Result<(), LifeError> {
+    /// Starts a machine whose guest restarted, or that was on when the daemon ended, where it is off and wanted. That it is off may be still
+    /// to be noted.
+    pub(super) async fn start_if_wanted(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        occasion: Occasion,
+    ) -> Result<(), LifeError> {
         let is_wanted = |record: &MachineRecord| {
-            record.uuid == uuid
-                && record.wanted == Wanted::Running
-                && (record.state == MachineState::Stopped || self.is_unnoted_restart(record))
-                && self.active(uuid).is_none()
+            let is_off = match record.state {
+                MachineState::Stopped => true,
+                MachineState::Lost => occasion == Occasion::Resume,
+                _ => self.is_unnoted_restart(record),
+            };
+            record.uuid == uuid && record.wanted == Wanted::Running && is_off && self.active(uuid).is_none()
         };
         let found = self.db().read().await?.machines().by_name(name).await?;
         if !found.as_ref().is_some_and(is_wanted) {
@@ -201,12 +215,12 @@ impl Service {
         let found = self.db().read().await?.machines().by_name(name).await?;
         let Some(mut record) = found.filter(is_wanted) else { return Ok(()) };
         let daemon = Actor::daemon();
-        if record.state != MachineState::Stopped {
+        if record.state.is_active() {
             let kept = self.db().read().await?.kept_disks().of_machine(uuid).await?;
             let detail = how_it_restarted(&kept);
             self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
         }
-        self.start_locked(record, &daemon, Occasion::Restart).await.map(drop)
+        self.start_locked(record, &daemon, occasion).await.map(drop)
     }
 
     /// Whether the guest of a machine that is noted as on restarted, and the machine is off until it is started again.

@@ -113,7 +113,7 @@ async fn a_machine_that_is_not_started_again_says_so() {
     let waiting = fixture.restarts_until_a_pause_of(4).await;
     fixture.service.begin_stop();
     fixture.service.stop_all(false).await;
-    let told = "the daemon ended before it was started again; start it";
+    let told = crate::life::restart::DAEMON_ENDED;
     assert_eq!(fixture.record().await.reason.as_deref(), Some(told));
     // An earlier daemon died in the pause.
     again.save(&waiting, &Actor::daemon(), "state", "").await.unwrap();
@@ -121,7 +121,7 @@ async fn a_machine_that_is_not_started_again_says_so() {
     for _ in 0..2 {
         again.recover().await.unwrap();
         let record = fixture.record().await;
-        assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+        assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
         assert_eq!((record.reason.as_deref(), fixture.events().await.len()), (Some(told), events + 1));
     }
     again.start("lab", &Actor::daemon()).await.unwrap();
@@ -180,7 +180,7 @@ async fn a_machine_that_somebody_ended_is_not_said_to_have_been_about_to_start()
 }
 
 #[tokio::test]
-async fn a_machine_that_the_end_of_the_daemon_killed_is_not_wanted() {
+async fn a_machine_that_the_end_of_the_daemon_killed_stays_wanted() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();
     fixture.service.begin_stop();
@@ -190,7 +190,8 @@ async fn a_machine_that_the_end_of_the_daemon_killed_is_not_wanted() {
     fixture.service.stop_all(true).await;
     fixture.service.stop_all(false).await;
     let record = fixture.record().await;
-    assert_eq!((record.wanted, record.reason.as_deref()), (Wanted::Stopped, Some("it was ended")));
+    let told = format!("it was ended; {}", crate::life::restart::DAEMON_ENDED);
+    assert_eq!((record.wanted, record.reason), (Wanted::Running, Some(told)));
 }
 
 #[tokio::test]
@@ -520,4 +521,53 @@ async fn a_guest_is_asked_to_end_though_the_database_takes_its_time() {
     let record = fixture.record().await;
     assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
     assert!(fixture.events().await.iter().any(|event| event.action == "stop"));
+}
+
+#[tokio::test]
+async fn what_was_on_when_the_daemon_stopped_is_wanted_and_starts_again_when_asked_for() {
+    let fixture = Fixture::new().await;
+    fixture.second_machine().await;
+    fixture.start().await.unwrap();
+    fixture.service.begin_stop();
+    fixture.service.stop_all(false).await;
+    let told = Some(crate::life::restart::DAEMON_ENDED.to_owned());
+    let next = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    next.recover().await.unwrap();
+    // Nobody takes it for one that was to be started and was forgotten.
+    let reconciling = tokio::spawn({
+        let service = next.clone();
+        async move { service.keep_reconciling().await }
+    });
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    reconciling.abort();
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted, record.reason), (MachineState::Stopped, Wanted::Running, told));
+    assert_eq!(fixture.host.vms.lock().unwrap().len(), 1);
+    // The store is away at first.
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    next.resume().await;
+    until("it is said why", async || {
+        let reason = fixture.record().await.reason.unwrap_or_default();
+        reason.starts_with("it was on when the daemon ended, and it is started again until that works")
+    })
+    .await;
+    *fixture.host.unreadable.lock().unwrap() = None;
+    until("it is on", async || fixture.record().await.state == MachineState::Booting).await;
+    // The other one was off, and stays so.
+    assert_eq!(fixture.host.vms.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn what_a_crash_of_the_daemon_left_lost_is_resumed_and_what_was_being_stopped_is_not() {
+    for (wanted, starts) in [(Wanted::Running, 1), (Wanted::Stopped, 0)] {
+        let fixture = Fixture::new().await;
+        let record = MachineRecord { wanted, state: MachineState::Running, ..fixture.record().await };
+        fixture.service.save(&record, &Actor::daemon(), "state", "").await.unwrap();
+        fixture.service.recover().await.unwrap();
+        assert_eq!(fixture.record().await.state, MachineState::Lost);
+        fixture.service.resume().await;
+        until("it is on", async || fixture.host.vms.lock().unwrap().len() == starts).await;
+        let state = if starts == 1 { MachineState::Booting } else { MachineState::Lost };
+        until("it is noted", async || fixture.record().await.state == state).await;
+    }
 }
