@@ -179,6 +179,8 @@ async fn change(
                 let what = waits_for(&name, verb);
                 let machine = said_if_slow(json, &what, client.change_machine(&name, verb)).await?;
                 match wait {
+                    // It was off, and nobody starts it.
+                    Some(_) if verb == "reset" && is_off(&machine) => Ok(machine),
                     Some(seconds) => {
                         let what = format!("waiting for the guest of {name} to be up, {seconds} s at most");
                         let up = wait_until_up(&client, machine, Duration::from_secs(seconds));
@@ -201,7 +203,8 @@ async fn change(
         show::if_read(show::json(&changed))?;
     } else {
         for machine in &changed {
-            show::if_read(show::line(&sentence(machine)))?;
+            let remark = if verb == "reset" && is_off(machine) { STAYS_OFF } else { "" };
+            show::if_read(show::line(&format!("{}{remark}", sentence(machine))))?;
         }
     }
     failures.end()

@@ -279,3 +279,62 @@ fn a_reader_who_has_seen_enough_leaves_nothing_undone_and_hides_no_failure() {
     // What has nothing more to do ends well.
     assert_eq!(unread(&["image", "list"]).code, 0);
 }
+
+#[test]
+fn a_reset_of_a_machine_that_is_off_ends_at_once_and_leaves_it_off() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    for _ in 0..2 {
+        let said = daemon.cli(&["machine", "reset", "lab", "--wait"]).ok();
+        assert!(said.contains("a reset does not start it"), "{said}");
+        daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+        daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    }
+    assert_eq!(daemon.machine("lab")["state"], "stopped");
+}
+
+#[test]
+fn lists_count_as_people_do() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("pc-10");
+    for name in ["pc-2", "pc-1"] {
+        daemon.create(name, "tiny", &[]);
+    }
+    let list = daemon.cli(&["machine", "list"]).ok();
+    let names: Vec<_> = list.lines().filter_map(|line| line.split_whitespace().next()).skip(1).collect();
+    assert_eq!(names, ["pc-1", "pc-2", "pc-10"], "{list}");
+}
+
+#[test]
+fn host_names_and_user_data_are_taken_where_cloud_init_takes_them() {
+    use std::io::Write;
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.create("one", "tiny", &["--host-name", "LAB-1.Example.com"]);
+    assert_eq!(daemon.machine("one")["identity"]["host_name"], "LAB-1.Example.com");
+    daemon.cli(&["machine", "start", "one"]).ok();
+    daemon
+        .cli(&["machine", "create", "two", "tiny", "--host-name", "a..b"])
+        .fails(2, &["'a..b' is not a host name"]);
+    let packed = daemon.path().join("user-data.gz");
+    let pack = |text: &[u8]| {
+        let mut gzip = std::process::Command::new("gzip")
+            .arg("-c")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::fs::File::create(&packed).unwrap())
+            .spawn()
+            .expect("gzip runs");
+        gzip.stdin.take().unwrap().write_all(text).unwrap();
+        assert!(gzip.wait().unwrap().success());
+    };
+    let path = packed.to_str().unwrap();
+    pack(b"#cloud-config\npackages: [nginx]\n");
+    daemon.create("two", "tiny", &["--user-data", path]);
+    assert_eq!(daemon.machine("two")["identity"]["user_data"], "#cloud-config\npackages: [nginx]\n");
+    // A small file may unpack to anything.
+    pack(&vec![b'#'; 5 << 20]);
+    let create = ["machine", "create", "three", "tiny", "--user-data", path];
+    daemon.cli(&create).fails(2, &["longer than 4.0 MiB once it is unpacked"]);
+    std::fs::write(&packed, [0x1f, 0x8b, 8, 0]).unwrap();
+    daemon.cli(&create).fails(2, &["cannot be unpacked"]);
+}
