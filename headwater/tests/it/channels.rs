@@ -342,3 +342,23 @@ fn a_version_is_promoted_or_removed_and_never_both() {
         }
     }
 }
+
+#[test]
+fn the_second_of_a_promotion_to_come_is_the_same_wherever_it_is_told() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    // Each begins at another part of a second.
+    for _ in 0..4 {
+        let said = daemon.cli(&["image", "promote", "tiny@1", "test", "--at", "+1m"]).ok();
+        let at = said
+            .split(" at ")
+            .nth(1)
+            .and_then(|rest| rest.get(.."2026-11-20 11:34:29Z".len()))
+            .expect("a time");
+        let versions = daemon.cli(&["image", "versions", "tiny"]).ok();
+        assert!(versions.contains(&format!("test will be version 1 at {at},")), "{at}: {versions}");
+        let history = daemon.cli(&["image", "history", "tiny", "--limit", "1"]).ok();
+        assert!(history.contains(&format!("at {at}")), "{at}: {history}");
+        std::thread::sleep(std::time::Duration::from_millis(230));
+    }
+}

@@ -63,6 +63,8 @@ async fn promote(
     if at_ms < now_ms {
         return Err(Error::Past { name, at_ms, ago_s: (now_ms - at_ms).div_ceil(1000) }.into());
     }
+    // In whole seconds, as it is kept, and never earlier than asked for.
+    let at_ms = at_ms.div_ceil(1000).saturating_mul(1000);
     let promotion = Promotion {
         image: version.image,
         version: version.number,
