@@ -33,6 +33,10 @@ pub struct ImageVersion {
     /// Whether it was taken out of use.
     #[serde(default)]
     pub retired: bool,
+    /// Whether it is not generalised: it may hold the identity of one machine, such as its private SSH host key. Such a version is
+    /// promoted to `production` only with `force`.
+    #[serde(default)]
+    pub keeps_identity: bool,
     /// The channels that point to it now.
     #[serde(default)]
     pub channels: Vec<Channel>,
@@ -127,6 +131,9 @@ pub struct PromoteRequest {
     /// or when the daemon starts after it.
     #[serde(default)]
     pub at_ms: Option<u64>,
+    /// Whether a version that is not generalised may become `production`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// A channel of the image that the path names.

@@ -43,6 +43,10 @@ pub struct SealRequest {
     // Daemons that do not know it refuse it: so only where it is asked for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub over_newer: bool,
+    /// Whether the version may hold the machine's identity: nothing is removed in its guest, and what is found on its disk
+    /// does not refuse the seal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_identity: bool,
 }
 
 /// How a running machine was stopped for the instant of which a version was made.
@@ -79,4 +83,13 @@ pub struct Sealed {
     /// The pause, where the machine was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
+    /// The files and settings that were removed in the guest before the machine was switched off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<String>,
+    /// The parts of the machine's identity that are in the version.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub identity: Vec<String>,
+    /// File systems that could not be looked into for that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_looked_into: Vec<String>,
 }

@@ -146,6 +146,7 @@ mod tests {
             note: String::new(),
             author: String::new(),
             retired: false,
+            keeps_identity: false,
             channels: Vec::new(),
         };
         let traces = Traces::new(Arc::new(store.clone()), ChunkCache::new(16 << 20));

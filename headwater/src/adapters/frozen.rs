@@ -8,12 +8,13 @@ use headwater_api::{ImageVersion, ProblemKind};
 use headwater_block::{Device, IoError};
 use headwater_image::{Basis, ImportOptions};
 use headwater_service::backend::{
-    BackendError, FrozenDisk, JobControl, NOTE_MAX_BYTES, SealOrder, SealOutcome,
+    BackendError, FrozenDisk, Given, IdentityLeft, JobControl, NOTE_MAX_BYTES, SealOrder, SealOutcome,
 };
 use headwater_store::{ImageName, Pin, Store};
 use headwater_volume::{FrozenView, Volume};
 
 use crate::adapters::disks::blocking;
+use crate::adapters::identity;
 use crate::adapters::images::{
     cancel_of, end_of, forward, hash_of, image_failed, made, number_of, store_failed,
 };
@@ -73,6 +74,7 @@ impl FrozenVolume {
         options.note.clone_from(&order.note);
         options.author.clone_from(&order.author);
         options.is_sealed = true;
+        options.keeps_identity = order.keeps_identity;
         options.newest_at_most = order.newest_at_most.map(number_of).transpose()?;
         let view = Arc::clone(&self.view);
         let changes = Arc::new(move |range, max_runs| {
@@ -96,6 +98,11 @@ impl FrozenVolume {
 
 #[async_trait]
 impl FrozenDisk for FrozenVolume {
+    async fn identity_left(&self, given: Given, job: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+        let view = Arc::clone(&self.view);
+        blocking("look for the machine's identity", move || identity::left_on(&view, &given, &job)).await
+    }
+
     async fn seal(
         self: Box<Self>,
         order: SealOrder,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use headwater_api::{DiskTransport, ProblemKind};
 use headwater_qemu::{
-    Acceleration, Disk, Error, Exec, Exit, ExitReason, Guest, GuestSpec, Identity, MacAddress, Network,
-    OnReboot, RunFiles, SshHostKey, probe_acceleration, seed,
+    Acceleration, Disk, Error, Exec, Exit, ExitReason, Generalised, Guest, GuestSpec, Identity, MacAddress,
+    Network, OnReboot, RunFiles, SshHostKey, probe_acceleration, seed,
 };
 use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 
@@ -28,12 +28,18 @@ const QUIET_PATIENCE: Duration = Duration::from_secs(1);
 const NO_AGENT: &str = "install qemu-guest-agent in the image; 'headwater machine console' works without, and shows whether the guest \
                         stands still";
 
+/// What generalises a Windows, and switches it off.
+const SYSPREP: &str = r"run 'headwater machine exec NAME -- C:\Windows\System32\Sysprep\sysprep.exe /generalize /oobe /shutdown', and seal once the machine is off";
+
 /// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
 const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// QEMU on this host.
 #[derive(Debug, Default)]
-pub struct Qemu;
+pub struct Qemu {
+    /// Files that are removed in a guest besides the usual ones when it is generalised: absolute paths, which may have wildcards.
+    pub also_removed: Arc<[String]>,
+}
 
 #[async_trait]
 impl Hypervisor for Qemu {
@@ -91,7 +97,7 @@ impl Hypervisor for Qemu {
             on_reboot: OnReboot::Exit,
         };
         let guest = Guest::start(&spec).await.map_err(failed)?;
-        Ok(Arc::new(QemuVm { guest, accelerator }))
+        Ok(Arc::new(QemuVm { guest, accelerator, also_removed: Arc::clone(&self.also_removed) }))
     }
 
     async fn sweep_orphans(&self, run_root: &Path) -> Result<Vec<String>, BackendError> {
@@ -132,6 +138,7 @@ fn write_seed(request: &VmRequest, files: &RunFiles, mac: MacAddress) -> Result<
 struct QemuVm {
     guest: Guest,
     accelerator: &'static str,
+    also_removed: Arc<[String]>,
 }
 
 #[async_trait]
@@ -205,6 +212,21 @@ impl Vm for QemuVm {
 
     async fn thaw_file_systems(&self) -> Result<(), BackendError> {
         self.guest.agent().thaw_file_systems().await.map_err(failed)
+    }
+
+    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError> {
+        match self
+            .guest
+            .agent()
+            .generalise(host_name, &self.also_removed, AGENT_PATIENCE)
+            .await
+            .map_err(failed)?
+        {
+            Generalised::Removed(removed) => Ok(removed),
+            Generalised::Windows => {
+                Err(BackendError::new(ProblemKind::Conflict, "its guest is a Windows").advise(SYSPREP))
+            }
+        }
     }
 
     async fn exec(

@@ -573,6 +573,7 @@ pub(super) fn version_of(image: &headwater_store::Image, version: &Version) -> I
         note: version.note.clone(),
         author: version.author.clone(),
         retired: version.retired,
+        keeps_identity: version.keeps_identity,
         channels: headwater_store::Channel::ALL.into_iter().filter(points_here).map(told_channel).collect(),
     }
 }

@@ -6,6 +6,7 @@ pub mod disks;
 mod frozen;
 pub mod holds;
 pub mod hypervisor;
+mod identity;
 pub mod images;
 mod kept;
 pub mod lending;

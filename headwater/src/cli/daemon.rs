@@ -88,6 +88,10 @@ pub struct ServeArgs {
     /// pull' or 'image verify' names them; may be given several times
     #[arg(long, value_name = "STORE")]
     pub repair_from: Vec<String>,
+    /// Also remove this in guests whose edits are sealed, besides the machine's identity: an absolute path in the guest, which may have
+    /// wildcards; may be given several times
+    #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
+    pub seal_removes: Vec<String>,
     /// What the write caches of all machines have in common
     #[command(flatten)]
     pub caches: CacheArgs,

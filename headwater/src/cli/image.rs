@@ -63,6 +63,9 @@ pub enum ImageCommand {
         /// Forget the promotion to come of this channel
         #[arg(long)]
         cancel: bool,
+        /// To production even if the version is not generalised: whoever reads the store may have a machine's private key
+        #[arg(long, conflicts_with = "cancel")]
+        force: bool,
     },
     /// Have a channel point where it pointed before
     Revert {
@@ -97,7 +100,7 @@ pub enum ImageCommand {
         #[arg(long, add = complete::machines())]
         machine: String,
     },
-    /// Make a version of what was changed since edit; the machine must be off
+    /// Make a version of what was changed since edit. If the machine is on, its identity is removed in its guest, and it is switched off
     Seal {
         /// IMAGE
         #[arg(add = complete::images())]
@@ -108,6 +111,10 @@ pub enum ImageCommand {
         /// Also where the image has newer versions, whose changes are not in it then
         #[arg(long)]
         over_newer: bool,
+        /// Remove nothing, and seal a machine that is off even if its SSH host key, machine-id or host name is on its disk; the
+        /// version is marked as not generalised then
+        #[arg(long)]
+        keep_identity: bool,
     },
     /// Forget what was changed since edit; the machine must be off
     Discard {

@@ -107,6 +107,10 @@ pub enum MachineCommand {
         /// Also where the machine edits an image that has newer versions, whose changes are not in it then
         #[arg(long)]
         over_newer: bool,
+        /// Of a machine that is off: even if its SSH host key, machine-id or host name is on its disk; the version is marked as not
+        /// generalised then, as that of a machine that is on is in any case
+        #[arg(long)]
+        keep_identity: bool,
     },
     /// Start machines, each on a pristine disk, or on its own where that is kept
     Start {

@@ -102,6 +102,15 @@ fn ip_and_port(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "it is not IP:PORT, such as 127.0.0.1:8090 or [::1]:8090".to_owned())
 }
 
+/// A file in a guest.
+fn guest_path(text: &str) -> Result<String, String> {
+    let is_root = text.trim_matches('/').is_empty();
+    if text.starts_with('/') && !is_root && !text.contains('\n') {
+        return Ok(text.to_owned());
+    }
+    Err("it is not the absolute path of a file in a guest, such as /etc/licence.key".to_owned())
+}
+
 /// How a log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {

@@ -44,6 +44,13 @@ pub fn told_edit(image: &Image) -> anyhow::Result<()> {
     show::line(&format!("machine {machine} edits it over version {version} since {since}, as {author} asked"))
 }
 
+/// Whether a version is in use, and what must be known before it is.
+fn state(version: &ImageVersion) -> String {
+    let state = if version.retired { "retired" } else { "in use" };
+    let mark = if version.keeps_identity { ", not generalised" } else { "" };
+    format!("{state}{mark}")
+}
+
 fn row(version: &ImageVersion, machines: &[Machine]) -> Vec<String> {
     let name = format!("{}@{}", version.image, version.number);
     let running = machines
@@ -53,7 +60,7 @@ fn row(version: &ImageVersion, machines: &[Machine]) -> Vec<String> {
     vec![
         version.number.to_string(),
         if channels.is_empty() { "-".to_owned() } else { channels.join(", ") },
-        if version.retired { "retired" } else { "in use" }.to_owned(),
+        state(version),
         show::time(version.created_at_ms),
         if version.author.is_empty() { "-".to_owned() } else { version.author.clone() },
         size::format(version.size_bytes),
@@ -63,17 +70,17 @@ fn row(version: &ImageVersion, machines: &[Machine]) -> Vec<String> {
     ]
 }
 
-/// Points a channel to a version, now or later.
+/// Points a channel to a version, now or later; with force also to one that is not generalised.
 pub async fn promote(
     client: &Client,
     image: &str,
     channel: Channel,
-    at: Option<String>,
+    (at, force): (Option<String>, bool),
     json: bool,
 ) -> anyhow::Result<()> {
     let now_ms = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())?;
     let at_ms = at.map(|text| when::parse(&text, now_ms)).transpose()?;
-    let request = PromoteRequest { channel, at_ms };
+    let request = PromoteRequest { channel, at_ms, force };
     let promoted = said_if_slow(json, &behind_store(image), client.promote(image, &request)).await?;
     if json {
         return show::json(&promoted);

@@ -51,15 +51,15 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Promote { image, channel, cancel: true, .. } => {
             channels::cancel(&client, &image, channel, json).await?;
         }
-        ImageCommand::Promote { image, channel, at, .. } => {
-            channels::promote(&client, &image, channel, at, json).await?;
+        ImageCommand::Promote { image, channel, at, force, .. } => {
+            channels::promote(&client, &image, channel, (at, force), json).await?;
         }
         ImageCommand::Revert { image, channel } => channels::revert(&client, &image, channel, json).await?,
         ImageCommand::Pin { name, image } => channels::pin(&client, &name, image, json).await?,
         ImageCommand::Unpin { name } => channels::unpin(&client, &name, json).await?,
         ImageCommand::Edit { image, machine } => seal::edit(&client, &image, machine, json).await?,
-        ImageCommand::Seal { image, note, over_newer } => {
-            seal::image(&client, &image, seal::request(note, over_newer), json).await?;
+        ImageCommand::Seal { image, note, over_newer, keep_identity } => {
+            seal::image(&client, &image, seal::request(note, over_newer, keep_identity), json).await?;
         }
         ImageCommand::Discard { image } => seal::discard(&client, &image, json).await?,
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
@@ -484,6 +484,7 @@ mod tests {
             note: String::new(),
             author: String::new(),
             retired: *retired,
+            keeps_identity: false,
             channels: Vec::new(),
         };
         Image {

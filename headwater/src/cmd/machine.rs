@@ -56,8 +56,8 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             if json { show::json(&list)? } else { show::line(&show::machines::machines(&list.machines))? }
         }
         MachineCommand::Show { name } => show_one(&client, &name, json).await?,
-        MachineCommand::Seal { name, note, over_newer } => {
-            seal::machine(&client, &name, seal::request(note, over_newer), json).await?;
+        MachineCommand::Seal { name, note, over_newer, keep_identity } => {
+            seal::machine(&client, &name, seal::request(note, over_newer, keep_identity), json).await?;
         }
         MachineCommand::Cp { from, to } => cp::run(&client, &from, &to, json).await?,
         MachineCommand::Trim { names } => trim::run(&client, names, json).await?,

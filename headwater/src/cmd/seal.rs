@@ -34,8 +34,8 @@ pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result
 }
 
 /// What the options of a seal say.
-pub fn request(note: Option<String>, over_newer: bool) -> SealRequest {
-    SealRequest { note: note.unwrap_or_default(), over_newer }
+pub fn request(note: Option<String>, over_newer: bool, keep_identity: bool) -> SealRequest {
+    SealRequest { note: note.unwrap_or_default(), over_newer, keep_identity }
 }
 
 /// Makes a version of what was edited.
@@ -54,6 +54,14 @@ pub async fn machine(client: &Client, name: &str, request: SealRequest, json: bo
     told(result?, json)
 }
 
+fn told_list(heading: &str, list: &[String]) -> anyhow::Result<()> {
+    if list.is_empty() {
+        return Ok(());
+    }
+    show::line(heading)?;
+    list.iter().try_for_each(|what| show::line(&format!("  {}", show::printable(what))))
+}
+
 fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
     if json {
         return show::json(&result);
@@ -61,7 +69,17 @@ fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
     let JobResult::Sealed(sealed) = result else {
         anyhow::bail!("the daemon answered something else than a version: is it of another version?");
     };
-    let Sealed { version, parent, newer, changed_bytes, production, pause } = *sealed;
+    let Sealed {
+        version,
+        parent,
+        newer,
+        changed_bytes,
+        production,
+        pause,
+        removed,
+        identity,
+        not_looked_into,
+    } = *sealed;
     let (changed, stored) = (size::format(changed_bytes), size::format(version.stored_bytes));
     let name = format!("{}@{}", version.image, version.number);
     show::line(&format!(
@@ -85,6 +103,14 @@ fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
             }
         }
     }
+    told_list("removed in the guest, before it was switched off:", &removed)?;
+    if version.keeps_identity {
+        show::line(&format!(
+            "{name} is not generalised: 'headwater image promote {name} production' needs --force"
+        ))?;
+        told_list("the machine's identity is in it:", &identity)?;
+    }
+    told_list("not looked into for that:", &not_looked_into)?;
     if let Some(boots) = production {
         let image = &version.image;
         show::line(&format!(

@@ -53,6 +53,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         stream: args.stream,
         credentials: args.credentials,
         resume: args.resume,
+        seal_removes: args.seal_removes,
     };
     let say = |text: &str| {
         tracing::info!("{text}");

@@ -226,6 +226,7 @@ mod tests {
             note: String::new(),
             author: String::new(),
             retired: false,
+            keeps_identity: false,
             channels: Vec::new(),
         };
         let trace = BootTrace {

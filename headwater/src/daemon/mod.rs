@@ -93,6 +93,8 @@ pub struct Options {
     pub credentials: Credentials,
     /// Start the machines that were on when the last daemon ended.
     pub resume: bool,
+    /// Files that a seal removes in a guest besides the usual ones.
+    pub seal_removes: Vec<String>,
 }
 
 /// A daemon that serves.
@@ -150,7 +152,8 @@ impl Daemon {
         let volumes = volumes(&data_dir, store.clone(), options.caches, stream, disk).await?;
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
         let images = StoredImages::new(store.clone(), volumes.traces(), named, last_known, daemon);
-        let service = service(&data_dir, images, database.clone(), volumes.clone());
+        let also_removed = options.seal_removes.into();
+        let service = service(&data_dir, images, database.clone(), volumes.clone(), also_removed);
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
@@ -445,12 +448,13 @@ fn service(
     images: StoredImages,
     db: Arc<SqliteDatabase>,
     disks: Arc<Volumes>,
+    also_removed: Arc<[String]>,
 ) -> Service {
     Service::new(Parts {
         db,
         images: Arc::new(images),
         disks,
-        hypervisor: Arc::new(Qemu),
+        hypervisor: Arc::new(Qemu { also_removed }),
         clock: Arc::new(SystemClock),
         random: Arc::new(SystemRandom),
         data_dir: data_dir.path().to_owned(),

@@ -84,6 +84,7 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     a_command_reads_what_it_is_given(&daemon);
     what_one_writes_overflows_and_is_its_own(&daemon);
     a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
+    what_a_guest_removed_is_given_back(&daemon);
 
     // A reset forgets it, for this machine only.
     daemon.cli(&["machine", "reset", "one", "--wait"]).ok();
@@ -124,9 +125,19 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     assert!(live["pause"]["guest_ms"].is_u64(), "its file systems were not frozen: {live}");
     assert_eq!((&live["version"]["number"], &live["parent"]), (&2.into(), &"debian@1".into()), "{live}");
     sh(daemon, "two", "echo late >>/var/tmp/edited");
+    a_file_is_copied_in_and_out(daemon);
+    let key = sh(daemon, "two", "cat /etc/ssh/ssh_host_ed25519_key");
     daemon.cli(&["machine", "stop", "two"]).ok();
     assert_eq!(daemon.machine("two").get("reason"), None, "the guest did not switch itself off");
+    let found = [
+        "/etc/ssh/ssh_host_ed25519_key (its private",
+        "/etc/machine-id (its",
+        "/etc/hostname (its host name)",
+    ];
+    daemon.cli(&["image", "seal", "debian"]).fails(4, &[&found[..], &["--keep-identity"]].concat());
+    daemon.cli(&["machine", "start", "two", "--wait"]).ok();
     let sealed = seal(&["image", "seal", "debian", "--note", "edited"]);
+    what_makes_a_machine_itself_is_in_no_sealed_version(daemon, &live, &sealed, &key);
     let size = |name: &str| sealed["version"][name].as_u64().expect("a size");
     assert!(size("stored_bytes") < size("size_bytes") / 10, "it cost as much as an import: {sealed}");
     daemon.cli(&["image", "promote", "debian@2", "test"]).ok();
@@ -140,6 +151,103 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     assert!(diff.lines().any(changed), "{diff}");
     is_a_file_system_at_rest(daemon, "debian@2");
     assert!(daemon.cli(&["image", "verify", "debian:test"]).ok().contains("sound"));
+}
+
+/// A seal removes it; a version of a machine that runs has it, and says so.
+fn what_makes_a_machine_itself_is_in_no_sealed_version(
+    daemon: &Daemon,
+    live: &serde_json::Value,
+    sealed: &serde_json::Value,
+    key: &str,
+) {
+    assert_eq!(
+        (&live["version"]["keeps_identity"], &sealed["version"]["keeps_identity"]),
+        (&true.into(), &false.into())
+    );
+    let list = |of: &serde_json::Value| {
+        of.as_array().expect("a list").iter().map(|it| it.to_string()).collect::<String>()
+    };
+    assert!(list(&live["identity"]).contains("ssh_host_ed25519_key"), "{live}");
+    for removed in [
+        "/etc/ssh/ssh_host_ed25519_key",
+        "/etc/machine-id",
+        "/etc/hostname",
+        "user-data",
+        "generalise.d/10",
+        "fstrim",
+    ] {
+        assert!(list(&sealed["removed"]).contains(removed), "{removed}: {sealed}");
+    }
+    assert_eq!(daemon.machine("two")["state"], "stopped");
+    let versions = daemon.cli(&["image", "versions", "debian"]).ok();
+    assert_eq!(versions.matches("not generalised").count(), 1, "{versions}");
+    daemon.cli(&["image", "promote", "debian@2", "production"]).fails(4, &["not generalised", "--force"]);
+
+    // The line of the key that has the secret, wherever it is on the disk.
+    let secret = key.lines().nth(4).expect("an OpenSSH key");
+    for (version, lines) in [("debian@2", 1), ("debian@3", 0)] {
+        let raw = daemon.path().join("sealed.raw");
+        daemon.cli(&["image", "export", version, raw.to_str().expect("a path in UTF-8")]).ok();
+        let found = Command::new("grep").args(["-acF", "--", secret]).arg(&raw).output().expect("grep runs");
+        let found: u64 = String::from_utf8_lossy(&found.stdout).trim().parse().expect("a count");
+        assert_eq!(found.min(1), lines, "{version} has the private key {found} times");
+        let at = format!("{}?offset={}", raw.display(), 1 << 20);
+        let debugfs = |command: &str| {
+            let output = Command::new("/sbin/debugfs").args(["-R", command, &at]).output();
+            let output = output.unwrap_or_else(|e| panic!("cannot run debugfs (Debian: e2fsprogs): {e}"));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let is_clean = lines == 0;
+        assert_eq!(!debugfs("ls -p /etc/ssh").contains("ssh_host_"), is_clean, "{version}");
+        assert_eq!(debugfs("cat /etc/hostname"), if is_clean { "localhost\n" } else { "two\n" }, "{version}");
+        assert_eq!(debugfs("cat /etc/machine-id").is_empty(), is_clean, "{version}");
+        assert_eq!(!debugfs("ls -p /var/lib/headwater").contains("user-data"), is_clean, "{version}");
+        std::fs::remove_file(&raw).expect("it is there");
+    }
+}
+
+/// More than one piece of each direction, with its mode.
+fn a_file_is_copied_in_and_out(daemon: &Daemon) {
+    let (there, back) = (daemon.path().join("there"), daemon.path().join("back"));
+    let bytes = support::pseudo_random((9 << 20) + 7, 5);
+    std::fs::write(&there, &bytes).expect("it can be written");
+    std::fs::set_permissions(&there, std::os::unix::fs::PermissionsExt::from_mode(0o751))
+        .expect("it can be changed");
+    let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let said = daemon.cli(&["machine", "cp", &path(&there), "two:/var/tmp"]).ok();
+    assert!(said.contains("two:/var/tmp/there"), "{said}");
+    assert_eq!(
+        sh(daemon, "two", "stat -c '%a %s' /var/tmp/there; ls /var/tmp | grep -c part; true"),
+        "751 9437191\n0"
+    );
+    daemon.cli(&["machine", "cp", "two:/var/tmp/there", &path(&back)]).ok();
+    assert!(std::fs::read(&back).expect("it is there") == bytes, "the file came back otherwise");
+    daemon.cli(&["machine", "cp", "two:/var/tmp/none", &path(&back)]).fails(1, &["/var/tmp/none is no file"]);
+    daemon.cli(&["machine", "cp", &path(&there), "two:/none/at/all"]).fails(1, &["/none/at/all"]);
+    daemon.cli(&["machine", "cp", &path(&there), &path(&back)]).fails(2, &["NAME:/PATH"]);
+    // What the image itself adds to a seal.
+    let hook = daemon.path().join("10-hook");
+    std::fs::write(&hook, "#!/bin/sh\nrm -f /var/tmp/there\n").expect("it can be written");
+    std::fs::set_permissions(&hook, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("it can be changed");
+    sh(daemon, "two", "mkdir -p /etc/headwater/generalise.d");
+    daemon.cli(&["machine", "cp", &path(&hook), "two:/etc/headwater/generalise.d/"]).ok();
+}
+
+/// A guest keeps the blocks of removed files until it is told to give them back; this one does so by a timer, too.
+fn what_a_guest_removed_is_given_back(daemon: &Daemon) {
+    let held = || {
+        let disk = daemon.machine("two")["disk"].clone();
+        let bytes = |name: &str| disk[name].as_u64().unwrap_or_else(|| panic!("no {name} in {disk}"));
+        bytes("ram_used_bytes") + bytes("disk_used_bytes")
+    };
+    sh(daemon, "two", "head -c 50000000 /dev/urandom >/var/tmp/much; sync; rm /var/tmp/much; sync");
+    let before = held();
+    assert!(before > 50_000_000, "{before}");
+    daemon.cli(&["machine", "trim", "two"]).ok();
+    let after = held();
+    assert!(after + 40_000_000 < before, "{before} -> {after}");
+    assert_eq!(sh(daemon, "two", "systemctl is-active fstrim.timer"), "active");
 }
 
 /// One that was frozen has nothing left to do: one that was only written out would have to go through its journal first.
@@ -172,6 +280,8 @@ fn a_full_cache_makes_a_guest_wait_and_no_more(daemon: &Daemon) {
         let machine = daemon.machine("one");
         machine["alarm"]["message"].as_str().is_some_and(|text| text.contains("is full and writes wait"))
     });
+    let advice = daemon.machine("one")["alarm"]["advice"].to_string();
+    assert!(advice.contains("headwater machine trim one"), "{advice}");
     assert_eq!(sh(daemon, "two", "cat /var/tmp/mark"), "two was here", "the other machine is disturbed");
     daemon.cli(&["machine", "set", "one", "--ram", "64M", "--disk", "4G"]).ok();
     wait_until("the alarm is over", || daemon.machine("one").get("alarm").is_none());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::{CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, Sample};
+use headwater_db::Secret;
 use uuid::Uuid;
 
 use crate::backend::{BackendError, JobControl};
@@ -69,6 +70,28 @@ pub struct SealOrder {
     pub newest_at_most: Option<u64>,
     /// The disk is what its machine does to an image, and not the machine's own: there is an edit that can be given up.
     pub is_edit: bool,
+    /// The version may hold its machine's identity, and says so.
+    pub keeps_identity: bool,
+}
+
+/// The identity that a machine was given, as far as its guest has it in files.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// Its host name.
+    pub host_name: String,
+    /// Its machine-id.
+    pub machine_id: String,
+    /// The private half of its SSH host key.
+    pub ssh_host_key_private: Secret,
+}
+
+/// The parts of a machine's identity that are still on its disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdentityLeft {
+    /// What was found, each in words: `/etc/machine-id (its machine-id)`.
+    pub found: Vec<String>,
+    /// File systems that could not be looked into, each with why.
+    pub unread: Vec<String>,
 }
 
 /// A version that was made of a disk.
@@ -174,7 +197,11 @@ pub trait Disk: Send + Sync + 'static {
 
 /// The state of a disk at one moment. Dropping it gives back what only it needed.
 #[async_trait]
-pub trait FrozenDisk: Send {
+pub trait FrozenDisk: Send + Sync {
+    /// Looks for a machine's identity: in the file systems that can be read, and for its private key in all blocks that it
+    /// wrote. That reads all of these.
+    async fn identity_left(&self, given: Given, job: Arc<JobControl>) -> Result<IdentityLeft, BackendError>;
+
     /// Makes a version of it, whose parent is the version below. A failure, a cancelled job or a crash leaves no
     /// trace.
     async fn seal(

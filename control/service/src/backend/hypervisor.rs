@@ -138,6 +138,10 @@ pub trait Vm: Send + Sync + 'static {
     /// Ends that.
     async fn thaw_file_systems(&self) -> Result<(), BackendError>;
 
+    /// Has the guest remove its machine's identity, through its agent. Returns what it removed. It goes on without that, and is to be
+    /// switched off. An error of kind `Conflict` where the guest has its own tool for that, which somebody must run.
+    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError>;
+
     /// Runs a command in the guest, through its agent, which reads `input`.
     async fn exec(
         &self,

@@ -11,7 +11,8 @@ mod job;
 mod surroundings;
 
 pub use disks::{
-    Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, NOTE_MAX_BYTES, SealOrder, SealOutcome, Shortage,
+    Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, Kept, KeptRequest, NOTE_MAX_BYTES, SealOrder,
+    SealOutcome, Shortage,
 };
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};

@@ -91,6 +91,41 @@ pub enum LifeError {
         /// The newest one.
         newer: String,
     },
+    /// Its machine's identity could not be removed in the guest.
+    #[error("cannot seal image '{image}': the identity of machine '{machine}' was not removed in its guest")]
+    NotGeneralised {
+        /// The image.
+        image: String,
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: BackendError,
+    },
+    /// Its guest did not switch itself off after that.
+    #[error(
+        "cannot seal image '{image}': machine '{machine}' did not switch itself off, and was ended: {how}"
+    )]
+    NotInOrder {
+        /// The image.
+        image: String,
+        /// The machine.
+        machine: String,
+        /// What happened.
+        how: String,
+    },
+    /// Its machine's identity is still on its disk.
+    #[error("cannot seal {what}: the identity of machine '{machine}' is on its disk: {}", .found.join(", "))]
+    KeepsIdentity {
+        /// What was to be sealed: `image 'debian'`.
+        what: String,
+        /// The image, where it is edited.
+        image: Option<String>,
+        /// The machine.
+        machine: String,
+        /// What was found.
+        found: Vec<String>,
+    },
     /// A version is being made of its disk.
     #[error("cannot {what} machine '{machine}': a version is being made of its disk")]
     Sealing {
@@ -215,6 +250,9 @@ impl Explain for LifeError {
             | Self::Edits { .. }
             | Self::Held { .. }
             | Self::Newer { .. }
+            | Self::NotGeneralised { .. }
+            | Self::NotInOrder { .. }
+            | Self::KeepsIdentity { .. }
             | Self::Sealing { .. }
             | Self::EditOver { .. }
             | Self::Forgotten { .. } => ProblemKind::Conflict,
@@ -255,6 +293,24 @@ impl Explain for LifeError {
                 "discard the edit ('headwater image discard {image}') and edit {newer}, or seal it all the same with \
                  --over-newer"
             )),
+            Self::NotGeneralised { image, machine, source } => {
+                let advice = source.advice().map(|advice| format!("{advice}; or ")).unwrap_or_default();
+                Some(format!(
+                    "{advice}stop it first ('headwater machine stop {machine}') and seal: 'headwater image seal {image}' of a machine that is \
+                     off looks for that on its disk"
+                ))
+            }
+            Self::NotInOrder { image, machine, .. } => Some(format!(
+                "'headwater image seal {image}' seals its disk as it is; or start it, see that all is there, and seal again: 'headwater machine \
+                 start {machine}'"
+            )),
+            Self::KeepsIdentity { image: Some(image), machine, .. } => Some(format!(
+                "start it ('headwater machine start {machine} --wait') and seal while it is on: 'headwater image seal {image}' removes that in \
+                 the guest and switches it off; or keep it in the version with --keep-identity"
+            )),
+            Self::KeepsIdentity { .. } => {
+                Some("--keep-identity makes a version that is marked as not generalised".to_owned())
+            }
             Self::Sealing { .. } => Some("try again when it is made".to_owned()),
             Self::EditStays { .. } => Some(
                 "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"

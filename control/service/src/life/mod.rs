@@ -8,6 +8,7 @@
 //!   reset   kill, disk forgotten; a machine that ran is started again on a pristine disk
 //!   edit    a machine gets a private disk over an image's newest version; seal makes a version of it
 //!   seal    of a machine that runs: its disk at one moment becomes a version
+//!   generalise  a machine's identity is removed in its guest before that, and looked for on its disk
 //!   limits  in the database and in the open disk, at once
 //!   alarm   its disk has no room or is not made durable, or no server of its image answers: shown, and in the history
 //!   recover after a daemon that died: orphans ended, what ran is lost
@@ -30,6 +31,7 @@ pub(crate) mod alarm;
 pub(crate) mod boot;
 pub(crate) mod edit;
 mod error;
+mod generalise;
 mod limits;
 pub(crate) mod patience;
 pub(crate) mod readable;

@@ -5,7 +5,9 @@
 //!                           -> guest freezes its file systems
 //!                           -> disk frozen: one instant, and the machine goes on writing beside it
 //!                           -> guest thaws -> in the background: what changed is read, packed, stored
+//!   an edit on a machine that is on: the machine's identity is removed in the guest -> switched off
 //! ```
+//! Before a version is made, the disk is searched for its machine's identity (`generalise.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,11 +21,12 @@ use tokio::sync::OwnedMutexGuard;
 use crate::Service;
 use crate::answer::{Explain, problem};
 use crate::backend::{
-    BackendError, FrozenDisk, JobControl, KeptRequest, NOTE_MAX_BYTES, SealOrder, SealOutcome,
+    BackendError, FrozenDisk, IdentityLeft, JobControl, KeptRequest, NOTE_MAX_BYTES, SealOrder, SealOutcome,
 };
 use crate::extract::Actor;
 use crate::life::boot::{cache_of_edit, files_of};
 use crate::life::edit::{is_copy, source, source_of_copy};
+use crate::life::generalise::keeps_identity;
 use crate::life::{Active, LifeError, alarm};
 
 /// How often it is looked whether somebody still waits for a version.
@@ -66,27 +69,45 @@ impl Service {
     ) -> Result<Sealed, LifeError> {
         let (edit, record) = self.edit_of("seal", image).await?;
         let sealing = || LifeError::Sealing { what: "seal what was edited on", machine: record.name.clone() };
+        let what = format!("image '{image}'");
+        let mut removed = None;
         let (guard, record) = {
             let _turn = self.lock(record.uuid).await;
-            self.off_for_edit("seal", &edit, &record)?;
+            if request.keep_identity {
+                self.off_for_edit("seal", &edit, &record)?;
+            }
             let guard = self.begin_sealing(edit.id).ok_or_else(sealing)?;
             // Now that nobody else ends it.
-            (guard, self.still_edit_of("seal", &edit).await?)
+            let mut record = self.still_edit_of("seal", &edit).await?;
+            if let Some(active) = self.active(record.uuid) {
+                let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
+                over.allowed(&what, request.over_newer)?;
+                check_note(&request.note).map_err(LifeError::backend("seal", &record.name))?;
+                removed = Some(self.generalise(&edit, &record, &active, &job).await?);
+                record = self.switch_off_generalised(&edit, record, actor).await?;
+            }
+            (guard, record)
         };
+        let mut left = IdentityLeft::default();
         let sealed = self.sealed_from(&edit, record.started_at_ms).await?;
         let (version, changed_bytes, newer, production) = match sealed {
             Some(version) => (version, 0, None, None),
             None => {
-                let what = format!("image '{image}'");
                 let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
                 over.allowed(&what, request.over_newer)?;
                 let frozen = self.open_kept(&record, &edit).await?;
+                left = self.identity_left(&*frozen, &record, &job).await?;
+                if !left.found.is_empty() && !request.keep_identity {
+                    let (image, machine) = (Some(edit.image.clone()), record.name);
+                    return Err(LifeError::KeepsIdentity { what, image, machine, found: left.found });
+                }
                 let order = SealOrder {
                     source: source(&edit, &record),
                     note: request.note,
                     author: actor.0.clone(),
                     newest_at_most: (!request.over_newer).then_some(over.newest),
                     is_edit: true,
+                    keeps_identity: keeps_identity(&left, removed.is_some()),
                 };
                 let sealed = frozen.seal(order, job).await;
                 let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
@@ -104,7 +125,17 @@ impl Service {
         })?;
         drop(guard);
         tracing::info!(image, version = version.number, actor = %actor.0, "sealed");
-        Ok(Sealed { version, parent: edit.below(), newer, changed_bytes, production, pause: None })
+        Ok(Sealed {
+            version,
+            parent: edit.below(),
+            newer,
+            changed_bytes,
+            production,
+            pause: None,
+            removed: removed.unwrap_or_default(),
+            identity: left.found,
+            not_looked_into: left.unread,
+        })
     }
 
     async fn open_kept(
@@ -169,6 +200,11 @@ impl Service {
             }
             (None, None) => return Err(not_on()),
         };
+        let left = self.identity_left(&*frozen, &record, &job).await?;
+        if active.is_none() && !left.found.is_empty() && !request.keep_identity {
+            let image = edit.map(|edit| edit.image.clone());
+            return Err(LifeError::KeepsIdentity { what, image, machine: record.name, found: left.found });
+        }
         let parent = over.parent;
         let order = SealOrder {
             source: source_of_copy(&parent, name, edit),
@@ -176,6 +212,7 @@ impl Service {
             author: actor.0.clone(),
             newest_at_most: is_bound.then_some(over.newest),
             is_edit: edit.is_some(),
+            keeps_identity: keeps_identity(&left, false),
         };
         let sealed = frozen.seal(order, job).await;
         let tried = format!("a version of the disk of machine {name} over {parent}");
@@ -192,7 +229,17 @@ impl Service {
         self.image_changed(actor, &version.image, "sealed", detail).await;
         let detail = format!("its disk is {}@{}", version.image, version.number);
         self.note(self.event(actor, format!("machine {name}"), "sealed", detail)).await;
-        Ok(Sealed { version, parent, newer: over.newer, changed_bytes, production, pause })
+        Ok(Sealed {
+            version,
+            parent,
+            newer: over.newer,
+            changed_bytes,
+            production,
+            pause,
+            removed: Vec::new(),
+            identity: left.found,
+            not_looked_into: left.unread,
+        })
     }
 
     /// What there is above a version that something is sealed over.
@@ -345,7 +392,7 @@ impl Service {
 }
 
 /// Nobody waits for the version any more.
-fn cancelled() -> BackendError {
+pub(super) fn cancelled() -> BackendError {
     BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen")
 }
 
@@ -356,7 +403,7 @@ fn gone() -> BackendError {
 }
 
 /// Waits until nobody waits for the version, or the daemon stops.
-async fn given_up(job: &JobControl) {
+pub(super) async fn given_up(job: &JobControl) {
     while !job.is_cancelled() {
         tokio::time::sleep(CANCEL_POLL).await;
     }

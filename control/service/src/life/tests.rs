@@ -5,6 +5,7 @@ mod damage;
 mod database;
 mod done;
 mod endings;
+mod generalise;
 mod maintenance;
 mod notes;
 mod promotions;
@@ -31,10 +32,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use uuid::Uuid;
 
 use crate::backend::{
-    BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hold, Hypervisor, Images,
-    ImportOrder, ImportOutcome, JobControl, Kept, KeptRequest, Listed, Promoted, Promotion, PullOrder,
-    PullOutcome, Pulled, SealOrder, SealOutcome, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan,
-    VmRequest,
+    BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Given, Hold, Hypervisor,
+    IdentityLeft, Images, ImportOrder, ImportOutcome, JobControl, Kept, KeptRequest, Listed, Promoted,
+    Promotion, PullOrder, PullOutcome, Pulled, SealOrder, SealOutcome, Shortage, SystemClock, SystemRandom,
+    Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -256,6 +257,7 @@ fn version(number: u64, source: &str) -> ImageVersion {
         note: String::new(),
         author: String::new(),
         retired: false,
+        keeps_identity: false,
         channels: Vec::new(),
     }
 }
@@ -358,6 +360,8 @@ struct Host {
     vms: Mutex<Vec<Arc<FakeVm>>>,
     /// How machines were stopped: by their power button, or at once.
     stops: Mutex<Vec<&'static str>>,
+    /// What is found on disks of what makes their machines themselves.
+    identity_left: Mutex<IdentityLeft>,
     /// Guests do not hear their power buttons.
     deaf: AtomicBool,
     button_pressed: Notify,
@@ -467,6 +471,10 @@ struct FakeFrozen(Arc<Host>);
 
 #[async_trait]
 impl FrozenDisk for FakeFrozen {
+    async fn identity_left(&self, given: Given, _: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+        assert!(given.ssh_host_key_private.reveal().contains("PRIVATE KEY") && !given.machine_id.is_empty());
+        Ok(self.0.identity_left.lock().unwrap().clone())
+    }
     async fn seal(
         self: Box<Self>,
         order: SealOrder,
@@ -488,6 +496,7 @@ impl FrozenDisk for FakeFrozen {
         let production = if set.is_none() { newest.map(|newest| newest.number) } else { None };
         *set = set.or(production);
         let version = version(versions.len() as u64 + 1, &order.source);
+        let version = ImageVersion { keeps_identity: order.keeps_identity, ..version };
         versions.push(version.clone());
         self.0.seals.lock().unwrap().push(order);
         self.0.answer()?;
@@ -614,6 +623,14 @@ impl Vm for FakeVm {
     async fn thaw_file_systems(&self) -> Result<(), BackendError> {
         self.1.freezes.lock().unwrap().push("thaw");
         Ok(())
+    }
+    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError> {
+        if self.1.no_agent.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
+        }
+        self.1.freezes.lock().unwrap().push("generalise");
+        self.1.identity_left.lock().unwrap().found.clear();
+        Ok(vec![format!("all of {host_name}")])
     }
     async fn exec(&self, _: &[String], _: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
         if self.1.execs_hang.load(Ordering::SeqCst) {

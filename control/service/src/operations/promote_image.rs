@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::words::time;
-use headwater_api::{Problem, ProblemKind, PromoteRequest, Promoted};
+use headwater_api::{Channel, Problem, ProblemKind, PromoteRequest, Promoted};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -15,15 +15,29 @@ use crate::promotions::{can_be_set, forgotten, moved, pointer, version_to_promot
 enum Error {
     #[error("cannot promote '{name}' at {}: that is {ago_s} s ago", time(*at_ms))]
     Past { name: String, at_ms: u64, ago_s: u64 },
+    #[error(
+        "cannot promote '{0}' to production: it is not generalised, and may hold the private SSH host key of the machine that it was made of"
+    )]
+    KeepsIdentity(String),
 }
 
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
-        ProblemKind::Invalid
+        match self {
+            Self::Past { .. } => ProblemKind::Invalid,
+            Self::KeepsIdentity(_) => ProblemKind::Conflict,
+        }
     }
 
     fn advice(&self) -> Option<String> {
-        Some("leave the time out to promote it now".to_owned())
+        let advice = match self {
+            Self::Past { .. } => "leave the time out to promote it now",
+            Self::KeepsIdentity(_) => {
+                "'headwater image edit' and 'headwater image seal' make one that is; or use --force if whoever reads the store may \
+                 have that"
+            }
+        };
+        Some(advice.to_owned())
     }
 }
 
@@ -38,6 +52,7 @@ impl Explain for Error {
         (status = 200, description = "Where the channel points, or from when on it will", body = Promoted),
         (status = 400, description = "No version, a channel that cannot be set, or a time in the past", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
+        (status = 409, description = "The version is not generalised, and was to become production without `force`", body = Problem),
     ),
 )]
 pub(super) async fn promote_image(
@@ -58,6 +73,9 @@ async fn promote(
 ) -> Result<Promoted, Failure> {
     can_be_set(request.channel).map_err(Failure)?;
     let version = version_to_promote(service, &name).await.map_err(Failure)?;
+    if version.keeps_identity && request.channel == Channel::Production && !request.force {
+        return Err(Error::KeepsIdentity(name).into());
+    }
     let now_ms = service.now_ms();
     let at_ms = request.at_ms.unwrap_or(now_ms);
     if at_ms < now_ms {

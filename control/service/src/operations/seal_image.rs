@@ -12,7 +12,8 @@ use crate::promotions::named_image;
 
 /// Makes a version of what a machine did to an image, and ends the edit. Only what was changed is read and stored. The
 /// version is the newest one, and so in the channel maintenance. Where versions came since the edit began, whose changes it would lack, it is
-/// refused unless `over_newer` is true.
+/// refused unless `over_newer` is true. If the machine is on, its identity (SSH host key, machine-id, host name) is removed in its guest, and
+/// it is switched off. If something of that is on its disk then, the seal is refused unless `keep_identity` is true.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/seal",
@@ -23,7 +24,7 @@ use crate::promotions::named_image;
         (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "Nobody edits the image", body = Problem),
-        (status = 409, description = "The machine is on, or the image has newer versions than the one that was edited", body = Problem),
+        (status = 409, description = "The machine is on and its guest is not up, or removes nothing; its identity is on its disk; or the image has newer versions than the one that was edited", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]

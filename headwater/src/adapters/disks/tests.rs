@@ -246,6 +246,7 @@ fn a_seal_is_no_failure_where_its_version_cannot_be_looked_up() {
         author: String::new(),
         newest_at_most: None,
         is_edit: false,
+        keeps_identity: false,
     };
     let sealed = runtime.block_on(disk.freeze().unwrap().seal(order, Arc::default())).unwrap();
     assert_eq!((sealed.version.number, sealed.version.channels), (2, Vec::new()));
@@ -264,6 +265,7 @@ fn only_where_nothing_was_edited_is_it_said_how_to_give_an_edit_up() {
             author: String::new(),
             newest_at_most: None,
             is_edit,
+            keeps_identity: false,
         };
         let refused = runtime.block_on(disk.freeze().unwrap().seal(order, Arc::default())).unwrap_err();
         let advice = refused.advice().unwrap();

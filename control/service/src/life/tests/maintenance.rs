@@ -63,7 +63,7 @@ impl Fixture {
 
     async fn seal_with(&self, over_newer: bool) -> Result<headwater_api::Sealed, LifeError> {
         let job = Arc::new(JobControl::default());
-        let request = SealRequest { note: "a note".to_owned(), over_newer };
+        let request = SealRequest { note: "a note".to_owned(), over_newer, ..SealRequest::default() };
         self.service.seal_edit("image", request, &Actor::daemon(), job).await
     }
 
@@ -75,6 +75,7 @@ impl Fixture {
             author: String::new(),
             newest_at_most: None,
             is_edit: true,
+            keeps_identity: false,
         }
     }
 
@@ -263,7 +264,8 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
     assert_eq!(fixture.last_opened(), (Some(edit.id), 1, CacheMode::RamDisk));
     let view = fixture.view().await;
     assert!(!view.old && view.edits.as_deref() == Some("image@1"), "{view:?}");
-    let busy = fixture.seal().await.unwrap_err();
+    // Its guest is not up yet, and can remove nothing.
+    let busy = fixture.seal_with(true).await.unwrap_err();
     assert!(matches!(busy, LifeError::StillOn { .. }), "{busy}");
     assert!(matches!(fixture.service.discard_edit("image", &actor).await, Err(LifeError::StillOn { .. })));
     fixture.stop().await;
@@ -663,7 +665,7 @@ async fn a_note_that_is_too_long_freezes_no_guest() {
     fixture.host.boots.send_replace(true);
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
     let seal = async |note_bytes| {
-        let request = SealRequest { note: "x".repeat(note_bytes), over_newer: false };
+        let request = SealRequest { note: "x".repeat(note_bytes), ..SealRequest::default() };
         fixture.service.seal_machine("lab", request, &Actor::daemon(), Arc::default()).await
     };
     let refused = problem(&seal(1025).await.unwrap_err());
