@@ -166,10 +166,9 @@ mod tests {
         {
             refused(&|i| i.hostname = name.to_owned(), "host name");
         }
-        for (name, kernels) in [
-            ("LAB.example.com", "LAB.example.com".to_owned()),
-            (&["x".repeat(40), "y".repeat(40)].join("."), "x".repeat(40)),
-        ] {
+        let long = ["x".repeat(40), "y".repeat(40)].join(".");
+        let first = "x".repeat(40);
+        for (name, kernels) in [("LAB.example.com", "LAB.example.com"), (long.as_str(), first.as_str())] {
             let identity = Identity { hostname: name.to_owned(), ..good.clone() };
             assert!(identity.check().is_ok(), "{name}");
             assert_eq!(identity.kernel_name(), kernels);
