@@ -39,13 +39,13 @@ pub(crate) enum Foreign {
 }
 
 impl Foreign {
-    /// The format of a file, by its first bytes and, for a VHD of fixed size, the start of its last sector.
-    pub(crate) fn detect(start: &[u8], last_sector: &[u8]) -> Option<Self> {
+    /// The format of a file by its first bytes. A VHD of fixed size is known by its end only: [`vhd::end_of_fixed`].
+    pub(crate) fn detect(start: &[u8]) -> Option<Self> {
         if start.starts_with(b"vhdxfile") {
             Some(Self::Vhdx)
         } else if start.starts_with(b"KDMV") {
             Some(Self::Vmdk)
-        } else if start.starts_with(vhd::COOKIE) || last_sector.starts_with(vhd::COOKIE) {
+        } else if start.starts_with(vhd::COOKIE) {
             Some(Self::Vhd)
         } else {
             None

@@ -93,6 +93,7 @@ mod file_disk;
 mod foreign;
 mod hydrate;
 mod index;
+mod known_formats;
 mod open_maps;
 mod pace;
 mod pending;

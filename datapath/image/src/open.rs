@@ -12,10 +12,12 @@ use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch_pool::Place;
 use crate::file_disk::{FileDisk, PooledDisk};
 use crate::foreign::Foreign;
+use crate::known_formats::refuse_known_formats;
 use crate::qcow2::disk::Qcow2Disk;
 use crate::qcow2::header::{self, Header, Refusal};
 use crate::raw_file::{find_file, link_of, open_disk_file, open_raw};
-use crate::units::{u64_of, usize_of};
+use crate::units::usize_of;
+use crate::vhd;
 
 /// The most files in a chain of qcow2 images.
 pub const BACKING_CHAIN_MAX: usize = 64;
@@ -141,7 +143,8 @@ fn open_layer(
         if let Some(foreign) = foreign {
             return foreign.open_file(path, file, file_bytes, &chain.via_qemu(path));
         }
-        refuse_known_formats(path, file_bytes, &start, chain)?;
+        let file_end = read_end(&file, file_bytes).map_err(|e| cannot_open(path, &e))?;
+        refuse_known_formats(path, file_bytes, (&start, &file_end), &chain.via_qemu(path))?;
         return open_raw(path, file, file_bytes);
     }
     if let Some(expected) = format.filter(|format| *format != FileFormat::Qcow2) {
@@ -190,6 +193,16 @@ fn open_backing(
         None => None,
         Some(other) => return Err(unsupported(format!("its backing file '{name}' has the format {other}"))),
     };
+    if name.starts_with("json:") {
+        let why = format!(
+            "cannot open {}: its backing file is not named by a path but by QEMU options, '{name}', and Headwater does not \
+             read them. Look at the options. If they only name a file, name that file by its path: qemu-img rebase -u -b \
+             FILE -F FORMAT {}. If not, join both into one image where both are: qemu-img convert",
+            above.display(),
+            above.display()
+        );
+        return Err(ImageError::new(ImageErrorKind::Unsupported, why));
+    }
     let plain = name.strip_prefix("file:").unwrap_or(name);
     // As in QEMU, a colon before the first slash makes it a protocol.
     if plain.split('/').next().is_some_and(|first| first.contains(':')) {
@@ -273,14 +286,22 @@ fn read_start(file: &File, file_bytes: u64) -> Result<Vec<u8>, std::io::Error> {
     Ok(start)
 }
 
+/// The last 512 bytes, or fewer if the file is shorter.
+fn read_end(file: &File, file_bytes: u64) -> Result<Vec<u8>, std::io::Error> {
+    let len = file_bytes.min(512);
+    let mut end = vec![0; usize_of(len)];
+    file.read_exact_at(&mut end, file_bytes.saturating_sub(len))?;
+    Ok(end)
+}
+
 /// The format that another crate reads, if the file has one.
 fn foreign(path: &Path, file: &File, file_bytes: u64, start: &[u8]) -> Result<Option<Foreign>, ImageError> {
-    // A VHD of fixed size is a raw disk with a footer.
-    let mut footer = [0; 8];
-    if file_bytes >= 512 {
-        file.read_exact_at(&mut footer, file_bytes - 512).map_err(|e| cannot_open(path, &e))?;
+    if let Some(by_start) = Foreign::detect(start) {
+        return Ok(Some(by_start));
     }
-    Ok(Foreign::detect(start, &footer))
+    // A VHD of fixed size is a raw disk with a footer.
+    let has_footer = vhd::end_of_fixed(file, file_bytes).map_err(|e| cannot_open(path, &e))?.is_some();
+    Ok(has_footer.then_some(Foreign::Vhd))
 }
 
 fn cannot_open(path: &Path, error: &std::io::Error) -> ImageError {
@@ -326,88 +347,4 @@ fn refused(path: &Path, refusal: Refusal, chain: &Chain) -> ImageError {
             ),
         ),
     }
-}
-
-/// What to do about a file of another format.
-enum Advice {
-    Qemu,
-    Unpack(&'static str),
-    /// It may be the disk all the same.
-    Raw,
-    None,
-}
-
-/// Files that are no raw disks: where their mark is, the mark, what they are, what to do.
-const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
-    (0, b"COWD", "a VMDK image of the old kind (COWD)", Advice::Qemu),
-    (0, b"# Disk DescriptorFile", "the description of a VMDK image", Advice::Qemu),
-    (64, b"\x7f\x10\xda\xbe", "a VDI image", Advice::Qemu),
-    (0, b"QED\0", "a QED image", Advice::Qemu),
-    (0, b"WithoutFreeSpace", "a Parallels image", Advice::Qemu),
-    (0, b"WithouFreSpacExt", "a Parallels image", Advice::Qemu),
-    (0, b"LUKS\xba\xbe", "an encrypted LUKS container", Advice::Raw),
-    (0, b"\x1f\x8b", "compressed with gzip", Advice::Unpack("gunzip --keep")),
-    (0, b"\xfd7zXZ\0", "compressed with xz", Advice::Unpack("unxz --keep")),
-    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", Advice::Unpack("unzstd")),
-    (0, b"BZh", "compressed with bzip2", Advice::Unpack("bunzip2 --keep")),
-    (0, b"\x04\x22\x4d\x18", "compressed with lz4", Advice::Unpack("unlz4")),
-    (0, b"PK\x03\x04", "a zip archive", Advice::Unpack("unzip")),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Advice::Unpack("7z x")),
-    (257, b"ustar", "a tar archive", Advice::Unpack("tar --extract --file")),
-    (0, b"\x7fELF", "an ELF program", Advice::None),
-    (0, b"%PDF", "a PDF document", Advice::None),
-    (0, b"\x89PNG", "a picture", Advice::None),
-    (0, b"SQLite format 3\0", "an SQLite database", Advice::None),
-];
-
-fn refuse_known_formats(path: &Path, file_bytes: u64, start: &[u8], chain: &Chain) -> Result<(), ImageError> {
-    let shown = path.display();
-    let refuse = |what: &str, advice: &Advice| {
-        let advice = match advice {
-            Advice::Qemu => format!(". {}", chain.via_qemu(path)),
-            Advice::Unpack(tool) => format!(". Unpack it first: {tool} {shown}"),
-            Advice::Raw => {
-                format!(
-                    ". If that is what a machine's disk holds: headwater image import --format raw {shown}"
-                )
-            }
-            Advice::None => String::new(),
-        };
-        let why = format!(
-            "cannot use {shown} as a disk image: it is {what}, and what is read is raw, qcow2, VHD, VHDX and VMDK in one file{advice}"
-        );
-        ImageError::new(ImageErrorKind::Unsupported, why)
-    };
-    for (at, mark, what, advice) in KNOWN {
-        if start.get(*at..).is_some_and(|tail| tail.starts_with(mark)) {
-            return Err(refuse(what, advice));
-        }
-    }
-    let first = start.get(..start.len().min(512)).unwrap_or_default();
-    if looks_like_text(first) {
-        return Err(refuse("text", &Advice::None));
-    }
-    if !u64_of(start.len()).is_multiple_of(512) || !file_bytes.is_multiple_of(512) {
-        return Err(ImageError::new(
-            ImageErrorKind::Invalid,
-            format!(
-                "cannot use {shown} as a disk image: it is not qcow2, VHD, VHDX or VMDK, and its size of {file_bytes} \
-                 bytes is not a multiple of 512, so it is no raw disk either"
-            ),
-        ));
-    }
-    Ok(())
-}
-
-/// Whether a first sector is text, which no boot sector, partition table or file system has there.
-fn looks_like_text(first: &[u8]) -> bool {
-    let text = match std::str::from_utf8(first) {
-        Ok(text) => text,
-        // A character may be cut at the end of the sector.
-        Err(e) if first.len().saturating_sub(e.valid_up_to()) < 4 => {
-            std::str::from_utf8(first.get(..e.valid_up_to()).unwrap_or_default()).unwrap_or_default()
-        }
-        Err(_) => return false,
-    };
-    !text.is_empty() && text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\u{c}'))
 }

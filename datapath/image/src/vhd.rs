@@ -6,6 +6,7 @@
 //! ```
 //! The disk is as long as the footer's current size says, which is another one than the original size after the disk was made
 //! larger. The table is checked against the file once, when the image is opened, so that one that was cut is an error then.
+//! Padding of zeroes behind the footer of a fixed disk is not part of the disk.
 //! Bitmaps are not looked at, as QEMU does not: a block that is there holds zeroes where nothing was written.
 //!
 //! Not read: differencing disks.
@@ -27,6 +28,8 @@ pub(crate) const COOKIE: &[u8] = b"conectix";
 const SECTOR_BYTES: u64 = 512;
 /// The largest disk: 2,040 GiB by the format's own limit.
 const DISK_BYTES_MAX: u64 = 2040 << 30;
+/// The type of a disk of fixed size, in the footer.
+const FIXED: u32 = 2;
 /// In the table: the block is not there.
 const ABSENT: u32 = u32::MAX;
 
@@ -47,6 +50,35 @@ fn is_sound(bytes: &[u8], at: usize) -> bool {
         .filter(counts)
         .fold(0u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)));
     u32_at(bytes, at) == !sum
+}
+
+/// The most bytes of padding behind a footer: an LVM volume is filled up to 4 MiB, upload tools fill up to 1 MiB.
+const PADDING_BYTES_MAX: u64 = 4 << 20;
+
+/// Where a VHD of fixed size ends in a file, if the file is one: behind its footer, which padding may follow. A footer that
+/// is not in the last sector counts only if it is sound, lies where its disk ends, and only zeroes follow. Otherwise the file is a
+/// disk that has such bytes somewhere.
+pub(crate) fn end_of_fixed(file: &File, file_bytes: u64) -> std::io::Result<Option<u64>> {
+    let Some(last) = file_bytes.checked_sub(SECTOR_BYTES) else { return Ok(None) };
+    let mut cookie = [0; COOKIE.len()];
+    file.read_exact_at(&mut cookie, last)?;
+    if cookie == COOKIE {
+        return Ok(Some(file_bytes));
+    }
+    let from = last.saturating_sub(PADDING_BYTES_MAX).next_multiple_of(SECTOR_BYTES);
+    let mut tail = vec![0; usize_of(file_bytes.saturating_sub(from))];
+    file.read_exact_at(&mut tail, from)?;
+    // The last sector that is not zero.
+    let sectors = tail.chunks(usize_of(SECTOR_BYTES)).enumerate();
+    let found = sectors.rev().find(|(_, sector)| sector.iter().any(|byte| *byte != 0));
+    let Some((index, footer)) = found else { return Ok(None) };
+    let at = from + u64_of(index) * SECTOR_BYTES;
+    let is_footer = footer.starts_with(COOKIE)
+        && footer.len() == usize_of(SECTOR_BYTES)
+        && is_sound(footer, 64)
+        && u32_at(footer, 60) == FIXED
+        && u64_at(footer, 48) == at;
+    Ok(is_footer.then_some(at + SECTOR_BYTES))
 }
 
 /// Where a disk's blocks are.
@@ -78,7 +110,16 @@ pub(crate) struct Vhd {
 impl Vhd {
     /// Opens the image in an open file; the error says in a few words what is wrong with it.
     pub(crate) fn open(path: &Path, file: File, file_bytes: u64) -> Result<Arc<dyn FileDisk>, Refusal> {
-        Self::read_tables(path, file, file_bytes).map(|vhd| Arc::new(vhd) as Arc<dyn FileDisk>)
+        let mut start = [0; COOKIE.len()];
+        let read = file.read_exact_at(&mut start, 0);
+        read.map_err(|e| Refusal::Damaged(unread(&e)))?;
+        // A dynamic disk has a copy of the footer at its start, which counts if the last sector is something else.
+        let end = if start == COOKIE {
+            None
+        } else {
+            end_of_fixed(&file, file_bytes).map_err(|e| Refusal::Damaged(unread(&e)))?
+        };
+        Self::read_tables(path, file, end.unwrap_or(file_bytes)).map(|vhd| Arc::new(vhd) as Arc<dyn FileDisk>)
     }
 
     fn read_tables(path: &Path, file: File, file_bytes: u64) -> Result<Self, Refusal> {
@@ -98,10 +139,10 @@ impl Vhd {
             return Err(format!("it says that its disk has {size_bytes} bytes").into());
         }
         let blocks = match u32_at(&footer, 60) {
-            2 if size_bytes > file_bytes - SECTOR_BYTES => {
+            FIXED if size_bytes > file_bytes - SECTOR_BYTES => {
                 return Err(format!("its disk of {size_bytes} bytes is cut off").into());
             }
-            2 => None,
+            FIXED => None,
             3 => {
                 let mut header = [0; 1024];
                 read(u64_at(&footer, 16), &mut header)?;

@@ -302,7 +302,8 @@ pub fn foreign_file(pieces: &[u8]) {
     let mut last = [0; 512];
     let there = file.read_exact_at(&mut last, len - 512);
     assert!(there.is_ok(), "{there:?}");
-    let Some(format) = Foreign::detect(&start, &last) else { return };
+    let by_footer = last.starts_with(b"conectix").then_some(Foreign::Vhd);
+    let Some(format) = Foreign::detect(&start).or(by_footer) else { return };
     seal(format, &file, len);
     let open = || format.open_file(&path_of(&file), file.try_clone().unwrap(), len, "");
     let Ok(disk) = tolerant(open) else { return };

@@ -142,7 +142,11 @@ fn check_features(features: u64) -> Result<(), Refusal> {
         ));
     }
     if features & INCOMPATIBLE_DATA_FILE != 0 {
-        return Err(Refusal::Unsupported("its data is in another file".into()));
+        return Err(Refusal::Unsupported(
+            "its data is in another file. Look first which file that is (qemu-img info FILE, 'data file'): QEMU opens whatever \
+             path the image names, also a file of this host that did not come with the image"
+                .into(),
+        ));
     }
     let known = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTENDED_L2;
     // Dirty means that refcounts may be wrong, and readers need none.

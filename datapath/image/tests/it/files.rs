@@ -346,6 +346,19 @@ fn a_missing_or_circular_backing_file_is_named() {
 }
 
 #[test]
+fn a_backing_file_of_qemu_options_is_refused_as_such() {
+    let dir = Dir::new();
+    dir.raw("base.raw");
+    let options = r#"json:{"driver":"raw","file":{"driver":"file","filename":"base.raw"}}"#;
+    dir.qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", options, "DIR/j.qcow2", "1M"]);
+    let (kind, message) = error(&dir.path("j.qcow2"));
+    assert_eq!(kind, ImageErrorKind::Unsupported);
+    assert!(message.contains("QEMU options") && message.contains("qemu-img rebase -u -b FILE"), "{message}");
+    // QEMU would open whatever they say.
+    assert!(!message.contains("qemu-nbd"), "{message}");
+}
+
+#[test]
 fn encrypted_images_are_refused_at_every_place_of_a_chain() {
     let dir = Dir::new();
     // AES is made by QEMU. LUKS is a plain image with the method's number (QCOW2, bytes 32 to 35) in its header: making a
@@ -384,6 +397,9 @@ fn a_data_file_and_a_corrupt_mark_are_refused() {
     let (kind, message) = error(&dir.path("ext.qcow2"));
     assert_eq!(kind, ImageErrorKind::Unsupported);
     assert!(message.contains("another file"), "{message}");
+    // QEMU opens any path that the image names.
+    let (warning, advice) = (message.find("Look first which file that is"), message.find("qemu-nbd"));
+    assert!(warning.is_some() && warning < advice, "{message}");
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "DIR/bad.qcow2", "1M"]);
     let file = File::options().write(true).open(dir.path("bad.qcow2")).unwrap();
     file.write_all_at(&[2], 79).unwrap();

@@ -402,6 +402,76 @@ fn a_piece_of_a_vmdk_is_not_taken_for_the_disk() {
 }
 
 #[test]
+fn a_fixed_vhd_that_was_padded_keeps_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = raw(&dir.path().join("disk.raw"));
+    let convert =
+        ["convert", "-O", "vpc", "-o", "subformat=fixed,force_size=on", "DIR/disk.raw", "DIR/image"];
+    qemu_img(dir.path(), &convert);
+    let path = dir.path().join("image");
+    let sound = fs::read(&path).unwrap();
+    assert_eq!(sound.len(), disk.len() + 512);
+    for padding in [1, 1024, 4 << 20] {
+        fs::write(&path, [&sound[..], &vec![0; padding][..]].concat()).unwrap();
+        assert!(read_all(open_file(&path).unwrap().as_ref()) == disk, "{padding} bytes");
+        open_source(&path, Some(FileFormat::Vhd)).unwrap();
+    }
+    // A raw disk that has the bytes of a footer somewhere is a raw disk all the same.
+    let mut used = [&sound[..], &[0; 1024][..]].concat();
+    *used.last_mut().unwrap() = 1;
+    let elsewhere = [&[0; 512][..], &sound[..], &[0; 1024][..]].concat();
+    let mut damaged = [&sound[..], &[0; 1024][..]].concat();
+    damaged[disk.len() + 100] ^= 1;
+    for bytes in [used, elsewhere, damaged] {
+        fs::write(&path, &bytes).unwrap();
+        assert!(read_all(open_file(&path).unwrap().as_ref()) == bytes);
+    }
+}
+
+/// What no tool here makes is known by the bytes that its documents name.
+#[test]
+fn containers_are_refused_by_name_and_not_taken_as_raw() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let refused = |says: &str| {
+        let error = open_file(&path).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains(says), "{says}: {error}");
+    };
+    for (mark, says) in [
+        (&b"\xbe\xba\xfe\xca\0\0\0\0\x01\0\0\0\x02"[..], "seSparse"),
+        (b"COWD", "COWD"),
+        (b"QFI\xfb\0\0\0\x01", "qcow version 1"),
+        (b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop", "cloop"),
+        (b"Bochs Virtual HD Image\0", "Bochs"),
+        (b"EVF\x09\x0d\x0a\xff\0\x01\x01\0\0\0", "EWF"),
+        (b"EVF2\x0d\x0a\x81\0", "EWF"),
+        (b"AFF10\x0d\x0a\0", "AFF"),
+        (b"\x3a\xff\x26\xed\x01\0", "Android sparse"),
+        (b"VMA\0\0\0\0\x01", "Proxmox"),
+        (b"QEVM\0\0\0\x03", "saved state"),
+    ] {
+        let mut bytes = mark.to_vec();
+        bytes.resize(1 << 20, 0);
+        bytes[8192..16384].fill(0xa5);
+        fs::write(&path, bytes).unwrap();
+        refused(says);
+    }
+    // A DMG has its mark in its last sector.
+    let mut bytes = vec![0x5a; 1 << 20];
+    bytes[(1 << 20) - 512..][..8].copy_from_slice(b"koly\0\0\0\x04");
+    fs::write(&path, bytes).unwrap();
+    refused("DMG");
+    raw(&dir.path().join("disk.raw"));
+    for (format, says) in
+        [("vdi", "VDI"), ("qed", "QED"), ("parallels", "Parallels"), ("qcow", "qcow version 1")]
+    {
+        qemu_img(dir.path(), &["convert", "-O", format, "DIR/disk.raw", "DIR/image"]);
+        refused(says);
+    }
+}
+
+#[test]
 fn a_vhdx_of_large_sectors_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
