@@ -222,7 +222,9 @@ fn completions_offer_commands_and_names_that_the_daemon_has() {
     check(&["machine", "start", "p"], &["pc-1"]);
     check(&["machine", "create", "x", "t"], &["tiny"]);
     check(&["catalog", "show", "c"], &["class"]);
-    check(&["image", "pin", ""], &["class", "desk", "pc-1"]);
+    // Of machines and catalogs.
+    check(&["image", "pin", "d"], &["desk"]);
+    check(&["image", "pin", "c"], &["class"]);
     drop(daemon);
     check(&["machine", "start", "p"], &[]);
 }
