@@ -467,7 +467,8 @@ impl Transfer {
     fn refused(&self, pending: &Pending, code: u32, message: &str) -> IoError {
         let code = NbdError(code);
         let RequestHead { command, offset, length, .. } = pending.head;
-        let text = format!("{}: command {command} on {offset}+{length} failed with {code}", self.uri);
+        let name = command::Named(command);
+        let text = format!("{}: {name} on {offset}+{length} failed with {code}", self.uri);
         if message.is_empty() {
             return IoError::new(code.to_kind(), text);
         }

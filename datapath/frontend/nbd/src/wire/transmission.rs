@@ -32,6 +32,26 @@ pub mod command {
     pub const WRITE_ZEROES: u16 = 6;
     /// Ask for extents.
     pub const BLOCK_STATUS: u16 = 7;
+
+    /// What people call it: its name in the protocol, or its number.
+    pub struct Named(pub u16);
+
+    impl std::fmt::Display for Named {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let name = match self.0 {
+                READ => "NBD_CMD_READ",
+                WRITE => "NBD_CMD_WRITE",
+                DISC => "NBD_CMD_DISC",
+                FLUSH => "NBD_CMD_FLUSH",
+                TRIM => "NBD_CMD_TRIM",
+                CACHE => "NBD_CMD_CACHE",
+                WRITE_ZEROES => "NBD_CMD_WRITE_ZEROES",
+                BLOCK_STATUS => "NBD_CMD_BLOCK_STATUS",
+                other => return write!(f, "command {other}"),
+            };
+            f.write_str(name)
+        }
+    }
 }
 
 /// Flags of requests (`NBD_CMD_FLAG_*`).
