@@ -26,9 +26,12 @@ pub struct Limits {
     pub option_bytes: u32,
     /// Name of an export or of a metadata context, in bytes.
     pub name_bytes: u32,
-    /// One read or write, in bytes; told to clients as the maximum block size. A longer write drops the connection, since its
-    /// payload cannot be taken; a longer read is an error. Of a longer cache request the device may do a part.
+    /// One read or write, in bytes; told to clients as the maximum block size. A longer read or write of a client that does not keep it is
+    /// carried out in parts. Of a longer cache request the device may do a part.
     pub request_bytes: u32,
+    /// The longest read or write that is carried out, in bytes. A longer write drops the connection, since its payload cannot be
+    /// taken; a longer read is an error.
+    pub longest_request_bytes: u32,
     /// Requests of one connection that wait for the device. Then a write is not taken, nor what comes behind it; other requests are,
     /// as long as they are less than a quarter of this.
     pub requests_in_flight: usize,
@@ -68,6 +71,7 @@ impl Default for Limits {
             option_bytes: 64 << 10,
             name_bytes: 4096,
             request_bytes: MAX_REQUEST_BYTES,
+            longest_request_bytes: 64 << 20,
             requests_in_flight: 128,
             bytes_in_flight: 64 << 20,
             shared_bytes: 256 << 20,
@@ -94,6 +98,7 @@ impl Limits {
         self.half_open = self.half_open.clamp(1, self.connections);
         self.name_bytes = self.name_bytes.min(crate::wire::handshake::STRING_BYTES);
         self.request_bytes = self.request_bytes.clamp(1 << 16, MAX_REQUEST_BYTES);
+        self.longest_request_bytes = self.longest_request_bytes.clamp(self.request_bytes, 64 << 20);
         self.requests_in_flight = self.requests_in_flight.max(1);
         self.bytes_in_flight = self.bytes_in_flight.max(1);
         self.extents_per_reply = self.extents_per_reply.clamp(1, 1 << 16);

@@ -124,15 +124,13 @@ fn requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step() {
     for (number, flags, offset, length, code) in [
         (command::READ, 0, MIB, 512, 22),
         (command::READ, 0, u64::MAX - 100, 512, 22),
-        (command::READ, 0, 1, 512, 22),
-        (command::READ, 0, 0, 511, 22),
         (command::READ, 0, 0, 0, 22),
         (command::READ, 0, 0, u32::MAX, 22),
         (command::READ, command_flag::REQ_ONE, 0, 512, 22),
         (command::TRIM, 0, MIB - 512, 1024, 22),
         (command::TRIM, 0, u64::MAX - 100, 512, 22),
         (command::WRITE_ZEROES, 0, MIB, 512, 28),
-        (command::WRITE_ZEROES, 0, 3, 512, 22),
+        (command::WRITE_ZEROES, 0, MIB - 511, 512, 28),
         (command::CACHE, 0, MIB, 512, 22),
         (command::BLOCK_STATUS, 0, MIB, 512, 22),
         (99, 0, 0, 512, 22),
@@ -146,7 +144,7 @@ fn requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step() {
     for (flags, offset, length, code) in [
         (0, MIB, 512, 28),
         (0, u64::MAX, 512, 28),
-        (0, 1, 512, 22),
+        (0, MIB - 511, 512, 28),
         (0, MIB - 4096, 1 << 20, 28),
         (command_flag::DF, 0, 512, 22),
     ] {
@@ -164,8 +162,8 @@ fn requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step() {
 
 #[test]
 fn a_write_longer_than_the_limit_ends_the_connection() {
-    let fixture = fixture();
-    for length in [(32 << 20) + 512, u32::MAX] {
+    let fixture = Fixture::new(ReferenceDisk::new(80 * MIB));
+    for length in [(64 << 20) + 1, u32::MAX] {
         let mut raw = fixture.started(true);
         raw.request(command::WRITE, 0, 1, 0, length);
         raw.ends();

@@ -10,6 +10,7 @@ use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, ExtentKind, Op, Request};
 use super::batch::INLINE_BYTES;
 use super::connection::{Connection, Payload, Progress, Stage, answered, is_zero};
 use super::handshake::BASE_ALLOCATION_ID;
+use super::in_parts::{PART_BYTES, Parts};
 use super::inbound::LARGE_BYTES;
 use super::serve::End;
 use crate::error::NbdError;
@@ -55,6 +56,9 @@ impl Connection<'_> {
         if self.is_full() && self.needs_room(&head) {
             return Ok(Progress::Throttled);
         }
+        if !announced && self.in_flight.any() && self.is_alone(&head) {
+            return Ok(Progress::Throttled);
+        }
         let read_bytes = if announced { 0 } else { self.read_bytes(&head) };
         if !self.set_aside(read_bytes, false) {
             return Ok(Progress::Throttled);
@@ -89,18 +93,24 @@ impl Connection<'_> {
 
     /// What a request that is carried out reads.
     fn read_bytes(&self, head: &RequestHead) -> usize {
-        let is_read = head.command == command::READ
-            && head.length <= self.limits.request_bytes.into()
-            && ByteRange::new(head.offset, head.length).is_some();
-        if is_read { length(head) } else { 0 }
+        match ByteRange::new(head.offset, head.length) {
+            Some(range)
+                if head.command == command::READ
+                    && head.length <= self.limits.longest_request_bytes.into() =>
+            {
+                let bytes = if self.is_long(range) { PART_BYTES } else { self.sectors(range).len() };
+                usize::try_from(bytes).unwrap_or(0)
+            }
+            _ => 0,
+        }
     }
 
     /// A payload where none belongs.
     fn refuse_payload(&mut self, head: &RequestHead) -> Result<Progress, End> {
-        if head.length > self.limits.request_bytes.into() {
+        if head.length > self.limits.longest_request_bytes.into() {
             return Err(self.too_long(head));
         }
-        let error = Refusal::invalid(format!("command {} takes no payload", head.command));
+        let error = Refusal::invalid(format!("{} takes no payload", command::Named(head.command)));
         self.stage = Stage::Drain { head: *head, left: length(head), error };
         Ok(Progress::Again)
     }
@@ -110,7 +120,7 @@ impl Connection<'_> {
             "it sent a payload of {} bytes to the export '{}', the limit is {}",
             head.length,
             self.name.escape_debug(),
-            self.limits.request_bytes
+            self.limits.longest_request_bytes
         ))
     }
 
@@ -119,7 +129,7 @@ impl Connection<'_> {
         let range = match self.check_write(head) {
             Ok(range) => range,
             Err(error) => {
-                if head.length > self.limits.request_bytes.into() {
+                if head.length > self.limits.longest_request_bytes.into() {
                     return Err(self.too_long(head));
                 }
                 self.inbound.consume(head_bytes);
@@ -127,6 +137,14 @@ impl Connection<'_> {
                 return Ok(Progress::Again);
             }
         };
+        if self.is_alone(head) {
+            if self.in_flight.any() {
+                return Ok(Progress::Throttled);
+            }
+            self.inbound.consume(head_bytes);
+            self.stage = Stage::Parts(Parts { head: *head, left: range });
+            return Ok(Progress::Again);
+        }
         if len >= LARGE_BYTES && self.inbound.payload(head_bytes, len).is_none() {
             if self.is_full() || !self.set_aside(len, true) {
                 return Ok(Progress::Throttled);
@@ -202,7 +220,7 @@ impl Connection<'_> {
     fn check_write(&self, head: &RequestHead) -> Result<ByteRange, Refusal> {
         self.check_flags(head, command_flag::FUA)?;
         let range = self.check_change(head)?;
-        if head.length > self.limits.request_bytes.into() {
+        if head.length > self.limits.longest_request_bytes.into() {
             return Err(Refusal { code: NbdError::EOVERFLOW, why: "the write is too long".into() });
         }
         Ok(range)
@@ -232,7 +250,13 @@ impl Connection<'_> {
         if range.is_empty() {
             return Err(Refusal::invalid("the request has no length"));
         }
-        self.geometry.check(range).map_err(|error| Refusal::invalid(error.to_string()))
+        if range.end() > self.geometry.size_bytes {
+            return Err(Refusal::invalid(format!(
+                "request {range} ends past the export, which has {} bytes",
+                self.geometry.size_bytes
+            )));
+        }
+        Ok(())
     }
 
     fn check_flags(&self, head: &RequestHead, legal: u16) -> Result<(), Refusal> {
@@ -240,8 +264,8 @@ impl Connection<'_> {
         let unknown = head.flags & !(legal | command_flag::FUA);
         if unknown != 0 {
             return Err(Refusal::invalid(format!(
-                "flags {unknown:#x} do not belong to command {}",
-                head.command
+                "flags {unknown:#x} do not belong to {}",
+                command::Named(head.command)
             )));
         }
         Ok(())
@@ -250,8 +274,8 @@ impl Connection<'_> {
     fn read(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
         let legal = if self.form.has_chunks() { command_flag::DF } else { 0 };
         let checked = self.check_flags(head, legal).and_then(|()| self.check_range(range)).and_then(|()| {
-            if head.length > self.limits.request_bytes.into() {
-                let limit = self.limits.request_bytes;
+            if head.length > self.limits.longest_request_bytes.into() {
+                let limit = self.limits.longest_request_bytes;
                 return Err(Refusal::invalid(format!(
                     "a read of {} bytes, the limit is {limit}",
                     head.length
@@ -263,11 +287,18 @@ impl Connection<'_> {
             return self.refuse(head, &error);
         }
         let len = length(head);
+        if self.is_long(range) {
+            return self.read_in_parts(head, range);
+        }
+        let sectors = self.sectors(range);
+        if sectors != range {
+            return self.read_buffered(head, sectors);
+        }
         if len >= LENT_BYTES && self.device.lend(range, &mut self.lent) {
             return self.send_lent(head, len);
         }
         if len > INLINE_BYTES {
-            return self.read_large(head, range, len);
+            return self.read_buffered(head, range);
         }
         let head_bytes = self.form.data_head_bytes();
         let attempt = {
@@ -329,11 +360,15 @@ impl Connection<'_> {
         sent
     }
 
-    fn read_large(&mut self, head: &RequestHead, range: ByteRange, len: usize) -> Result<(), End> {
+    /// A read of the request's data, or of the whole sectors that it is in.
+    fn read_buffered(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
+        let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
+        let skip = usize::try_from(head.offset.saturating_sub(range.offset())).unwrap_or(0);
         let mut buffer = self.pool.take(len);
         match self.device.try_now(Op::Read { range, into: &mut buffer }) {
             Ok(Attempt::Done) => {
-                let sent = self.reply_data(answered(head), &buffer);
+                let data = buffer.get(skip..skip.saturating_add(length(head))).unwrap_or_default();
+                let sent = self.reply_data(answered(head), data);
                 self.pool.give(buffer);
                 sent
             }
@@ -358,6 +393,9 @@ impl Connection<'_> {
     fn trim(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
         if let Err(error) = self.check_flags(head, 0).and_then(|()| self.check_change(head).map(drop)) {
             return self.refuse(head, &error);
+        }
+        if self.is_ragged(head) {
+            return self.clear_ragged(head, range);
         }
         if !has(head, command_flag::FUA) {
             return self.change(head, Request::Discard { range });
@@ -392,6 +430,9 @@ impl Connection<'_> {
                 attempt => self.settle(head, attempt.map(drop)),
             };
         }
+        if self.is_ragged(head) {
+            return self.clear_ragged(head, range);
+        }
         self.change(head, Request::WriteZeroes { range, may_unmap, fua })
     }
 
@@ -417,7 +458,7 @@ impl Connection<'_> {
         if let Err(error) = self.check_flags(head, 0).and_then(|()| self.check_range(range)) {
             return self.refuse(head, &error);
         }
-        self.submit(head, 0, Request::Prefetch { range });
+        self.submit(head, 0, Request::Prefetch { range: self.sectors(range) });
         Ok(())
     }
 
@@ -432,14 +473,17 @@ impl Connection<'_> {
         }
         let one = has(head, command_flag::REQ_ONE);
         let max = if one { 1 } else { self.limits.extents_per_reply };
-        let extents = match self.device.extents(range, max) {
+        let sectors = self.sectors(range);
+        let extents = match self.device.extents(sectors, max) {
             Ok(extents) => extents,
             Err(error) => return self.fail(answered(head), head.command, &error),
         };
         let mut left = range.len();
+        // What is before the range in its first sector.
+        let mut skip = range.offset().saturating_sub(sectors.offset());
         let mut pairs: Vec<(u64, u32)> = Vec::with_capacity(extents.len());
         for extent in extents.iter().take(max) {
-            let len = extent.len.min(left);
+            let len = extent.len.saturating_sub(std::mem::take(&mut skip)).min(left);
             left = left.saturating_sub(len);
             let flags = match extent.kind {
                 ExtentKind::Data => 0,
@@ -458,7 +502,7 @@ impl Connection<'_> {
     }
 }
 
-fn has(head: &RequestHead, flag: u16) -> bool {
+pub(super) fn has(head: &RequestHead, flag: u16) -> bool {
     head.flags & flag != 0
 }
 

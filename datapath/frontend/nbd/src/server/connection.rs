@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `Head` | a request, with its payload if short | - |
 //! | `Payload` | the rest of a long write's payload, received into its own buffer | it is whole: the write is done or submitted |
+//! | `Parts` | the rest of a write that is stored as it arrives | all of it is stored, or a part failed |
 //! | `Drain` | the payload of a refused write | it is whole: the error is sent |
 //! | `Closing` | not read any more | nothing is in flight |
 //!
@@ -31,6 +32,7 @@ use super::batch::{Batch, INLINE_BYTES};
 use super::commands::Refusal;
 use super::handshake::Chosen;
 use super::in_flight::InFlight;
+use super::in_parts::Parts;
 use super::inbound::Inbound;
 use super::pool::Pool;
 use super::serve::End;
@@ -93,6 +95,7 @@ const MOST_ROUNDS_UNSTARTED: u32 = 2;
 pub(super) enum Stage {
     Head,
     Payload(Payload),
+    Parts(Parts),
     Drain { head: RequestHead, left: usize, error: Refusal },
     Closing(&'static str),
 }
@@ -228,6 +231,7 @@ impl<'a> Connection<'a> {
                     self.write_owned(payload)?;
                     Progress::Again
                 }
+                Stage::Parts(parts) => self.write_part(parts)?,
                 Stage::Drain { head, left, error } => {
                     let count = self.inbound.len().min(left);
                     self.inbound.consume(count);
@@ -277,7 +281,15 @@ impl<'a> Connection<'a> {
     /// Counts a request as under way; its answer comes through the inbox.
     fn begin(&mut self, head: &RequestHead, bytes: usize) -> Completion {
         let needs_room = self.needs_room(head);
-        let ticket = Ticket { to: answered(head), command: head.command, bytes, needs_room };
+        let sector = u64::from(self.geometry.logical_block_bytes.max(1));
+        let ticket = Ticket {
+            to: answered(head),
+            command: head.command,
+            bytes,
+            skip: usize::try_from(head.offset % sector).unwrap_or(0),
+            data_bytes: usize::try_from(head.length).unwrap_or(usize::MAX),
+            needs_room,
+        };
         self.in_flight.add(bytes, needs_room);
         let inbox = Arc::clone(&self.inbox);
         Completion::new(move |outcome| inbox.post((ticket, outcome)))
@@ -297,12 +309,12 @@ impl<'a> Connection<'a> {
         self.share.give(u64::try_from(bytes).unwrap_or(u64::MAX), needs_room);
     }
 
-    fn landed(&mut self, ticket: &Ticket) {
+    pub(super) fn landed(&mut self, ticket: &Ticket) {
         self.in_flight.remove(ticket.bytes, ticket.needs_room);
     }
 
     /// Moves what the device has answered to `answers`, which is empty.
-    fn take_answers(&mut self) {
+    pub(super) fn take_answers(&mut self) {
         if let Some(own) = &self.own
             && (own.is_ready() || self.rounds_unstarted >= MOST_ROUNDS_UNSTARTED)
         {
@@ -345,12 +357,14 @@ impl<'a> Connection<'a> {
         match &outcome.result {
             Err(error) => self.fail(ticket.to, ticket.command, error),
             Ok(()) if ticket.command == command::READ => {
-                if outcome.buffer.len() != ticket.bytes {
-                    let error =
-                        IoError::new(IoErrorKind::Device, "the device returned a buffer of another length");
-                    return self.fail(ticket.to, ticket.command, &error);
+                let data = outcome.buffer.get(ticket.skip..ticket.skip.saturating_add(ticket.data_bytes));
+                match data.filter(|_| outcome.buffer.len() == ticket.bytes) {
+                    Some(data) => self.reply_data(ticket.to, data),
+                    None => {
+                        let why = "the device returned a buffer of another length";
+                        self.fail(ticket.to, ticket.command, &IoError::new(IoErrorKind::Device, why))
+                    }
                 }
-                self.reply_data(ticket.to, &outcome.buffer)
             }
             Ok(()) => self.put(&self.form.done(ticket.to)),
         }
@@ -379,11 +393,18 @@ impl<'a> Connection<'a> {
     /// Answers with an error of the device, and tells it. A change that a closed device does not take costs the client its
     /// connection instead: one that finds another server in this one's place sends it there, and its guest sees no error.
     pub(super) fn fail(&mut self, to: Answered, number: u16, error: &IoError) -> Result<(), End> {
+        let refusal = self.failed(number, error)?;
+        self.put_error(to, refusal.code, &refusal.why)
+    }
+
+    /// Tells an error of the device. The answer to the client is left to the caller, unless the connection ends.
+    pub(super) fn failed(&mut self, number: u16, error: &IoError) -> Result<Refusal, End> {
         let code = NbdError::from(error);
         self.shared.faults.warn(
             &self.who,
             &format_args!(
-                "command {number} on the export '{}' failed with {code}: {}",
+                "{} on the export '{}' failed with {code}: {}",
+                command::Named(number),
                 self.name.escape_debug(),
                 Chain(error)
             ),
@@ -395,7 +416,7 @@ impl<'a> Connection<'a> {
             self.flush_batch(&[])?;
             return Err(End::Orderly("the device is closed"));
         }
-        self.put_error(to, code, &error.to_string())
+        Ok(Refusal { code, why: error.to_string() })
     }
 
     /// Answers a request that the device did not see with an error.
@@ -404,7 +425,7 @@ impl<'a> Connection<'a> {
         self.put_error(answered(head), error.code, &error.why)
     }
 
-    fn put_error(&mut self, to: Answered, code: NbdError, why: &str) -> Result<(), End> {
+    pub(super) fn put_error(&mut self, to: Answered, code: NbdError, why: &str) -> Result<(), End> {
         self.scratch.clear();
         self.form.error(&mut self.scratch, to, code.0, why);
         self.put_scratch()

@@ -3,6 +3,7 @@
 //! - `handshake`: options, until an export is chosen.
 //! - `named`: several exports by name.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
+//! - `in_parts`: requests that are not of whole sectors, or longer than the device takes at once.
 //! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait; `in_flight`: how much
 //!   does.
 
@@ -11,6 +12,7 @@ mod commands;
 mod connection;
 mod handshake;
 mod in_flight;
+mod in_parts;
 mod inbound;
 mod named;
 mod pool;
@@ -157,6 +159,7 @@ struct Shared {
     tls: Option<ServerTls>,
     faults: FaultLog,
     budget: Arc<Budget>,
+    merging: in_parts::Merging,
 }
 
 impl Server {
@@ -184,6 +187,7 @@ impl Server {
         let shared = Arc::new(Shared {
             faults: FaultLog::shared(Shared::PROTOCOL, limits.warnings_per_10_s),
             budget: Budget::new(limits.shared_bytes),
+            merging: in_parts::Merging::default(),
             exports,
             limits,
             tls,

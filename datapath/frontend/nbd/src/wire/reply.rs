@@ -106,6 +106,23 @@ impl Form {
         Some(self.chunk(to, chunk::OFFSET_DATA, length).with(&to.offset.to_be_bytes()))
     }
 
+    /// What comes before one part of a read's data: a chunk for each, or nothing but the simple reply before the first. `None` where nothing
+    /// comes before it.
+    pub fn part_head(
+        self,
+        to: Answered,
+        part_offset: u64,
+        data_bytes: usize,
+        is_last: bool,
+    ) -> Option<Short> {
+        if self == Self::Simple {
+            return (part_offset == to.offset).then(|| simple_reply(0, to.cookie));
+        }
+        let length = u32::try_from(data_bytes).ok()?.checked_add(8)?;
+        let flags = if is_last { chunk::FLAG_DONE } else { 0 };
+        Some(self.flagged_chunk(to, flags, chunk::OFFSET_DATA, length).with(&part_offset.to_be_bytes()))
+    }
+
     /// A read of zeroes, of which only their length is sent. `None` where there are no chunks, and where the length does
     /// not fit the protocol.
     pub fn hole(self, to: Answered, data_bytes: usize) -> Option<Short> {
@@ -155,10 +172,15 @@ impl Form {
     /// The head of the only chunk of a reply.
     #[inline]
     fn chunk(self, to: Answered, kind: u16, length: u32) -> Short {
+        self.flagged_chunk(to, chunk::FLAG_DONE, kind, length)
+    }
+
+    #[inline]
+    fn flagged_chunk(self, to: Answered, flags: u16, kind: u16, length: u32) -> Short {
         let magic = if self == Self::Extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
         let head = Short::new()
             .with(&magic.to_be_bytes())
-            .with(&chunk::FLAG_DONE.to_be_bytes())
+            .with(&flags.to_be_bytes())
             .with(&kind.to_be_bytes())
             .with(&to.cookie.to_be_bytes());
         match self {
@@ -208,6 +230,16 @@ mod tests {
         for form in FORMS {
             assert_eq!(form.data_head(TO, 512).unwrap().len(), form.data_head_bytes());
         }
+        let first = Form::Structured.part_head(TO, 0x1000, 512, false).unwrap();
+        assert_eq!(first[..8], [0x66, 0x8e, 0x33, 0xef, 0, 0, 0, 1]);
+        let last = Form::Extended.part_head(TO, 0x1200, 512, true).unwrap();
+        assert_eq!(last[..8], [0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 1]);
+        assert_eq!(
+            last[16..],
+            [0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 0x12, 0]
+        );
+        assert_eq!(*Form::Simple.part_head(TO, 0x1000, 512, false).unwrap(), simple);
+        assert!(Form::Simple.part_head(TO, 0x1200, 512, true).is_none());
         assert!(Form::Structured.data_head(TO, usize::try_from(u32::MAX).unwrap()).is_none());
         assert!(Form::Simple.hole(TO, 512).is_none());
         let mut error = Vec::new();

@@ -227,7 +227,7 @@ fn random_requests_do_what_they_say() {
 
 #[test]
 fn payloads_that_do_not_belong_are_taken_and_refused() {
-    let limits = Limits { request_bytes: 64 << 10, ..Limits::default() };
+    let limits = Limits { request_bytes: 64 << 10, longest_request_bytes: 64 << 10, ..Limits::default() };
     let fixture = Fixture::with_limits(ReferenceDisk::new(MIB), limits);
     let mut client = Extended::start(&fixture);
     // The stream stays in step after each of them.

@@ -1,6 +1,7 @@
 //! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
 
 mod addresses;
+mod any_bytes;
 mod extended;
 #[expect(dead_code, reason = "it is for the programs beside this one, too")]
 mod fixture;

@@ -78,6 +78,11 @@ impl Connection<'_> {
             self.stage = Stage::Closing("it hung up");
             return Ok(());
         }
+        if matches!(self.stage, Stage::Parts(_)) {
+            return Err(End::Fault(
+                "it hung up in the middle of a write, of which the first parts may be stored".into(),
+            ));
+        }
         Err(End::Fault("it hung up in the middle of a request, which was not carried out".into()))
     }
 
@@ -105,7 +110,7 @@ impl Connection<'_> {
 
     /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have. In the middle of a write's
     /// data it ends, too, when the time of that is to be looked at.
-    pub(super) fn sleep(&mut self, for_socket: bool) -> Result<bool, End> {
+    pub(in crate::server) fn sleep(&mut self, for_socket: bool) -> Result<bool, End> {
         self.start_waiting();
         if !self.inbox.fall_asleep() {
             return Ok(false);
