@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use headwater_block::{BLOCK_BYTES, ByteRange, Device};
 use headwater_writecache::{Beneath, BlockNumber, Now};
 
+use crate::pieces::Piece;
+
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// Looks in vain after a hit, before only some writes are looked at again.
@@ -54,6 +56,18 @@ impl Elision {
         self.is_due(block, data, now) && self.look(block, data)
     }
 
+    /// Whether the image holds `data` from where the piece begins, at most a block long.
+    pub(crate) fn is_same_part(&self, piece: &Piece, data: &[u8]) -> bool {
+        self.is_due(piece.block, data, Now::Elsewhere) && self.count_look(self.equals_part(piece, data))
+    }
+
+    fn equals_part(&self, piece: &Piece, data: &[u8]) -> bool {
+        let mut image = [0u8; BLOCK];
+        let range = piece.range().and_then(|first| ByteRange::new(first.offset(), data.len() as u64));
+        let (Some(range), Some(image)) = (range, image.get_mut(..data.len())) else { return false };
+        self.base.peek(range, image) && image == data
+    }
+
     #[inline]
     fn is_due(&self, block: BlockNumber, data: &[u8], now: Now) -> bool {
         if self.eager.load(Ordering::Relaxed) > 0 {
@@ -69,7 +83,11 @@ impl Elision {
     #[inline(never)]
     fn look(&self, block: BlockNumber, data: &[u8]) -> bool {
         let base = &*self.base;
-        let same = equals::<PROBE_BYTES>(base, block, data) && equals::<BLOCK>(base, block, data);
+        self.count_look(equals::<PROBE_BYTES>(base, block, data) && equals::<BLOCK>(base, block, data))
+    }
+
+    /// After one that was equal, more are looked at.
+    fn count_look(&self, same: bool) -> bool {
         let eager = self.eager.load(Ordering::Relaxed);
         if same && eager != EAGER_LOOKS {
             self.eager.store(EAGER_LOOKS, Ordering::Relaxed);

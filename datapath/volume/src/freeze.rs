@@ -60,7 +60,12 @@ impl FrozenView {
             let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
                 return Err(bad_buffer());
             };
-            match self.cache.read(piece.block, piece.skip, part) {
+            let mut found = self.cache.read(piece.block, piece.skip, part);
+            if found == Found::Partial {
+                found =
+                    read::of_one_kind(&mut |each| self.cache.read_parts(piece.block, piece.skip, part, each));
+            }
+            match found {
                 Found::Done(_) => {
                     if let Some(run) = absent.take()
                         && read_base_now(&self.inner.base_of_views, range, run, into)? == Attempt::MustWait
@@ -69,7 +74,7 @@ impl FrozenView {
                     }
                 }
                 Found::Absent => absent = extend(absent, piece),
-                Found::Spilled(_) => return Ok(Attempt::MustWait),
+                Found::Spilled(_) | Found::Partial => return Ok(Attempt::MustWait),
             }
         }
         match absent {

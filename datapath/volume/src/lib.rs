@@ -12,8 +12,8 @@
 //! - A read or write of whole blocks that finds them in RAM is finished by `try_now`.
 //! - A whole block equal to what the image has in memory takes no space and frees what the block took
 //!   (where the block is overwritten in place, that is noticed in a sample and in runs).
-//! - A partial write fetches the other part of its block first, and merges under the block's lock, so that
-//!   two writes to different sectors of one block both survive.
+//! - A write of sectors of a block reads nothing first; what has to be merged with the rest is merged under the block's lock.
+//!   Two writes to different sectors of one block both survive.
 //! - Over a persistent write cache, a flush and a write with FUA are answered when they are durable; elsewhere
 //!   a flush is a no-op, because what a machine writes is forgotten at its next boot.
 //! - What a read waits for in the base alone holds the base and nothing else: a view that was dropped is gone, and so is what a

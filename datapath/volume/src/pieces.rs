@@ -31,6 +31,13 @@ impl Piece {
     }
 }
 
+/// The first piece of a request that ends one block and begins the next, if all of it fits into one block.
+pub fn straddling(range: ByteRange) -> Option<Piece> {
+    let first = piece_at(range, 0).filter(|first| !first.is_whole())?;
+    let is_pair = range.len() <= BLOCK && (first.len as u64) < range.len();
+    is_pair.then_some(first)
+}
+
 /// The piece of `range` that begins `start` bytes into it; `None` at its end.
 #[inline]
 pub fn piece_at(range: ByteRange, start: usize) -> Option<Piece> {
@@ -54,6 +61,16 @@ pub fn pieces(range: ByteRange) -> impl Iterator<Item = Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_of_two_parts_of_blocks_straddles_them() {
+        let cut = |offset, len| straddling(ByteRange::new(offset, len).unwrap()).map(|piece| piece.len);
+        assert_eq!(cut(4096 + 512, 4096), Some(3584));
+        assert_eq!(cut(4096 - 512, 1024), Some(512));
+        for (offset, len) in [(4096, 4096), (4096, 512), (512, 3584), (512, 4608), (4096 - 512, 8192)] {
+            assert_eq!(cut(offset, len), None, "{offset} {len}");
+        }
+    }
 
     #[test]
     fn a_range_is_cut_at_block_boundaries() {

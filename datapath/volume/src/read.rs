@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, Device, IoError, IoErrorKind, Request};
-use headwater_writecache::{Fetched, Found, FrozenCache, ReadTally, Ticket};
+use headwater_writecache::{EachPart, Fetched, Found, FrozenCache, ReadTally, Ticket};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::counters::Own;
@@ -45,6 +45,25 @@ fn image_of(inner: &Inner, is_machine: bool) -> &Arc<dyn Device> {
     if is_machine { &inner.base } else { &inner.base_of_views }
 }
 
+/// What was found of a partial block, if all of it was the same kind and needs no waiting for the disk; [`Found::Partial`] otherwise.
+pub(crate) fn of_one_kind(read_parts: &mut dyn FnMut(EachPart<'_>)) -> Found {
+    let mut all = None;
+    read_parts(&mut |_, _, found| {
+        all = Some(match (all, found) {
+            (None, found) => found,
+            (Some(Found::Done(_)), Found::Done(from)) => Found::Done(from),
+            (Some(Found::Absent), Found::Absent) => Found::Absent,
+            _ => Found::Partial,
+        });
+    });
+    all.unwrap_or(Found::Partial)
+}
+
+/// A part of a partial block, which is a piece of its own.
+fn part_of(piece: &Piece, at: usize, len: usize) -> Piece {
+    Piece { skip: piece.skip + at, start: piece.start + at, len, ..*piece }
+}
+
 /// What a read under way holds of its volume.
 enum Held {
     /// All of it, to look up what the machine reads.
@@ -68,6 +87,16 @@ impl Held {
             Self::Now(inner) => Some(inner.cache.read(piece.block, piece.skip, into)),
             Self::Frozen(_, cache) => Some(cache.read(piece.block, piece.skip, into)),
             Self::Count(_) | Self::Nothing => None,
+        }
+    }
+
+    /// The same of a partial block, for each place that has a part of it.
+    fn read_parts(&self, piece: &Piece, into: &mut [u8], each: &mut dyn FnMut(Piece, Found)) {
+        let each: EachPart<'_> = &mut |at, len, found| each(part_of(piece, at, len), found);
+        match self {
+            Self::Now(inner) => inner.cache.read_parts(piece.block, piece.skip, into, each),
+            Self::Frozen(_, cache) => cache.read_parts(piece.block, piece.skip, into, each),
+            Self::Count(_) | Self::Nothing => {}
         }
     }
 
@@ -191,7 +220,7 @@ impl Gather {
                     state.error.get_or_insert(let_go_early());
                     return;
                 };
-                match found {
+                let mut take = |piece: Piece, found| match found {
                     Found::Done(from) => tally.add(from),
                     Found::Spilled(ticket) => spilled.push((piece, ticket)),
                     Found::Absent => {
@@ -200,6 +229,13 @@ impl Gather {
                         let run = if adjoins { absent.pop() } else { None };
                         absent.extend(extend(run, piece));
                     }
+                    // Of a part, there is no such answer.
+                    Found::Partial => {}
+                };
+                if found == Found::Partial {
+                    state.held.read_parts(&piece, part, &mut take);
+                } else {
+                    take(piece, found);
                 }
             }
             if state.held.is_machine() {
@@ -257,28 +293,44 @@ impl Gather {
     fn read_spilled(self: &Arc<Self>, inner: &Inner, spilled: &[(Piece, Ticket)]) {
         let mut rest = spilled;
         while let Some((_, first)) = rest.first() {
-            let count = 1 + rest
-                .iter()
-                .skip(1)
-                .zip(1..)
-                .take_while(|((_, t), n)| first.is_followed_by(t, *n))
-                .count();
+            let mut tickets = vec![*first];
+            // Blocks side by side, and parts of neighbours that share a slot.
+            let mut is_next = |ticket: &Ticket| {
+                if tickets.last().is_some_and(|last| last.is_same_slot(ticket)) {
+                    return true;
+                }
+                let follows = first.is_followed_by(ticket, tickets.len());
+                if follows {
+                    tickets.push(*ticket);
+                }
+                follows
+            };
+            let count = 1 + rest.iter().skip(1).take_while(|(_, ticket)| is_next(ticket)).count();
             let Some((run, others)) = rest.split_at_checked(count) else { return };
             rest = others;
-            self.fetch(inner, run.to_vec());
+            self.fetch(inner, tickets, run.to_vec());
         }
     }
 
-    fn fetch(self: &Arc<Self>, inner: &Inner, run: Vec<(Piece, Ticket)>) {
-        self.state.lock().lookups += run.len();
-        let tickets = run.iter().map(|(_, ticket)| *ticket).collect();
+    /// Fetches the slots of these tickets, for the pieces in them.
+    fn fetch(self: &Arc<Self>, inner: &Inner, tickets: Vec<Ticket>, run: Vec<(Piece, Ticket)>) {
+        self.state.lock().lookups += tickets.len();
         let this = Arc::clone(self);
-        inner.cache.fetch(tickets, move |index, fetched| {
-            let Some((piece, _)) = run.get(index).copied() else { return };
-            let result = match fetched {
-                Fetched::Data(block) => this.put_piece(&piece, block),
-                Fetched::Failed(error) => Err(error),
-                Fetched::Moved => this.look_up_again(piece),
+        let mut rest = run.into_iter().peekable();
+        inner.cache.fetch(tickets, move |_, fetched| {
+            let Some((mut piece, ticket)) = rest.next() else { return };
+            let result = loop {
+                let result = match &fetched {
+                    Fetched::Data(block) => this.put_piece(&piece, block),
+                    Fetched::Failed(error) => Err(error.clone()),
+                    Fetched::Moved => this.look_up_again(piece),
+                };
+                // The others in the same slot.
+                match rest.next_if(|(_, other)| ticket.is_same_slot(other)) {
+                    Some((other, _)) if result.is_ok() => piece = other,
+                    Some(_) => {}
+                    None => break result,
+                }
             };
             this.part_done(Part::LookUp, result);
         });

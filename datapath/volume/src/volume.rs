@@ -18,7 +18,7 @@ use crate::elide::Elision;
 use crate::freeze::FrozenView;
 use crate::latency::{Class, Latencies};
 use crate::options::{CacheMode, VolumeOptions, disk_mode_ram_bytes};
-use crate::pieces::{Piece, pieces};
+use crate::pieces::{Piece, pieces, straddling};
 use crate::read::Side;
 use crate::together::SideBySide;
 use crate::write::Clear;
@@ -195,7 +195,12 @@ impl Inner {
             let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
                 return Err(bad_buffer());
             };
-            match self.cache.read(piece.block, piece.skip, part) {
+            let mut found = self.cache.read(piece.block, piece.skip, part);
+            if found == Found::Partial {
+                found =
+                    read::of_one_kind(&mut |each| self.cache.read_parts(piece.block, piece.skip, part, each));
+            }
+            match found {
                 Found::Done(from) => {
                     tally.add(from);
                     if let Some(run) = absent.take() {
@@ -206,7 +211,7 @@ impl Inner {
                     }
                 }
                 Found::Absent => absent = extend(absent, piece),
-                Found::Spilled(_) => return Ok(Attempt::MustWait),
+                Found::Spilled(_) | Found::Partial => return Ok(Attempt::MustWait),
             }
         }
         if let Some(run) = absent {
@@ -235,6 +240,11 @@ impl Inner {
                 continue;
             }
             let Some(part) = from.get(piece.start..piece.start + piece.len) else { return Err(bad_buffer()) };
+            if piece.start == 0
+                && let Some(stored) = self.write_pair_now(range, from)
+            {
+                return Ok(if stored { Attempt::Done } else { Attempt::MustWait });
+            }
             let turn = if piece.start == 0 { Turn::New } else { Turn::Rest };
             if !self.write_piece_now(&piece, part, turn) {
                 return Ok(Attempt::MustWait);
@@ -244,20 +254,51 @@ impl Inner {
     }
 
     fn write_piece_now(&self, piece: &Piece, data: &[u8], turn: Turn) -> bool {
-        loop {
-            let wrote = if piece.is_whole() {
+        self.store_now(|| {
+            Some(if piece.is_whole() {
                 self.write_whole(piece.block, data, turn)
             } else {
-                self.cache.write_part(piece.block, piece.skip, data, turn)
-            };
-            match wrote {
-                Wrote::Done => return true,
+                self.write_part(piece, data, turn)
+            })
+        })
+        .unwrap_or(false)
+    }
+
+    /// Stores a request that ends one block and begins the next. Whether there was room; `None`: its pieces are written one by one.
+    fn write_pair_now(&self, range: ByteRange, from: &[u8]) -> Option<bool> {
+        let first = straddling(range)?;
+        self.store_now(|| self.write_pair(&first, from, Turn::New))
+    }
+
+    /// Whether a write was stored, with what room there is without waiting.
+    fn store_now(&self, write: impl Fn() -> Option<Wrote>) -> Option<bool> {
+        loop {
+            match write()? {
+                Wrote::Done => return Some(true),
                 // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
                 Wrote::NoRoom if self.cache.make_room() => {}
                 Wrote::NoRoom | Wrote::Behind | Wrote::Ahead | Wrote::NeedOld(_) | Wrote::Closed => {
-                    return false;
+                    return Some(false);
                 }
             }
+        }
+    }
+
+    /// Stores a part of a block, unless the image is known to hold the same.
+    pub(crate) fn write_part(&self, piece: &Piece, data: &[u8], turn: Turn) -> Wrote {
+        self.cache.write_part(piece.block, piece.skip, data, turn, || self.is_same_part(piece, data))
+    }
+
+    /// The same of the end of a block and the beginning of the next one.
+    pub(crate) fn write_pair(&self, first: &Piece, data: &[u8], turn: Turn) -> Option<Wrote> {
+        self.cache.write_pair(first.block, first.skip, data, turn, || self.is_same_part(first, data))
+    }
+
+    /// Whether the image is known to hold `data` from where the piece begins.
+    fn is_same_part(&self, piece: &Piece, data: &[u8]) -> bool {
+        match &self.elision {
+            Some(elision) => elision.is_same_part(piece, data),
+            None => self.cleared == Location::ABSENT && data.iter().all(|byte| *byte == 0),
         }
     }
 

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
 };
-use headwater_writecache::{Cleared, Fetched, Old, Parked, Retried, Slotless, Turn, Wrote};
+use headwater_writecache::{Cleared, Fetched, FetchedOld, Old, Parked, Retried, Slotless, Turn, Wrote};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
-use crate::pieces::{Piece, piece_at};
+use crate::pieces::{Piece, piece_at, straddling};
 use crate::volume::{Inner, LONG_CLEAR_BYTES, bad_buffer, closed, split};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// Blocks and slots that a write keeps of those that it fetched: a block is in eight places at most, the image among them.
+const MOST_FETCHED: usize = 8;
 
 /// A write under way.
 struct Task {
@@ -21,8 +24,8 @@ struct Task {
     buffer: Vec<u8>,
     /// Bytes of the request that are stored.
     stored: usize,
-    /// The old contents of the block at `stored`, fetched.
-    fetched: Option<(Old, Vec<u8>)>,
+    /// What was fetched of the block at `stored`.
+    fetched: Vec<FetchedOld>,
     done: Completion,
 }
 
@@ -38,7 +41,7 @@ enum Step {
 
 /// Starts a write.
 pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
-    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: None, done };
+    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: Vec::new(), done };
     Box::new(task).go_on();
 }
 
@@ -178,15 +181,18 @@ impl Task {
             };
             let cache = &self.inner.cache;
             let turn = if turn == Turn::New && self.stored > 0 { Turn::Rest } else { turn };
-            let wrote = match &self.fetched {
-                _ if piece.is_whole() => self.inner.write_whole(piece.block, data, turn),
-                None => cache.write_part(piece.block, piece.skip, data, turn),
-                Some((old, block)) => cache.merge(piece.block, piece.skip, data, (*old, block), turn),
+            let (wrote, len) = match &*self.fetched {
+                _ if piece.is_whole() => (self.inner.write_whole(piece.block, data, turn), piece.len),
+                [] => match self.write_pair(turn) {
+                    Some(wrote) => (wrote, self.buffer.len()),
+                    None => (self.inner.write_part(&piece, data, turn), piece.len),
+                },
+                fetched => (cache.merge(piece.block, piece.skip, data, fetched, turn), piece.len),
             };
             match wrote {
                 Wrote::Done => {
-                    self.stored += piece.len;
-                    self.fetched = None;
+                    self.stored += len;
+                    self.fetched.clear();
                 }
                 Wrote::NeedOld(old) => return Step::Fetch(piece, old),
                 Wrote::Closed => return Step::Failed(closed()),
@@ -197,6 +203,12 @@ impl Task {
             }
         }
         Step::Finished
+    }
+
+    /// The whole request, if it ends one block and begins the next.
+    fn write_pair(&self, turn: Turn) -> Option<Wrote> {
+        let first = straddling(self.range).filter(|_| self.stored == 0)?;
+        self.inner.write_pair(&first, self.buffer.get(..usize::try_from(self.range.len()).ok()?)?, turn)
     }
 
     fn go_on(mut self: Box<Self>) {
@@ -236,8 +248,8 @@ impl Task {
                 cache.fetch(vec![ticket], move |_, fetched| {
                     let Some(mut task) = task.take() else { return };
                     match fetched {
-                        Fetched::Data(block) => task.fetched = Some((old, block.to_vec())),
-                        Fetched::Moved => task.fetched = None,
+                        Fetched::Data(block) => task.add_fetched(old, block.to_vec()),
+                        Fetched::Moved => {}
                         Fetched::Failed(error) => return task.end(Err(error)),
                     }
                     task.go_on();
@@ -245,6 +257,14 @@ impl Task {
             }
             Old::Absent => self.fetch_base(piece, old),
         }
+    }
+
+    fn add_fetched(&mut self, old: Old, block: Vec<u8>) {
+        // Of a block that is written over all the time, no more than it can have at a time is of use.
+        if self.fetched.len() > MOST_FETCHED {
+            self.fetched.clear();
+        }
+        self.fetched.push((old, block));
     }
 
     fn fetch_base(mut self: Box<Self>, piece: Piece, old: Old) {
@@ -256,7 +276,7 @@ impl Task {
         match self.inner.base.try_now(Op::Read { range, into: &mut block }) {
             Ok(Attempt::Done) => {
                 block.resize(BLOCK, 0);
-                self.fetched = Some((old, block));
+                self.add_fetched(old, block);
                 self.go_on();
             }
             Err(error) => self.end(Err(of_base(error))),
@@ -269,7 +289,7 @@ impl Task {
                         Ok(()) => {
                             let mut block = outcome.buffer;
                             block.resize(BLOCK, 0);
-                            task.fetched = Some((old, block));
+                            task.add_fetched(old, block);
                             task.go_on();
                         }
                     }

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use headwater_block::BLOCK_BYTES;
@@ -103,6 +104,8 @@ pub struct Cleaner {
     unread: Mutex<HashMap<u64, Unread>>,
     /// The best of the last look at all segments, with their generations, and the best one at the end.
     ranked: Mutex<Vec<(SegmentId, u64)>>,
+    /// Dead slots of segments on disk, as of the last look at all of them.
+    dead_slots: AtomicU64,
     /// Looks at all segments.
     #[cfg(test)]
     looks: std::sync::atomic::AtomicU32,
@@ -132,6 +135,11 @@ impl Cleaner {
     /// There may be room again.
     pub(crate) fn unstick(&self) {
         *self.stuck_since.lock() = None;
+    }
+
+    /// Dead slots of segments on disk, about: what cleaning could bring.
+    pub(crate) fn dead_slots(&self) -> u64 {
+        self.dead_slots.load(Ordering::Relaxed)
     }
 
     /// Whether a segment is being cleaned.
@@ -261,6 +269,9 @@ impl WriteCache {
             let there: HashSet<u64> = candidates.iter().map(|(_, _, generation)| *generation).collect();
             unread.retain(|generation, _| there.contains(generation));
         }
+        let dead =
+            |(_, live, _): &(SegmentId, u32, u64)| u64::from(u32::from(SLOT_COUNT).saturating_sub(*live));
+        self.cleaner.dead_slots.store(candidates.iter().map(dead).sum(), Ordering::Relaxed);
         let newest = candidates.iter().map(|(_, _, generation)| *generation).max().unwrap_or_default();
         let is_left_alone = |generation: &u64| unread.get(generation).is_some_and(|u| !u.is_over(now));
         let mut best: Vec<(u64, SegmentId, u64)> = candidates
@@ -380,22 +391,22 @@ impl WriteCache {
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.relocate(leaf) else { return true };
         let old = Location::at(ticket.id, ticket.slot);
-        if !self.holds(ticket, old) {
-            return true;
-        }
-        let (current, kept) = (leaf.get(index) == old, leaf.keeps(index, old));
-        if !current && !kept {
+        if !self.holds(ticket, old) || !leaf.needs(index, old) {
             return true;
         }
         let Some(new) = self.take_slot(Stream::Cleaned, block) else { return false };
         copy_in(new.address, new.slot, 0, plain, &leaf);
         let to = Location::at(new.id, new.slot);
-        if kept {
-            leaf.set_kept(index, to);
-        }
-        if current {
-            leaf.set(index, to);
-            self.note(block, 1, to);
+        // The next block may share the slot.
+        for (index, block) in [(index, block), (index + 1, BlockNumber(block.0.saturating_add(1)))] {
+            if index >= SLOTS {
+                continue;
+            }
+            leaf.moved_kept(index, old, to);
+            if leaf.names(index, old) {
+                leaf.moved(index, old, to);
+                self.note(block, 1, to);
+            }
         }
         self.kill(old);
         count(&self.counters.cleaned_blocks, 1);

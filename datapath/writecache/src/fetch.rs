@@ -27,6 +27,12 @@ pub enum Fetched<'a> {
 pub const MAX_FETCH_BLOCKS: usize = MAX_READ_SLOTS;
 
 impl Ticket {
+    /// Whether both are one slot, as of one moment: parts of neighbours, or of one block.
+    pub fn is_same_slot(&self, other: &Ticket) -> bool {
+        (self.id, self.slot) == (other.id, other.slot)
+            && (self.position, self.generation) == (other.position, other.generation)
+    }
+
     /// Whether `next` is the slot right behind the `count` slots that begin with this one.
     pub fn is_followed_by(&self, next: &Ticket, count: usize) -> bool {
         self.id == next.id
@@ -77,7 +83,7 @@ impl WriteCache {
         let (leaf, index) = split(ticket.block);
         let named = Location::at(ticket.id, ticket.slot);
         let leaf = self.map.read(leaf);
-        let is_there = leaf.as_ref().is_some_and(|leaf| leaf.get(index) == named || leaf.keeps(index, named));
+        let is_there = leaf.as_ref().is_some_and(|leaf| leaf.needs(index, named));
         let is_packed = || self.segments.get(ticket.id).is_some_and(|s| s.word().is_packed());
         // With the leaf locked, so that it does not move between the two looks.
         if !is_there || !is_packed() || self.unpack(ticket.id, ticket.slot, &mut [0; BLOCK_BYTES as usize]) {

@@ -73,6 +73,7 @@ pub mod overflow;
 mod pace;
 mod packed;
 pub mod park;
+pub mod partial;
 pub mod persist;
 pub mod pressure;
 pub mod segment;
@@ -82,9 +83,9 @@ pub mod units;
 
 pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
-    Beneath, Block, CacheOptions, Cleared, Found, FrozenCache, Kind, LEAST_RAM_BYTES, LittleSpace,
-    MIN_DISK_BYTES, MIN_RAM_BYTES, Now, Old, OverflowOptions, ReadTally, Residence, Slotless, TOGETHER,
-    Ticket, Turn, WriteCache, Wrote,
+    Beneath, Block, CacheOptions, Cleared, EachPart, FetchedOld, Found, FrozenCache, Kind, LEAST_RAM_BYTES,
+    LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, Now, Old, OverflowOptions, ReadTally, Residence, Slotless,
+    TOGETHER, Ticket, Turn, WriteCache, Wrote,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;

@@ -24,9 +24,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use crate::index_memory::Piece;
+use crate::partial::{PartialTable, Sectors, slots};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::units::{BlockNumber, Location, SLOTS};
+use crate::sync::{EXPLORED, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
 const LEAVES_PER_GROUP: usize = SLOTS;
 
@@ -41,8 +42,8 @@ pub enum Leaf {
     Absent,
     /// Every block reads as zeroes.
     Zero,
-    /// Anything else.
-    Table(Piece<Location>),
+    /// Anything else. With the sectors of partial blocks, if there are any.
+    Table(Piece<Location>, Option<Box<PartialTable>>),
 }
 
 impl Leaf {
@@ -52,7 +53,31 @@ impl Leaf {
         match self {
             Leaf::Absent => Location::ABSENT,
             Leaf::Zero => Location::ZERO,
-            Leaf::Table(table) => table.get(index).copied().unwrap_or(Location::ABSENT),
+            Leaf::Table(table, _) => table.get(index).copied().unwrap_or(Location::ABSENT),
+        }
+    }
+
+    /// Where each sector of the block is. Of a block that is no partial block, all are in one place.
+    pub fn sectors(&self, index: usize) -> Sectors {
+        let word = self.get(index);
+        match (word.entry(), self) {
+            (Some(entry), Leaf::Table(_, Some(partial))) => partial.get(entry),
+            _ => [word; SECTORS],
+        }
+    }
+
+    /// Whether the block, or a sector of it, is in this slot.
+    #[inline]
+    pub fn names(&self, index: usize, slot: Location) -> bool {
+        let word = self.get(index);
+        word == slot || (word.entry().is_some() && self.sectors(index).contains(&slot))
+    }
+
+    /// Bytes of index memory.
+    fn bytes(&self) -> u64 {
+        match self {
+            Leaf::Absent | Leaf::Zero => 0,
+            Leaf::Table(_, partial) => TABLE_BYTES + partial.as_ref().map_or(0, |partial| partial.bytes()),
         }
     }
 
@@ -60,7 +85,7 @@ impl Leaf {
         match self {
             Leaf::Absent => Some(Location::ABSENT),
             Leaf::Zero => Some(Location::ZERO),
-            Leaf::Table(_) => None,
+            Leaf::Table(..) => None,
         }
     }
 }
@@ -98,7 +123,12 @@ impl LeafState {
     /// Whether a frozen map needs this slot.
     #[inline]
     pub fn keeps(&self, index: usize, location: Location) -> bool {
-        self.kept.as_ref().is_some_and(|kept| kept.get(index) == location)
+        self.kept.as_ref().is_some_and(|kept| kept.names(index, location))
+    }
+
+    /// Whether the block needs this slot, now or in a frozen map.
+    pub fn needs(&self, index: usize, slot: Location) -> bool {
+        self.now.names(index, slot) || self.keeps(index, slot)
     }
 }
 
@@ -107,13 +137,27 @@ impl LeafState {
 #[repr(align(64))]
 struct Line(RwLock<LeafState>);
 
+const _: () = assert!(EXPLORED || size_of::<Line>() == 64);
+
 type Group = Box<[Line]>;
+
+/// What partial blocks take.
+#[derive(Debug, Default)]
+struct Partial {
+    /// Bytes of their tables.
+    bytes: AtomicU64,
+    /// How many there are.
+    blocks: AtomicU64,
+    /// Their slots, each once for each block that has sectors there.
+    slots: AtomicU64,
+}
 
 /// The map of one volume.
 pub struct Map {
     groups: Box<[OnceLock<Group>]>,
     blocks: u64,
     table_bytes: AtomicU64,
+    partial: Partial,
     /// Odd while the map is frozen: the number of that freeze.
     freeze: AtomicU32,
     /// From the beginning of a freeze until the last leaf has forgotten it.
@@ -151,6 +195,7 @@ impl Map {
             groups,
             blocks,
             table_bytes: AtomicU64::new(0),
+            partial: Partial::default(),
             freeze: AtomicU32::new(0),
             frozen: AtomicBool::new(false),
         }
@@ -164,6 +209,21 @@ impl Map {
     /// Bytes of leaf tables in use, for the budget.
     pub fn table_bytes(&self) -> u64 {
         self.table_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the tables of partial blocks in use, for the budget.
+    pub fn partial_bytes(&self) -> u64 {
+        self.partial.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Partial blocks.
+    pub fn partial_blocks(&self) -> u64 {
+        self.partial.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Slots that partial blocks have beyond one for each of them. A slot that two of them share counts twice.
+    pub fn partial_surplus(&self) -> u64 {
+        self.partial.slots.load(Ordering::Relaxed).saturating_sub(self.partial_blocks())
     }
 
     /// Locks a leaf for reading. `None`: nothing in its whole group was ever changed.
@@ -218,18 +278,20 @@ impl Map {
         self.frozen.load(Ordering::SeqCst)
     }
 
-    /// Ends a freeze. `dead` is called for each leaf's slots that only the frozen map needed, with the leaf locked.
-    pub fn thaw(&self, mut dead: impl FnMut(&mut LeafWrite<'_>, &[Location])) {
+    /// Ends a freeze. `dead` is called with each leaf, locked, its number, and slots of it that its blocks had in the frozen map and
+    /// have not now.
+    pub fn thaw(&self, mut dead: impl FnMut(&mut LeafWrite<'_>, usize, &[Location])) {
         self.freeze.fetch_add(1, Ordering::SeqCst);
         let mut slots = Vec::new();
-        for group in self.groups.iter().filter_map(|group| group.get()) {
-            for leaf in group {
+        for (number, group) in self.groups.iter().enumerate() {
+            let Some(group) = group.get() else { continue };
+            for (index, leaf) in group.iter().enumerate() {
                 // Who saw the old number holds this lock, or held it before.
                 let mut leaf = LeafWrite { leaf: leaf.0.write(), map: self };
                 slots.clear();
                 leaf.forget(&mut slots);
                 if !slots.is_empty() {
-                    dead(&mut leaf, &slots);
+                    dead(&mut leaf, number * LEAVES_PER_GROUP + index, &slots);
                 }
             }
         }
@@ -263,7 +325,7 @@ impl Map {
                         let end = usize::try_from(self.blocks).unwrap_or(usize::MAX);
                         push(first, SLOTS.min(end.saturating_sub(first)));
                     }
-                    Leaf::Table(table) => {
+                    Leaf::Table(table, _) => {
                         let zero = table.iter().enumerate().filter(|(_, l)| **l == Location::ZERO);
                         zero.for_each(|(index, _)| push(first + index, 1));
                     }
@@ -293,10 +355,16 @@ impl LeafWrite<'_> {
         self.leaf.get(index)
     }
 
-    /// Sets where the block is. The old slot, if there was one, is the caller's to give back.
+    /// Where each sector of the block is.
+    pub fn sectors(&self, index: usize) -> Sectors {
+        self.leaf.now.sectors(index)
+    }
+
+    /// Sets where the block is, which is no partial block. The old slot, if there was one, is the caller's to give back.
     #[inline]
     pub fn set(&mut self, index: usize, location: Location) {
-        if let Leaf::Table(table) = &mut self.leaf.now {
+        debug_assert!(self.get(index).entry().is_none(), "the entry of a partial block would stay");
+        if let Leaf::Table(table, _) = &mut self.leaf.now {
             if let Some(entry) = table.get_mut(index) {
                 *entry = location;
             }
@@ -310,13 +378,92 @@ impl LeafWrite<'_> {
         if let Some(entry) = table.get_mut(index) {
             *entry = location;
         }
-        self.leaf.now = Leaf::Table(table);
+        self.leaf.now = Leaf::Table(table, None);
         self.map.table_bytes.fetch_add(TABLE_BYTES, Ordering::Relaxed);
+    }
+
+    /// Whether so many more blocks can be partial blocks.
+    pub fn takes_partial(&self, count: usize) -> bool {
+        match &self.leaf.now {
+            Leaf::Table(_, Some(partial)) => partial.free_entries() >= count,
+            _ => true,
+        }
+    }
+
+    /// Sets where each sector of the block is: a partial block, unless all are in one place. The old slots are the caller's to
+    /// give back. `false`: the leaf takes no more partial blocks ([`LeafWrite::takes_partial`]), and nothing has changed.
+    #[must_use]
+    pub fn set_sectors(&mut self, index: usize, sectors: &Sectors) -> bool {
+        let whole = sectors.first().copied().filter(|first| sectors.iter().all(|sector| sector == first));
+        let old = self.get(index).entry();
+        let old_slots = if old.is_some() { slots(&self.sectors(index)).count() } else { 0 };
+        let counts = &self.map.partial;
+        if let Some(whole) = whole {
+            if let Some(entry) = old {
+                self.drop_entry(entry);
+                self.put(index, Location::ABSENT);
+                counts.blocks.fetch_sub(1, Ordering::Relaxed);
+                counts.slots.fetch_sub(old_slots as u64, Ordering::Relaxed);
+            }
+            self.set(index, whole);
+            return true;
+        }
+        if let Leaf::Absent | Leaf::Zero = self.leaf.now {
+            // A table, for the block is set again below.
+            let other = if self.get(index) == Location::ZERO { Location::ABSENT } else { Location::ZERO };
+            self.set(index, other);
+        }
+        let Leaf::Table(_, partial) = &mut self.leaf.now else { return false };
+        let partial = partial.get_or_insert_default();
+        let before = partial.bytes();
+        let added = match old {
+            Some(entry) => {
+                partial.set(entry, sectors);
+                None
+            }
+            None => {
+                let Some(entry) = partial.add(sectors) else { return false };
+                Some(entry)
+            }
+        };
+        counts.bytes.fetch_add(partial.bytes() - before, Ordering::Relaxed);
+        if let Some(entry) = added {
+            self.put(index, Location::partial(entry));
+            counts.blocks.fetch_add(1, Ordering::Relaxed);
+        }
+        counts.slots.fetch_add(slots(sectors).count() as u64, Ordering::Relaxed);
+        counts.slots.fetch_sub(old_slots as u64, Ordering::Relaxed);
+        true
+    }
+
+    fn put(&mut self, index: usize, word: Location) {
+        if let Leaf::Table(table, _) = &mut self.leaf.now
+            && let Some(place) = table.get_mut(index)
+        {
+            *place = word;
+        }
+    }
+
+    fn drop_entry(&mut self, entry: usize) {
+        let Leaf::Table(_, partial) = &mut self.leaf.now else { return };
+        let Some(table) = partial else { return };
+        let before = table.bytes();
+        table.remove(entry);
+        self.map.partial.bytes.fetch_sub(before - table.bytes(), Ordering::Relaxed);
+        if table.is_empty() {
+            *partial = None;
+        }
+    }
+
+    /// The contents of a slot have moved to another one: whatever sectors of the block are there. The old slot is the caller's to
+    /// give back.
+    pub fn moved(&mut self, index: usize, from: Location, to: Location) {
+        rename(&mut self.leaf.now, index, from, to);
     }
 
     /// Drops the table where every block is zero, or every block absent. Called after discards.
     pub fn fold(&mut self) {
-        let Leaf::Table(table) = &self.leaf.now else { return };
+        let Leaf::Table(table, None) = &self.leaf.now else { return };
         let Some(first) = table.first().copied() else { return };
         if first.place().is_some() || table.iter().any(|entry| *entry != first) {
             return;
@@ -331,12 +478,20 @@ impl LeafWrite<'_> {
         self.leaf.keeps(index, location)
     }
 
+    /// Whether the block, or a sector of it, is in this slot now.
+    pub fn names(&self, index: usize, slot: Location) -> bool {
+        self.leaf.now.names(index, slot)
+    }
+
+    /// Whether the block needs this slot, now or in a frozen map.
+    pub fn needs(&self, index: usize, slot: Location) -> bool {
+        self.leaf.needs(index, slot)
+    }
+
     /// A slot that a frozen map needs has moved.
-    pub fn set_kept(&mut self, index: usize, location: Location) {
-        if let Some(Leaf::Table(table)) = &mut self.leaf.kept
-            && let Some(entry) = table.get_mut(index)
-        {
-            *entry = location;
+    pub fn moved_kept(&mut self, index: usize, from: Location, to: Location) {
+        if let Some(kept) = &mut self.leaf.kept {
+            rename(kept, index, from, to);
         }
     }
 
@@ -344,23 +499,39 @@ impl LeafWrite<'_> {
     #[cold]
     fn keep(&mut self, freeze: u32) {
         // What an earlier freeze left here is of a leaf that was new at its end, and holds no slot.
-        debug_assert!(!matches!(self.leaf.kept, Some(Leaf::Table(_))), "a freeze was not over");
-        if let Leaf::Table(_) = &self.leaf.now {
-            self.map.table_bytes.fetch_add(TABLE_BYTES, Ordering::Relaxed);
-        }
+        debug_assert!(!matches!(self.leaf.kept, Some(Leaf::Table(..))), "a freeze was not over");
+        self.map.table_bytes.fetch_add(self.leaf.now.bytes(), Ordering::Relaxed);
         self.leaf.kept = Some(self.leaf.now.clone());
         self.leaf.seen = freeze;
     }
 
-    /// The freeze is over: gives the slots that nobody needs any more.
-    fn forget(&mut self, slots: &mut Vec<Location>) {
+    /// The freeze is over: gives the slots that blocks had then and have not now, a shared slot twice if it is both blocks'.
+    fn forget(&mut self, gone: &mut Vec<Location>) {
         let Some(kept) = self.leaf.kept.take() else { return };
-        let Leaf::Table(table) = &kept else { return };
-        let gone = |(index, old): (usize, &Location)| {
-            (old.place().is_some() && self.leaf.now.get(index) != *old).then_some(*old)
-        };
-        slots.extend(table.iter().enumerate().filter_map(gone));
-        self.map.table_bytes.fetch_sub(TABLE_BYTES, Ordering::Relaxed);
+        let Leaf::Table(table, _) = &kept else { return };
+        for (index, old) in table.iter().enumerate() {
+            if old.entry().is_some() {
+                let before = kept.sectors(index);
+                gone.extend(slots(&before).filter(|slot| !self.leaf.now.names(index, *slot)));
+            } else if old.place().is_some() && !self.leaf.now.names(index, *old) {
+                gone.push(*old);
+            }
+        }
+        self.map.table_bytes.fetch_sub(kept.bytes(), Ordering::Relaxed);
+    }
+}
+
+/// Puts another slot in the place of one, of a block.
+fn rename(leaf: &mut Leaf, index: usize, from: Location, to: Location) {
+    let sectors = leaf.sectors(index);
+    let Leaf::Table(table, partial) = leaf else { return };
+    let Some(word) = table.get_mut(index) else { return };
+    match (word.entry(), partial) {
+        (Some(entry), Some(partial)) => {
+            partial.set(entry, &sectors.map(|sector| if sector == from { to } else { sector }));
+        }
+        _ if *word == from => *word = to,
+        _ => {}
     }
 }
 
@@ -404,17 +575,51 @@ mod tests {
         assert!(leaf.keeps(5, at(7)) && !leaf.keeps(5, at(2)));
         leaf.set(5, at(8));
         leaf.set(6, at(9));
-        leaf.set_kept(5, at(10));
+        leaf.moved_kept(5, at(7), at(10));
         drop(leaf);
         map.write(900).unwrap().set(0, at(11));
         let seen = |leaf: usize, index: usize| map.read(leaf).unwrap().at(freeze).get(index);
         assert_eq!((seen(3, 5), seen(3, 6), seen(900, 0)), (at(10), Location::ABSENT, Location::ABSENT));
         assert_eq!(map.table_bytes(), 3 * TABLE_BYTES);
         let mut dead = Vec::new();
-        map.thaw(|_, slots| dead.extend_from_slice(slots));
+        map.thaw(|_, _, slots| dead.extend_from_slice(slots));
         assert_eq!((dead, map.table_bytes()), (vec![at(10)], 2 * TABLE_BYTES));
         assert_eq!(map.read(3).unwrap().get(5), at(8));
         assert!(map.freeze().is_some());
+    }
+
+    #[test]
+    fn sectors_of_a_partial_block_are_in_several_slots_and_in_a_frozen_map() {
+        let at = |slot| Location::at(SegmentId(1), Slot(slot));
+        let mixed = |first: Location, rest: Location| -> Sectors {
+            std::array::from_fn(|sector| if sector < 3 { first } else { rest })
+        };
+        let map = Map::new(4 << 18);
+        let mut leaf = map.write(3).unwrap();
+        assert!(leaf.set_sectors(5, &mixed(at(1), Location::ABSENT)));
+        assert!(leaf.set_sectors(6, &mixed(at(2), at(1))));
+        assert_eq!((map.partial_blocks(), map.partial_surplus()), (2, 1));
+        assert_eq!((map.table_bytes(), map.partial_bytes()), (TABLE_BYTES, TABLE_BYTES));
+        assert!(leaf.needs(5, at(1)) && leaf.needs(6, at(1)) && !leaf.needs(5, at(2)));
+        leaf.moved(6, at(1), at(3));
+        assert_eq!(leaf.sectors(6), mixed(at(2), at(3)));
+        drop(leaf);
+        let freeze = map.freeze().unwrap();
+        let mut leaf = map.write(3).unwrap();
+        assert!(leaf.set_sectors(6, &[at(9); SECTORS]));
+        assert_eq!((leaf.get(6), map.partial_blocks()), (at(9), 1));
+        assert!(leaf.keeps(6, at(2)) && leaf.keeps(6, at(3)) && !leaf.keeps(6, at(9)));
+        leaf.moved_kept(6, at(3), at(4));
+        assert!(leaf.set_sectors(5, &[Location::ZERO; SECTORS]));
+        drop(leaf);
+        assert_eq!((map.partial_blocks(), map.partial_bytes(), map.partial_surplus()), (0, 0, 0));
+        assert_eq!(map.read(3).unwrap().at(freeze).sectors(6), mixed(at(2), at(4)));
+        let mut dead = Vec::new();
+        map.thaw(|_, leaf, slots| {
+            assert_eq!(leaf, 3);
+            dead.extend_from_slice(slots);
+        });
+        assert_eq!((dead, map.table_bytes()), (vec![at(1), at(2), at(4)], TABLE_BYTES));
     }
 
     #[test]

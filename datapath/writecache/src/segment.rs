@@ -309,7 +309,14 @@ impl Segment {
         self.live.fetch_sub(1, Ordering::AcqRel).saturating_sub(1)
     }
 
-    /// The block in a slot, where it is live.
+    /// The slot is another block's from now on, which shared it. Under the leaf's write lock, which is both blocks'.
+    pub fn set_owner(&self, slot: Slot, block: BlockNumber) {
+        if let Some(owner) = self.owners().get(slot.0 as usize) {
+            owner.store(block.0, Ordering::Release);
+        }
+    }
+
+    /// The block in a slot, where it is live; of two that share it, the first one.
     pub fn owner(&self, slot: Slot) -> Option<BlockNumber> {
         let owner = self.owners.get()?.get(slot.0 as usize)?.load(Ordering::Acquire);
         (owner != DEAD).then_some(BlockNumber(owner))

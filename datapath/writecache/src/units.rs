@@ -14,6 +14,12 @@ pub const SLOT_COUNT: u16 = if EXPLORED { 4 } else { 512 };
 /// Bytes of a segment's slots in RAM: 2 MiB.
 pub const SEGMENT_BYTES: usize = SLOTS * BLOCK_BYTES as usize;
 
+/// Sectors in a block.
+pub const SECTORS: usize = 8;
+
+/// Bytes of a sector, the least that a machine writes.
+pub const SECTOR_BYTES: usize = BLOCK_BYTES as usize / SECTORS;
+
 /// Number of a 4 KiB block of the volume. 32 bits cover 16 TiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockNumber(pub u32);
@@ -41,6 +47,23 @@ impl Location {
     /// The block reads as zeroes.
     pub const ZERO: Self = Self(u32::MAX - 1);
 
+    /// Values from here on name no slot: [`SegmentId::LIMIT`] keeps them free.
+    const FIRST_RESERVED: u32 = u32::MAX - 511;
+    /// Partial blocks that a leaf can have at most.
+    pub(crate) const MOST_PARTIAL: usize = 510;
+
+    /// The sectors of the block are in several places: those of this entry of the leaf's table of partial blocks.
+    pub(crate) const fn partial(entry: u16) -> Self {
+        Self(Self::FIRST_RESERVED + entry as u32)
+    }
+
+    /// The entry in the leaf's table of partial blocks, if the block is a partial block.
+    #[inline]
+    pub(crate) fn entry(self) -> Option<usize> {
+        let is_entry = (Self::FIRST_RESERVED..Self::ZERO.0).contains(&self.0);
+        is_entry.then_some((self.0.wrapping_sub(Self::FIRST_RESERVED)) as usize)
+    }
+
     /// A slot of a segment.
     pub const fn at(segment: SegmentId, slot: Slot) -> Self {
         Self((segment.0 << 9) | (slot.0 as u32 & 511))
@@ -48,7 +71,7 @@ impl Location {
 
     /// The segment and slot, or `None` for the reserved values.
     pub fn place(self) -> Option<(SegmentId, Slot)> {
-        if self.0 >= Self::ZERO.0 {
+        if self.0 >= Self::FIRST_RESERVED {
             return None;
         }
         let slot = u16::try_from(self.0 & 511).unwrap_or(0);
@@ -68,5 +91,11 @@ mod tests {
         }
         assert_eq!(Location::ABSENT.place(), None);
         assert_eq!(Location::ZERO.place(), None);
+        for entry in [0, 1, Location::MOST_PARTIAL as u16 - 1] {
+            let partial = Location::partial(entry);
+            assert_eq!((partial.place(), partial.entry()), (None, Some(usize::from(entry))));
+        }
+        assert_eq!((Location::ZERO.entry(), Location::ABSENT.entry()), (None, None));
+        assert_eq!(Location::at(SegmentId(SegmentId::LIMIT - 1), Slot(511)).entry(), None);
     }
 }

@@ -121,6 +121,7 @@ impl Reached {
 
     fn add_together(&mut self, client: &Client) {
         *self.0.entry("overwritten together").or_default() += client.stored_together();
+        *self.0.entry("stored in pairs").or_default() += client.stored_in_pairs();
     }
 
     fn add_disk(&mut self, now: &Snapshot) {

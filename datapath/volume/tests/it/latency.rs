@@ -105,7 +105,7 @@ fn writes_that_waited_have_times_of_their_own() {
 }
 
 #[test]
-fn a_write_to_a_part_of_a_block_on_disk_waits_for_the_rest() {
+fn a_write_to_sectors_on_disk_reads_nothing_unless_it_may_free_a_block() {
     let (host, _) = setup::host(u64::MAX);
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(64 * MIB));
     let dir = tempfile::tempdir().unwrap();
@@ -116,13 +116,16 @@ fn a_write_to_a_part_of_a_block_on_disk_waits_for_the_rest() {
     for mib in 0..48 {
         blocking::write(&*volume, mib * MIB, &rng.bytes(1 << 20)).unwrap();
     }
-    let before = volume.counters();
-    for number in 0..50 {
-        blocking::write(&*volume, number * BLOCK as u64 + 512, &[1; 512]).unwrap();
+    // Sectors, zeroes with which the block may be free, and less than a sector.
+    for (data, first, reads) in [(&[1; 512][..], 0, 0), (&[0; 512], 50, 50), (&[1; 100], 100, 50)] {
+        let before = volume.counters();
+        for number in 0..50 {
+            blocking::write(&*volume, (first + number) * BLOCK as u64 + 512, data).unwrap();
+        }
+        let counters = volume.counters();
+        let read = counters.cache.read_disk_blocks - before.cache.read_disk_blocks;
+        assert_eq!((read, counts_since(&volume, &before.latency)[6]), (reads, reads), "{} bytes", data.len());
     }
-    let counters = volume.counters();
-    assert_eq!(counters.cache.read_disk_blocks - before.cache.read_disk_blocks, 50);
-    assert_eq!(counts_since(&volume, &before.latency)[6], 50);
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub enum Found {
     Absent,
     /// The block is on the overflow disk.
     Spilled(Ticket),
+    /// The sectors of the block are in several places: [`WriteCache::read_parts`](super::WriteCache::read_parts).
+    Partial,
 }
 
 /// Where a block is.
@@ -82,7 +84,7 @@ pub enum Wrote {
     Behind,
     /// Writers are ahead of the disk: wait until it has caught up ([`WriteCache::park_for_disk`](super::WriteCache::park_for_disk)).
     Ahead,
-    /// Part of a block whose other part has to be fetched first.
+    /// Part of a block of which this has to be fetched first, besides what was fetched already.
     NeedOld(Old),
     /// Nothing: a persistent cache is being closed, or is.
     Closed,
@@ -140,7 +142,7 @@ impl Kind {
     }
 }
 
-/// Where the rest of a partly written block is.
+/// Where a part of a block is that is needed before another part is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Old {
     /// In the image.

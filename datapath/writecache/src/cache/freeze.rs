@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
 
+use super::read::{EachPart, without_slot};
 use super::{BLOCK, Found, Kind, Residence, WriteCache};
 use crate::map::split;
 use crate::memory::copy_out;
@@ -53,11 +54,7 @@ impl FrozenCache {
         let Some(leaf) = cache.map.read(leaf) else { return Found::Absent };
         let location = leaf.at(self.freeze).get(index);
         let Some((id, slot)) = location.place() else {
-            if location == Location::ABSENT {
-                return Found::Absent;
-            }
-            into.fill(0);
-            return Found::Done(Residence::Zero);
+            return without_slot(location, into);
         };
         let Some(segment) = cache.segments.get(id) else { return Found::Absent };
         let word = segment.word();
@@ -74,6 +71,14 @@ impl FrozenCache {
         Found::Spilled(cache.ticket(block, id, slot))
     }
 
+    /// As [`WriteCache::read_parts`], of the frozen state.
+    pub fn read_parts(&self, block: BlockNumber, skip: usize, into: &mut [u8], each: EachPart<'_>) {
+        let (leaf, index) = split(block);
+        let Some(leaf) = self.cache.map.read(leaf) else { return each(0, into.len(), Found::Absent) };
+        let sectors = leaf.at(self.freeze).sectors(index);
+        self.cache.read_sectors((block, &leaf), &sectors, (skip, into), each);
+    }
+
     /// As [`WriteCache::run_at`], of the frozen state.
     pub fn run_at(&self, first: BlockNumber, end: BlockNumber) -> (Kind, u32) {
         self.cache.run_of(first, end, |leaf| leaf.at(self.freeze))
@@ -83,9 +88,9 @@ impl FrozenCache {
 impl Drop for FrozenCache {
     fn drop(&mut self) {
         let cache = &*self.cache;
-        cache.map.thaw(|_, slots| {
+        cache.map.thaw(|leaf, number, slots| {
             // With the leaf locked, and so between two epochs or within one: a position that comes free is noted whole.
-            slots.iter().for_each(|slot| cache.kill(*slot));
+            slots.iter().for_each(|slot| cache.let_go(leaf, number, *slot));
         });
         cache.host.signal();
     }

@@ -61,7 +61,7 @@ impl WriteCache {
     }
 
     pub(super) fn index_bytes(&self, log: &Log) -> u64 {
-        self.map.table_bytes() + u64::from(log.numbers_used()) * RECORD_BYTES
+        self.map.table_bytes() + self.map.partial_bytes() + u64::from(log.numbers_used()) * RECORD_BYTES
     }
 
     /// Tells the host's budget how large the index is. Under the log's lock, for each change is told once.

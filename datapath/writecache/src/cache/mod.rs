@@ -9,6 +9,7 @@
 //! | `options` | what a cache is made of |
 //! | `answers` | the words between the cache and who uses it |
 //! | `read`, `write` | the hit path |
+//! | `part` | writes of parts of blocks |
 //! | `together` | the hit path of several overwrites at once |
 //! | `freeze` | the state at one instant, while the machine goes on |
 //! | `second_look` | blocks that turned out to hold what the image holds |
@@ -20,6 +21,7 @@ mod answers;
 mod freeze;
 mod limits;
 mod options;
+mod part;
 mod read;
 mod room;
 mod second_look;
@@ -39,6 +41,8 @@ pub use self::answers::{
 };
 pub use self::freeze::FrozenCache;
 pub use self::options::{CacheOptions, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, OverflowOptions};
+pub use self::part::FetchedOld;
+pub use self::read::EachPart;
 pub use self::second_look::Beneath;
 pub(crate) use self::second_look::Looks;
 use self::second_look::SecondLook;

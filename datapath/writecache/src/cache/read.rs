@@ -2,10 +2,15 @@
 
 use super::{BLOCK, Found, Kind, ReadTally, Residence, Ticket, WriteCache};
 use crate::counters::Hot;
-use crate::map::{Leaf, LeafState, split};
+use crate::map::{Leaf, LeafRead, LeafState, split};
 use crate::memory::copy_out;
+use crate::partial::Sectors;
 use crate::segment::NOWHERE;
-use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
+use crate::units::{BlockNumber, Location, SECTOR_BYTES, SLOTS, SegmentId, Slot};
+
+/// Each place that a part of a read has to come from: its first byte among those that were asked for, its bytes, and what was
+/// found there.
+pub type EachPart<'a> = &'a mut dyn FnMut(usize, usize, Found);
 
 impl WriteCache {
     /// Copies `into.len()` bytes of a block, beginning `skip` bytes into it. What it found is the caller's to count.
@@ -15,11 +20,7 @@ impl WriteCache {
         let Some(leaf) = self.map.read(leaf) else { return Found::Absent };
         let location = leaf.get(index);
         let Some((id, slot)) = location.place() else {
-            if location == Location::ABSENT {
-                return Found::Absent;
-            }
-            into.fill(0);
-            return Found::Done(Residence::Zero);
+            return without_slot(location, into);
         };
         let Some(segment) = self.segments.get(id) else { return Found::Absent };
         let word = segment.word();
@@ -31,6 +32,63 @@ impl WriteCache {
         let mut whole = [0u8; BLOCK];
         if word.is_packed() && self.unpack(id, slot, &mut whole) {
             let Some(part) = whole.get(skip..skip.saturating_add(into.len())) else { return Found::Absent };
+            into.copy_from_slice(part);
+            return Found::Done(Residence::Packed);
+        }
+        Found::Spilled(self.ticket(block, id, slot))
+    }
+
+    /// As [`WriteCache::read`], for a block that is a partial block: what is in RAM is copied, and `each` is called for each place,
+    /// in order. All of it is looked up at one moment.
+    pub fn read_parts(&self, block: BlockNumber, skip: usize, into: &mut [u8], each: EachPart<'_>) {
+        let (leaf, index) = split(block);
+        let Some(leaf) = self.map.read(leaf) else { return each(0, into.len(), Found::Absent) };
+        let sectors = leaf.now().sectors(index);
+        self.read_sectors((block, &leaf), &sectors, (skip, into), each);
+    }
+
+    /// The same of sectors that are known, of a block whose leaf is locked.
+    pub(super) fn read_sectors(
+        &self,
+        (block, leaf): (BlockNumber, &LeafRead<'_>),
+        sectors: &Sectors,
+        (skip, into): (usize, &mut [u8]),
+        each: EachPart<'_>,
+    ) {
+        let mut at = 0;
+        while at < into.len() {
+            let first = (skip + at) / SECTOR_BYTES;
+            let Some(place) = sectors.get(first) else { return };
+            let count = sectors.iter().skip(first).take_while(|sector| *sector == place).count();
+            let end = ((first + count) * SECTOR_BYTES - skip).min(into.len());
+            let Some(part) = into.get_mut(at..end) else { return };
+            let found = self.read_from(block, *place, (skip + at, part), leaf);
+            each(at, end - at, found);
+            at = end;
+        }
+    }
+
+    /// Copies a part of a block from the place that it is in.
+    fn read_from(
+        &self,
+        block: BlockNumber,
+        place: Location,
+        (skip, into): (usize, &mut [u8]),
+        leaf: &LeafRead<'_>,
+    ) -> Found {
+        let Some((id, slot)) = place.place() else { return without_slot(place, into) };
+        let Some(segment) = self.segments.get(id) else { return Found::Absent };
+        let word = segment.word();
+        if let Some(address) = word.ram() {
+            segment.touch();
+            copy_out(address, slot, skip, into, leaf);
+            return Found::Done(Residence::Ram);
+        }
+        let mut whole = [0u8; BLOCK];
+        if word.is_packed()
+            && self.unpack(id, slot, &mut whole)
+            && let Some(part) = whole.get(skip..skip.saturating_add(into.len()))
+        {
             into.copy_from_slice(part);
             return Found::Done(Residence::Packed);
         }
@@ -54,6 +112,9 @@ impl WriteCache {
         let (leaf, index) = split(block);
         let Some(leaf) = self.map.read(leaf) else { return Residence::Absent };
         let location = leaf.get(index);
+        // The first sector of a partial block stands for all.
+        let location =
+            location.entry().and_then(|_| leaf.now().sectors(index).first().copied()).unwrap_or(location);
         let Some((id, _)) = location.place() else {
             return if location == Location::ABSENT { Residence::Absent } else { Residence::Zero };
         };
@@ -80,7 +141,7 @@ impl WriteCache {
         }
     }
 
-    /// Whether the block is still where the ticket says.
+    /// Whether this slot is still what the ticket says.
     pub(crate) fn holds(&self, ticket: &Ticket, location: Location) -> bool {
         location == Location::at(ticket.id, ticket.slot)
             && self
@@ -89,13 +150,11 @@ impl WriteCache {
                 .is_some_and(|s| s.position() == Some(ticket.position) && s.generation() == ticket.generation)
     }
 
-    /// Whether the block is still where the ticket says, or a frozen view has it there.
+    /// Whether the block, or a sector of it, is still where the ticket says, or a frozen view has it there.
     pub fn is_current(&self, ticket: &Ticket) -> bool {
         let (leaf, index) = split(ticket.block);
         let named = Location::at(ticket.id, ticket.slot);
-        self.map.read(leaf).is_some_and(|leaf| {
-            self.holds(ticket, leaf.get(index)) || (leaf.keeps(index, named) && self.holds(ticket, named))
-        })
+        self.map.read(leaf).is_some_and(|leaf| leaf.needs(index, named) && self.holds(ticket, named))
     }
 
     /// What the block `first` holds, and how many blocks from there, below `end`, hold the same kind.
@@ -120,7 +179,7 @@ impl WriteCache {
             let of = |index: usize| Kind::of(leaf.map_or(Location::ABSENT, |l| l.get(index)));
             let kind = *found.get_or_insert_with(|| of(start));
             let same = match leaf {
-                Some(Leaf::Table(_)) => {
+                Some(Leaf::Table(..)) => {
                     (start..start + rest as usize).take_while(|index| of(*index) == kind).count()
                 }
                 _ if of(start) == kind => rest as usize,
@@ -134,6 +193,19 @@ impl WriteCache {
         }
         (found.unwrap_or(Kind::Absent), block - first.0)
     }
+}
+
+/// What is found where there is no slot.
+#[inline]
+pub(super) fn without_slot(word: Location, into: &mut [u8]) -> Found {
+    if word == Location::ABSENT {
+        return Found::Absent;
+    }
+    if word == Location::ZERO {
+        into.fill(0);
+        return Found::Done(Residence::Zero);
+    }
+    Found::Partial
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
@@ -196,7 +268,7 @@ mod tests {
         let overwrite = |cache: &WriteCache| in_place(cache.write(BlockNumber(0), &other, Turn::New), cache);
         assert_eq!(coldest_after(overwrite), SegmentId(1));
         let overwrite_part = |cache: &WriteCache| {
-            in_place(cache.write_part(BlockNumber(0), 512, &other[..512], Turn::New), cache)
+            in_place(cache.write_part(BlockNumber(0), 512, &other[..512], Turn::New, || false), cache)
         };
         assert_eq!(coldest_after(overwrite_part), SegmentId(1), "a part");
     }

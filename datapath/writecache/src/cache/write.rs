@@ -1,13 +1,13 @@
-//! Writes of whole blocks and of parts, discards, and what becomes of a block's old slot.
+//! Writes of whole blocks, discards, and what becomes of a block's old slot.
 
-use super::{BLOCK, Cleared, Now, Old, Slotless, Turn, WriteCache, Wrote};
+use super::{Cleared, Now, Slotless, Turn, WriteCache, Wrote};
 use crate::counters::Hot;
 use crate::log::{REFILL_LIVE, Stream};
 use crate::map::{LeafWrite, split};
-use crate::memory::{copy_in, copy_out};
+use crate::memory::copy_in;
 use crate::segment::State;
 use crate::sync::RwLockReadGuard;
-use crate::units::{BlockNumber, Location, SLOTS};
+use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
 /// Steps of the index that the host is told of at once: 64 KiB, the tables of 64 MiB of disk.
 const INDEX_STEP_BITS: u32 = 16;
@@ -88,12 +88,12 @@ impl WriteCache {
     }
 
     /// The block is all zero from now on.
-    fn set_zero(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+    pub(super) fn set_zero(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
         let tables_bytes = self.map.table_bytes();
         if leaf.get(index) != Location::ZERO {
             self.note(block, 1, Location::ZERO);
         }
-        self.replace(leaf, index, Location::ZERO);
+        self.replace(leaf, index, block, Location::ZERO);
         // A disk that is zeroed from one end to the other must not fill the index.
         leaf.fold();
         if self.is_other_index(tables_bytes) {
@@ -108,7 +108,7 @@ impl WriteCache {
     pub(super) fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
         if leaf.get(index) != Location::ABSENT {
             self.note(block, 1, Location::ABSENT);
-            self.replace(leaf, index, Location::ABSENT);
+            self.replace(leaf, index, block, Location::ABSENT);
         }
         if index == SLOTS - 1 {
             // Where a whole leaf was written, its table goes too; looking at each block would cost too much.
@@ -116,95 +116,6 @@ impl WriteCache {
         }
         self.counters.hot(Hot::ElidedEqual, 1);
         Wrote::Done
-    }
-
-    /// Stores a part of a block.
-    pub fn write_part(&self, block: BlockNumber, skip: usize, data: &[u8], turn: Turn) -> Wrote {
-        let Ok(_entered) = self.enter_to_write() else { return Wrote::Closed };
-        let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return self.no_room(turn) };
-        let old = leaf.get(index);
-        let mut whole = [0u8; BLOCK];
-        if let Some((id, slot)) = old.place() {
-            let Some(segment) = self.segments.get(id) else { return Wrote::NoRoom };
-            let word = segment.word();
-            if let Some(address) = segment.writable(slot)
-                && !leaf.keeps(index, old)
-            {
-                if is_zero(data) && self.takes_notes() {
-                    copy_out(address, slot, 0, &mut whole, &leaf);
-                    if let Some(part) = whole.get_mut(skip..skip.saturating_add(data.len())) {
-                        part.fill(0);
-                    }
-                    if is_zero(&whole) {
-                        return self.set_zero(&mut leaf, index, block);
-                    }
-                }
-                segment.touch_to_write();
-                copy_in(address, slot, skip, data, &leaf);
-                self.counters.hot(Hot::WriteInPlace, 1);
-                return Wrote::Done;
-            }
-            if let Some(address) = word.ram() {
-                copy_out(address, slot, 0, &mut whole, &leaf);
-            } else if !(word.is_packed() && self.unpack(id, slot, &mut whole)) {
-                return Wrote::NeedOld(Old::Spilled(self.ticket(block, id, slot)));
-            }
-        } else if old == Location::ABSENT {
-            return Wrote::NeedOld(Old::Absent);
-        }
-        self.overlay(&mut leaf, index, block, (whole, skip, data), turn)
-    }
-
-    /// Stores a part of a block whose other part was fetched. Where the block changed meanwhile, this is
-    /// as [`WriteCache::write_part`], and may ask for the old contents again.
-    pub fn merge(
-        &self,
-        block: BlockNumber,
-        skip: usize,
-        data: &[u8],
-        fetched: (Old, &[u8]),
-        turn: Turn,
-    ) -> Wrote {
-        {
-            let Ok(_entered) = self.enter_to_write() else { return Wrote::Closed };
-            let (leaf, index) = split(block);
-            let Some(mut leaf) = self.map.write(leaf) else { return self.no_room(turn) };
-            let same = match fetched.0 {
-                Old::Absent => leaf.get(index) == Location::ABSENT,
-                Old::Spilled(ticket) => self.holds(&ticket, leaf.get(index)),
-            };
-            let mut whole = [0u8; BLOCK];
-            if same && fetched.1.len() == BLOCK {
-                let part = fetched.1.get(skip..skip.saturating_add(data.len()));
-                if fetched.0 == Old::Absent && part == Some(data) {
-                    // The block stays absent.
-                    let which = if is_zero(data) { Hot::ElidedZero } else { Hot::ElidedEqual };
-                    self.counters.hot(which, 1);
-                    return Wrote::Done;
-                }
-                whole.copy_from_slice(fetched.1);
-                return self.overlay(&mut leaf, index, block, (whole, skip, data), turn);
-            }
-        }
-        self.write_part(block, skip, data, turn)
-    }
-
-    fn overlay(
-        &self,
-        leaf: &mut LeafWrite<'_>,
-        index: usize,
-        block: BlockNumber,
-        (mut whole, skip, data): ([u8; BLOCK], usize, &[u8]),
-        turn: Turn,
-    ) -> Wrote {
-        let Some(part) = whole.get_mut(skip..skip.saturating_add(data.len())) else { return Wrote::NoRoom };
-        part.copy_from_slice(data);
-        // Only zeroes make a block zero.
-        if is_zero(data) && is_zero(&whole) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
-            return self.set_zero(leaf, index, block);
-        }
-        self.store(leaf, index, block, &whole, turn)
     }
 
     /// Makes the whole blocks `first..end` absent or zero.
@@ -229,7 +140,7 @@ impl WriteCache {
             let first = BlockNumber(block - count);
             let notes_all = self.takes_notes();
             // Of those with a slot there are only so many.
-            let has_slot = |at: Location| at.place().is_some();
+            let has_slot = |at: Location| at.place().is_some() || at.entry().is_some();
             let changes = |at: Location| at != to && (notes_all || has_slot(at));
             if !notes_all && slotless == Slotless::Wait {
                 let waits = |index| leaf.get(index) != to && !has_slot(leaf.get(index));
@@ -246,7 +157,7 @@ impl WriteCache {
                     if !notes_all {
                         self.note(BlockNumber(number), 1, to);
                     }
-                    self.replace(&mut leaf, index, to);
+                    self.replace(&mut leaf, index, BlockNumber(number), to);
                     cleared += 1;
                 }
             }
@@ -261,7 +172,7 @@ impl WriteCache {
 
     /// Whether a write has to wait before it may take anything, and what for.
     #[inline]
-    fn queues(&self, turn: Turn) -> Option<Wrote> {
+    pub(super) fn queues(&self, turn: Turn) -> Option<Wrote> {
         match turn {
             Turn::New | Turn::Rest if self.waiting.any() => Some(Wrote::Behind),
             Turn::New if self.pace.is_ahead(&self.host.spinner) => Some(Wrote::Ahead),
@@ -270,11 +181,11 @@ impl WriteCache {
     }
 
     /// There is no room for a table of the index.
-    fn no_room(&self, turn: Turn) -> Wrote {
+    pub(super) fn no_room(&self, turn: Turn) -> Wrote {
         self.queues(turn).unwrap_or(Wrote::NoRoom)
     }
 
-    fn store(
+    pub(super) fn store(
         &self,
         leaf: &mut LeafWrite<'_>,
         index: usize,
@@ -293,7 +204,7 @@ impl WriteCache {
             segment.expect_kill(slot);
         }
         copy_in(new.address, new.slot, 0, data, leaf);
-        self.replace(leaf, index, Location::at(new.id, new.slot));
+        self.replace(leaf, index, block, Location::at(new.id, new.slot));
         self.note(block, 1, Location::at(new.id, new.slot));
         self.counters.hot(Hot::WriteNew, 1);
         self.pace.took_slot(&self.host.spinner);
@@ -314,8 +225,13 @@ impl WriteCache {
     }
 
     /// Points a block somewhere else and gives its old slot back, unless a frozen view needs it.
-    pub(crate) fn replace(&self, leaf: &mut LeafWrite<'_>, index: usize, to: Location) {
+    pub(crate) fn replace(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber, to: Location) {
         let old = leaf.get(index);
+        if old.entry().is_some() {
+            // A whole block always fits.
+            let _ = self.replace_sectors(leaf, index, block, &[to; SECTORS]);
+            return;
+        }
         leaf.set(index, to);
         if !leaf.keeps(index, old) {
             self.kill(old);

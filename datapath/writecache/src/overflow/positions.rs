@@ -105,6 +105,11 @@ impl Overflow {
         self.positions.lock().free()
     }
 
+    /// Positions that there may be.
+    pub fn limit_positions(&self) -> u32 {
+        self.positions.lock().limit
+    }
+
     /// Whether so few are left that cleaning is to begin.
     pub fn runs_low(&self) -> bool {
         let positions = self.positions.lock();

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
-    Block, BlockNumber, Cleared, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Retried,
-    Slotless, Ticket, Turn, WriteCache, Wrote,
+    Block, BlockNumber, Cleared, EachPart, Fetched, FetchedOld, Found, FrozenCache, Location, Old, Parked,
+    ReadTally, Retried, Slotless, Ticket, Turn, WriteCache, Wrote,
 };
 use shuttle::rand::Rng;
 use shuttle::sync::mpsc;
@@ -21,6 +21,7 @@ pub struct Client {
     cache: Arc<WriteCache>,
     oracle: Arc<Oracle>,
     together: Arc<AtomicU64>,
+    paired: Arc<AtomicU64>,
 }
 
 fn random(below: u32) -> u32 {
@@ -34,7 +35,12 @@ pub fn image(block: u32) -> Vec<u8> {
 impl Client {
     /// For a cache and what is known of it.
     pub fn new(cache: &Arc<WriteCache>, oracle: &Arc<Oracle>) -> Self {
-        Self { cache: Arc::clone(cache), oracle: Arc::clone(oracle), together: Arc::default() }
+        Self {
+            cache: Arc::clone(cache),
+            oracle: Arc::clone(oracle),
+            together: Arc::default(),
+            paired: Arc::default(),
+        }
     }
 
     fn some_block(&self) -> u32 {
@@ -52,7 +58,8 @@ impl Client {
                     let first = random(2) == 0;
                     self.write(block, self.oracle.fresh(), [first, !first]);
                 }
-                5..=6 => self.read(block),
+                5 => self.read(block),
+                6 => self.write_pair(),
                 7..=9 => self.overwrite_together(),
                 _ => self.write_whole(block),
             }
@@ -79,6 +86,34 @@ impl Client {
         for ((block, data, number), _) in left {
             self.write_begun((*block, *number), 0, data, false);
         }
+    }
+
+    /// The end of a block and the beginning of the next one. What cannot be stored together is written alone.
+    fn write_pair(&self) {
+        let block = random(self.oracle.blocks() - 1);
+        let value = self.oracle.fresh();
+        let data = [value.bytes(block, 1), value.bytes(block + 1, 0)];
+        let begun = [(block, [false, true]), (block + 1, [true, false])]
+            .map(|(block, halves)| (block, self.oracle.begin(block, value, halves)));
+        let wrote = loop {
+            match self.cache.write_pair(BlockNumber(block), HALF, &data.concat(), Turn::New, || false) {
+                Some(Wrote::NoRoom) if self.cache.make_room() => {}
+                wrote => break wrote,
+            }
+        };
+        if wrote == Some(Wrote::Done) {
+            begun.into_iter().for_each(|(block, number)| self.oracle.end(block, number));
+            self.paired.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        for ((begun, data), skip) in begun.into_iter().zip(data).zip([HALF, 0]) {
+            self.write_begun(begun, skip, &data, false);
+        }
+    }
+
+    /// Pairs of parts that were stored at once.
+    pub fn stored_in_pairs(&self) -> u64 {
+        self.paired.load(Ordering::Relaxed)
     }
 
     /// Blocks that were stored with others.
@@ -124,10 +159,36 @@ impl Client {
         self.oracle.check(block, begun, &bytes);
     }
 
+    /// Looks up all parts of a partial block, and fetches what is on disk. `None`: something is somewhere else by now.
+    fn parts(&self, block: u32, look_up: impl FnOnce(&mut [u8], EachPart<'_>)) -> Option<Vec<u8>> {
+        let mut bytes = vec![0xee; BLOCK];
+        let mut parts = Vec::new();
+        look_up(&mut bytes, &mut |at, len, found| parts.push((at..at + len, found)));
+        assert!(parts.iter().map(|(part, _)| part.len()).sum::<usize>() == BLOCK, "{parts:?}");
+        for (part, found) in parts {
+            let from = match found {
+                Found::Done(_) => continue,
+                Found::Absent => image(block),
+                Found::Spilled(ticket) => self.fetch(ticket)?,
+                Found::Partial => panic!("a part of block {block} is no place"),
+            };
+            bytes[part.clone()].copy_from_slice(&from[part]);
+        }
+        Some(bytes)
+    }
+
     fn bytes(&self, block: u32) -> Vec<u8> {
         let mut bytes = vec![0xee; BLOCK];
         loop {
             match self.cache.read(BlockNumber(block), 0, &mut bytes) {
+                Found::Partial => {
+                    let look_up = |into: &mut [u8], each: EachPart<'_>| {
+                        self.cache.read_parts(BlockNumber(block), 0, into, each);
+                    };
+                    if let Some(bytes) = self.parts(block, look_up) {
+                        return bytes;
+                    }
+                }
                 Found::Done(from) => {
                     let mut tally = ReadTally::default();
                     tally.add(from);
@@ -193,6 +254,14 @@ impl Client {
         let mut bytes = vec![0xee; BLOCK];
         loop {
             match frozen.read(BlockNumber(block), 0, &mut bytes) {
+                Found::Partial => {
+                    let look_up = |into: &mut [u8], each: EachPart<'_>| {
+                        frozen.read_parts(BlockNumber(block), 0, into, each);
+                    };
+                    if let Some(bytes) = self.parts(block, look_up) {
+                        return bytes;
+                    }
+                }
                 Found::Done(_) => return bytes,
                 Found::Absent => return image(block),
                 Found::Spilled(ticket) => {
@@ -240,7 +309,7 @@ impl Client {
     /// Carries out a write that the oracle knows of.
     fn write_begun(&self, (block, number): (u32, usize), skip: usize, data: &[u8], same: bool) {
         let (answer, answers) = mpsc::channel();
-        let mut fetched = None;
+        let mut fetched = Vec::new();
         loop {
             let task = Task {
                 client: self.clone(),
@@ -249,7 +318,7 @@ impl Client {
                 skip,
                 data: data.to_vec(),
                 same,
-                fetched: fetched.take(),
+                fetched: fetched.clone(),
                 answer: answer.clone(),
             };
             let stepped = match task.step(Turn::New) {
@@ -269,7 +338,7 @@ impl Client {
                         Old::Absent => Some(image(block)),
                         Old::Spilled(ticket) => self.fetch(ticket),
                     };
-                    fetched = bytes.map(|bytes| (old, bytes));
+                    fetched.extend(bytes.map(|bytes| (old, bytes)));
                 }
             }
         }
@@ -296,7 +365,7 @@ struct Task {
     skip: usize,
     data: Vec<u8>,
     same: bool,
-    fetched: Option<(Old, Vec<u8>)>,
+    fetched: Vec<FetchedOld>,
     answer: mpsc::Sender<Stepped>,
 }
 
@@ -305,10 +374,10 @@ impl Task {
     fn step(&self, turn: Turn) -> Result<Stepped, Waits> {
         let (cache, block) = (&self.client.cache, BlockNumber(self.block));
         loop {
-            let wrote = match &self.fetched {
+            let wrote = match &*self.fetched {
                 _ if self.data.len() == BLOCK => cache.write_unless(block, &self.data, turn, |_| self.same),
-                None => cache.write_part(block, self.skip, &self.data, turn),
-                Some((old, bytes)) => cache.merge(block, self.skip, &self.data, (*old, bytes), turn),
+                [] => cache.write_part(block, self.skip, &self.data, turn, || false),
+                fetched => cache.merge(block, self.skip, &self.data, fetched, turn),
             };
             match wrote {
                 Wrote::Done => {

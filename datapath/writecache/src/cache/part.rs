@@ -1,0 +1,554 @@
+//! Writes of parts of blocks, which read nothing.
+//!
+//! | what the block is | a write of some of its sectors |
+//! |---|---|
+//! | whole, or all sectors that are written, in slots that may be overwritten | goes there |
+//! | all that stays is in RAM, packed, zero or was fetched | makes a whole block, in a slot |
+//! | a partial block with a slot of its own that may be overwritten | goes there |
+//! | anything else | takes a slot for these sectors alone: from then on it is a partial block |
+//!
+//! A request that ends one block and begins the next one takes one slot for both ([`WriteCache::write_pair`]).
+//!
+//! Partial blocks take index memory, and more slots than whole ones. If they would take too much of either
+//! ([`WriteCache::takes_partial`]), the rest of the block is fetched first, and the block is stored whole. So it is for a write that
+//! does not begin and end with a sector, and for zeroes if the rest is in a slot: the block may be all zero then.
+
+use std::ops::Range;
+
+use headwater_block::BLOCK_BYTES;
+
+use super::write::is_zero;
+use super::{BLOCK, Old, Turn, WriteCache, Wrote};
+use crate::counters::Hot;
+use crate::log::Stream;
+use crate::map::{LeafWrite, split};
+use crate::memory::{copy_in, copy_out};
+use crate::partial::{PARTIAL_BYTES, Sectors, slots};
+use crate::units::{BlockNumber, Location, SECTOR_BYTES, SECTORS, SLOT_COUNT, SLOTS, SegmentId, Slot};
+
+static ZEROES: [u8; BLOCK] = [0; BLOCK];
+
+/// Slots that partial blocks may have beyond one each are this part of all, even if there is no other free space.
+const SURPLUS_PART: u64 = 16;
+
+/// They may have as much again, up to this part of what is free or dead on the overflow disk.
+const FREE_PART: u64 = 4;
+
+/// What of a block was fetched, each time a whole slot, or the block of the image.
+pub type FetchedOld = (Old, Vec<u8>);
+
+/// A part of a block that is written.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    skip: usize,
+    data: &'a [u8],
+}
+
+impl Part<'_> {
+    fn end(&self) -> usize {
+        self.skip.saturating_add(self.data.len())
+    }
+
+    /// Its sectors, if it is whole sectors.
+    fn sectors(&self) -> Option<Range<usize>> {
+        let is_aligned =
+            self.skip.is_multiple_of(SECTOR_BYTES) && self.data.len().is_multiple_of(SECTOR_BYTES);
+        (is_aligned && self.end() <= BLOCK && !self.data.is_empty())
+            .then(|| self.skip / SECTOR_BYTES..self.end() / SECTOR_BYTES)
+    }
+
+    /// The sectors of the block, of which those of this part are in this slot.
+    fn put_in(&self, mut sectors: Sectors, place: Location) -> Option<Sectors> {
+        sectors.get_mut(self.sectors()?)?.fill(place);
+        Some(sectors)
+    }
+}
+
+/// The block of a leaf that is written to.
+struct Target<'l, 'm> {
+    leaf: &'l mut LeafWrite<'m>,
+    index: usize,
+    block: BlockNumber,
+    took_slot: bool,
+}
+
+/// A slot that may be overwritten.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    address: usize,
+    slot: Slot,
+}
+
+/// Overwrites the sectors of a part, each in its slot; those in one slot together.
+fn copy_sectors(open: &[Option<Open>; SECTORS], part: Part<'_>, leaf: &LeafWrite<'_>) {
+    let mut sector = part.skip / SECTOR_BYTES;
+    while let Some(Some(first)) = open.get(sector) {
+        let is_same = |open: &&Option<Open>| {
+            open.is_some_and(|open| (open.address, open.slot.0) == (first.address, first.slot.0))
+        };
+        let count = open.iter().skip(sector).take_while(is_same).count();
+        let (start, end) = (sector * SECTOR_BYTES, (sector + count) * SECTOR_BYTES);
+        let Some(from) = part.data.get(start.saturating_sub(part.skip)..end.saturating_sub(part.skip)) else {
+            return;
+        };
+        copy_in(first.address, first.slot, start, from, leaf);
+        sector += count;
+    }
+}
+
+impl WriteCache {
+    /// Stores a part of a block. `same` says whether the image holds the same there, as far as it is known; it is asked if nothing
+    /// of the block was changed, and runs under the block's lock, and so must neither wait nor use the cache.
+    pub fn write_part(
+        &self,
+        block: BlockNumber,
+        skip: usize,
+        data: &[u8],
+        turn: Turn,
+        same: impl FnOnce() -> bool,
+    ) -> Wrote {
+        self.write_at_pace(turn, |this| this.merge_now(block, Part { skip, data }, &[], turn, same))
+    }
+
+    /// Stores a part of a block of which something was fetched. If that is not all that is needed, because the block changed
+    /// meanwhile or its sectors are in several places, it asks for more.
+    pub fn merge(
+        &self,
+        block: BlockNumber,
+        skip: usize,
+        data: &[u8],
+        fetched: &[FetchedOld],
+        turn: Turn,
+    ) -> Wrote {
+        self.write_at_pace(turn, |this| this.merge_now(block, Part { skip, data }, fetched, turn, || false))
+    }
+
+    /// Stores the end of a block and the beginning of the next one, at most [`BLOCK`] bytes in all, in one slot or where they are.
+    /// `None`: each has to be written by itself. `same` as for [`WriteCache::write_part`].
+    pub fn write_pair(
+        &self,
+        block: BlockNumber,
+        skip: usize,
+        data: &[u8],
+        turn: Turn,
+        same: impl FnOnce() -> bool,
+    ) -> Option<Wrote> {
+        let (first, second) = data.split_at_checked(BLOCK.checked_sub(skip)?)?;
+        let parts = [Part { skip, data: first }, Part { skip: 0, data: second }];
+        let is_pair = parts.iter().all(|part| part.sectors().is_some()) && data.len() <= BLOCK;
+        if !is_pair || split(block).1 + 1 >= SLOTS {
+            return None;
+        }
+        let mut alone = false;
+        let wrote = self.write_at_pace(turn, |this| match this.pair_now(block, parts, turn, same) {
+            Some(wrote) => wrote,
+            None => {
+                alone = true;
+                (Wrote::Done, false)
+            }
+        });
+        (!alone).then_some(wrote)
+    }
+
+    fn write_at_pace(&self, turn: Turn, write: impl FnOnce(&Self) -> (Wrote, bool)) -> Wrote {
+        let (wrote, took_slot) = write(self);
+        if took_slot && turn != Turn::Waited {
+            self.pace.wait(&self.host.spinner);
+        }
+        wrote
+    }
+
+    /// Whether it took a slot, too.
+    fn merge_now(
+        &self,
+        block: BlockNumber,
+        part: Part<'_>,
+        fetched: &[FetchedOld],
+        turn: Turn,
+        same: impl FnOnce() -> bool,
+    ) -> (Wrote, bool) {
+        let Ok(_entered) = self.enter_to_write() else { return (Wrote::Closed, false) };
+        let (leaf, index) = split(block);
+        let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
+        if !is_zero(part.data) && self.overwrite_whole(&leaf, index, part) {
+            self.counters.hot(Hot::WriteInPlace, 1);
+            return (Wrote::Done, false);
+        }
+        let mut target = Target { leaf: &mut leaf, index, block, took_slot: false };
+        let wrote = self.write_elsewhere(&mut target, part, fetched, turn, same);
+        (wrote, target.took_slot)
+    }
+
+    /// Overwrites a part of a whole block, if its slot may be. Whether it did.
+    #[inline]
+    fn overwrite_whole(&self, leaf: &LeafWrite<'_>, index: usize, part: Part<'_>) -> bool {
+        let Some(open) = self.open_slot(leaf, index, leaf.get(index)) else { return false };
+        copy_in(open.address, open.slot, part.skip, part.data, leaf);
+        true
+    }
+
+    /// A slot that may be overwritten, for a block that has sectors there. It is marked as written to. To be asked once for each
+    /// write: whoever moves the segment changes its state first, and then waits until the leaf is unlocked, so what was open stays so
+    /// for this write, and a second answer may be another one.
+    #[inline]
+    fn open_slot(&self, leaf: &LeafWrite<'_>, index: usize, at: Location) -> Option<Open> {
+        let (id, slot) = at.place()?;
+        let segment = self.segments.get(id)?;
+        let address = segment.writable(slot)?;
+        if leaf.keeps(index, at) {
+            return None;
+        }
+        segment.touch_to_write();
+        Some(Open { address, slot })
+    }
+
+    /// The slots of the sectors that a part writes, if all of them may be overwritten.
+    fn open_sectors(
+        &self,
+        leaf: &LeafWrite<'_>,
+        index: usize,
+        (sectors, part): (&Sectors, Part<'_>),
+    ) -> Option<[Option<Open>; SECTORS]> {
+        let range = part.sectors()?;
+        let mut all = [None; SECTORS];
+        let mut last: Option<(Location, Open)> = None;
+        for (open, at) in all.get_mut(range.clone())?.iter_mut().zip(sectors.get(range)?) {
+            let slot = match last {
+                Some((before, slot)) if before == *at => slot,
+                _ => self.open_slot(leaf, index, *at)?,
+            };
+            last = Some((*at, slot));
+            *open = Some(slot);
+        }
+        Some(all)
+    }
+
+    #[inline(never)]
+    fn write_elsewhere(
+        &self,
+        target: &mut Target<'_, '_>,
+        part: Part<'_>,
+        fetched: &[FetchedOld],
+        turn: Turn,
+        same: impl FnOnce() -> bool,
+    ) -> Wrote {
+        let sectors = target.leaf.sectors(target.index);
+        if !is_zero(part.data) && self.overwrite_sectors(target, &sectors, part) {
+            return Wrote::Done;
+        }
+        let mut whole = [0; BLOCK];
+        let missing = self.gather(target, &sectors, part, fetched, &mut whole);
+        let is_absent = sectors.iter().all(|sector| *sector == Location::ABSENT);
+        let is_image = || {
+            let image = fetched.iter().find(|(old, _)| *old == Old::Absent);
+            image.map_or_else(same, |(_, bytes)| bytes.get(part.skip..part.end()) == Some(part.data))
+        };
+        if is_absent && is_image() {
+            // The block stays absent.
+            let which = if is_zero(part.data) { Hot::ElidedZero } else { Hot::ElidedEqual };
+            self.counters.hot(which, 1);
+            return Wrote::Done;
+        }
+        let Some(into) = whole.get_mut(part.skip..part.end()) else { return Wrote::NoRoom };
+        into.copy_from_slice(part.data);
+        // Only zeroes make a block zero.
+        if missing.is_none() && is_zero(part.data) && is_zero(&whole) {
+            let is_zero = sectors.iter().all(|sector| *sector == Location::ZERO);
+            if is_zero || self.takes_notes() {
+                return self.set_zero(target.leaf, target.index, target.block);
+            }
+        }
+        if is_zero(part.data) && self.overwrite_sectors(target, &sectors, part) {
+            return Wrote::Done;
+        }
+        let Some(missing) = missing else {
+            let wrote = self.store(target.leaf, target.index, target.block, &whole, turn);
+            target.took_slot = wrote == Wrote::Done;
+            return wrote;
+        };
+        if fetched.is_empty()
+            && let Some(wrote) = self.store_part(target, &sectors, part, turn)
+        {
+            return wrote;
+        }
+        Wrote::NeedOld(missing)
+    }
+
+    /// Overwrites a part where it is, if all of it may be. Whether it did.
+    fn overwrite_sectors(&self, target: &Target<'_, '_>, sectors: &Sectors, part: Part<'_>) -> bool {
+        let open = self.open_sectors(target.leaf, target.index, (sectors, part));
+        if let Some(open) = &open {
+            copy_sectors(open, part, target.leaf);
+        }
+        let done = open.is_some() || self.overwrite_whole(target.leaf, target.index, part);
+        if done {
+            self.counters.hot(Hot::WriteInPlace, 1);
+        }
+        done
+    }
+
+    /// Copies what stays of a block, and returns the first that has to be fetched.
+    fn gather(
+        &self,
+        target: &Target<'_, '_>,
+        sectors: &Sectors,
+        part: Part<'_>,
+        fetched: &[FetchedOld],
+        whole: &mut [u8; BLOCK],
+    ) -> Option<Old> {
+        let mut unpacked: Option<(Location, [u8; BLOCK])> = None;
+        for (place, start) in sectors.iter().zip((0..).step_by(SECTOR_BYTES)) {
+            let end = start + SECTOR_BYTES;
+            if part.skip <= start && part.end() >= end {
+                continue;
+            }
+            let Some(into) = whole.get_mut(start..end) else { continue };
+            let mut copy = |from: &[u8]| {
+                let from = from.get(start..end);
+                from.map(|from| into.copy_from_slice(from)).is_some()
+            };
+            let Some((id, slot)) = place.place() else {
+                if *place == Location::ABSENT {
+                    let image = fetched.iter().find(|(old, _)| *old == Old::Absent);
+                    if !image.is_some_and(|(_, bytes)| copy(bytes)) {
+                        return Some(Old::Absent);
+                    }
+                }
+                continue;
+            };
+            let word = self.segments.get(id).map(|segment| segment.word());
+            if let Some(address) = word.and_then(|word| word.ram()) {
+                copy_out(address, slot, start, into, target.leaf);
+                continue;
+            }
+            if word.is_some_and(|word| word.is_packed()) {
+                if unpacked.as_ref().is_none_or(|(at, _)| at != place) {
+                    let mut bytes = [0; BLOCK];
+                    unpacked = self.unpack(id, slot, &mut bytes).then_some((*place, bytes));
+                }
+                if unpacked.as_ref().is_some_and(|(_, bytes)| copy(bytes)) {
+                    continue;
+                }
+            }
+            let is_it = |old: &Old| matches!(old, Old::Spilled(ticket) if self.holds(ticket, *place));
+            let found = fetched.iter().find(|(old, _)| is_it(old));
+            if !found.is_some_and(|(_, bytes)| copy(bytes)) {
+                return Some(Old::Spilled(self.ticket(target.block, id, slot)));
+            }
+        }
+        None
+    }
+
+    /// A slot that has sectors of this block alone and may be overwritten.
+    fn slot_of_its_own(
+        &self,
+        leaf: &LeafWrite<'_>,
+        index: usize,
+        block: BlockNumber,
+        sectors: &Sectors,
+    ) -> Option<(Location, Open)> {
+        let own = |at: Location| {
+            let owner = at.place().and_then(|(id, slot)| self.segments.get(id)?.owner(slot));
+            let is_shared = index + 1 < SLOTS && leaf.needs(index + 1, at);
+            if owner != Some(block) || is_shared {
+                return None;
+            }
+            Some((at, self.open_slot(leaf, index, at)?))
+        };
+        slots(sectors).find_map(own)
+    }
+
+    /// Stores sectors of a block in a slot, whatever the others are. `None`: it takes no partial block.
+    fn store_part(
+        &self,
+        target: &mut Target<'_, '_>,
+        sectors: &Sectors,
+        part: Part<'_>,
+        turn: Turn,
+    ) -> Option<Wrote> {
+        let Target { leaf, index, block, took_slot } = target;
+        if !self.takes_partial(leaf, *index, 1) {
+            return None;
+        }
+        if is_zero(part.data) {
+            let zero = part.put_in(*sectors, Location::ZERO)?;
+            // What is left in a slot may be zero too, and then the block takes no space: that is worth a look.
+            if zero.iter().any(|sector| sector.place().is_some()) {
+                return None;
+            }
+            self.counters.hot(Hot::ElidedZero, 1);
+            return self.replace_sectors(leaf, *index, *block, &zero).then_some(Wrote::Done);
+        }
+        if let Some((at, open)) = self.slot_of_its_own(leaf, *index, *block, sectors) {
+            let changed = part.put_in(*sectors, at)?;
+            copy_in(open.address, open.slot, part.skip, part.data, leaf);
+            self.counters.hot(Hot::WriteInPlace, 1);
+            return self.replace_sectors(leaf, *index, *block, &changed).then_some(Wrote::Done);
+        }
+        if let Some(queues) = self.queues(turn) {
+            return Some(queues);
+        }
+        let Some(new) = self.take_slot(Stream::Fresh, *block) else { return Some(Wrote::NoRoom) };
+        // Nothing of what another block had there goes to the disk, and zeroes pack well.
+        let (before, after) = (ZEROES.get(..part.skip)?, ZEROES.get(part.end()..)?);
+        copy_in(new.address, new.slot, 0, before, leaf);
+        copy_in(new.address, new.slot, part.skip, part.data, leaf);
+        copy_in(new.address, new.slot, part.end(), after, leaf);
+        let changed = part.put_in(*sectors, Location::at(new.id, new.slot))?;
+        // There was room for it above, with the same lock.
+        let _ = self.replace_sectors(leaf, *index, *block, &changed);
+        *took_slot = true;
+        self.counters.hot(Hot::WriteNew, 1);
+        self.pace.took_slot(&self.host.spinner);
+        Some(Wrote::Done)
+    }
+
+    /// Whether it took a slot, too. `None`: each part has to be written by itself.
+    fn pair_now(
+        &self,
+        block: BlockNumber,
+        parts: [Part<'_>; 2],
+        turn: Turn,
+        same: impl FnOnce() -> bool,
+    ) -> Option<(Wrote, bool)> {
+        let Ok(_entered) = self.enter_to_write() else { return Some((Wrote::Closed, false)) };
+        let (leaf, index) = split(block);
+        let mut leaf = self.map.write(leaf)?;
+        let [first, second] = parts;
+        if is_zero(first.data) || is_zero(second.data) {
+            return None;
+        }
+        // Both whole, in RAM, as nearly always in a cache that fits there.
+        if let Some(open) = self.open_slot(&leaf, index, leaf.get(index))
+            && let Some(next) = self.open_slot(&leaf, index + 1, leaf.get(index + 1))
+        {
+            copy_in(open.address, open.slot, first.skip, first.data, &leaf);
+            copy_in(next.address, next.slot, 0, second.data, &leaf);
+            self.counters.hot(Hot::WriteInPlace, 2);
+            return Some((Wrote::Done, false));
+        }
+        let sectors = [leaf.sectors(index), leaf.sectors(index + 1)];
+        let [ours, next] = &sectors;
+        if let Some(open) = self.open_sectors(&leaf, index, (ours, first))
+            && let Some(next_open) = self.open_sectors(&leaf, index + 1, (next, second))
+        {
+            copy_sectors(&open, first, &leaf);
+            copy_sectors(&next_open, second, &leaf);
+            self.counters.hot(Hot::WriteInPlace, 2);
+            return Some((Wrote::Done, false));
+        }
+        let is_absent = |sectors: &Sectors| sectors.iter().all(|sector| *sector == Location::ABSENT);
+        if is_absent(ours) && is_absent(next) && same() {
+            self.counters.hot(Hot::ElidedEqual, 2);
+            return Some((Wrote::Done, false));
+        }
+        let next_block = BlockNumber(block.0.checked_add(1)?);
+        let targets = [(index, block, ours, first), (index + 1, next_block, next, second)];
+        for (index, block, sectors, part) in targets {
+            let is_apart = self.takes_partial(&leaf, index, 2)
+                && self.slot_of_its_own(&leaf, index, block, sectors).is_none()
+                && !self.is_at_hand(sectors, part);
+            if !is_apart {
+                return None;
+            }
+        }
+        if let Some(queues) = self.queues(turn) {
+            return Some((queues, false));
+        }
+        let Some(new) = self.take_slot(Stream::Fresh, block) else { return Some((Wrote::NoRoom, false)) };
+        let place = Location::at(new.id, new.slot);
+        copy_in(new.address, new.slot, first.skip, first.data, &leaf);
+        copy_in(new.address, new.slot, 0, second.data, &leaf);
+        // What neither has. Of both together there are no more bytes than a slot has.
+        if let Some(gap) = ZEROES.get(second.end()..first.skip) {
+            copy_in(new.address, new.slot, second.end(), gap, &leaf);
+        }
+        for (index, block, sectors, part) in targets {
+            let changed = part.put_in(*sectors, place)?;
+            let _ = self.replace_sectors(&mut leaf, index, block, &changed);
+        }
+        self.counters.hot(Hot::WriteNew, 2);
+        self.pace.took_slot(&self.host.spinner);
+        Some((Wrote::Done, true))
+    }
+
+    /// Whether all that a part leaves of a block is in RAM, and some of it in a slot, which is free once the block is whole again.
+    fn is_at_hand(&self, sectors: &Sectors, part: Part<'_>) -> bool {
+        let stays = |sector: usize| part.sectors().is_none_or(|range| !range.contains(&sector));
+        let mut others =
+            sectors.iter().enumerate().filter(|(sector, _)| stays(*sector)).map(|(_, place)| place);
+        let is_in_ram = |id: SegmentId| {
+            let word = self.segments.get(id).map(|segment| segment.word());
+            word.is_some_and(|word| word.ram().is_some() || word.is_packed())
+        };
+        let has_slot = sectors.iter().any(|place| place.place().is_some());
+        has_slot
+            && others
+                .all(|place| *place == Location::ZERO || place.place().is_some_and(|(id, _)| is_in_ram(id)))
+    }
+
+    /// Whether so many more blocks of the leaf may be partial blocks, or this one is one already and may have more slots.
+    fn takes_partial(&self, leaf: &LeafWrite<'_>, index: usize, count: usize) -> bool {
+        if self.persist.is_some() {
+            return false;
+        }
+        let is_partial = leaf.get(index).entry().is_some();
+        if !is_partial && (!leaf.takes_partial(count) || !self.has_index_for_partial()) {
+            return false;
+        }
+        self.map.partial_surplus() < self.most_surplus()
+    }
+
+    /// Moves sectors of a block, and gives back the slots that it leaves. `false`: the leaf takes no more partial blocks.
+    pub(super) fn replace_sectors(
+        &self,
+        leaf: &mut LeafWrite<'_>,
+        index: usize,
+        block: BlockNumber,
+        to: &Sectors,
+    ) -> bool {
+        let before = leaf.sectors(index);
+        if !leaf.set_sectors(index, to) {
+            return false;
+        }
+        let (number, _) = split(block);
+        slots(&before).filter(|slot| !to.contains(slot)).for_each(|slot| self.let_go(leaf, number, slot));
+        true
+    }
+
+    /// Gives a slot back that a block of this leaf has left, unless the leaf needs it: the block that shares it, or a frozen view.
+    pub(super) fn let_go(&self, leaf: &LeafWrite<'_>, number: usize, at: Location) {
+        let Some((id, slot)) = at.place() else { return };
+        let Some(segment) = self.segments.get(id) else { return };
+        // It may be gone already, and another leaf's.
+        let Some(owner) = segment.owner(slot) else { return };
+        let (of, index) = split(owner);
+        if of != number || leaf.needs(index, at) {
+            return;
+        }
+        if index + 1 < SLOTS && leaf.needs(index + 1, at) {
+            segment.set_owner(slot, BlockNumber(owner.0.saturating_add(1)));
+        } else {
+            self.kill(at);
+        }
+    }
+
+    /// Whether the tables of partial blocks may grow: they take three eighths of the RAM at most.
+    fn has_index_for_partial(&self) -> bool {
+        (self.map.partial_bytes() + PARTIAL_BYTES).saturating_mul(8)
+            <= self.ram_limit_bytes().saturating_mul(3)
+    }
+
+    /// So many slots may partial blocks have beyond one each.
+    fn most_surplus(&self) -> u64 {
+        let Some(overflow) = &self.overflow else {
+            return self.ram_limit_bytes() / u64::from(BLOCK_BYTES) / SURPLUS_PART;
+        };
+        let free = u64::from(overflow.free_positions()) * u64::from(SLOT_COUNT);
+        let all = u64::from(overflow.limit_positions()) * u64::from(SLOT_COUNT);
+        let least = all / SURPLUS_PART;
+        least + least.min(free.max(self.cleaner.dead_slots()) / FREE_PART)
+    }
+}
+
+const _: () = assert!(SECTORS * SECTOR_BYTES == BLOCK);

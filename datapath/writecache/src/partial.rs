@@ -1,0 +1,151 @@
+//! The partial blocks of a leaf: blocks whose sectors are in several places.
+//!
+//! A write of a part of a block takes a slot for that part alone and reads nothing. From then on the block's word in the map
+//! is [`Location::partial`], and the table here says for each of its sectors where that is: in a slot, zero, or absent. A
+//! sector has the same place in each slot as in its block, so a block never has more than eight slots, and the end of a
+//! block and the beginning of the next one fit into one slot together: a *shared slot*.
+//!
+//! Nothing here is in the way of a whole block: a leaf without partial blocks has no table.
+//!
+//! | slots | owner in the segment's record | overwritten in place |
+//! |---|---|---|
+//! | with sectors of one block | that block | any sector |
+//! | shared by a block and the next one of the same leaf | the first of the two that has sectors there | sectors that the writer's block has there |
+
+use crate::index_memory::Piece;
+use crate::units::{Location, SECTORS, SLOTS};
+
+/// Where each sector of a block is: slots, [`Location::ZERO`] or [`Location::ABSENT`].
+pub type Sectors = [Location; SECTORS];
+
+/// Bytes of index memory that the table grows by.
+pub const PARTIAL_BYTES: u64 = (SLOTS * size_of::<Location>()) as u64;
+
+/// Entries that are in use, a bit for each.
+const WORDS: usize = Location::MOST_PARTIAL.div_ceil(64);
+
+/// The table of a leaf.
+#[derive(Clone, Debug, Default)]
+pub struct PartialTable {
+    used: [u64; WORDS],
+    /// The sectors of one entry after the other.
+    pieces: Vec<Piece<Location>>,
+}
+
+/// The distinct slots among these sectors.
+pub fn slots(sectors: &Sectors) -> impl Iterator<Item = Location> + '_ {
+    let is_first = |at: usize, slot: &Location| !sectors.iter().take(at).any(|before| before == slot);
+    sectors
+        .iter()
+        .enumerate()
+        .filter(move |(at, slot)| slot.place().is_some() && is_first(*at, slot))
+        .map(|(_, slot)| *slot)
+}
+
+impl PartialTable {
+    /// Bytes of index memory that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.pieces.len() as u64 * PARTIAL_BYTES
+    }
+
+    /// Whether it has no entry.
+    pub fn is_empty(&self) -> bool {
+        self.used == [0; WORDS]
+    }
+
+    /// Entries that it still takes.
+    pub fn free_entries(&self) -> usize {
+        let used: u32 = self.used.iter().map(|bits| bits.count_ones()).sum();
+        Location::MOST_PARTIAL.saturating_sub(used as usize)
+    }
+
+    fn free_entry(&self) -> Option<usize> {
+        let (word, bits) = self.used.iter().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
+        let entry = word * 64 + bits.trailing_ones() as usize;
+        (entry < Location::MOST_PARTIAL).then_some(entry)
+    }
+
+    /// The sectors of an entry.
+    pub fn get(&self, entry: usize) -> Sectors {
+        let mut sectors = [Location::ABSENT; SECTORS];
+        for (sector, at) in sectors.iter_mut().zip(entry * SECTORS..) {
+            let found = self.pieces.get(at / SLOTS).and_then(|piece| piece.get(at % SLOTS));
+            *sector = found.copied().unwrap_or(Location::ABSENT);
+        }
+        sectors
+    }
+
+    /// Changes the sectors of an entry.
+    pub fn set(&mut self, entry: usize, sectors: &Sectors) {
+        for (sector, at) in sectors.iter().zip(entry * SECTORS..) {
+            if let Some(place) = self.pieces.get_mut(at / SLOTS).and_then(|piece| piece.get_mut(at % SLOTS)) {
+                *place = *sector;
+            }
+        }
+    }
+
+    /// A new entry. `None`: the table is full.
+    pub fn add(&mut self, sectors: &Sectors) -> Option<u16> {
+        let entry = self.free_entry()?;
+        let number = u16::try_from(entry).ok()?;
+        if let Some(bits) = self.used.get_mut(entry / 64) {
+            *bits |= 1 << (entry % 64);
+        }
+        while self.pieces.len() * SLOTS < (entry + 1) * SECTORS {
+            self.pieces.push(Piece::new(|| Location::ABSENT));
+        }
+        self.set(entry, sectors);
+        Some(number)
+    }
+
+    /// Gives an entry back, and memory that no entry uses any more.
+    pub fn remove(&mut self, entry: usize) {
+        if let Some(bits) = self.used.get_mut(entry / 64) {
+            *bits &= !(1 << (entry % 64));
+        }
+        let is_used =
+            |entry: &usize| self.used.get(entry / 64).is_some_and(|bits| bits >> (entry % 64) & 1 == 1);
+        let end = (0..Location::MOST_PARTIAL).rev().find(is_used).map_or(0, |last| (last + 1) * SECTORS);
+        self.pieces.truncate(end.div_ceil(SLOTS));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{SegmentId, Slot};
+
+    fn sectors(first: u16) -> Sectors {
+        std::array::from_fn(|sector| Location::at(SegmentId(1), Slot(first + sector as u16 / 3)))
+    }
+
+    #[test]
+    fn entries_keep_their_sectors_and_their_memory_comes_back() {
+        let mut table = PartialTable::default();
+        let all: Vec<u16> = (0..).map_while(|first| table.add(&sectors(first % 500))).collect();
+        assert_eq!(all.len(), Location::MOST_PARTIAL);
+        assert_eq!(table.free_entries(), 0);
+        for entry in &all {
+            assert_eq!(table.get(usize::from(*entry)), sectors(*entry % 500), "entry {entry}");
+        }
+        let bytes = table.bytes();
+        assert_eq!(bytes, (all.len() * size_of::<Sectors>()).next_multiple_of(2048) as u64);
+        table.remove(3);
+        assert_eq!((table.bytes(), table.add(&sectors(7))), (bytes, Some(3)));
+        all.iter().skip(64).for_each(|entry| table.remove(usize::from(*entry)));
+        assert_eq!(table.bytes(), 2048);
+        assert_eq!(table.get(63), sectors(63));
+        all.iter().take(64).for_each(|entry| table.remove(usize::from(*entry)));
+        assert!(table.is_empty() && table.bytes() == 0);
+    }
+
+    #[test]
+    fn a_slot_is_listed_once() {
+        let mut some = sectors(4);
+        some[0] = Location::ZERO;
+        some[5] = Location::at(SegmentId(1), Slot(4));
+        some[7] = Location::ABSENT;
+        let at = |slot| Location::at(SegmentId(1), Slot(slot));
+        assert_eq!(slots(&some).collect::<Vec<_>>(), [at(4), at(5), at(6)]);
+    }
+}
