@@ -133,7 +133,7 @@ fn measure(
     let cpu_before = pid.map(process::cpu_seconds).transpose()?;
     let disk_before = pid.and_then(process::disk_written_bytes);
     let set_bytes = case.set_bytes_of(system, plan.quick);
-    let fio = fio::run(&running.target, set_bytes, case.job(plan.seconds), round)?;
+    let fio = fio::run(&running.target, set_bytes, case.job_of(system, plan.seconds), round)?;
     let cpu_after = pid.map(process::cpu_seconds).transpose()?;
     let disk_after = pid.and_then(process::disk_written_bytes);
     Ok(Sample {
@@ -177,15 +177,13 @@ fn wanted_bytes(case: &Case, quick: bool, has_raw_disk: bool) -> u64 {
     let mut wanted_bytes: u64 = 1 << 30;
     for system in &case.systems {
         wanted_bytes += match system {
-            System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
-                cache.disk_bytes
-            }
+            _ if system.cache().is_some() => system.cache().map_or(0, |cache| cache.disk_bytes),
             System::NbdkitCow | System::QemuNbdWriteback | System::QemuNbdDirect | System::QsdQcow2 => {
                 case.set_bytes
             }
             System::RawDisk if has_raw_disk => 0,
             System::RawDisk => device_bytes(quick),
-            System::NbdkitNull | System::NbdkitMemory | System::QsdNull | System::QsdMemory => 0,
+            _ => 0,
         };
     }
     wanted_bytes
@@ -222,12 +220,7 @@ mod tests {
     fn a_case_asks_for_all_that_our_server_will_and_for_no_more_than_the_documents_say() {
         for case in crate::cases::all(false) {
             let wanted_bytes = wanted_bytes(&case, false, false);
-            let ours = case.systems.iter().filter_map(|system| match system {
-                System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
-                    Some(cache.disk_bytes)
-                }
-                _ => None,
-            });
+            let ours = case.systems.iter().filter_map(|system| Some(system.cache()?.disk_bytes));
             assert!(
                 ours.sum::<u64>() < wanted_bytes && wanted_bytes <= 45 << 30,
                 "{}: {wanted_bytes}",

@@ -1,6 +1,6 @@
 //! What is measured: each case is one piece of work and the systems that do it in turn.
 
-use crate::fio::Job;
+use crate::fio::{Job, Requests};
 use crate::systems::{Cache, System};
 
 const MIB: u64 = 1 << 20;
@@ -26,6 +26,8 @@ pub struct Case {
     pub set_bytes: u64,
     /// Requests in flight.
     pub depth: u32,
+    /// Where requests begin, and how long they are.
+    pub requests: Requests,
     /// 80: the VDI mix; 100: its random variant.
     pub percentage_random: u8,
     /// What the systems hold beforehand.
@@ -43,9 +45,13 @@ impl Case {
         }
     }
 
-    /// The case as a job of fio.
-    pub fn job(&self, seconds: u32) -> Job {
-        Job::Mix { percentage_random: self.percentage_random, depth: self.depth, seconds }
+    /// The case as a job of fio, for a system: one that is there to show what aligned requests cost has such.
+    pub fn job_of(&self, system: System, seconds: u32) -> Job {
+        let requests = match system {
+            System::HeadwaterAligned(_) => Requests::Blocks,
+            _ => self.requests,
+        };
+        Job::Mix { requests, percentage_random: self.percentage_random, depth: self.depth, seconds }
     }
 }
 
@@ -74,12 +80,12 @@ pub fn all(quick: bool) -> Vec<Case> {
     let mut against_disk = |name: &'static str, title, cache, percentage_random, state| {
         let ours = if name.starts_with(VHOST) { System::HeadwaterVhost } else { System::Headwater };
         let systems = vec![ours(cache), System::RawDisk];
-        let (set_bytes, depth) = (device, 16);
+        let (set_bytes, depth, requests) = (device, 16, Requests::Blocks);
         let systems = match name {
             "overflow-4g" => [systems, vec![System::HeadwaterFits(fitting(quick))]].concat(),
             _ => systems,
         };
-        all.push(Case { name, title, set_bytes, depth, percentage_random, state, systems });
+        all.push(Case { name, title, set_bytes, depth, requests, percentage_random, state, systems });
     };
     let title = "VDI mix, 64 MB RAM, 10 GB set, depth 16";
     against_disk("overflow-64m", title, with(small), 80, State::Filled);
@@ -104,6 +110,83 @@ pub fn all(quick: bool) -> Vec<Case> {
     all.push(vhost_fits("vhost-fits-qd1", "over vhost-user: VDI mix, set fits in RAM, depth 1", 1, quick));
     all.push(vhost_fits("vhost-fits-qd16", "over vhost-user: VDI mix, set fits in RAM, depth 16", 16, quick));
     all.push(vhost_fits("vhost-fits-qd64", "over vhost-user: VDI mix, set fits in RAM, depth 64", 64, quick));
+    all.extend(unaligned(quick));
+    all
+}
+
+/// Names of cases whose requests begin at any sector end like this.
+pub const UNALIGNED: &str = "-512";
+
+/// Cases whose requests begin at any sector. A set of 1 GiB, which all of them write several times over; with room for what rounds of
+/// ten seconds write, as above.
+fn unaligned(quick: bool) -> Vec<Case> {
+    let set_bytes = fitting_set_bytes(quick);
+    let ram_bytes = if quick { 16 * MIB } else { 64 * MIB };
+    let disk_bytes = 16 * set_bytes;
+    let small = Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes };
+    let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes };
+    let case = |name, title, ours, requests, percentage_random| Case {
+        name,
+        title,
+        set_bytes,
+        depth: 16,
+        requests,
+        percentage_random,
+        state: State::Filled,
+        systems: vec![ours, System::RawDisk],
+    };
+    let (sectors, sizes) = (Requests::Sectors, Requests::Sizes);
+    let ours = System::Headwater;
+    let mut all = vec![
+        case(
+            "overflow-512",
+            "VDI mix at any sector, 64 MB RAM, 1 GiB set, depth 16",
+            ours(small),
+            sectors,
+            80,
+        ),
+        case(
+            "overflow-random-512",
+            "random mix at any sector, 64 MB RAM, 1 GiB set, depth 16",
+            ours(small),
+            sectors,
+            100,
+        ),
+        case(
+            "overflow-sizes-512",
+            "random mix, 512 B to 64 KiB at any sector, 64 MB RAM, 1 GiB set, depth 16",
+            ours(small),
+            sizes,
+            100,
+        ),
+        case("disk-512", "VDI mix at any sector, disk mode, 1 GiB set, depth 16", ours(on_disk), sectors, 80),
+        case(
+            "disk-random-512",
+            "random mix at any sector, disk mode, 1 GiB set, depth 16",
+            ours(on_disk),
+            sectors,
+            100,
+        ),
+        case(
+            "persistent-512",
+            "persistent: VDI mix at any sector, 64 MB RAM, 1 GiB set, depth 16",
+            System::HeadwaterKept(small),
+            sectors,
+            80,
+        ),
+        case(
+            "vhost-overflow-512",
+            "over vhost-user: VDI mix at any sector, 64 MB RAM, 1 GiB set, depth 16",
+            System::HeadwaterVhost(small),
+            sectors,
+            80,
+        ),
+    ];
+    let (ours, aligned) = (System::Headwater(fitting(quick)), System::HeadwaterAligned(fitting(quick)));
+    let systems = vec![ours, aligned];
+    let mut fits = fits("fits-512", "VDI mix at any sector, set fits in RAM, depth 16", 16, quick);
+    (fits.requests, fits.systems) = (sectors, systems);
+    all.push(fits);
     all
 }
 
@@ -134,6 +217,7 @@ fn fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Cas
         title,
         set_bytes: fitting_set_bytes(quick),
         depth,
+        requests: Requests::Blocks,
         percentage_random: 80,
         state: State::Filled,
         systems: vec![

@@ -17,11 +17,27 @@ pub enum Target {
     File(PathBuf),
 }
 
+/// Where requests of the mix begin, and how long they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// 4 KiB, at multiples of that.
+    Blocks,
+    /// 4 KiB, at any sector of 512 bytes: most of them end one block and begin the next.
+    Sectors,
+    /// 512 bytes to 64 KiB, at any sector, as a guest with databases on a partition that is not aligned sends them.
+    Sizes,
+}
+
+/// Sizes of [`Requests::Sizes`], with their shares in percent.
+const SIZES: &str = "512/10:1k/5:2k/5:4k/50:8k/10:16k/10:64k/10";
+
 /// What fio does.
 #[derive(Clone, Copy, Debug)]
 pub enum Job {
-    /// The VDI mix: 4 KiB, 80 % writes, `percentage_random` of all at random offsets.
+    /// The VDI mix: 80 % writes, `percentage_random` of all at random offsets.
     Mix {
+        /// Where they begin, and how long they are.
+        requests: Requests,
         /// 80 for the VDI mix, 100 for its random variant.
         percentage_random: u8,
         /// Requests in flight.
@@ -210,8 +226,14 @@ fn arguments(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Vec<Stri
     // New random data in each buffer: nothing in it for a packer.
     add("--refill_buffers=1".into());
     match job {
-        Job::Mix { percentage_random, depth, seconds } => {
-            add("--bs=4k".into());
+        Job::Mix { requests, percentage_random, depth, seconds } => {
+            add(match requests {
+                Requests::Blocks | Requests::Sectors => "--bs=4k".into(),
+                Requests::Sizes => format!("--bssplit={SIZES}"),
+            });
+            if requests != Requests::Blocks {
+                add("--blockalign=512".into());
+            }
             add("--rw=randrw".into());
             add("--rwmixwrite=80".into());
             add(format!("--percentage_random={percentage_random}"));
@@ -358,7 +380,8 @@ mod tests {
 
     #[test]
     fn the_mix_is_the_one_of_the_studies() {
-        let job = Job::Mix { percentage_random: 80, depth: 16, seconds: 10 };
+        let requests = Requests::Blocks;
+        let job = Job::Mix { requests, percentage_random: 80, depth: 16, seconds: 10 };
         let all = arguments(&Target::Nbd("/x/s".into()), 1 << 30, job, 0);
         for wanted in [
             "--bs=4k",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::fio::{self, Job, Target};
+use crate::fio::{self, Job, Requests, Target};
 use crate::systems::Process;
 use crate::targets::Unavailable;
 use crate::{Plan, process};
@@ -78,7 +78,12 @@ pub fn run(plan: &Plan) -> Result<Vec<FuseResult>> {
             let (name, served) = &systems[index];
             let pid = served.process.as_ref().context("it has a process")?.pid();
             let before = process::cpu_seconds(pid)?;
-            let job = Job::Mix { percentage_random: 100, depth: 16, seconds: plan.seconds };
+            let job = Job::Mix {
+                requests: Requests::Blocks,
+                percentage_random: 100,
+                depth: 16,
+                seconds: plan.seconds,
+            };
             let measured = fio::run(&Target::File(served.file.clone()), bytes, job, round)
                 .with_context(|| format!("measuring {name}"))?;
             let cpu = process::cpu_seconds(pid)? - before;

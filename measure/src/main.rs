@@ -261,7 +261,8 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
 fn drive(arguments: &Arguments, socket: &Path) -> Result<()> {
     let mut client = vhost::Client::connect(socket)?;
     client.run(DRIVEN_BYTES, fio::Job::Fill, 0)?;
-    let job = fio::Job::Mix { percentage_random: 80, depth: arguments.depth, seconds: arguments.seconds };
+    let (requests, depth, seconds) = (fio::Requests::Blocks, arguments.depth, arguments.seconds);
+    let job = fio::Job::Mix { requests, percentage_random: 80, depth, seconds };
     for round in 0..arguments.rounds {
         println!("{}", serde_json::to_string(&client.run(DRIVEN_BYTES, job, round)?)?);
     }

@@ -31,6 +31,9 @@ pub struct Cache {
 /// Name of ours with a set that fits, beside ours with one that does not.
 pub const HEADWATER_FITS: &str = "headwater, set fits";
 
+/// Name of ours with requests of whole blocks, beside ours with others.
+pub const HEADWATER_ALIGNED: &str = "headwater, aligned";
+
 /// Something that offers a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
@@ -40,6 +43,10 @@ pub enum System {
     HeadwaterVhost(Cache),
     /// `headwater export` over NBD on a set that fits in RAM, beside one that does not.
     HeadwaterFits(Cache),
+    /// `headwater export` over NBD with requests of whole blocks, beside one whose requests are not.
+    HeadwaterAligned(Cache),
+    /// `headwater export --persistent` over NBD.
+    HeadwaterKept(Cache),
     /// Throws writes away: the limit of fio's NBD path.
     NbdkitNull,
     /// A sparse array in memory.
@@ -64,7 +71,8 @@ impl System {
     /// Name in results.
     pub fn name(self) -> &'static str {
         match self {
-            System::Headwater(_) | System::HeadwaterVhost(_) => "headwater",
+            System::Headwater(_) | System::HeadwaterVhost(_) | System::HeadwaterKept(_) => "headwater",
+            System::HeadwaterAligned(_) => HEADWATER_ALIGNED,
             System::HeadwaterFits(_) => HEADWATER_FITS,
             System::NbdkitNull => "nbdkit null",
             System::NbdkitMemory => "nbdkit memory",
@@ -81,9 +89,11 @@ impl System {
     /// The write cache, where it is ours.
     pub fn cache(self) -> Option<Cache> {
         match self {
-            System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
-                Some(cache)
-            }
+            System::Headwater(cache)
+            | System::HeadwaterFits(cache)
+            | System::HeadwaterVhost(cache)
+            | System::HeadwaterAligned(cache)
+            | System::HeadwaterKept(cache) => Some(cache),
             _ => None,
         }
     }
@@ -133,27 +143,18 @@ impl System {
     }
 
     fn command(self, plan: &Plan, folder: &Path, socket: &Path, device_bytes: u64) -> Result<Command> {
+        if let Some(cache) = self.cache() {
+            let mut command = Command::new(&plan.headwater);
+            self.export(cache, &mut command, (folder, socket), device_bytes)?;
+            return Ok(command);
+        }
         let mut command = match self {
-            System::Headwater(_) | System::HeadwaterFits(_) | System::HeadwaterVhost(_) => {
-                Command::new(&plan.headwater)
-            }
             System::QsdNull | System::QsdQcow2 | System::QsdMemory => Command::new("qemu-storage-daemon"),
             System::NbdkitNull | System::NbdkitMemory | System::NbdkitCow => Command::new("nbdkit"),
             System::QemuNbdWriteback | System::QemuNbdDirect => Command::new("qemu-nbd"),
-            System::RawDisk => bail!("the raw disk has no server"),
+            _ => bail!("{} has no other server", self.name()),
         };
         match self {
-            System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
-                command.args(["export", &format!("null:{device_bytes}"), "--cache", cache.mode]);
-                command.args(["--disk", &cache.disk_bytes.to_string()]).arg("--cache-dir").arg(folder);
-                if let Some(ram_bytes) = cache.ram_bytes {
-                    command.args(["--ram", &ram_bytes.to_string()]);
-                }
-                match self {
-                    System::HeadwaterVhost(_) => command.arg("--vhost-user").arg(socket),
-                    _ => command.arg("--nbd").arg(format!("unix:{}", socket.display())),
-                };
-            }
             System::NbdkitNull | System::NbdkitMemory => {
                 let plugin = if self == System::NbdkitNull { "null" } else { "memory" };
                 command.args(["--exit-with-parent", "-U"]).arg(socket);
@@ -183,9 +184,34 @@ impl System {
                 let file = format!("file.driver=file,file.filename={}", overlay.display());
                 storage_daemon(&mut command, socket, &format!("driver=qcow2,{file},discard=unmap"));
             }
-            System::QsdMemory | System::RawDisk => {}
+            _ => {}
         }
         Ok(command)
+    }
+
+    /// The arguments of `headwater export`.
+    fn export(
+        self,
+        cache: Cache,
+        command: &mut Command,
+        (folder, socket): (&Path, &Path),
+        device_bytes: u64,
+    ) -> Result<()> {
+        command.args(["export", &format!("null:{device_bytes}"), "--cache", cache.mode]);
+        command.args(["--disk", &cache.disk_bytes.to_string()]).arg("--cache-dir").arg(folder);
+        if let Some(ram_bytes) = cache.ram_bytes {
+            command.args(["--ram", &ram_bytes.to_string()]);
+        }
+        if let System::HeadwaterKept(_) = self {
+            let keys = folder.join("keys");
+            std::fs::create_dir_all(&keys)?;
+            command.args(["--persistent", "measured"]).arg("--key-file").arg(keys.join("measured"));
+        }
+        match self {
+            System::HeadwaterVhost(_) => command.arg("--vhost-user").arg(socket),
+            _ => command.arg("--nbd").arg(format!("unix:{}", socket.display())),
+        };
+        Ok(())
     }
 }
 

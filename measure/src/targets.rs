@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::accepted::{self, Accepted};
 use crate::bench::{CaseResult, Sample, SystemResult};
+use crate::cases::UNALIGNED;
 use crate::fuse::FuseResult;
 use crate::idle::IdleResult;
 use crate::images::ImportResult;
@@ -12,7 +13,7 @@ use crate::machine::Machine;
 use crate::memory::MemoryResult;
 use crate::statistics;
 use crate::streaming::{Comparison, mib};
-use crate::systems::HEADWATER_FITS;
+use crate::systems::{HEADWATER_ALIGNED, HEADWATER_FITS};
 
 /// Everything that one run found out; `results.json` is this.
 #[derive(Debug, Default, Serialize)]
@@ -232,6 +233,8 @@ pub fn rows(results: &Results) -> Vec<Row> {
     for case in &results.cases {
         if case.name.starts_with("vhost-fits-") {
             vhost_fits_rows(case, &mut rows);
+        } else if case.name.ends_with(UNALIGNED) {
+            unaligned_rows(case, &mut rows);
         } else if case.name.starts_with("fits-") {
             fits_rows(case, &mut rows);
         } else {
@@ -314,6 +317,23 @@ fn disk_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     };
     let written = ours.figures(Sample::write_amplification);
     rows.push(Row::new(case.name, "bytes to disk/byte", &written, "written once", &[1.0], amplification));
+}
+
+/// Beside the plain disk with the same requests, and for a set that fits beside the same with whole blocks.
+fn unaligned_rows(case: &CaseResult, rows: &mut Vec<Row>) {
+    let Some(ours) = case.system(OURS) else { return };
+    for (peer, goal) in [("raw disk", 1.2), (HEADWATER_ALIGNED, 0.95)] {
+        if let Some(peer) = case.system(peer) {
+            rows.push(Row::new(
+                case.name,
+                IOPS,
+                &ours.iops(),
+                peer.system,
+                &peer.iops(),
+                Goal::AtLeast(goal),
+            ));
+        }
+    }
 }
 
 fn memory_row(memory: &MemoryResult, rows: &mut Vec<Row>) {

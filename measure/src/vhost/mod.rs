@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use virtio_driver::{QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
-use crate::fio::{Job, Measured};
+use crate::fio::{Job, Measured, Requests};
 use latencies::Latencies;
 use memory::{Buffers, Direction, Request};
 
@@ -27,6 +27,7 @@ pub const MOST_DEPTH: u32 = QUEUE_ENTRIES as u32 / 3;
 const BLOCK_FEATURES: u64 = 1 << 12 | 1 << 9;
 
 const BLOCK_BYTES: usize = 4096;
+const SECTOR_BYTES: usize = 512;
 const FILL_BYTES: usize = 256 << 10;
 
 /// A request that takes longer has been lost.
@@ -136,12 +137,14 @@ struct Work {
     depth: usize,
     /// Bytes of a request.
     bytes: usize,
+    /// Sectors that one at a random offset may begin at, in each stretch of a request's length.
+    shifts: u64,
     kind: Kind,
     runs_for: Option<Duration>,
     is_over: bool,
     random: Random,
-    /// Where the next sequential request goes, in requests.
-    next_block: u64,
+    /// Where the next sequential request goes, in parts of a request's length.
+    next_part: u64,
     left: u64,
     reads: Latencies,
     writes: Latencies,
@@ -158,7 +161,10 @@ enum Kind {
 impl Work {
     fn new(set_bytes: u64, job: Job, seed: usize) -> Result<Self> {
         let (kind, depth, bytes, runs_for, left) = match job {
-            Job::Mix { percentage_random, depth, seconds } => (
+            Job::Mix { requests: Requests::Sizes, .. } => {
+                bail!("requests of several sizes are sent over NBD")
+            }
+            Job::Mix { percentage_random, depth, seconds, .. } => (
                 Kind::Mix { percentage_random: percentage_random.into() },
                 depth.min(MOST_DEPTH),
                 BLOCK_BYTES,
@@ -171,7 +177,10 @@ impl Work {
             }
             Job::Large { .. } => bail!("requests of 1 MiB are sent over NBD"),
         };
-        let set_blocks = set_bytes / bytes as u64;
+        let is_shifted = matches!(job, Job::Mix { requests: Requests::Sectors, .. });
+        let shifts = if is_shifted { (bytes / SECTOR_BYTES) as u64 } else { 1 };
+        // The last request of a shifted set ends within it.
+        let set_blocks = set_bytes / bytes as u64 - u64::from(is_shifted);
         if set_blocks == 0 {
             bail!("a set of {set_bytes} bytes is smaller than a request");
         }
@@ -179,11 +188,12 @@ impl Work {
             set_blocks,
             depth: usize::try_from(depth)?,
             bytes,
+            shifts,
             kind,
             runs_for,
             is_over: false,
             random: Random::new(seed),
-            next_block: 0,
+            next_part: 0,
             left,
             reads: Latencies::default(),
             writes: Latencies::default(),
@@ -195,11 +205,12 @@ impl Work {
             set_blocks: 1,
             depth: 1,
             bytes: BLOCK_BYTES,
+            shifts: 1,
             kind: Kind::Read,
             runs_for: None,
             is_over: false,
             random: Random::new(0),
-            next_block: 0,
+            next_part: 0,
             left: 1,
             reads: Latencies::default(),
             writes: Latencies::default(),
@@ -218,11 +229,13 @@ impl Work {
             Kind::Read => (0, 0),
         };
         let is_random = self.random.below(100) < random_share;
-        let block = if is_random { self.random.below(self.set_blocks) } else { self.next_block };
-        self.next_block = (block + 1) % self.set_blocks;
+        // In parts of a request's length.
+        let end = self.set_blocks * self.shifts;
+        let part = if is_random { self.random.below(end) } else { self.next_part };
+        self.next_part = (part + self.shifts) % end;
         let is_write = self.random.below(100) < write_share;
         let direction = if is_write { Direction::Write } else { Direction::Read };
-        Some((direction, block * self.bytes as u64))
+        Some((direction, part * (self.bytes as u64 / self.shifts)))
     }
 
     fn count(&mut self, ticket: Ticket, now: Instant) {
@@ -280,20 +293,25 @@ mod tests {
 
     #[test]
     fn the_mix_is_the_one_of_the_studies() {
-        let job = Job::Mix { percentage_random: 80, depth: 16, seconds: 1 };
-        let mut work = Work::new(1 << 30, job, 3).unwrap();
-        let (mut writes, mut sequential, mut before) = (0, 0, u64::MAX);
-        for _ in 0..100_000 {
-            let (direction, at) = work.next().unwrap();
-            assert!(at % 4096 == 0 && at < 1 << 30);
-            writes += u32::from(direction == Direction::Write);
-            sequential += u32::from(before.checked_add(4096) == Some(at));
-            before = at;
+        for (requests, unit) in [(Requests::Blocks, 4096), (Requests::Sectors, 512)] {
+            let job = Job::Mix { requests, percentage_random: 80, depth: 16, seconds: 1 };
+            let mut work = Work::new(1 << 30, job, 3).unwrap();
+            let (mut writes, mut sequential, mut whole, mut before) = (0, 0, 0, u64::MAX);
+            for _ in 0..100_000 {
+                let (direction, at) = work.next().unwrap();
+                assert!(at % unit == 0 && at <= (1 << 30) - 4096);
+                writes += u32::from(direction == Direction::Write);
+                sequential += u32::from(before.checked_add(4096) == Some(at));
+                whole += u32::from(at % 4096 == 0);
+                before = at;
+            }
+            assert!((79_000..81_000).contains(&writes), "{writes}");
+            assert!((19_000..21_000).contains(&sequential), "{sequential}");
+            let expected = if requests == Requests::Blocks { 100_000..100_001 } else { 11_000..14_000 };
+            assert!(expected.contains(&whole), "{whole}");
+            work.is_over = true;
+            assert!(work.next().is_none());
         }
-        assert!((79_000..81_000).contains(&writes), "{writes}");
-        assert!((19_000..21_000).contains(&sequential), "{sequential}");
-        work.is_over = true;
-        assert!(work.next().is_none());
     }
 
     #[test]
