@@ -19,6 +19,7 @@ mod latency;
 mod order;
 mod overflow_file;
 mod panics;
+mod partial;
 mod persistent;
 mod power;
 mod setup;
