@@ -467,3 +467,29 @@ fn a_file_that_is_said_to_be_raw_is_served_as_it_is() {
         run(&mut export(source, &["--format", "raw"])).fails(2, &["--format is that of a file", source]);
     }
 }
+
+/// Requests as guests with unaligned partitions and databases send them, far more than fits in RAM.
+fn verify_at_any_sector(engine: &[String]) {
+    let mut command = Command::new("fio");
+    command.args(["--name=sectors", "--rw=randrw", "--rwmixwrite=70", "--bssplit=512/20:1k/20:4k/60"]);
+    command.args(["--blockalign=512", "--size=128M", "--io_size=192M", "--iodepth=16", "--norandommap=0"]);
+    command.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--verify_backlog=4096"]);
+    command.args(["--serialize_overlap=1", "--randrepeat=1", "--refill_buffers=1"]).args(engine);
+    let text = run(&mut command).ok();
+    assert!(text.contains("err= 0"), "{text}");
+}
+
+#[test]
+fn fio_verifies_requests_at_any_sector_through_an_overflow() {
+    let dir = short_dir();
+    let socket = dir.path().join("nbd");
+    let mut command = headwater();
+    command.args(["export", "null:128M", "--cache", "ram+disk", "--ram", "16M", "--disk", "512M"]);
+    command.arg("--cache-dir").arg(dir.path()).arg("--nbd").arg(format!("unix:{}", socket.display()));
+    let export = Export::start_as(command, dir.path(), 1);
+    verify_at_any_sector(&[
+        "--ioengine=nbd".into(),
+        format!("--uri=nbd+unix:///?socket={}", socket.display()),
+    ]);
+    export.end();
+}

@@ -99,3 +99,75 @@ fn directories_in_the_way_are_refused_with_a_code() {
     assert_eq!(run(headwater().args(["export", "null:16M", "--fuse-name", "x"])).code, 2);
     first.end();
 }
+
+/// A loop device over the partition at sector 63, given back when dropped.
+struct Partition(String);
+
+impl Partition {
+    fn of(disk: &Path) -> Self {
+        let offset = format!("--offset={}", 63 * 512);
+        let found =
+            run(Command::new("losetup").args(["--find", "--show", "--sector-size=512", &offset]).arg(disk));
+        Self(found.ok().trim().to_owned())
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn file_systems_that_begin_at_sector_63_stay_whole_through_an_overflow() {
+    let (dir, files, cache) = (short_dir(), tempfile::tempdir().expect("a directory"), short_dir());
+    let mut command = headwater();
+    command.args(["export", "null:96M", "--cache", "ram+disk", "--ram", "16M", "--disk", "256M"]);
+    command.arg("--cache-dir").arg(cache.path()).arg("--fuse").arg(dir.path());
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    lines.next().expect("a line").expect("text");
+    let export = Export { child, dir: dir.path().to_owned() };
+    let bytes = |number: usize| support::pseudo_random(5_000_000 + number * 777, number as u64 + 1);
+    let paths: Vec<_> = (0..8).map(|number| files.path().join(format!("file{number}"))).collect();
+    for (number, path) in paths.iter().enumerate() {
+        std::fs::write(path, bytes(number)).expect("it is written");
+    }
+    for kind in ["vfat", "ntfs"] {
+        let partition = Partition::of(&dir.path().join("disk"));
+        let device = partition.0.as_str();
+        match kind {
+            "vfat" => run(Command::new("mkfs.vfat").args(["-F", "32", device])).ok(),
+            _ => run(Command::new("mkntfs").args(["-q", "-F", "-Q", device])).ok(),
+        };
+        for (number, path) in paths.iter().enumerate() {
+            match kind {
+                "vfat" => run(Command::new("mcopy").args(["-i", device]).arg(path).arg("::")).ok(),
+                _ => run(Command::new("ntfscp").args(["-f", device]).arg(path).arg(format!("/file{number}")))
+                    .ok(),
+            };
+        }
+        // What is read next comes from the server, and not from the kernel's page cache.
+        drop(partition);
+        std::fs::write("/proc/sys/vm/drop_caches", "1").expect("caches can be dropped");
+        let partition = Partition::of(&dir.path().join("disk"));
+        let device = partition.0.as_str();
+        for number in 0..paths.len() {
+            let back = files.path().join("back");
+            let _ = std::fs::remove_file(&back);
+            if kind == "vfat" {
+                run(Command::new("mcopy").args(["-i", device, &format!("::file{number}")]).arg(&back)).ok();
+            } else {
+                let to = std::fs::File::create(&back).expect("a file");
+                let mut cat = Command::new("ntfscat");
+                let status = cat.args(["-f", device, &format!("/file{number}")]).stdout(to).status();
+                assert!(status.expect("ntfscat runs").success());
+            }
+            assert!(std::fs::read(&back).expect("it is there") == bytes(number), "{kind}: file {number}");
+        }
+        if kind == "vfat" {
+            run(Command::new("fsck.vfat").args(["-n", device])).ok();
+        }
+    }
+    export.end();
+}
