@@ -11,7 +11,7 @@ const fn table(polynomial: u32) -> [u32; 256] {
             bit += 1;
         }
         #[expect(clippy::indexing_slicing, reason = "the loop ends at 256")]
-        #[expect(clippy::as_conversions, clippy::cast_possible_truncation, reason = "less than 256")]
+        #[expect(clippy::as_conversions, reason = "less than 256")]
         {
             table[byte as usize] = crc;
         }

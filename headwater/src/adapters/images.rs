@@ -397,7 +397,7 @@ impl Images for StoredImages {
         let gone = traffic.servers.saturating_sub(traffic.servers_up);
         let gone_for = Duration::from_millis(traffic.longest_away_ms);
         let is_part = gone > 0 && traffic.servers_up > 0;
-        (is_part && gone_for >= GONE_AFTER).then(|| ServersGone {
+        (is_part && gone_for >= GONE_AFTER).then_some(ServersGone {
             gone,
             servers: traffic.servers,
             gone_for,

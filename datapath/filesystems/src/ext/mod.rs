@@ -39,6 +39,9 @@ const LINK_BYTES_MAX: u64 = 64 << 10;
 /// The longest directory. Without large directories, Linux makes none that is longer than 2 GiB.
 const DIRECTORY_BYTES_MAX: u64 = 2 << 30;
 
+/// What is done with each name of a directory: the inode and the name.
+type EachName<'a> = dyn FnMut(&mut Visits, u64, &[u8]) -> Result<(), Fault> + 'a;
+
 /// An ext file system.
 pub struct Ext {
     kind: Kind,
@@ -156,12 +159,7 @@ impl Ext {
     }
 
     /// Calls `found` with all names in a directory. Holes are skipped, as Linux does.
-    fn names(
-        &mut self,
-        number: u64,
-        visits: &mut Visits,
-        found: &mut dyn FnMut(&mut Visits, u64, &[u8]) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+    fn names(&mut self, number: u64, visits: &mut Visits, found: &mut EachName<'_>) -> Result<(), Fault> {
         let inode = self.inode(number)?;
         if inode.kind() != NodeKind::Directory {
             return Err(fault(format!("inode {number} is no directory")));

@@ -465,7 +465,7 @@ pub(super) mod crafted {
         put(&mut disk, 110 * STRIDE_BYTES, &[b'x'; 4 * STRIDE_BYTES]);
         put(&mut disk, 120 * STRIDE_BYTES, &[b'y'; 2 * STRIDE_BYTES]);
         put(&mut disk, 130 * STRIDE_BYTES, &super::super::lznt1::EXAMPLE);
-        debug_assert!(RECORDS * RECORD_BYTES == 80 * STRIDE_BYTES);
+        const { assert!(RECORDS * RECORD_BYTES == 80 * STRIDE_BYTES) };
         disk
     }
 }

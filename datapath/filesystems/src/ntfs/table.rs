@@ -328,7 +328,7 @@ impl Table {
             }
             // A directory has one place. If it had two, it could contain itself.
             let is_directory = self.file(name.file).is_some_and(|file| file.is_directory || file.is_unread());
-            is_first || (!is_directory && !(name.is_short && has_full))
+            is_first || !(is_directory || name.is_short && has_full)
         });
         names.sort_unstable_by(|a, b| self.place(a).cmp(&self.place(b)).then(a.file.cmp(&b.file)));
         // A directory may have said the same name again.

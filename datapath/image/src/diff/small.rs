@@ -7,7 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use headwater_block::Device;
-use headwater_filesystems::{Bytes, Entries, Fault, FileSystem, Node, NodeKind, Partition, Visits, fault, identify};
+use headwater_filesystems::{
+    Bytes, Entries, Fault, FileSystem, Node, NodeKind, Partition, Visits, fault, identify,
+};
 
 use crate::diff::tree;
 use crate::error::ImageError;
@@ -173,7 +175,9 @@ mod tests {
     #[test]
     fn what_is_known_and_not_read_is_told_and_nothing_else() {
         assert_eq!(look(vec![0; 1 << 20], &["/etc/hostname"]), []);
-        for (kind, at, mark) in [("XFS", 0, &b"XFSB"[..]), ("LUKS", 0, b"LUKS\xba\xbe"), ("btrfs", 0x1_0040, b"_BHRfS_M")] {
+        for (kind, at, mark) in
+            [("XFS", 0, &b"XFSB"[..]), ("LUKS", 0, b"LUKS\xba\xbe"), ("btrfs", 0x1_0040, b"_BHRfS_M")]
+        {
             let mut disk = vec![0; 1 << 20];
             disk[at..][..mark.len()].copy_from_slice(mark);
             let found = look(disk, &["/etc/hostname"]);

@@ -41,7 +41,8 @@ impl Life {
         match self.rng.below(100) {
             0..60 => {
                 // Mostly 4 KiB, which end one block and begin the next.
-                let (at, len) = self.range(if self.rng.chance(2, 3) { 8 } else { 40 });
+                let most_sectors = if self.rng.chance(2, 3) { 8 } else { 40 };
+                let (at, len) = self.range(most_sectors);
                 let data = self.rng.bytes(len);
                 blocking::write(&*self.device, at, &data).unwrap();
                 self.put(at, &data);
