@@ -110,7 +110,7 @@ pub use ahead::{Background, BackgroundProgress};
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
 pub use diff::{
     ChangedFile, DiffProgress, Difference, FileChange, PartitionDifference, SmallFile, SmallFiles, Touched,
-    diff, files_touched, small_files,
+    diff, files_touched, partitions_with, read_file, small_files,
 };
 pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};

@@ -8,7 +8,7 @@
 //! changed and is ext2, ext3, ext4, FAT or NTFS in both versions; others are named and not looked into. The crate
 //! headwater-filesystems reads them.
 //!
-//! - [`tree`]: how the file systems of a disk are opened.
+//! - [`tree`]: how the file systems of a disk are opened. [`named`]: single files by name.
 //! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged. [`allowance`]: how much of
 //!   files both read. [`small`]: a few files of one of them, by their paths.
 
@@ -16,6 +16,7 @@ mod allowance;
 #[cfg(test)]
 mod crafted;
 mod files;
+mod named;
 mod small;
 mod touched;
 pub(crate) mod tree;
@@ -34,6 +35,7 @@ use crate::units::{usize_of, usize_of_u32};
 
 pub use files::{CHANGED_FILES_BYTES_MAX, CHANGED_FILES_MAX, ChangedFile, FileChange};
 pub use headwater_filesystems::partitions::PARTITIONS_MAX;
+pub use named::{partitions_with, read_file};
 pub use small::{SMALL_FILE_BYTES_MAX, SMALL_FILES_MAX, SmallFile, SmallFiles, small_files};
 pub use touched::{TOUCHED_FILES_MAX, TOUCHED_PATHS_BYTES_MAX, Touched, files_touched};
 

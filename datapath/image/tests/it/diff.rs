@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::fixture::{disk_of, noise, store};
 use headwater_image::{
-    Cancel, DiffProgress, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import,
+    Cancel, ChunkCache, DiffProgress, Difference, FileChange, ImageErrorKind, ImportOptions, VersionReader,
+    diff, import, partitions_with, read_file,
 };
 use headwater_store::{Hash, LocalDir};
 use headwater_testkit::{output, run, succeed, wait_until};
@@ -734,4 +735,28 @@ fn the_volumes_of_an_lvm_are_named() {
         (4096 + 512, text),
     ]);
     assert!(remark.contains("LVM with the volumes vg0/root, vg0/home"), "{remark}");
+}
+
+#[test]
+fn single_files_are_read_by_name_in_their_partition() {
+    for gpt in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = on_disk(&file_system(dir.path()), gpt);
+        let (_kept, store) = store();
+        let manifest = add(&store, disk);
+        let reader = VersionReader::open(&store, manifest, ChunkCache::new(64 << 20)).unwrap();
+        let disk: Arc<dyn headwater_block::Device> = reader;
+        assert_eq!(partitions_with(&disk, "/etc/motd").unwrap(), [2]);
+        assert!(partitions_with(&disk, "etc/motd/none").unwrap().is_empty());
+        assert_eq!(read_file(&disk, 2, "/etc/deep/same", 100).unwrap().as_deref(), Some(&b"same"[..]));
+        let large = read_file(&disk, 2, "large", 3 << 20).unwrap().unwrap();
+        assert!(large == fs::read(dir.path().join("tree/large")).unwrap());
+        for (partition, path) in
+            [(2, "etc/none"), (2, "etc/deep"), (2, "link"), (1, "etc/motd"), (9, "etc/motd")]
+        {
+            assert!(!matches!(read_file(&disk, partition, path, 100), Ok(Some(_))), "{partition} {path}");
+        }
+        let why = read_file(&disk, 2, "large", 1 << 20).unwrap_err().to_string();
+        assert!(why.contains("it has 3.0 MiB, and at most 1.0 MiB are read"), "{why}");
+    }
 }
