@@ -1,7 +1,7 @@
 //! Connections: accepting them, TLS, HTTP, and their end.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -120,9 +120,18 @@ pub struct StoreServer {
 impl StoreServer {
     /// Listens. Nothing is answered before [`StoreServer::run`].
     pub async fn bind(store: Arc<dyn Store>, options: &Options) -> Result<Self, ServeError> {
+        Self::bind_with_issued(store, options, None).await
+    }
+
+    /// The same, where the program makes tokens itself and keeps their hashes in this file.
+    pub async fn bind_with_issued(
+        store: Arc<dyn Store>,
+        options: &Options,
+        issued: Option<&Path>,
+    ) -> Result<Self, ServeError> {
         let listen = options.listen;
         if !listen.ip().is_loopback() {
-            let missing = match (&options.tls, &options.token_file) {
+            let missing = match (&options.tls, options.token_file.as_deref().or(issued)) {
                 (None, _) => Some("TLS (--tls-cert and --tls-key)"),
                 (_, None) => Some("tokens (--token-file)"),
                 _ => None,
@@ -135,6 +144,11 @@ impl StoreServer {
         }
         let tls = options.tls.as_ref().map(tls::config).transpose()?.map(TlsAcceptor::from);
         let tokens = options.token_file.as_deref().map(TokenFile::open).transpose()?;
+        let issued = issued.map(TokenFile::open_issued).transpose()?;
+        let tokens = match (tokens, issued) {
+            (Some(tokens), Some(issued)) => Some(tokens.and(issued)),
+            (tokens, issued) => tokens.or(issued),
+        };
         let failed = |source| ServeError::Listen { on: listen.to_string(), source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         headwater_block::tcp::listen(&listener);

@@ -4,8 +4,9 @@
 //! that start with `#` are skipped. A token has 256 random bits, so that its hash need not be slow. The file is read
 //! again when it changes: taking a line out takes effect within [`LOOK_EVERY`].
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -40,12 +41,16 @@ pub fn token_line(name: &str, token: &str) -> Result<String, ServeError> {
 pub struct TokenFile {
     path: PathBuf,
     state: Mutex<State>,
+    /// Whether the program itself writes the file, by a new file in place of the old one.
+    is_issued: bool,
+    /// Another file, whose tokens count as well.
+    other: Option<Box<TokenFile>>,
 }
 
 #[derive(Debug)]
 struct State {
     tokens: Vec<(TokenName, Hash)>,
-    changed: Option<SystemTime>,
+    changed: Option<Changed>,
     looked: Instant,
 }
 
@@ -60,25 +65,54 @@ impl TokenFile {
                 path.display()
             )));
         }
+        Ok(Self::of(path, tokens, changed, false))
+    }
+
+    /// The file of tokens that this program makes itself, which may have none yet. A token counts from the moment it is there.
+    pub fn open_issued(path: &Path) -> Result<Self, ServeError> {
+        let (tokens, changed) = read(path)?;
+        Ok(Self::of(path, tokens, changed, true))
+    }
+
+    /// The tokens of another file count as well.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.other = Some(Box::new(other));
+        self
+    }
+
+    fn of(path: &Path, tokens: Vec<(TokenName, Hash)>, changed: Option<Changed>, is_issued: bool) -> Self {
         let state = State { tokens, changed, looked: Instant::now() };
-        Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
+        Self { path: path.to_owned(), state: Mutex::new(state), is_issued, other: None }
     }
 
     /// The name of the token in an `Authorization` header, if it is one of the file's.
     pub(crate) fn name_of(&self, header: Option<&str>) -> Option<TokenName> {
-        let given = Hash::of(token_of(header?)?.as_bytes());
-        let mut state = self.state.lock();
-        self.look_again(&mut state);
+        self.name_of_hash(Hash::of(token_of(header?)?.as_bytes()))
+    }
+
+    fn name_of_hash(&self, given: Hash) -> Option<TokenName> {
         // Hashes are compared, so the time taken tells nothing about tokens.
-        state.tokens.iter().find(|(_, hash)| *hash == given).map(|(name, _)| name.clone())
+        let find = |state: &State| {
+            state.tokens.iter().find(|(_, hash)| *hash == given).map(|(name, _)| name.clone())
+        };
+        let mut state = self.state.lock();
+        if state.looked.elapsed() >= LOOK_EVERY {
+            self.look_again(&mut state);
+        }
+        let mut found = find(&state);
+        if found.is_none() && self.is_issued {
+            // It may have been made a moment ago.
+            self.look_again(&mut state);
+            found = find(&state);
+        }
+        drop(state);
+        found.or_else(|| self.other.as_ref()?.name_of_hash(given))
     }
 
     fn look_again(&self, state: &mut State) {
-        if state.looked.elapsed() < LOOK_EVERY {
-            return;
-        }
         state.looked = Instant::now();
-        let changed = std::fs::metadata(&self.path).and_then(|metadata| metadata.modified()).ok();
+        let changed = std::fs::metadata(&self.path).ok().and_then(|metadata| changed(&metadata));
         if changed.is_some() && changed == state.changed {
             return;
         }
@@ -93,8 +127,15 @@ impl TokenFile {
     }
 }
 
+/// When a file was changed, and which one it is: another may have taken its place.
+type Changed = (SystemTime, u64);
+
+fn changed(metadata: &Metadata) -> Option<Changed> {
+    Some((metadata.modified().ok()?, metadata.ino()))
+}
+
 /// The tokens of a file, and when it was changed.
-type Read = (Vec<(TokenName, Hash)>, Option<SystemTime>);
+type Read = (Vec<(TokenName, Hash)>, Option<Changed>);
 
 fn read(path: &Path) -> Result<Read, ServeError> {
     let failed =
@@ -114,7 +155,7 @@ fn read(path: &Path) -> Result<Read, ServeError> {
             path.display()
         ))
     })?;
-    Ok((tokens, metadata.modified().ok()))
+    Ok((tokens, changed(&metadata)))
 }
 
 /// The token of an `Authorization` header.
@@ -167,5 +208,22 @@ mod tests {
         assert_eq!(file.name_of(Some("Bearer one")), None);
         assert_eq!(file.name_of(Some("Bearer two")).as_deref(), Some("ben"));
         assert!(token_line("a b", "x").is_err());
+    }
+
+    #[test]
+    fn an_issued_token_counts_at_once_and_beside_those_of_another_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (given, issued) = (dir.path().join("given"), dir.path().join("issued"));
+        std::fs::write(&given, token_line("anna", "one").unwrap()).unwrap();
+        std::fs::write(&issued, "").unwrap();
+        let file = TokenFile::open(&given).unwrap().and(TokenFile::open_issued(&issued).unwrap());
+        for token in ["two", "three"] {
+            assert_eq!(file.name_of(Some(&format!("Bearer {token}"))), None);
+            std::fs::write(dir.path().join("new"), token_line("pc-1", token).unwrap()).unwrap();
+            std::fs::rename(dir.path().join("new"), &issued).unwrap();
+            assert_eq!(file.name_of(Some(&format!("Bearer {token}"))).as_deref(), Some("pc-1"));
+        }
+        assert_eq!(file.name_of(Some("Bearer two")), None);
+        assert_eq!(file.name_of(Some("Bearer one")).as_deref(), Some("anna"));
     }
 }
