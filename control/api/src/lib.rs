@@ -43,8 +43,9 @@ pub use image::{
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{
-    Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, DiskTransport, ExecRequest, ExecResult,
-    Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest, SetMachine, Wanted,
+    Alarm, BootFrom, CacheMode, CacheSettings, CreateMachine, DiskCounters, DiskTransport, ExecRequest,
+    ExecResult, Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest, SetMachine,
+    Wanted,
 };
 pub use maintenance::{Edit, EditRequest, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};

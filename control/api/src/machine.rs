@@ -93,6 +93,43 @@ impl std::fmt::Display for DiskTransport {
     }
 }
 
+/// What starts a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+pub enum BootFrom {
+    /// The daemon runs it as a virtual machine.
+    #[default]
+    #[serde(rename = "vm")]
+    Vm,
+    /// Somebody switches it on, and its firmware boots from the network: a target.
+    #[serde(rename = "network")]
+    Network,
+}
+
+impl BootFrom {
+    /// Both, as written.
+    pub const NAMES: [&str; 2] = ["vm", "network"];
+
+    /// As written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vm => "vm",
+            Self::Network => "network",
+        }
+    }
+
+    /// Reads what [`BootFrom::name`] gave.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let found = [Self::Vm, Self::Network].into_iter().find(|boot| boot.name() == text);
+        found.ok_or_else(|| format!("'{text}' starts no machine; write one of {}", Self::NAMES.join(", ")))
+    }
+}
+
+impl std::fmt::Display for BootFrom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A machine's write cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -116,6 +153,20 @@ pub struct CacheSettings {
 }
 
 impl CacheSettings {
+    /// The least memory that it may have: 16 MiB.
+    pub const MIN_RAM_BYTES: u64 = 16 << 20;
+
+    /// The default of a machine that boots from the network: 512 MiB of its own memory.
+    pub const fn of_target() -> Self {
+        Self {
+            mode: CacheMode::Ram,
+            ram_bytes: 512 << 20,
+            disk_bytes: Self::default_disk_bytes(),
+            weight: Self::default_weight(),
+            persistent: false,
+        }
+    }
+
     /// `ram+disk`.
     pub const fn default_mode() -> CacheMode {
         CacheMode::RamDisk
@@ -318,6 +369,9 @@ pub struct Machine {
     pub uuid: Uuid,
     /// The address of its network card.
     pub mac: String,
+    /// What starts it.
+    #[serde(default)]
+    pub boot: BootFrom,
     /// The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog: resolved to
     /// a version at every start.
     pub image: String,
@@ -429,6 +483,12 @@ pub struct CreateMachine {
     /// The guest's host name; the machine's name where absent.
     #[serde(default)]
     pub host_name: Option<String>,
+    /// What starts it; the daemon, as a virtual machine, where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<BootFrom>,
+    /// The address of its network card, needed for a machine that boots from the network, and for no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// Cloud-init user data.
     #[serde(default)]
     pub user_data: Option<String>,
@@ -527,6 +587,10 @@ mod tests {
         for name in DiskTransport::NAMES {
             assert_eq!(DiskTransport::parse(name).unwrap().name(), name);
             assert_eq!(serde_json::to_value(DiskTransport::parse(name).unwrap()).unwrap(), name);
+        }
+        for name in BootFrom::NAMES {
+            assert_eq!(BootFrom::parse(name).unwrap().name(), name);
+            assert_eq!(serde_json::to_value(BootFrom::parse(name).unwrap()).unwrap(), name);
         }
         assert!(DiskTransport::parse("scsi").unwrap_err().contains("vhost-user, nbd"));
     }

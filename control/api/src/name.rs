@@ -51,6 +51,21 @@ pub fn check_host_name(name: &str) -> Result<(), Problem> {
     )))
 }
 
+/// Checks the address of a network card, and gives it in lower case with colons.
+pub fn check_mac(text: &str) -> Result<String, Problem> {
+    let lower = text.to_ascii_lowercase().replace('-', ":");
+    let pairs: Vec<&str> = lower.split(':').collect();
+    let is_pair = |pair: &&str| pair.len() == 2 && pair.bytes().all(|b| b.is_ascii_hexdigit());
+    // The lowest bit of the first byte marks an address of a group of cards.
+    let is_of_one = lower.as_bytes().get(1).is_some_and(|digit| b"02468ace".contains(digit));
+    if pairs.len() == 6 && pairs.iter().all(is_pair) && is_of_one && lower != "00:00:00:00:00:00" {
+        return Ok(lower);
+    }
+    let message = format!("'{}' is not the address of a network card", text.escape_debug());
+    Err(Problem::new(ProblemKind::Invalid, message)
+        .advise("write six pairs of hexadecimal digits: 52:54:00:12:34:56"))
+}
+
 /// Checks the name of an image.
 pub fn check_image(name: &str) -> Result<(), Problem> {
     let bytes = name.as_bytes();
@@ -232,5 +247,15 @@ mod tests {
         for file in ["...", ".hidden", "", "\u{65e5}\u{672c}.raw"] {
             assert_eq!(image_name_of(file), None, "{file}");
         }
+    }
+
+    #[test]
+    fn addresses_of_single_cards_are_written_in_one_way() {
+        assert_eq!(check_mac("52-54-00-AB-cd-0e").unwrap(), "52:54:00:ab:cd:0e");
+        for wrong in ["", "52:54:00:ab:cd", "52:54:00:ab:cd:0e:01", "52:54:00:ab:cd:+e", "01:00:5e:00:00:01"]
+        {
+            assert!(check_mac(wrong).is_err(), "{wrong}");
+        }
+        assert!(check_mac("ff:ff:ff:ff:ff:ff").is_err() && check_mac("00:00:00:00:00:00").is_err());
     }
 }

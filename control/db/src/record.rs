@@ -1,6 +1,6 @@
 //! The rows, as the service sees them.
 
-use headwater_api::{CacheSettings, DiskTransport, Identity, MachineState, Wanted};
+use headwater_api::{BootFrom, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
 use uuid::Uuid;
 
 /// Text that must not reach a log: its `Debug` says nothing.
@@ -34,6 +34,8 @@ pub struct MachineRecord {
     pub name: String,
     /// Its network address; unique.
     pub mac: String,
+    /// What starts it.
+    pub boot: BootFrom,
     /// The image reference as given, or that of its catalog.
     pub image: String,
     /// The version that it boots in place of that, as `IMAGE@NUMBER`.

@@ -51,6 +51,9 @@ pub trait MachineRepository: Send {
     /// The machine of that UUID.
     async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError>;
 
+    /// The machine with this network address, in lower case with colons.
+    async fn by_mac(&mut self, mac: &str) -> Result<Option<MachineRecord>, DbError>;
+
     /// All machines, by name as people count (`pc-2` before `pc-10`), without their user data: that may be large, and lists are read often.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
 

@@ -54,9 +54,11 @@ pub mod operations;
 mod promotions;
 pub mod server;
 mod state;
+mod targets;
 pub mod token;
 mod uses;
 
 pub use damage::{Findings, UnreadableList, touches};
 pub use state::{Parts, Service};
+pub use targets::TargetBoot;
 pub use token::Token;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
-use headwater_api::{CacheSettings, DiskTransport, Problem};
+use headwater_api::{BootFrom, CacheSettings, DiskTransport, Problem};
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
 
@@ -65,6 +65,12 @@ pub enum MachineCommand {
         /// The guest's host name [default: the machine's name]
         #[arg(long, value_name = "NAME")]
         host_name: Option<String>,
+        /// What starts it: vm (the daemon) or network (somebody switches it on, and 'serve --boot' answers) [default: vm]
+        #[arg(long, value_name = "FROM", value_parser = BootFrom::parse)]
+        boot: Option<BootFrom>,
+        /// The network card that it boots from: 52:54:00:12:34:56. Needed with --boot network
+        #[arg(long, value_name = "ADDRESS")]
+        mac: Option<String>,
         /// Write cache and size
         #[command(flatten)]
         machine: MachineArgs,

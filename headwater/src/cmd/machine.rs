@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use flate2::read::MultiGzDecoder;
 use headwater_api::{
-    CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine, MachineState,
-    Problem, ProblemKind, SetMachine, Wanted,
+    BootFrom, CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine,
+    MachineState, Problem, ProblemKind, SetMachine, Wanted,
 };
 use headwater_block::{size, small_file};
 use headwater_qemu::seed::MAX_USER_DATA_BYTES;
@@ -32,12 +32,13 @@ const STAYS_OFF: &str = ", as it was: a reset does not start it, and its disk is
 /// Carries out one of the machine commands.
 pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        MachineCommand::Create { name, image, catalog, persistent, host_name, machine } => {
+        MachineCommand::Create { name, image, catalog, persistent, host_name, boot, mac, machine } => {
             let boots = match (image, catalog) {
+                (Some(image), _) if boot == Some(BootFrom::Network) => Boots::Target(image),
                 (Some(image), _) => Boots::Image(image),
                 (None, catalog) => Boots::Catalog(client.catalog(&catalog.unwrap_or_default()).await?),
             };
-            let mut request = CreateMachine { host_name, ..creation(name, boots, &machine)? };
+            let mut request = CreateMachine { host_name, boot, mac, ..creation(name, boots, &machine)? };
             if persistent {
                 request.cache.get_or_insert_default().persistent = true;
             }
@@ -106,6 +107,8 @@ pub fn warn(warning: Option<&str>) {
 pub enum Boots {
     /// An image.
     Image(String),
+    /// An image, from the network.
+    Target(String),
     /// What its catalog says; it is also made as that says.
     Catalog(Catalog),
 }
@@ -114,6 +117,7 @@ pub enum Boots {
 pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Result<CreateMachine> {
     let (image, catalog, cache) = match boots {
         Boots::Image(image) => (Some(image), None, CacheSettings::default()),
+        Boots::Target(image) => (Some(image), None, CacheSettings::of_target()),
         Boots::Catalog(catalog) => (None, Some(catalog.name), catalog.cache),
     };
     Ok(CreateMachine {
@@ -125,6 +129,8 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         memory_bytes: args.memory,
         cpus: args.cpus,
         host_name: None,
+        boot: None,
+        mac: None,
         user_data: user_data(args)?,
     })
 }
@@ -311,6 +317,14 @@ fn copied_text(disk: &DiskCounters) -> String {
     format!("{} of {whole} ({percent} %)", size::format(disk.copied_bytes))
 }
 
+/// What starts a machine, in words.
+fn started_by(machine: &Machine) -> String {
+    match machine.boot {
+        BootFrom::Vm => "the daemon".to_owned(),
+        BootFrom::Network => "its power button; it boots from the network".to_owned(),
+    }
+}
+
 fn console_advice(name: &str) -> String {
     format!("'headwater machine console --log {name}' shows what it printed")
 }
@@ -362,6 +376,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("edits", or_dash(machine.edits.clone())),
         ("uuid", machine.uuid.to_string()),
         ("mac", machine.mac.clone()),
+        ("started by", started_by(&machine)),
         ("host name", machine.identity.host_name.clone()),
         ("machine-id", machine.identity.machine_id.clone()),
         ("ssh host key", machine.identity.ssh_host_key_public.clone()),

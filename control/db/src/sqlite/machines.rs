@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use headwater_api::name::natural;
-use headwater_api::{Identity, MachineState, Wanted};
+use headwater_api::{BootFrom, Identity, MachineState, Wanted};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, Row as _, SqliteConnection};
 use uuid::Uuid;
@@ -19,6 +19,9 @@ const WHOLE_BY_NAME: &str = "SELECT machines_and_catalogs.*, user_data.text AS u
 const WHOLE_BY_UUID: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
     FROM machines_and_catalogs LEFT JOIN user_data ON machine = uuid WHERE uuid = ?";
 
+const WHOLE_BY_MAC: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
+    FROM machines_and_catalogs LEFT JOIN user_data ON machine = uuid WHERE mac = ?";
+
 pub(super) struct SqliteMachines<'a> {
     pub(super) connection: &'a mut SqliteConnection,
     pub(super) has_removed: &'a mut bool,
@@ -28,6 +31,7 @@ struct Row {
     uuid: String,
     name: String,
     mac: String,
+    boot: String,
     image: String,
     pin: Option<String>,
     catalog: Option<String>,
@@ -54,6 +58,7 @@ impl FromRow<'_, SqliteRow> for Row {
             uuid: row.try_get("uuid")?,
             name: row.try_get("name")?,
             mac: row.try_get("mac")?,
+            boot: row.try_get("boot")?,
             image: row.try_get("image")?,
             pin: row.try_get("pin")?,
             catalog: row.try_get("catalog")?,
@@ -89,6 +94,7 @@ impl TryFrom<Row> for MachineRecord {
             cpus,
             wanted: Wanted::parse(&row.wanted).ok_or_else(|| unreadable("wanted", &row.wanted))?,
             state: MachineState::parse(&row.state).ok_or_else(|| unreadable("state", &row.state))?,
+            boot: BootFrom::parse(&row.boot).map_err(|_| unreadable("boot", &row.boot))?,
             name: row.name,
             mac: row.mac,
             image: row.catalog_image.unwrap_or(row.image),
@@ -116,14 +122,15 @@ impl MachineRepository for SqliteMachines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
         let MachineRecord { cache, transport, memory_bytes, cpus, .. } = *machine;
         let insert = sqlx::query(
-            "INSERT INTO machines (uuid, name, mac, image, pin, catalog, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent,
+            "INSERT INTO machines (uuid, name, mac, boot, image, pin, catalog, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent,
                transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(machine.uuid.to_string())
         .bind(&machine.name)
         .bind(&machine.mac)
+        .bind(machine.boot.name())
         .bind(&machine.image)
         .bind(&machine.pin)
         .bind(&machine.catalog);
@@ -163,6 +170,12 @@ impl MachineRepository for SqliteMachines<'_> {
             .bind(uuid.to_string())
             .fetch_optional(&mut *self.connection)
             .await?;
+        row.map(MachineRecord::try_from).transpose()
+    }
+
+    async fn by_mac(&mut self, mac: &str) -> Result<Option<MachineRecord>, DbError> {
+        let row: Option<Row> =
+            sqlx::query_as(WHOLE_BY_MAC).bind(mac).fetch_optional(&mut *self.connection).await?;
         row.map(MachineRecord::try_from).transpose()
     }
 

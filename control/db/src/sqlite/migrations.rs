@@ -20,6 +20,7 @@ pub(super) fn all() -> Migrator {
         (6, "maintenance", include_str!("../../migrations/sqlite/0006_maintenance.sql")),
         (7, "begun disks", include_str!("../../migrations/sqlite/0007_begun_disks.sql")),
         (8, "user data", include_str!("../../migrations/sqlite/0008_user_data.sql")),
+        (9, "boot", include_str!("../../migrations/sqlite/0009_boot.sql")),
     ];
     let migration = |(version, description, sql): (i64, &'static str, &'static str)| {
         Migration::new(version, Cow::Borrowed(description), MigrationType::Simple, sql.into_sql_str(), false)

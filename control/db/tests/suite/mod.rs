@@ -1,6 +1,6 @@
 //! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
 
-use headwater_api::{CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
+use headwater_api::{BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
 use headwater_db::{CatalogRecord, Database, DbError, KeptDisk, MachineRecord, NewEvent, Purpose, Secret};
 use uuid::Uuid;
 
@@ -10,6 +10,7 @@ pub fn machine(name: &str) -> MachineRecord {
         uuid: Uuid::from_u128(seed),
         name: name.to_owned(),
         mac: format!("52:54:00:{:02x}:{:02x}:{:02x}", seed & 255, (seed >> 8) & 255, (seed >> 16) & 255),
+        boot: BootFrom::Network,
         image: "debian@3".to_owned(),
         pin: Some("debian@2".to_owned()),
         catalog: None,
@@ -79,6 +80,8 @@ pub async fn machines_are_stored_whole(db: &dyn Database) {
     assert_eq!(repo.machines().by_uuid(b.uuid).await.unwrap().as_ref(), Some(&b));
     assert_eq!(repo.machines().by_name("c").await.unwrap(), None);
     assert_eq!(repo.machines().by_uuid(Uuid::nil()).await.unwrap(), None);
+    assert_eq!(repo.machines().by_mac(&b.mac).await.unwrap().as_ref(), Some(&b));
+    assert_eq!(repo.machines().by_mac("52:54:00:00:00:00").await.unwrap(), None);
     a.identity.user_data = None;
     b.identity.user_data = None;
     assert_eq!(repo.machines().list().await.unwrap(), [a, b]);

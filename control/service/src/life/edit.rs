@@ -35,6 +35,7 @@ impl Service {
         actor: &Actor,
     ) -> Result<(KeptDisk, MachineRecord), LifeError> {
         let (_turn, record) = self.turn_of(machine).await?;
+        Self::is_vm("edit on", &record)?;
         self.can_seal("edit on", machine)?;
         let uuid = record.uuid;
         if let Some(state) = self.not_off(&record) {

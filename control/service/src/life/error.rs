@@ -21,6 +21,14 @@ pub enum LifeError {
         #[source]
         source: Problem,
     },
+    /// It is not the daemon that switches it on.
+    #[error("cannot {what} machine '{machine}': it boots from the network")]
+    Target {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+    },
     /// It must be off for that.
     #[error("cannot remove machine '{machine}': it is {state}")]
     NotOff {
@@ -244,7 +252,8 @@ impl Explain for LifeError {
         match self {
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Reference { source, .. } => source.kind,
-            Self::NotOff { .. }
+            Self::Target { .. }
+            | Self::NotOff { .. }
             | Self::NotOn { .. }
             | Self::StillOn { .. }
             | Self::Edits { .. }
@@ -272,6 +281,9 @@ impl Explain for LifeError {
     fn advice(&self) -> Option<String> {
         match self {
             Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
+            Self::Target { .. } => Some(
+                "switch it on where it stands; each time it boots, what it wrote before is forgotten".to_owned(),
+            ),
             Self::NotOff { machine, .. } => {
                 Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
             }

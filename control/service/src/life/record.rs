@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use headwater_api::{ImageVersion, Machine, MachineState};
+use headwater_api::{BootFrom, ImageVersion, Machine, MachineState};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
@@ -46,6 +46,14 @@ impl Service {
         Ok((turn, self.record_of(uuid, name).await?))
     }
 
+    /// Refuses what only the daemon's own machines can have done to them.
+    pub(crate) fn is_vm(what: &'static str, record: &MachineRecord) -> Result<(), LifeError> {
+        match record.boot {
+            BootFrom::Vm => Ok(()),
+            BootFrom::Network => Err(LifeError::Target { what, machine: record.name.clone() }),
+        }
+    }
+
     /// Saves the changed state and its event, together.
     pub(crate) async fn save(
         &self,
@@ -77,6 +85,7 @@ impl Service {
             name: record.name,
             uuid: record.uuid,
             mac: record.mac,
+            boot: record.boot,
             image: record.image,
             pin: record.pin.or(record.catalog_pin),
             catalog: record.catalog,

@@ -46,6 +46,7 @@ impl Service {
     pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
         let started = async {
             let (_turn, record) = self.turn_of(name).await?;
+            Self::is_vm("start", &record)?;
             if self.active(record.uuid).is_some() {
                 return Ok(record);
             }

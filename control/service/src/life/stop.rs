@@ -140,6 +140,7 @@ impl Service {
     pub(crate) async fn reset(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
+        Self::is_vm("reset", &record)?;
         self.not_editing("reset", &record).await?;
         let kept = self.kept_disk(uuid, Purpose::Persistent).await?;
         if let Some(kept) = &kept

@@ -13,6 +13,7 @@ mod pulls;
 mod removals;
 mod seals;
 mod slow_store;
+mod targets;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -708,6 +709,7 @@ impl Fixture {
             uuid: new.uuid,
             name: "lab".to_owned(),
             mac: new.mac,
+            boot: headwater_api::BootFrom::Vm,
             image: "image".to_owned(),
             pin: None,
             catalog: None,

@@ -5,8 +5,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
 use headwater_api::{
-    CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState, Problem, ProblemKind,
-    Wanted,
+    BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
+    Problem, ProblemKind, Wanted,
 };
 use headwater_db::{CatalogRecord, DbError, MachineRecord};
 
@@ -31,6 +31,10 @@ enum Error {
     Exists(String),
     #[error("cannot create machine '{0}': there is a catalog of that name, and a pin must mean one of them")]
     IsCatalog(String),
+    #[error("cannot create machine '{machine}': machine '{other}' has the network card {mac}")]
+    MacTaken { machine: String, mac: String, other: String },
+    #[error("cannot create machine '{machine}': {why}")]
+    Target { machine: String, why: &'static str },
     #[error(
         "cannot create machine '{0}': it boots either an image or what its catalog says, and one of them must be given"
     )]
@@ -63,8 +67,8 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) | Self::IsCatalog(_) => ProblemKind::Conflict,
-            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } => ProblemKind::Invalid,
+            Self::Exists(_) | Self::IsCatalog(_) | Self::MacTaken { .. } => ProblemKind::Conflict,
+            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::Target { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Identity { .. } => ProblemKind::Failed,
             Self::Db { source, .. } => source.kind(),
@@ -78,6 +82,7 @@ impl Explain for Error {
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
+            Self::MacTaken { .. } | Self::Target { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
     }
@@ -128,9 +133,16 @@ async fn create(service: &Service, actor: &Actor, plan: Plan) -> Result<MachineR
     if repo.machines().by_name(&name).await.map_err(failed)?.is_some() {
         return Err(Error::Exists(name).into());
     }
+    if let Some(other) = repo.machines().by_mac(&record.mac).await.map_err(failed)?
+        && record.boot == BootFrom::Network
+    {
+        let (machine, mac) = (name, record.mac);
+        return Err(Error::MacTaken { machine, mac, other: other.name }.into());
+    }
     let mut identities = 1;
     while let Err(e) = repo.machines().add(&record).await {
-        if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX {
+        let is_made = record.boot == BootFrom::Vm;
+        if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX || !is_made {
             return Err(failed(e).into());
         }
         give_another_identity(service, &mut record)?;
@@ -147,6 +159,8 @@ async fn create(service: &Service, actor: &Actor, plan: Plan) -> Result<MachineR
 /// A machine to make, with everything that its request left to a catalog or to the defaults.
 struct Plan {
     name: String,
+    boot: BootFrom,
+    mac: Option<String>,
     image: String,
     catalog: Option<CatalogRecord>,
     cache: CacheSettings,
@@ -169,9 +183,16 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         _ => return Err(Error::ImageOrCatalog(request.name).into()),
     };
     let of = catalog.as_ref();
-    Ok(Plan {
+    let boot = request.boot.unwrap_or_default();
+    let default_cache = match boot {
+        BootFrom::Vm => CacheSettings::default(),
+        BootFrom::Network => CacheSettings::of_target(),
+    };
+    let plan = Plan {
+        boot,
+        mac: request.mac.as_deref().map(name::check_mac).transpose().map_err(Failure)?,
         image,
-        cache: request.cache.or(of.map(|it| it.cache)).unwrap_or_default(),
+        cache: request.cache.or(of.map(|it| it.cache)).unwrap_or(default_cache),
         transport: request.transport.or(of.map(|it| it.transport)).unwrap_or_default(),
         memory_bytes: request
             .memory_bytes
@@ -182,12 +203,36 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         user_data: request.user_data.or_else(|| of.and_then(|it| it.user_data.clone())),
         name: request.name,
         catalog,
-    })
+    };
+    check_target(&plan)?;
+    Ok(plan)
+}
+
+/// Refuses settings that a machine cannot have if it boots from the network, or can have only then.
+fn check_target(plan: &Plan) -> Result<(), Error> {
+    let cache = plan.cache;
+    let why = match (plan.boot, &plan.mac) {
+        (BootFrom::Vm, None) => return Ok(()),
+        (BootFrom::Vm, Some(_)) => "its network card has an address of its own; --mac is for --boot network",
+        (BootFrom::Network, None) => "give --mac, the address of the network card that it boots from",
+        _ if cache.mode != CacheMode::Ram => {
+            "the write cache of a machine that boots from the network is in its memory; give --cache ram"
+        }
+        _ if cache.persistent => "a write cache in memory cannot be persistent",
+        _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "a write cache has 16 MiB or more",
+        _ if plan.user_data.is_some() => "a machine that boots from the network is given no user data",
+        _ => return Ok(()),
+    };
+    Err(Error::Target { machine: plan.name.clone(), why })
 }
 
 async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
     name::check_host_name(&plan.host_name)
         .map_err(|problem| Failure(problem.during(format!("cannot create machine '{}'", plan.name))))?;
+    // Nothing of it runs here.
+    if plan.boot == BootFrom::Network {
+        return Ok(());
+    }
     let run_dir = service.run_dir(&plan.name);
     let len = run_dir.as_os_str().len() + MAX_SOCKET_NAME_BYTES;
     if len > MAX_SOCKET_PATH_BYTES {
@@ -251,7 +296,8 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     Ok(MachineRecord {
         uuid: new.uuid,
         name: plan.name,
-        mac: new.mac,
+        mac: plan.mac.unwrap_or(new.mac),
+        boot: plan.boot,
         image: plan.image,
         pin: None,
         catalog,

@@ -1,0 +1,70 @@
+//! Machines that boot from the network: registered by their card, looked up by it, and not started by the daemon.
+
+use super::removals::Api;
+use super::*;
+
+const CARD: &str = "52:54:00:aa:bb:0c";
+const CREATE: &str =
+    r#"{"name":"pc-1","image":"image","boot":"network","mac":"52-54-00-AA-BB-0C","host_name":"desk"}"#;
+
+#[tokio::test]
+async fn a_target_is_found_by_its_card_and_boots_what_its_image_means() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    let (status, answer) = api.ask("POST", "machines", CREATE).await;
+    assert_eq!(status, 201, "{answer}");
+    assert!(answer.contains(CARD) && answer.contains(r#""mode":"ram""#), "{answer}");
+    assert_eq!(fixture.service.target(CARD).await.unwrap().as_deref(), Some("pc-1"));
+    let boot = fixture.service.target_boot(CARD).await.unwrap().unwrap();
+    assert_eq!((boot.machine.as_str(), boot.identity.host_name.as_str()), ("pc-1", "desk"));
+    assert_eq!((boot.version.number, boot.cache_ram_bytes), (1, 512 << 20));
+    fixture.service.target_boots(CARD, "image@1").await.unwrap();
+    let (_, shown) = api.ask("GET", "machines/pc-1", "").await;
+    assert!(shown.contains(r#""version":"image@1""#) && shown.contains(r#""boot":"network""#), "{shown}");
+    let (_, events) = api.ask("GET", "events?subject=machine%20pc-1", "").await;
+    assert!(events.contains("image@1, from the network"), "{events}");
+    // A virtual machine is not found so, whatever its card.
+    let vm = fixture.record().await;
+    assert_eq!(fixture.service.target(&vm.mac).await.unwrap(), None);
+    assert!(fixture.service.target_boot("52:54:00:00:00:00").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn the_daemon_does_not_start_a_target() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    assert_eq!(api.ask("POST", "machines", CREATE).await.0, 201);
+    for verb in ["start", "reset"] {
+        let (status, answer) = api.ask("POST", &format!("machines/pc-1/{verb}"), "").await;
+        assert_eq!(status, 409, "{answer}");
+        assert!(answer.contains("it boots from the network"), "{answer}");
+    }
+    assert_eq!(api.ask("DELETE", "machines/pc-1", "").await.0, 204);
+    assert_eq!(fixture.service.target(CARD).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_makes_no_target_is_refused_and_leaves_nothing() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    let ram_disk = r#""cache":{"mode":"ram+disk"}"#;
+    let cases = [
+        (r#""boot":"network""#.to_owned(), 400, "give --mac"),
+        (r#""mac":"52:54:00:aa:bb:0c""#.to_owned(), 400, "--mac is for --boot network"),
+        (r#""boot":"network","mac":"52:54:00:aa:bb""#.to_owned(), 400, "not the address of a network card"),
+        (format!(r#""boot":"network","mac":"{CARD}",{ram_disk}"#), 400, "give --cache ram"),
+        (format!(r#""boot":"network","mac":"{CARD}","user_data":"x""#), 400, "no user data"),
+    ];
+    for (fields, expected, why) in cases {
+        let body = format!(r#"{{"name":"pc-2","image":"image",{fields}}}"#);
+        let (status, answer) = api.ask("POST", "machines", &body).await;
+        assert_eq!(status, expected, "{body}: {answer}");
+        assert!(answer.contains(why), "{body}: {answer}");
+        assert_eq!(api.ask("GET", "machines/pc-2", "").await.0, 404);
+    }
+    assert_eq!(api.ask("POST", "machines", CREATE).await.0, 201);
+    let twice = CREATE.replace("pc-1", "pc-2");
+    let (status, answer) = api.ask("POST", "machines", &twice).await;
+    assert_eq!(status, 409, "{answer}");
+    assert!(answer.contains("machine 'pc-1' has the network card"), "{answer}");
+}
