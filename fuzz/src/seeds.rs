@@ -27,6 +27,8 @@ fn main() -> Result<()> {
 fn begin(dir: &Path, kept: &Path) -> Result<()> {
     let targets = [
         headwater_filesystems::fuzzing::targets(),
+        headwater_boot_script::fuzzing::targets(),
+        headwater_dhcp::fuzzing::targets(),
         headwater_fuse::fuzzing::targets(),
         headwater_image::fuzzing::targets(),
         headwater_iscsi::fuzzing::targets(),
@@ -35,6 +37,7 @@ fn begin(dir: &Path, kept: &Path) -> Result<()> {
         headwater_scsi::fuzzing::targets(),
         headwater_store::fuzzing::targets(),
         headwater_store_server::fuzzing::targets(),
+        headwater_tftp::fuzzing::targets(),
         headwater_vhost_user::fuzzing::targets(),
         headwater_writecache::fuzzing::targets(),
     ];

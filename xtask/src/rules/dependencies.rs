@@ -32,6 +32,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("control/db", &["headwater-api"]),
     ("control/service", &["headwater-api", "headwater-db", "headwater-places"]),
     ("hosting/*", &[]),
+    ("boot/*", &[]),
     ("testkit", &["headwater-block"]),
     // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.
     ("measure", &["headwater-block", "headwater-nbd", "headwater-testkit"]),

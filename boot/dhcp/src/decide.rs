@@ -1,0 +1,391 @@
+//! Which answer a packet gets. Pure: a packet, what is known of its machine, and where the boot server is.
+//!
+//! ```text
+//!   option 60 PXEClient?                     else silence: it is no firmware that looks for a boot server
+//!   a registered machine?                    else silence: another boot server may own it
+//!   user-class iPXE, option 175 says http -> URL of its script
+//!   loops                                 -> silence
+//!   user-class iPXE without http          -> our iPXE, by TFTP
+//!   architecture 0                        -> undionly.kpxe; option 43 {6:8}: no discovery, take the file named here
+//!   architectures 7, 9                    -> iPXE for UEFI; no option 43 (BINL): the firmware asks port 4011
+//!     asks again in the same exchange     -> the same with option 43 {6:8}, for firmware that ignores BINL
+//! ```
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use crate::history::Past;
+use crate::mac::Mac;
+use crate::packet::{MessageType, Packet, option};
+
+/// Where clients listen.
+const CLIENT_PORT: u16 = 68;
+/// Where servers and relays listen.
+const SERVER_PORT: u16 = 67;
+/// Option 43: PXE_DISCOVERY_CONTROL (6), one byte, 8: use the boot file of this offer, look for no other server.
+const NO_DISCOVERY: [u8; 4] = [6, 1, 8, 255];
+/// iPXE's own options: it can HTTP.
+const IPXE_HTTP: u8 = 0x13;
+
+/// The port at which a packet arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// 67.
+    Dhcp,
+    /// 4011, where firmware asks the boot server that made the offer.
+    BootServer,
+}
+
+/// The architecture of a client (option 93; all of its values are looked at).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arch {
+    /// A PC with BIOS.
+    Bios,
+    /// 64-bit UEFI on x86.
+    EfiX64,
+    /// Something else, by its number.
+    Other(u16),
+}
+
+/// How an offer is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Without option 43: the firmware asks port 4011 next.
+    Binl,
+    /// With option 43 {6:8}: the firmware takes the file named in the offer.
+    Direct,
+}
+
+/// What an answer names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loader {
+    /// iPXE for BIOS.
+    Bios,
+    /// iPXE for 64-bit UEFI.
+    EfiX64,
+    /// The script of the machine: iPXE runs there already.
+    Script,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Not a question of firmware that looks for a boot server.
+    NotForUs,
+    /// Nobody registered the machine.
+    Unknown,
+    /// No loader for this architecture, by its number.
+    Architecture(u16),
+    /// The machine loads loaders and never comes to its script.
+    Looping,
+}
+
+/// The boot server, as its answers name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its address in the clients' network.
+    pub address: Ipv4Addr,
+    /// The port of its HTTP server.
+    pub http_port: u16,
+    /// The name of iPXE for BIOS on its TFTP server.
+    pub bios_loader: String,
+    /// The name of iPXE for UEFI there.
+    pub efi_loader: String,
+}
+
+impl Server {
+    /// The URL of a machine's script.
+    pub fn script_url(&self, mac: Mac) -> String {
+        format!("http://{}:{}/b/{}/boot.ipxe", self.address, self.http_port, mac.dashed())
+    }
+}
+
+/// An answer, and what it gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The packet.
+    pub packet: Packet,
+    /// Its destination. `None`: the sender of the question.
+    pub to: Option<SocketAddrV4>,
+    /// What it names.
+    pub loader: Loader,
+    /// Its form.
+    pub form: Form,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is answered.
+    Answer(Box<Answer>),
+    /// It is not.
+    Silent(Reason),
+}
+
+/// Whether a packet is a question of firmware that looks for a boot server: only then it is looked up whose it is.
+pub fn is_asked(asked: &Packet, port: Port) -> bool {
+    let is_question = match (port, asked.message_type()) {
+        (Port::Dhcp, Some(MessageType::Discover)) => true,
+        (Port::BootServer, Some(MessageType::Request | MessageType::Inform)) => true,
+        (Port::Dhcp | Port::BootServer, _) => false,
+    };
+    let class = asked.option(option::VENDOR_CLASS).unwrap_or_default();
+    is_question && !asked.is_reply && class.starts_with(b"PXEClient")
+}
+
+/// The answer to a packet.
+pub fn decide(asked: &Packet, port: Port, is_known: bool, past: Past, server: &Server) -> Verdict {
+    if !is_asked(asked, port) {
+        return Verdict::Silent(Reason::NotForUs);
+    }
+    if !is_known {
+        return Verdict::Silent(Reason::Unknown);
+    }
+    let arch = arch(asked);
+    let runs = ipxe(asked);
+    if runs == Some(Ipxe::WithHttp) {
+        return answer(asked, port, Loader::Script, Form::Direct, server);
+    }
+    if past.is_looping {
+        return Verdict::Silent(Reason::Looping);
+    }
+    match arch {
+        Arch::Bios => answer(asked, port, Loader::Bios, Form::Direct, server),
+        Arch::EfiX64 => {
+            // iPXE itself takes any file that is named to it.
+            let is_direct = past.takes_other_form || runs.is_some();
+            let form = if is_direct { Form::Direct } else { Form::Binl };
+            answer(asked, port, Loader::EfiX64, form, server)
+        }
+        Arch::Other(number) => Verdict::Silent(Reason::Architecture(number)),
+    }
+}
+
+/// What runs on the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ipxe {
+    WithHttp,
+    WithoutHttp,
+}
+
+/// The user-class alone may be somebody else's; option 175 is iPXE's own.
+fn ipxe(asked: &Packet) -> Option<Ipxe> {
+    let class = asked.option(option::USER_CLASS)?;
+    let own = asked.option(option::IPXE)?;
+    if !class.windows(4).any(|part| part == b"iPXE") {
+        return None;
+    }
+    let mut rest = own;
+    while let [code, len, tail @ ..] = rest {
+        if *code == IPXE_HTTP {
+            return Some(Ipxe::WithHttp);
+        }
+        rest = tail.get(usize::from(*len)..).unwrap_or_default();
+    }
+    Some(Ipxe::WithoutHttp)
+}
+
+fn arch(asked: &Packet) -> Arch {
+    let values = asked.option(option::ARCHITECTURE).unwrap_or_default().chunks_exact(2);
+    let mut values = values.filter_map(|pair| pair.try_into().ok().map(u16::from_be_bytes)).peekable();
+    let Some(&first) = values.peek() else { return arch_of_class(asked) };
+    let known =
+        values.find_map(|number| Some(arch_of(number)).filter(|arch| !matches!(arch, Arch::Other(_))));
+    known.unwrap_or(Arch::Other(first))
+}
+
+/// 7 and 9 are both used for 64-bit UEFI: an early draft had them the other way round.
+const fn arch_of(number: u16) -> Arch {
+    match number {
+        0 => Arch::Bios,
+        7 | 9 => Arch::EfiX64,
+        other => Arch::Other(other),
+    }
+}
+
+/// Firmware without option 93 has it in its class: `PXEClient:Arch:00000:UNDI:002001`.
+fn arch_of_class(asked: &Packet) -> Arch {
+    let class = asked.option(option::VENDOR_CLASS).unwrap_or_default();
+    let digits = class.strip_prefix(b"PXEClient:Arch:").and_then(|rest| rest.get(..5));
+    let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+    number.map_or(Arch::Bios, arch_of)
+}
+
+fn answer(asked: &Packet, port: Port, loader: Loader, form: Form, server: &Server) -> Verdict {
+    let message = match port {
+        Port::Dhcp => MessageType::Offer,
+        Port::BootServer => MessageType::Ack,
+    };
+    let mut packet = Packet::reply_to(asked, message);
+    packet.siaddr = server.address;
+    // In the header: some loaders read only that.
+    packet.file = match loader {
+        Loader::Bios => server.bios_loader.clone(),
+        Loader::EfiX64 => server.efi_loader.clone(),
+        Loader::Script => server.script_url(asked.mac),
+    }
+    .into_bytes();
+    let mut packet =
+        packet.with(option::SERVER_ID, server.address.octets()).with(option::VENDOR_CLASS, *b"PXEClient");
+    // Firmware compares it with its own.
+    if let Some(id) = asked.option(option::MACHINE_ID) {
+        packet = packet.with(option::MACHINE_ID, id);
+    }
+    if form == Form::Direct && loader != Loader::Script {
+        packet = packet.with(option::VENDOR, NO_DISCOVERY);
+    }
+    Verdict::Answer(Box::new(Answer { to: destination(asked, port), packet, loader, form }))
+}
+
+fn destination(asked: &Packet, port: Port) -> Option<SocketAddrV4> {
+    if port == Port::BootServer {
+        return None;
+    }
+    Some(if !asked.giaddr.is_unspecified() {
+        SocketAddrV4::new(asked.giaddr, SERVER_PORT)
+    } else if !asked.ciaddr.is_unspecified() {
+        SocketAddrV4::new(asked.ciaddr, CLIENT_PORT)
+    } else {
+        // To all, whatever the client asked for: it has no address that the kernel could reach.
+        SocketAddrV4::new(Ipv4Addr::BROADCAST, CLIENT_PORT)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
+
+    fn server() -> Server {
+        Server {
+            address: Ipv4Addr::new(10, 0, 0, 2),
+            http_port: 8069,
+            bios_loader: "undionly.kpxe".into(),
+            efi_loader: "ipxe.efi".into(),
+        }
+    }
+
+    /// Firmware that looks for a server, with these values of option 93.
+    fn firmware(message: MessageType, archs: &[u16]) -> Packet {
+        let archs: Vec<u8> = archs.iter().flat_map(|arch| arch.to_be_bytes()).collect();
+        let packet = Packet::of_client(9, MAC, message)
+            .with(option::VENDOR_CLASS, *b"PXEClient:Arch:00007:UNDI:003000");
+        if archs.is_empty() { packet } else { packet.with(option::ARCHITECTURE, archs) }
+    }
+
+    fn running_ipxe(archs: &[u16], features: &[u8]) -> Packet {
+        let own: Vec<u8> = features.iter().flat_map(|code| [*code, 1, 1]).collect();
+        firmware(MessageType::Discover, archs).with(option::USER_CLASS, *b"iPXE").with(option::IPXE, own)
+    }
+
+    fn given(verdict: Verdict) -> Result<(Loader, Form, String), Reason> {
+        match verdict {
+            Verdict::Answer(answer) => {
+                Ok((answer.loader, answer.form, String::from_utf8(answer.packet.file).unwrap()))
+            }
+            Verdict::Silent(reason) => Err(reason),
+        }
+    }
+
+    #[test]
+    fn each_kind_of_client_gets_its_answer() {
+        use Reason::{Architecture, Looping, NotForUs, Unknown};
+        let fresh = Past::default();
+        let ignored = Past { repeats: 1, takes_other_form: true, ..fresh };
+        let loops = Past { is_looping: true, ..fresh };
+        let discover = |archs: &[u16]| firmware(MessageType::Discover, archs);
+        let url = "http://10.0.0.2:8069/b/52-54-00-01-02-03/boot.ipxe".to_owned();
+        let bios = Ok((Loader::Bios, Form::Direct, "undionly.kpxe".to_owned()));
+        let efi = |form| Ok((Loader::EfiX64, form, "ipxe.efi".to_owned()));
+        let script = Ok((Loader::Script, Form::Direct, url));
+        let plain = Packet::of_client(9, MAC, MessageType::Discover);
+        let http_firmware = plain.clone().with(option::VENDOR_CLASS, *b"HTTPClient:Arch:00016");
+        let from_server = Packet { is_reply: true, ..discover(&[0]) };
+        let of_class = plain.clone().with(option::VENDOR_CLASS, *b"PXEClient:Arch:00009:UNDI:003000");
+        let old = plain.clone().with(option::VENDOR_CLASS, *b"PXEClient");
+        let only_class = discover(&[0]).with(option::USER_CLASS, *b"iPXE");
+        let table = [
+            ("BIOS", discover(&[0]), true, fresh, bios.clone()),
+            ("UEFI as 7", discover(&[7]), true, fresh, efi(Form::Binl)),
+            ("UEFI as 9", discover(&[9]), true, fresh, efi(Form::Binl)),
+            ("UEFI among others", discover(&[6, 7]), true, fresh, efi(Form::Binl)),
+            ("UEFI by its class", of_class, true, fresh, efi(Form::Binl)),
+            ("no architecture at all", old, true, fresh, bios.clone()),
+            ("UEFI that ignores BINL", discover(&[7]), true, ignored, efi(Form::Direct)),
+            ("BIOS that asks again", discover(&[0]), true, ignored, bios.clone()),
+            ("iPXE on BIOS", running_ipxe(&[0], &[0x21, 0x13]), true, fresh, script.clone()),
+            ("iPXE on UEFI", running_ipxe(&[7], &[0x13]), true, loops, script),
+            ("old iPXE", running_ipxe(&[0], &[0x21]), true, fresh, bios.clone()),
+            ("old iPXE on UEFI", running_ipxe(&[7], &[0x21]), true, fresh, efi(Form::Direct)),
+            ("another user-class iPXE", only_class, true, fresh, bios),
+            ("a loop", discover(&[0]), true, loops, Err(Looping)),
+            ("ARM", discover(&[11]), true, fresh, Err(Architecture(11))),
+            ("unknown machine", discover(&[0]), false, fresh, Err(Unknown)),
+            ("unknown iPXE", running_ipxe(&[0], &[0x13]), false, fresh, Err(Unknown)),
+            ("no firmware", plain, true, fresh, Err(NotForUs)),
+            ("HTTP boot", http_firmware, true, fresh, Err(NotForUs)),
+            ("a server's packet", from_server, true, fresh, Err(NotForUs)),
+            (
+                "a request to the site's DHCP",
+                firmware(MessageType::Request, &[0]),
+                true,
+                fresh,
+                Err(NotForUs),
+            ),
+        ];
+        for (name, packet, is_known, past, expected) in table {
+            assert_eq!(given(decide(&packet, Port::Dhcp, is_known, past, &server())), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_boot_server_port_confirms_and_answers_where_the_question_came_from() {
+        let asked = firmware(MessageType::Request, &[7]);
+        let Verdict::Answer(answer) = decide(&asked, Port::BootServer, true, Past::default(), &server())
+        else {
+            panic!("there is no answer");
+        };
+        assert_eq!((answer.packet.message_type(), answer.to), (Some(MessageType::Ack), None));
+        let discover = firmware(MessageType::Discover, &[7]);
+        let silent = decide(&discover, Port::BootServer, true, Past::default(), &server());
+        assert_eq!(silent, Verdict::Silent(Reason::NotForUs));
+    }
+
+    #[test]
+    fn an_offer_gives_no_address_and_names_the_server_in_its_header() {
+        let asked = firmware(MessageType::Discover, &[0]).with(option::MACHINE_ID, [0; 17]);
+        let Verdict::Answer(answer) = decide(&asked, Port::Dhcp, true, Past::default(), &server()) else {
+            panic!("there is no answer");
+        };
+        let packet = Packet::parse(&answer.packet.bytes()).unwrap();
+        assert_eq!((packet.yiaddr, packet.siaddr), (Ipv4Addr::UNSPECIFIED, server().address));
+        assert_eq!(packet.address(option::SERVER_ID), Some(server().address));
+        assert_eq!(packet.option(option::VENDOR_CLASS), Some(&b"PXEClient"[..]));
+        assert_eq!(packet.option(option::VENDOR), Some(&NO_DISCOVERY[..]));
+        assert_eq!(packet.option(option::MACHINE_ID), Some(&[0; 17][..]));
+        assert_eq!((packet.xid, packet.is_reply), (9, true));
+    }
+
+    #[test]
+    fn an_offer_without_option_43_asks_for_a_request_to_4011() {
+        let asked = firmware(MessageType::Discover, &[7]);
+        let Verdict::Answer(answer) = decide(&asked, Port::Dhcp, true, Past::default(), &server()) else {
+            panic!("there is no answer");
+        };
+        assert_eq!(answer.packet.option(option::VENDOR), None);
+    }
+
+    #[test]
+    fn a_relay_gets_the_answer_at_its_own_address() {
+        let asked = firmware(MessageType::Discover, &[0]);
+        let to = |asked: &Packet| match decide(asked, Port::Dhcp, true, Past::default(), &server()) {
+            Verdict::Answer(answer) => answer.to.map(|to| to.to_string()),
+            Verdict::Silent(_) => None,
+        };
+        assert_eq!(to(&asked).as_deref(), Some("255.255.255.255:68"));
+        let relayed = Packet { giaddr: Ipv4Addr::new(10, 9, 0, 1), ..asked.clone() };
+        assert_eq!(to(&relayed).as_deref(), Some("10.9.0.1:67"));
+        let with_address = Packet { ciaddr: Ipv4Addr::new(10, 0, 0, 77), ..asked };
+        assert_eq!(to(&with_address).as_deref(), Some("10.0.0.77:68"));
+    }
+}

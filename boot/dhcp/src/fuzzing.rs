@@ -1,0 +1,108 @@
+//! Promises about every datagram that comes to a boot server or to the agent: for the fuzzers in `fuzz/`, and for a bounded test.
+
+use std::net::Ipv4Addr;
+
+use dhcproto::v4::{Decodable, Decoder, Message};
+
+use crate::client::{Lease, discover, request};
+use crate::decide::{Port, Server, Verdict, decide};
+use crate::history::Past;
+use crate::mac::Mac;
+use crate::packet::{MessageType, Packet, option};
+
+/// What a fuzzer or a test feeds with bytes.
+pub type Oracle = fn(&[u8]);
+
+/// All of them, with their names and bytes to begin with.
+pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
+    let mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
+    let firmware = Packet::of_client(1, mac, MessageType::Discover)
+        .with(option::VENDOR_CLASS, *b"PXEClient:Arch:00007:UNDI:003016")
+        .with(option::ARCHITECTURE, [0, 7])
+        .with(option::MACHINE_ID, [0; 17]);
+    let ipxe = firmware.clone().with(option::USER_CLASS, *b"iPXE").with(option::IPXE, [0x13, 1, 1]);
+    let mut ack = Packet::reply_to(&discover(1, mac), MessageType::Ack);
+    ack.yiaddr = Ipv4Addr::new(10, 0, 0, 9);
+    let ack = ack.with(option::SERVER_ID, [10, 0, 0, 1]).with(option::SUBNET_MASK, [255, 255, 255, 0]);
+    let samples = [firmware, ipxe, ack].map(|packet| packet.bytes()).to_vec();
+    vec![("dhcp_packet", dhcp_packet, samples)]
+}
+
+/// A datagram: what is read of it is what another implementation reads, survives writing, and what is answered gives no address.
+pub fn dhcp_packet(bytes: &[u8]) {
+    let Ok(packet) = Packet::parse(bytes) else { return };
+    compare(bytes, &packet);
+    let has_overload = packet.option(option::OVERLOAD).is_some();
+    let is_empty_part = packet.options.iter().any(|(_, value)| value.is_empty());
+    // A name that fills its field ends with it; written, it ends with a zero.
+    let is_full = packet.file.len() > 127 || packet.sname.len() > 63;
+    let written = packet.bytes();
+    if !has_overload && !is_empty_part && !is_full && written.len() <= crate::PACKET_BYTES_MAX {
+        assert_eq!(Packet::parse(&written), Ok(packet.clone()), "it changes when it is written");
+    }
+    let server = Server {
+        address: Ipv4Addr::new(10, 0, 0, 2),
+        http_port: 80,
+        bios_loader: "b".into(),
+        efi_loader: "e".into(),
+    };
+    for port in [Port::Dhcp, Port::BootServer] {
+        assert!(
+            matches!(decide(&packet, port, false, Past::default(), &server), Verdict::Silent(_)),
+            "a machine that nobody registered is answered"
+        );
+        if let Verdict::Answer(answer) = decide(&packet, port, true, Past::default(), &server) {
+            assert!(!packet.is_reply, "an answer is answered");
+            let read = Packet::parse(&answer.packet.bytes()).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+            assert!(read.is_reply && read.yiaddr.is_unspecified() && read.xid == packet.xid, "{read:?}");
+            assert_eq!((read.mac, read.siaddr), (packet.mac, server.address));
+        }
+    }
+    if let Some(lease) = Lease::of(packet.xid, packet.mac, &packet) {
+        assert!(!lease.address.is_unspecified() && lease.prefix <= 32 && lease.seconds >= 30, "{lease:?}");
+    }
+    let _ = request(packet.xid, packet.mac, &packet);
+}
+
+/// Options whose values dhcproto takes as they are. Its readers of some others assert what a packet may well break.
+const COMPARED: [u8; 6] = [
+    option::REQUESTED_ADDRESS,
+    option::LEASE_TIME,
+    option::MESSAGE_TYPE,
+    option::SERVER_ID,
+    option::VENDOR_CLASS,
+    option::USER_CLASS,
+];
+
+/// The header as dhcproto reads it, and the message type where it reads all of the options.
+fn compare(bytes: &[u8], packet: &Packet) {
+    let header = [bytes.get(..240).unwrap_or_default(), &[option::END]].concat();
+    let other =
+        Message::decode(&mut Decoder::new(&header)).unwrap_or_else(|e| panic!("a header is refused: {e}"));
+    assert_eq!(other.xid(), packet.xid);
+    assert_eq!((other.ciaddr(), other.yiaddr()), (packet.ciaddr, packet.yiaddr));
+    assert_eq!((other.siaddr(), other.giaddr()), (packet.siaddr, packet.giaddr));
+    assert_eq!(other.chaddr(), packet.mac.0);
+    assert_eq!(other.flags().broadcast(), packet.broadcast);
+    let is_plain = packet.option(option::MESSAGE_TYPE).is_some_and(|value| value.len() == 1)
+        && packet.options.iter().all(|(code, _)| COMPARED.contains(code));
+    if !is_plain {
+        return;
+    }
+    let Ok(whole) = Message::decode(&mut Decoder::new(bytes)) else { return };
+    if let Some(theirs) = whole.opts().msg_type() {
+        let number = packet.option(option::MESSAGE_TYPE).and_then(<[u8]>::first).copied();
+        assert_eq!(Some(u8::from(theirs)), number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_datagram_is_read_in_two_ways() {
+        let fed = headwater_testkit::mutate::all(targets());
+        assert!(fed > 2000, "{fed} inputs");
+    }
+}

@@ -1,0 +1,55 @@
+//! DHCPv4 for network boot: the codec, the decision which answer a firmware gets, and the client's side for the agent.
+//!
+//! ```text
+//!   datagram --Packet::parse--> Query --decide(known machine, history)--> Verdict --Answer::packet--> datagram
+//!   lease of the agent: discover() --> offer --> request() --> ack --> Lease
+//! ```
+//!
+//! # Guarantees
+//! - No sockets, no clock, no panic: every function is given bytes, tables and times.
+//! - A machine that nobody registered gets no answer: another boot server may own it.
+//! - An answer carries no address: the site's DHCP server gives that (proxy DHCP).
+//!
+//! # Limits
+//! [`PACKET_BYTES_MAX`] for a packet, [`history::MACHINES_MAX`] machines in the history, [`history::LOADERS_MAX`] loaders in
+//! [`history::LOADER_WINDOW_MS`] without a script before a machine counts as looping.
+//!
+//! # Errors
+//! [`PacketError`] says what of a packet cannot be read. A packet that is not for a boot server is [`Verdict::Silent`] with a reason.
+//!
+//! # Not here
+//! Full DHCP with leases, relays' subnets, DHCPv6, HTTP boot of UEFI.
+//!
+//! Start reading at [`decide`](mod@decide).
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+pub mod client;
+pub mod decide;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+pub mod history;
+pub mod mac;
+pub mod packet;
+
+pub use client::{Lease, discover, renew, request};
+pub use decide::{Answer, Arch, Form, Loader, Port, Reason, Server, Verdict, decide};
+pub use history::{Histories, Past};
+pub use mac::Mac;
+pub use packet::{MessageType, PACKET_BYTES_MAX, Packet, PacketError, option};

@@ -1,0 +1,49 @@
+//! The files of one machine at boot: its iPXE script, and its settings as an archive that the kernel unpacks into the initramfs.
+//!
+//! ```text
+//!   Boot --script()--> #!ipxe .. kernel, initrd, settings, boot
+//!   Settings, token, certificate --cpio::archive()--> /headwater/settings.json, /headwater/token, /headwater/ca.pem
+//! ```
+//!
+//! # Guarantees
+//! - No value ends its line, its word or its quotation in a script: what holds anything but plain characters is refused, and text
+//!   for people has such characters replaced.
+//! - Pure: no files, no sockets, no clock.
+//!
+//! # Limits
+//! [`script::OPTIONS_BYTES_MAX`] for the kernel's options; what the kernel takes is not more.
+//!
+//! # Errors
+//! [`ScriptError`] names the value and the character that is refused.
+//!
+//! # Not here
+//! GRUB's configuration, menus, UKIs.
+//!
+//! Start reading at [`script`](mod@script).
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+pub mod cpio;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+pub mod script;
+pub mod settings;
+
+pub use script::{Boot, ScriptError, check_options, refusal, script};
+pub use settings::{CA_FILE, DIRECTORY, SETTINGS_FILE, Settings, TOKEN_FILE};

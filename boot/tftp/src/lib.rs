@@ -1,0 +1,50 @@
+//! TFTP for network boot (RFC 1350, with the options of RFC 2348, 2349 and 7440): the codec, and one transfer as a state machine.
+//!
+//! ```text
+//!   datagram --Packet::parse--> Request --Transfer::start--> datagrams to send
+//!                               Ack ------Transfer::received> datagrams to send, or done
+//!                               silence --Transfer::again--> the same ones again, or given up
+//! ```
+//!
+//! # Guarantees
+//! - No sockets, no clock, no panic. Only reads are understood; a write is refused.
+//! - Block numbers roll over to 0: a file may have more than 65,535 blocks.
+//! - An acknowledgement that comes twice sends nothing twice.
+//!
+//! # Limits
+//! [`BLOCK_BYTES_MAX`] for a block, [`WINDOW_MAX`] blocks in flight, [`TRIES_MAX`] repetitions without an answer,
+//! [`REQUEST_BYTES_MAX`] for a request.
+//!
+//! # Errors
+//! [`PacketError`] says what of a datagram cannot be read; a client gets a [`Packet::Error`].
+//!
+//! # Not here
+//! Writing, netascii, multicast, sockets and files (`headwater-boot-server`).
+//!
+//! Start reading at [`transfer`].
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+pub mod packet;
+pub mod transfer;
+
+pub use packet::{ErrorCode, Packet, PacketError, REQUEST_BYTES_MAX, Request};
+pub use transfer::{BLOCK_BYTES_MAX, Step, TRIES_MAX, Transfer, WINDOW_MAX, refusal};
