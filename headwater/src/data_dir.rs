@@ -61,6 +61,11 @@ impl DataDir {
         self.0.join("cache")
     }
 
+    /// Kernels of versions that machines boot from the network, and the hashes of these machines' tokens.
+    pub fn boot(&self) -> PathBuf {
+        self.0.join("boot")
+    }
+
     /// Keys of persistent write caches.
     pub fn keys(&self) -> PathBuf {
         self.0.join("keys")

@@ -15,4 +15,5 @@ mod promotions;
 mod pulls;
 pub mod release;
 pub mod sources;
+pub mod targets;
 mod totals;

@@ -8,6 +8,7 @@ use headwater_nbd::{Address, Right};
 
 use crate::caches::CacheArgs;
 use crate::cli::{LogFormat, MachineArgs, OfferArgs};
+use crate::daemon::boot::BootOffer;
 use crate::daemon::exports::{self, Offer};
 use crate::stores::Credentials;
 use crate::streaming::{self, StreamArgs};
@@ -75,6 +76,9 @@ pub struct ServeArgs {
     /// Certificate, key and tokens of that
     #[command(flatten)]
     pub offer: OfferArgs,
+    /// The boot server
+    #[command(flatten)]
+    pub boot: ServeBootArgs,
     /// The NBD server
     #[command(flatten)]
     pub nbd: ServeNbdArgs,
@@ -101,6 +105,30 @@ pub struct ServeArgs {
     /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
     pub log: String,
+}
+
+/// How `headwater serve` boots machines from the network.
+#[derive(Debug, Args)]
+pub struct ServeBootArgs {
+    /// Also boot registered machines in the network of this interface, beside the DHCP server there: they are given loader,
+    /// kernel and settings (ports 67, 69, 80 and 4011), and read their images at --store-listen, with tokens of their own. As root
+    #[arg(long, value_name = "INTERFACE", requires = "store_listen")]
+    pub boot: Option<String>,
+    /// The port of kernels and settings, over HTTP
+    #[arg(long, value_name = "PORT", requires = "boot", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
+    pub boot_http: u16,
+    /// Have machines trust the certificate authorities of this PEM file for --store-listen [default: the file of --tls-cert]
+    #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
+    pub boot_ca: Option<PathBuf>,
+}
+
+impl ServeBootArgs {
+    /// What is to be offered, if anything.
+    pub fn offer(&self, store: &OfferArgs) -> Option<BootOffer> {
+        let interface = self.boot.clone()?;
+        let ca = self.boot_ca.clone().or_else(|| store.tls_cert.clone())?;
+        Some(BootOffer { interface, http_port: self.boot_http, ca })
+    }
 }
 
 /// How `headwater serve` offers machines' disks over NBD.

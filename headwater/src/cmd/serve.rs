@@ -6,7 +6,7 @@ use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
 use crate::cmd::store;
-use crate::daemon::{Daemon, Options, starting};
+use crate::daemon::{Daemon, Options, boot, starting};
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::logging;
@@ -29,6 +29,9 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
             "{option} is about the store that others read: give --store-listen too"
         )));
     }
+    if args.boot.boot.is_some() {
+        boot::check(args.store_listen, args.offer.tls_cert.is_some())?;
+    }
     let is_for_the_check = |store: &&String| args.scrub.is_none() && !stores::is_server(store);
     if let Some(store) = args.repair_from.iter().find(is_for_the_check) {
         return Err(invalid(format!("--repair-from {store} is about what a check finds: give --scrub too")));
@@ -45,6 +48,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         new_store: args.new_store,
         history_counts: true,
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
+        boot: args.boot.offer(&args.offer),
         nbd: args.nbd.offer()?,
         repair_from: args.repair_from,
         scrub,
@@ -60,7 +64,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         // A store or a host may answer later than a start may take.
         tell_to_wait();
     };
-    let warning = options.offer.as_ref().and_then(store::offered_to_all);
+    let warning = options.offer.as_ref().filter(|_| options.boot.is_none()).and_then(store::offered_to_all);
     let daemon = starting::start(data_dir, options, &mut signals, say).await?;
     if let Some(warning) = warning {
         tracing::warn!("{warning}");
@@ -72,6 +76,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         tcp = daemon.tcp().map(tracing::field::display),
         store = daemon.offer_url(),
         nbd = daemon.nbd_uri(),
+        boot = daemon.boot_url(),
         "ready"
     );
     tell(NotifyState::Ready);

@@ -7,6 +7,7 @@
 //! ```
 //! What waits for a store that cannot be reached is given up after a while: the end does not wait for its reads.
 
+pub mod boot;
 pub mod exports;
 mod scrub;
 pub mod starting;
@@ -77,6 +78,8 @@ pub struct Options {
     pub history_counts: bool,
     /// Where and how the store is offered to others.
     pub offer: Option<headwater_store_server::Options>,
+    /// How machines boot from the network.
+    pub boot: Option<boot::BootOffer>,
     /// How machines' disks are offered over NBD.
     pub nbd: Option<Offer>,
     /// Stores from which this one may be repaired: what their servers are shown, they are shown also where a request names them.
@@ -110,6 +113,7 @@ pub struct Daemon {
     ticker: JoinHandle<()>,
     tcp: Option<SocketAddr>,
     offer_url: Option<String>,
+    boot_url: Option<String>,
     nbd: Option<headwater_nbd::Server>,
     scrubbing: Option<Scrubbing>,
 }
@@ -144,8 +148,13 @@ impl Daemon {
         let (stream, credentials) = (options.stream, options.credentials);
         let opened = open_store(&data_dir, options.store, credentials, stream.clone(), known, &step);
         let OpenStore { store, last_known, disk } = opened.await?;
+        let boot = options.boot.map(|boot| boot::Opened::new(&boot, &data_dir)).transpose()?;
+        let boot_url = boot.as_ref().map(boot::Opened::url);
+        let issued = boot.as_ref().map(boot::Opened::issued);
         let offer = match &options.offer {
-            Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
+            Some(offer) => {
+                Some(StoreServer::bind_with_issued(store.clone(), offer, issued.as_deref()).await?)
+            }
             None => None,
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
@@ -165,6 +174,9 @@ impl Daemon {
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
         if let Some((listener, token)) = tcp {
             servers.push(tokio::spawn(server::serve_tcp(listener, router, token, stopped.clone())));
+        }
+        if let (Some(boot), Some(offer)) = (boot, &offer) {
+            servers.push(boot.serve(service.clone(), store.clone(), offer.address(), stopped.clone()).await?);
         }
         if let Some(offer) = offer {
             servers.push(tokio::spawn(async move {
@@ -194,6 +206,7 @@ impl Daemon {
             ticker,
             tcp: tcp_address,
             offer_url,
+            boot_url,
             nbd,
             scrubbing,
         })
@@ -207,6 +220,11 @@ impl Daemon {
     /// Where the store is offered to others.
     pub fn offer_url(&self) -> Option<&str> {
         self.offer_url.as_deref()
+    }
+
+    /// The URL of the boot server.
+    pub fn boot_url(&self) -> Option<&str> {
+        self.boot_url.as_deref()
     }
 
     /// Where machines' disks are offered.

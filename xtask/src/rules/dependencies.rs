@@ -32,6 +32,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("control/db", &["headwater-api"]),
     ("control/service", &["headwater-api", "headwater-db", "headwater-places"]),
     ("hosting/*", &[]),
+    ("boot/artefacts", &["headwater-image", "headwater-block"]),
+    ("boot/server", &["headwater-boot-script", "headwater-dhcp", "headwater-tftp"]),
     ("boot/*", &[]),
     ("testkit", &["headwater-block"]),
     // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.

@@ -1,0 +1,299 @@
+//! Kernel and initramfs of a version: taken out of the version itself, so that a rollback is one of the kernel too.
+//!
+//! ```text
+//!   version --/boot/headwater/{vmlinuz, initrd, options}--> DIR/HASH/{vmlinuz, initrd, about} --> boot server
+//! ```
+//! `boot/initramfs/build` puts these files into an image.
+//!
+//! # Guarantees
+//! - What was taken out of a version is kept under the hash of its manifest, and is there as a whole or not at all.
+//! - The partition with the root file system is found here, once, by what it contains: the machine looks for no label and no UUID.
+//!
+//! # Limits
+//! [`KERNEL_BYTES_MAX`], [`INITRD_BYTES_MAX`], [`OPTIONS_BYTES_MAX`]; [`VERSIONS_MAX`] versions are kept, those that were used last.
+//!
+//! # Errors
+//! [`ArtefactError`] says what a version lacks and what to do about it.
+//!
+//! # Not here
+//! Who boots what, HTTP, the agent in the initramfs.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headwater_block::Device;
+use headwater_image::{ImageError, partitions_with, read_file};
+
+/// The largest kernel.
+pub const KERNEL_BYTES_MAX: u64 = 64 << 20;
+/// The largest initramfs.
+pub const INITRD_BYTES_MAX: u64 = 128 << 20;
+/// The longest options of the kernel.
+pub const OPTIONS_BYTES_MAX: u64 = 4096;
+/// So many versions are kept.
+pub const VERSIONS_MAX: usize = 8;
+
+/// The directory in an image; the second if `/boot` is a partition of its own.
+const DIRECTORIES: [&str; 2] = ["boot/headwater", "headwater"];
+const KERNEL: &str = "vmlinuz";
+const INITRD: &str = "initrd";
+const OPTIONS: &str = "options";
+/// Root partition and options of a version that was taken out.
+const ABOUT: &str = "about";
+/// What every Linux system of the last decade has in its root file system.
+const ROOT_MARK: &str = "usr/lib/os-release";
+
+/// Why a version cannot boot from the network.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtefactError {
+    /// It was not prepared.
+    #[error(
+        "the version has no /boot/headwater/{0} in an ext4 partition; run boot/initramfs/build in the image and seal it"
+    )]
+    Missing(&'static str),
+    /// No partition is a root file system, or several are.
+    #[error("the version has {0} partitions with an ext4 root file system; one is needed")]
+    Roots(usize),
+    /// The options of the kernel cannot be used.
+    #[error("/boot/headwater/options of the version is not text of one line")]
+    Options,
+    /// The version cannot be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// What was taken out cannot be kept.
+    #[error("cannot keep the kernel of the version in {path}")]
+    Keep {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// What a version boots with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Artefacts {
+    /// The kernel's file.
+    pub kernel: PathBuf,
+    /// The file of its initramfs.
+    pub initrd: PathBuf,
+    /// Options of the kernel.
+    pub options: String,
+    /// The partition with the root file system; 0 is the whole disk.
+    pub root_partition: u32,
+}
+
+/// Those of versions, in a directory.
+#[derive(Debug)]
+pub struct Kept {
+    dir: PathBuf,
+}
+
+impl Kept {
+    /// Keeps them in this directory, which is made when there is something to keep.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// Those of a version that are kept already. `hash` is that of its manifest, in hexadecimal digits.
+    pub fn find(&self, hash: &str) -> Option<Artefacts> {
+        let dir = self.of(hash)?;
+        let about = fs::read_to_string(dir.join(ABOUT)).ok()?;
+        let (root, options) = about.split_once('\n')?;
+        Some(Artefacts {
+            kernel: dir.join(KERNEL),
+            initrd: dir.join(INITRD),
+            options: options.trim().to_owned(),
+            root_partition: root.parse().ok()?,
+        })
+    }
+
+    /// Takes them out of a version, unless they are kept already. It reads the version, which can take seconds.
+    pub fn take(&self, hash: &str, version: &Arc<dyn Device>) -> Result<Artefacts, ArtefactError> {
+        if let Some(found) = self.find(hash) {
+            return Ok(found);
+        }
+        let (partition, directory) = place(version)?;
+        let file = |name: &'static str, most_bytes| {
+            read_file(version, partition, &format!("{directory}/{name}"), most_bytes)
+        };
+        let kernel = file(KERNEL, KERNEL_BYTES_MAX)?.ok_or(ArtefactError::Missing(KERNEL))?;
+        let initrd = file(INITRD, INITRD_BYTES_MAX)?.ok_or(ArtefactError::Missing(INITRD))?;
+        let options = file(OPTIONS, OPTIONS_BYTES_MAX)?.unwrap_or_default();
+        let options = String::from_utf8(options).map_err(|_| ArtefactError::Options)?;
+        let options = options.trim();
+        if options.contains('\n') {
+            return Err(ArtefactError::Options);
+        }
+        let roots = partitions_with(version, ROOT_MARK)?;
+        let [root] = roots.as_slice() else { return Err(ArtefactError::Roots(roots.len())) };
+        let about = format!("{root}\n{options}\n");
+        self.keep(hash, &[(KERNEL, &kernel), (INITRD, &initrd), (ABOUT, about.as_bytes())])
+            .map_err(|source| ArtefactError::Keep { path: self.dir.clone(), source })?;
+        self.find(hash).ok_or_else(|| ArtefactError::Keep {
+            path: self.dir.clone(),
+            source: std::io::Error::new(ErrorKind::NotFound, "it is not there after it was written"),
+        })
+    }
+
+    fn of(&self, hash: &str) -> Option<PathBuf> {
+        let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hash.then(|| self.dir.join(hash))
+    }
+
+    /// Under another name until all is written: a version is there as a whole or not at all.
+    fn keep(&self, hash: &str, files: &[(&str, &[u8])]) -> std::io::Result<()> {
+        let wrong = || std::io::Error::new(ErrorKind::InvalidInput, "the hash of a version is none");
+        let dir = self.of(hash).ok_or_else(wrong)?;
+        fs::create_dir_all(&self.dir)?;
+        self.make_room();
+        let new = self.dir.join(format!("{hash}.new"));
+        match fs::remove_dir_all(&new) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+            _ => fs::create_dir(&new)?,
+        }
+        for (name, bytes) in files {
+            let mut file = fs::File::create_new(new.join(name))?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+        }
+        fs::rename(&new, &dir)
+    }
+
+    fn make_room(&self) {
+        let Ok(entries) = fs::read_dir(&self.dir) else { return };
+        let mut kept: Vec<_> = entries
+            .flatten()
+            .filter_map(|entry| Some((entry.metadata().ok()?.accessed().ok()?, entry.path())))
+            .collect();
+        kept.sort();
+        let over = (kept.len() + 1).saturating_sub(VERSIONS_MAX);
+        for (_, path) in kept.iter().take(over) {
+            if let Err(error) = fs::remove_dir_all(path) {
+                tracing::warn!(path = %path.display(), %error, "cannot remove the kernel of a version that was not used lately");
+            }
+        }
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+/// Partition and directory of a version's kernel.
+fn place(version: &Arc<dyn Device>) -> Result<(u32, &'static str), ArtefactError> {
+    for directory in DIRECTORIES {
+        if let Some(partition) = partitions_with(version, &format!("{directory}/{KERNEL}"))?.first() {
+            return Ok((*partition, directory));
+        }
+    }
+    Err(ArtefactError::Missing(KERNEL))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use headwater_image::open_source;
+
+    use super::*;
+
+    const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+    /// A disk that is one ext4 file system with these files.
+    fn disk(dir: &Path, files: &[(&str, &str)]) -> Arc<dyn Device> {
+        let tree = dir.join("tree");
+        let _ = fs::remove_dir_all(&tree);
+        fs::create_dir_all(&tree).unwrap();
+        for (name, text) in files {
+            fs::create_dir_all(tree.join(name).parent().unwrap()).unwrap();
+            fs::write(tree.join(name), text).unwrap();
+        }
+        let image = dir.join("fs.raw");
+        let _ = fs::remove_file(&image);
+        let made = Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-d"])
+            .arg(&tree)
+            .arg(&image)
+            .arg("16M")
+            .status();
+        assert!(made.expect("mke2fs is installed (Debian package e2fsprogs)").success());
+        open_source(&image, None).unwrap()
+    }
+
+    const PREPARED: [(&str, &str); 4] = [
+        ("boot/headwater/vmlinuz", "a kernel"),
+        ("boot/headwater/initrd", "an initramfs"),
+        ("boot/headwater/options", "console=ttyS0 quiet\n"),
+        ("usr/lib/os-release", "ID=debian"),
+    ];
+
+    #[test]
+    fn kernel_and_initramfs_are_taken_out_once_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::new(dir.path().join("kept"));
+        let version = disk(dir.path(), &PREPARED);
+        assert_eq!(kept.find(HASH), None);
+        let taken = kept.take(HASH, &version).unwrap();
+        assert_eq!((taken.options.as_str(), taken.root_partition), ("console=ttyS0 quiet", 0));
+        assert_eq!(fs::read_to_string(&taken.kernel).unwrap(), "a kernel");
+        assert_eq!(fs::read_to_string(&taken.initrd).unwrap(), "an initramfs");
+        // Another disk is not looked at for the same version.
+        assert_eq!(kept.take(HASH, &disk(dir.path(), &[])).unwrap(), taken);
+        assert_eq!(kept.find("../kept"), None);
+    }
+
+    #[test]
+    fn a_version_that_was_not_prepared_is_refused_with_what_it_lacks() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::new(dir.path().join("kept"));
+        for (without, why) in [
+            ("boot/headwater/vmlinuz", "has no /boot/headwater/vmlinuz"),
+            ("boot/headwater/initrd", "has no /boot/headwater/initrd"),
+            ("usr/lib/os-release", "has 0 partitions with an ext4 root file system"),
+        ] {
+            let files: Vec<_> = PREPARED.into_iter().filter(|(name, _)| *name != without).collect();
+            let refused = kept.take(HASH, &disk(dir.path(), &files)).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+            assert_eq!(kept.find(HASH), None);
+        }
+        let mut files = PREPARED.to_vec();
+        files[2].1 = "quiet\nroot=/dev/sda1";
+        let refused = kept.take(HASH, &disk(dir.path(), &files)).unwrap_err();
+        assert!(matches!(refused, ArtefactError::Options), "{refused}");
+    }
+
+    #[test]
+    fn versions_that_were_not_used_lately_make_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept::new(dir.path().join("kept"));
+        let version = disk(dir.path(), &PREPARED);
+        for number in 0..VERSIONS_MAX + 3 {
+            let hash = format!("{number:064x}");
+            kept.take(&hash, &version).unwrap();
+            assert!(kept.find(&hash).is_some());
+        }
+        assert_eq!(fs::read_dir(kept.dir()).unwrap().count(), VERSIONS_MAX);
+    }
+}

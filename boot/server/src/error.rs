@@ -1,0 +1,42 @@
+//! Why the boot server cannot serve.
+
+use std::path::PathBuf;
+
+/// What failed, on what, and why.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// A socket cannot be had.
+    #[error("cannot listen for {what} on {interface}")]
+    Listen {
+        /// Which protocol and port.
+        what: String,
+        /// The interface.
+        interface: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The interface has no address, or is not there.
+    #[error("cannot serve boots on {interface}, which has no IPv4 address or is not there")]
+    Interface {
+        /// Its name.
+        interface: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A loader is missing.
+    #[error("cannot serve boots: there is no {what} ({paths}); install the Debian package ipxe")]
+    Loader {
+        /// What for.
+        what: &'static str,
+        /// The paths that were tried.
+        paths: String,
+    },
+    /// A loader cannot be read.
+    #[error("cannot read the loader {}", .path.display())]
+    ReadLoader {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,272 @@
+//! HTTP for loaders: scripts, kernels, initramfs, settings. No redirects, no bodies without a length, paths without an escape.
+//!
+//! | path | what |
+//! |---|---|
+//! | `/b/MAC/boot.ipxe` | the script of a machine |
+//! | `/a/MANIFEST/kernel`, `/a/MANIFEST/initrd` | files of a version that a script named |
+//! | `/t/TOKEN/settings.cpio` | the settings of the machine that the token was made for; once |
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::stream;
+use headwater_boot_script as script;
+use headwater_dhcp::{Mac, Server};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::targets::{Artefact, Boot, Targets};
+use crate::tokens::Tokens;
+
+/// So many connections at a time; more wait to be accepted.
+pub const CONNECTIONS_MAX: usize = 1024;
+/// How long a client may take to ask.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a connection lasts at most: an initramfs over a slow line.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The pause after a connection could not be accepted: there are too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How much of a file is read at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+type Body = BoxBody<Bytes, std::io::Error>;
+
+/// What is answered.
+pub(crate) struct Http {
+    pub(crate) targets: Arc<dyn Targets>,
+    pub(crate) server: Server,
+    tokens: Mutex<Tokens>,
+    started: Instant,
+}
+
+/// What a path means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target<'a> {
+    Script(Mac),
+    File(&'a str, Artefact),
+    Settings(&'a str),
+}
+
+impl<'a> Target<'a> {
+    fn of(path: &'a str) -> Option<Self> {
+        let mut parts = path.strip_prefix('/')?.split('/');
+        let found = match (parts.next()?, parts.next()?, parts.next()?) {
+            ("b", mac, "boot.ipxe") => Self::Script(mac.parse().ok()?),
+            ("a", manifest, "kernel") => Self::File(manifest, Artefact::Kernel),
+            ("a", manifest, "initrd") => Self::File(manifest, Artefact::Initrd),
+            ("t", token, "settings.cpio") => Self::Settings(token),
+            _ => return None,
+        };
+        parts.next().is_none().then_some(found)
+    }
+}
+
+impl Http {
+    pub(crate) fn new(targets: Arc<dyn Targets>, server: Server, started: Instant) -> Self {
+        Self { targets, server, tokens: Mutex::default(), started }
+    }
+
+    /// Answers connections, without end.
+    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, client)) => {
+                    let http = Arc::clone(&self);
+                    tokio::spawn(async move {
+                        http.connection(stream, client).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection of a machine that boots");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, client: SocketAddr) {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let http = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(http.answer(&request, client.ip()).await) }
+        });
+        let mut builder = hyper::server::conn::http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT).max_buf_size(64 << 10);
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(%client, %error, "a connection of a machine that boots broke off")
+            }
+            Err(_) => tracing::debug!(%client, "a connection of a machine that boots took too long"),
+        }
+    }
+
+    async fn answer(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Body> {
+        let is_head = request.method() == Method::HEAD;
+        if request.method() != Method::GET && !is_head {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered\n".into());
+        }
+        let path = request.uri().path();
+        match Target::of(path) {
+            None => text(StatusCode::NOT_FOUND, "there is nothing of this name\n".into()),
+            Some(Target::Script(mac)) => self.script(mac, client).await,
+            Some(Target::File(manifest, which)) => match self.targets.artefact(manifest, which) {
+                Some(file) => send_file(&file, is_head).await,
+                None => text(StatusCode::NOT_FOUND, "the version is not ready to boot\n".into()),
+            },
+            // To ask about it would use it up.
+            Some(Target::Settings(_)) if is_head => text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".into()),
+            Some(Target::Settings(token)) => self.settings(token, client).await,
+        }
+    }
+
+    async fn script(&self, mac: Mac, client: IpAddr) -> Response<Body> {
+        let known = match self.targets.find(mac).await {
+            Ok(Some(known)) => known,
+            Ok(None) => return text(StatusCode::NOT_FOUND, "nobody registered this machine\n".into()),
+            Err(error) => {
+                tracing::error!(%mac, error, "a machine that boots cannot be looked up");
+                return text(StatusCode::SERVICE_UNAVAILABLE, "the machine cannot be looked up\n".into());
+            }
+        };
+        let path = format!("/b/{}/boot.ipxe", mac.dashed());
+        let made = match self.targets.boot(mac).await {
+            Ok(boot) => self.script_of(boot, &path, client),
+            Err(why) => Err(why),
+        };
+        let made = made.or_else(|why| {
+            tracing::error!(machine = known.name, %mac, why, "a machine cannot boot");
+            script::refusal(&known.name, &why, self.server.address, self.server.http_port, &path)
+        });
+        match made {
+            Ok(made) => text(StatusCode::OK, made),
+            Err(error) => {
+                tracing::error!(machine = known.name, %mac, %error, "a machine cannot be told why it does not boot");
+                text(StatusCode::INTERNAL_SERVER_ERROR, "no script can be written\n".into())
+            }
+        }
+    }
+
+    fn script_of(&self, boot: Boot, path: &str, client: IpAddr) -> Result<String, String> {
+        let token = self.targets.token().map_err(|e| format!("there is no token: {e}"))?;
+        let manifest = boot.manifest.clone();
+        let mut parts = script::Boot {
+            machine: boot.machine.clone(),
+            version: boot.version.clone(),
+            server: self.server.address,
+            port: self.server.http_port,
+            script: path.to_owned(),
+            kernel: format!("/a/{manifest}/kernel"),
+            initrd: format!("/a/{manifest}/initrd"),
+            settings: String::new(),
+            options: boot.options.clone(),
+        };
+        let token = self.tokens.lock().add(token, boot, client, self.started.elapsed());
+        parts.settings = format!("/t/{token}/settings.cpio");
+        script::script(&parts).map_err(|e| e.to_string())
+    }
+
+    async fn settings(&self, token: &str, client: IpAddr) -> Response<Body> {
+        let boot = self.tokens.lock().take(token, client, self.started.elapsed());
+        let Some(boot) = boot else {
+            tracing::warn!(%client, "settings are asked for with a token that is used, too old, of another address or none at all");
+            return text(StatusCode::FORBIDDEN, "this token cannot be used\n".into());
+        };
+        match self.targets.settings(&boot).await {
+            Ok(archive) => {
+                tracing::info!(machine = boot.machine, version = boot.version, %client, "boots: has its settings");
+                whole(StatusCode::OK, "application/octet-stream", archive.into())
+            }
+            Err(why) => {
+                tracing::error!(machine = boot.machine, why, "a machine that boots cannot have its settings");
+                text(StatusCode::SERVICE_UNAVAILABLE, "there are no settings\n".into())
+            }
+        }
+    }
+}
+
+fn text(status: StatusCode, text: String) -> Response<Body> {
+    whole(status, "text/plain", text.into())
+}
+
+fn whole(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<Body> {
+    let len = bytes.len();
+    let body = Full::new(bytes).map_err(|never| match never {}).boxed();
+    answer(status, kind, len as u64, body)
+}
+
+fn answer(status: StatusCode, kind: &'static str, len: u64, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response.headers_mut().insert(CONTENT_LENGTH, len.into());
+    response
+}
+
+async fn send_file(path: &Path, is_head: bool) -> Response<Body> {
+    let opened = async {
+        let file = tokio::fs::File::open(path).await?;
+        let len = file.metadata().await?.len();
+        Ok::<_, std::io::Error>((file, len))
+    };
+    let (file, len) = match opened.await {
+        Ok(opened) => opened,
+        Err(error) => {
+            tracing::error!(path = %path.display(), %error, "a file of a version cannot be read");
+            return text(StatusCode::INTERNAL_SERVER_ERROR, "the file cannot be read\n".into());
+        }
+    };
+    if is_head {
+        let empty = Full::new(Bytes::new()).map_err(|never| match never {}).boxed();
+        return answer(StatusCode::OK, "application/octet-stream", len, empty);
+    }
+    let pieces = stream::try_unfold(file, |mut file| async move {
+        let mut piece = vec![0; PIECE_BYTES];
+        let read = file.read(&mut piece).await?;
+        piece.truncate(read);
+        Ok::<_, std::io::Error>((read > 0).then(|| (Frame::data(Bytes::from(piece)), file)))
+    });
+    answer(StatusCode::OK, "application/octet-stream", len, BodyExt::boxed(StreamBody::new(Box::pin(pieces))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_means_one_thing_or_nothing() {
+        let mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
+        assert_eq!(Target::of("/b/52-54-00-01-02-03/boot.ipxe"), Some(Target::Script(mac)));
+        assert_eq!(Target::of("/a/9f/kernel"), Some(Target::File("9f", Artefact::Kernel)));
+        assert_eq!(Target::of("/a/9f/initrd"), Some(Target::File("9f", Artefact::Initrd)));
+        assert_eq!(Target::of("/t/00/settings.cpio"), Some(Target::Settings("00")));
+        for none in [
+            "",
+            "/",
+            "/b",
+            "/b/x/boot.ipxe",
+            "/a/9f/kernel/x",
+            "/a/../kernel/x",
+            "a/9f/kernel",
+            "//a/9f/kernel",
+        ] {
+            assert_eq!(Target::of(none), None, "{none}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The boot server: DHCP answers beside the site's own server, TFTP for loaders, HTTP for scripts, kernels and settings.
+//!
+//! ```text
+//!   firmware --67, 4011--> dhcp ---+
+//!            --69--------> tftp    +--> Targets (trait): who is registered, what it boots
+//!   iPXE     --HTTP------> http ---+
+//! ```
+//! The only crate under `boot/` with sockets; what each packet gets is decided by `headwater-dhcp`, `headwater-tftp` and
+//! `headwater-boot-script`.
+//!
+//! # Guarantees
+//! - Only machines that [`Targets`] knows get an answer. Others are logged once.
+//! - A token for settings is good for one use, by the address that asked for the script, within [`tokens::TOKEN_LIFE`].
+//! - It listens on one interface only.
+//!
+//! # Limits
+//! [`tftp::TRANSFERS_MAX`] transfers, [`tftp::TRANSFERS_OF_ADDRESS_MAX`] of one address; [`http::CONNECTIONS_MAX`] connections;
+//! [`dhcp::UNKNOWN_MAX`] unknown machines are remembered, [`tokens::TOKENS_MAX`] tokens.
+//!
+//! # Errors
+//! [`BootError`] for what cannot be served at all. A machine whose image cannot boot gets a script that says why.
+//!
+//! # Not here
+//! Which machine boots what, leases of addresses, UEFI HTTP boot, HTTPS.
+//!
+//! Start reading at [`server`].
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+mod addresses;
+
+pub mod dhcp;
+pub mod error;
+pub mod http;
+pub mod interface;
+pub mod loaders;
+pub mod server;
+pub mod targets;
+pub mod tftp;
+pub mod tokens;
+
+pub use error::BootError;
+pub use headwater_dhcp::Mac;
+pub use loaders::Loaders;
+pub use server::{BootServer, Options, Ports};
+pub use targets::{Artefact, Boot, Known, Targets};

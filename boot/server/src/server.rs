@@ -1,0 +1,120 @@
+//! All ports together: opened at once, so that what cannot be served is known before anything is answered.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use headwater_dhcp::{Port, Server};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::watch;
+
+use crate::dhcp::Dhcp;
+use crate::error::BootError;
+use crate::http::Http;
+use crate::loaders::{BIOS_NAME, EFI_NAME, Loaders};
+use crate::targets::Targets;
+use crate::{interface, tftp};
+
+/// Its ports. 0 means any port that is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// DHCP; 67.
+    pub dhcp: u16,
+    /// What firmware asks after an offer; 4011.
+    pub boot_server: u16,
+    /// TFTP; 69.
+    pub tftp: u16,
+    /// HTTP; 80.
+    pub http: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self { dhcp: 67, boot_server: 4011, tftp: 69, http: 80 }
+    }
+}
+
+/// How it serves.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The interface of the machines' network.
+    pub interface: String,
+    /// Its ports.
+    pub ports: Ports,
+    /// The loaders.
+    pub loaders: Loaders,
+}
+
+/// A boot server whose ports are open. It ends with [`BootServer::run`]'s end.
+pub struct BootServer {
+    server: Server,
+    interface: String,
+    loaders: Loaders,
+    dhcp: UdpSocket,
+    boot_server: UdpSocket,
+    tftp: UdpSocket,
+    http: TcpListener,
+}
+
+impl BootServer {
+    /// Opens all ports. Nothing is answered before [`BootServer::run`].
+    pub fn bind(options: &Options) -> Result<Self, BootError> {
+        let Options { interface, ports, loaders } = options;
+        let failed = |source| BootError::Interface { interface: interface.clone(), source };
+        let address: Ipv4Addr = interface::address(interface).map_err(failed)?;
+        let listen = |what: &str, port: u16| {
+            let what = format!("{what} (port {port})");
+            move |source| BootError::Listen { what: what.clone(), interface: interface.clone(), source }
+        };
+        let udp = |what, port| {
+            interface::udp(interface, port).and_then(UdpSocket::from_std).map_err(listen(what, port))
+        };
+        let http = interface::tcp(interface, ports.http).and_then(TcpListener::from_std);
+        let http = http.map_err(listen("HTTP", ports.http))?;
+        let http_port = http.local_addr().map_err(listen("HTTP", ports.http))?.port();
+        Ok(Self {
+            server: Server {
+                address,
+                http_port,
+                bios_loader: BIOS_NAME.to_owned(),
+                efi_loader: EFI_NAME.to_owned(),
+            },
+            interface: interface.clone(),
+            loaders: loaders.clone(),
+            dhcp: udp("DHCP", ports.dhcp)?,
+            boot_server: udp("PXE", ports.boot_server)?,
+            tftp: udp("TFTP", ports.tftp)?,
+            http,
+        })
+    }
+
+    /// The URL of its HTTP server.
+    pub fn url(&self) -> String {
+        format!("http://{}:{}", self.server.address, self.server.http_port)
+    }
+
+    /// Its address in the machines' network.
+    pub fn address(&self) -> Ipv4Addr {
+        self.server.address
+    }
+
+    /// The address of its TFTP server.
+    pub fn tftp_address(&self) -> std::io::Result<SocketAddr> {
+        self.tftp.local_addr()
+    }
+
+    /// Serves until `stop` says true.
+    pub async fn run(self, targets: Arc<dyn Targets>, mut stop: watch::Receiver<bool>) {
+        let started = Instant::now();
+        let dhcp = Arc::new(Dhcp::new(Arc::clone(&targets), self.server.clone(), started));
+        let http = Arc::new(Http::new(targets, self.server, started));
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(Arc::clone(&dhcp).serve(self.dhcp, Port::Dhcp));
+        tasks.spawn(dhcp.serve(self.boot_server, Port::BootServer));
+        tasks.spawn(tftp::serve(self.tftp, self.interface, self.loaders));
+        tasks.spawn(http.serve(self.http));
+        // Machines that are in the middle of a transfer ask again, here or elsewhere.
+        let _ = stop.wait_for(|stop| *stop).await;
+        tasks.shutdown().await;
+    }
+}

@@ -1,0 +1,137 @@
+//! Port 69: loaders for firmware. Each transfer has a socket and a task of its own.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_tftp::{ErrorCode, Packet, REQUEST_BYTES_MAX, Request, Step, Transfer, refusal};
+use parking_lot::Mutex;
+use tokio::net::UdpSocket;
+
+use crate::interface;
+use crate::loaders::Loaders;
+
+/// So many transfers at a time; more are refused.
+pub const TRANSFERS_MAX: usize = 256;
+/// Of which so many are for one address.
+pub const TRANSFERS_OF_ADDRESS_MAX: usize = 4;
+
+/// Transfers under way, and who they are for.
+#[derive(Default)]
+struct UnderWay(Mutex<HashMap<SocketAddr, ()>>);
+
+/// A transfer's place among those under way.
+struct Place {
+    all: Arc<UnderWay>,
+    client: SocketAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.0.lock().remove(&self.client);
+    }
+}
+
+impl UnderWay {
+    /// `None`: the request came twice, or there are too many.
+    fn take(self: &Arc<Self>, client: SocketAddr) -> Option<Place> {
+        let mut all = self.0.lock();
+        let of_address = |address: IpAddr| all.keys().filter(|other| other.ip() == address).count();
+        let is_free = all.len() < TRANSFERS_MAX
+            && of_address(client.ip()) < TRANSFERS_OF_ADDRESS_MAX
+            && !all.contains_key(&client);
+        is_free.then(|| {
+            all.insert(client, ());
+            Place { all: Arc::clone(self), client }
+        })
+    }
+}
+
+/// Answers requests, without end.
+pub(crate) async fn serve(socket: UdpSocket, interface: String, loaders: Loaders) {
+    let under_way = Arc::new(UnderWay::default());
+    let mut buffer = [0; REQUEST_BYTES_MAX + 1];
+    loop {
+        let (len, client) = match socket.recv_from(&mut buffer).await {
+            Ok(received) => received,
+            Err(error) => {
+                tracing::debug!(%error, "a TFTP request cannot be received");
+                continue;
+            }
+        };
+        let refused = match Packet::parse(buffer.get(..len).unwrap_or_default()) {
+            Ok(Packet::Read(request)) => match start(&request, client, &under_way, &interface, &loaders) {
+                Ok(()) => continue,
+                Err(refused) => refused,
+            },
+            Ok(Packet::Write) => refusal(ErrorCode::AccessViolation, "files are only read here"),
+            Ok(_) | Err(_) => refusal(ErrorCode::IllegalOperation, "this is no request"),
+        };
+        // A client that does not get it asks again.
+        let _ = socket.send_to(&refused, client).await;
+    }
+}
+
+fn start(
+    request: &Request,
+    client: SocketAddr,
+    under_way: &Arc<UnderWay>,
+    interface: &str,
+    loaders: &Loaders,
+) -> Result<(), Vec<u8>> {
+    if request.mode != "octet" {
+        return Err(refusal(ErrorCode::IllegalOperation, "files are sent as octets only"));
+    }
+    let Some(file) = loaders.find(&request.file) else {
+        // Loaders ask for files that do not exist, and wait long if nobody answers.
+        tracing::debug!(%client, file = request.file, "there is no such loader");
+        return Err(refusal(ErrorCode::NotFound, "there is no such file"));
+    };
+    let Some(place) = under_way.take(client) else { return Ok(()) };
+    let (transfer, step) = Transfer::start(request, file);
+    let socket = interface::udp(interface, 0).and_then(UdpSocket::from_std);
+    let socket = socket.map_err(|e| refusal(ErrorCode::Undefined, &format!("there is no socket: {e}")))?;
+    let name = request.file.clone();
+    tokio::spawn(async move {
+        match send(&socket, client, transfer, step).await {
+            Ok(true) => tracing::debug!(%client, file = name, "a loader was sent"),
+            Ok(false) => tracing::debug!(%client, file = name, "a client ended a transfer, or has gone"),
+            Err(error) => tracing::debug!(%client, file = name, %error, "a transfer broke off"),
+        }
+        drop(place);
+    });
+    Ok(())
+}
+
+/// Whether all arrived.
+async fn send(
+    socket: &UdpSocket,
+    client: SocketAddr,
+    mut transfer: Transfer,
+    mut step: Step,
+) -> io::Result<bool> {
+    socket.connect(client).await?;
+    let mut buffer = [0; REQUEST_BYTES_MAX + 1];
+    loop {
+        match step {
+            Step::Send(datagrams) => {
+                for datagram in datagrams {
+                    socket.send(&datagram).await?;
+                }
+            }
+            Step::Wait => {}
+            Step::Done => return Ok(true),
+            Step::GivenUp => return Ok(false),
+        }
+        let timeout = Duration::from_secs(transfer.timeout_s());
+        step = match tokio::time::timeout(timeout, socket.recv(&mut buffer)).await {
+            Ok(received) => match Packet::parse(buffer.get(..received?).unwrap_or_default()) {
+                Ok(packet) => transfer.received(&packet),
+                Err(_) => Step::Wait,
+            },
+            Err(_) => transfer.again(),
+        };
+    }
+}

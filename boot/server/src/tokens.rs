@@ -1,0 +1,102 @@
+//! Tokens for settings: each is good for one use, by the address that asked for the script, and not for long.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::targets::Boot;
+
+/// How long a token can be used.
+pub const TOKEN_LIFE: Duration = Duration::from_secs(600);
+/// So many tokens wait to be used; the oldest goes first.
+pub const TOKENS_MAX: usize = 4096;
+
+/// Tokens that were not used yet.
+#[derive(Debug, Default)]
+pub struct Tokens {
+    waiting: HashMap<String, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    boot: Boot,
+    address: IpAddr,
+    made: Duration,
+}
+
+impl Tokens {
+    /// Notes a token. A machine has one at a time: an earlier one of it is void.
+    pub fn add(&mut self, token: [u8; 16], boot: Boot, address: IpAddr, now: Duration) -> String {
+        self.waiting.retain(|_, waiting| waiting.boot.mac != boot.mac && !waiting.is_over(now));
+        if self.waiting.len() >= TOKENS_MAX {
+            let oldest = self.waiting.iter().min_by_key(|(_, waiting)| waiting.made);
+            let oldest = oldest.map(|(token, _)| token.clone());
+            oldest.map(|oldest| self.waiting.remove(&oldest));
+        }
+        let text: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.waiting.insert(text.clone(), Waiting { boot, address, made: now });
+        text
+    }
+
+    /// Uses a token. A request from another address does not use it up.
+    pub fn take(&mut self, token: &str, address: IpAddr, now: Duration) -> Option<Boot> {
+        let waiting = self.waiting.get(token)?;
+        if waiting.address != address || waiting.is_over(now) {
+            return None;
+        }
+        self.waiting.remove(token).map(|waiting| waiting.boot)
+    }
+}
+
+impl Waiting {
+    fn is_over(&self, now: Duration) -> bool {
+        self.made + TOKEN_LIFE <= now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_dhcp::Mac;
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
+    const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 6));
+
+    fn boot(number: u8) -> Boot {
+        Boot {
+            machine: format!("pc-{number}"),
+            mac: Mac([2, 0, 0, 0, 0, number]),
+            version: "debian@1".into(),
+            manifest: "0".into(),
+            options: String::new(),
+            root_partition: 1,
+        }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_token_is_used_once_by_the_address_it_was_made_for() {
+        let mut tokens = Tokens::default();
+        let token = tokens.add([7; 16], boot(1), HERE, at(0));
+        assert_eq!(token, "07".repeat(16));
+        assert_eq!(tokens.take(&token, THERE, at(1)), None);
+        assert_eq!(tokens.take("x", HERE, at(1)), None);
+        assert_eq!(tokens.take(&token, HERE, at(1)), Some(boot(1)));
+        assert_eq!(tokens.take(&token, HERE, at(1)), None);
+    }
+
+    #[test]
+    fn a_token_ends_with_its_time_and_with_the_next_of_its_machine() {
+        let mut tokens = Tokens::default();
+        let late = tokens.add([1; 16], boot(1), HERE, at(0));
+        assert_eq!(tokens.take(&late, HERE, TOKEN_LIFE), None);
+        let first = tokens.add([2; 16], boot(1), HERE, at(700));
+        let second = tokens.add([3; 16], boot(1), HERE, at(701));
+        assert_eq!(tokens.take(&first, HERE, at(702)), None);
+        assert!(tokens.take(&second, HERE, at(702)).is_some());
+    }
+}

@@ -1,0 +1,121 @@
+//! `headwater serve --boot`: the boot server of a daemon, put together.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use headwater_boot_artefacts::Kept;
+use headwater_boot_server::{BootServer, Loaders, Options, Ports, Targets};
+use headwater_service::Service;
+use headwater_store::Store;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::adapters::targets::{IssuedTokens, NetworkTargets};
+use crate::data_dir::DataDir;
+use crate::failure::invalid;
+
+/// The interface, and what its machines need to read their images.
+#[derive(Clone, Debug)]
+pub struct BootOffer {
+    /// The interface of the machines' network.
+    pub interface: String,
+    /// The port of its HTTP server.
+    pub http_port: u16,
+    /// The authorities of the store server's certificate.
+    pub ca: PathBuf,
+}
+
+/// A boot server whose ports are open.
+pub struct Opened {
+    server: BootServer,
+    issued: IssuedTokens,
+    kept: Kept,
+    ca: Vec<u8>,
+}
+
+impl Opened {
+    /// Opens it before anything is changed: most mistakes in an invocation are here.
+    pub fn new(offer: &BootOffer, data_dir: &DataDir) -> anyhow::Result<Self> {
+        let failed = || format!("cannot boot machines of {}", offer.interface);
+        let ca = std::fs::read(&offer.ca);
+        let ca = ca.with_context(|| format!("cannot read {}", offer.ca.display())).with_context(failed)?;
+        let ports = Ports { http: offer.http_port, ..Ports::default() };
+        let loaders = Loaders::installed().with_context(failed)?;
+        let server = BootServer::bind(&Options { interface: offer.interface.clone(), ports, loaders });
+        let dir = data_dir.boot();
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(Self {
+            server: server.with_context(failed)?,
+            issued: IssuedTokens::open(&dir.join("tokens"))?,
+            kept: Kept::new(dir.join("versions")),
+            ca,
+        })
+    }
+
+    /// The file of the tokens that machines are given.
+    pub fn issued(&self) -> PathBuf {
+        self.issued.path().to_owned()
+    }
+
+    /// The URL of its HTTP server.
+    pub fn url(&self) -> String {
+        self.server.url()
+    }
+
+    /// Begins to serve. `offered` is the address of the store server.
+    pub async fn serve(
+        self,
+        service: Service,
+        store: Arc<dyn Store>,
+        offered: SocketAddr,
+        stopped: watch::Receiver<bool>,
+    ) -> anyhow::Result<JoinHandle<std::io::Result<()>>> {
+        self.issued.forget_strangers(&service).await?;
+        let address = if offered.ip().is_unspecified() { self.server.address().into() } else { offered.ip() };
+        let targets: Arc<dyn Targets> = Arc::new(NetworkTargets {
+            service,
+            store,
+            kept: Arc::new(self.kept),
+            issued: self.issued,
+            servers: format!("https://{}", SocketAddr::new(address, offered.port())),
+            ca: self.ca,
+        });
+        let server = self.server;
+        Ok(tokio::spawn(async move {
+            server.run(targets, stopped).await;
+            Ok(())
+        }))
+    }
+}
+
+/// Refuses a store that the machines could not read.
+pub fn check(listen: Option<SocketAddr>, has_tls: bool) -> anyhow::Result<()> {
+    let why = match listen {
+        None => "give --store-listen, where they read their images",
+        Some(listen) if listen.ip().is_loopback() => {
+            "--store-listen is an address of this host alone: give one that they reach"
+        }
+        Some(_) if !has_tls => "give --tls-cert and --tls-key for --store-listen",
+        Some(_) => return Ok(()),
+    };
+    Err(invalid(format!("machines cannot boot by --boot as it is: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_machines_cannot_read_is_refused() {
+        let refused = |listen: Option<&str>, has_tls| {
+            let listen = listen.map(|listen| listen.parse().unwrap());
+            check(listen, has_tls).err().map(|why| why.to_string())
+        };
+        assert!(refused(None, false).unwrap().contains("give --store-listen"));
+        assert!(refused(Some("127.0.0.1:1"), true).unwrap().contains("one that they reach"));
+        assert!(refused(Some("10.0.0.1:1"), false).unwrap().contains("give --tls-cert"));
+        assert_eq!(refused(Some("10.0.0.1:1"), true), None);
+    }
+}
