@@ -1,11 +1,12 @@
 # The commands of this project. `make help` lists them.
 
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
-TEST_TOOLS := busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs sfdisk=fdisk fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra
+BOOT_TOOLS := dnsmasq=dnsmasq-base ip=iproute2 openssl=openssl cpio=cpio zstd=zstd modprobe=kmod /usr/lib/ipxe/undionly.kpxe=ipxe /usr/lib/ipxe/qemu/pxe-virtio.rom=ipxe-qemu /usr/share/OVMF/OVMF_CODE_4M.fd=ovmf
+TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs sfdisk=fdisk fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo test compare streaming bench packing upgrade soak conformance fuzz fuzz-keep clean
+.PHONY: help rust build guest demo boot-demo test compare streaming bench packing upgrade soak conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -24,6 +25,11 @@ demo: rust ## boot three machines from one image, overflow their RAM caches, res
 	cargo build --release --locked --package headwater
 	guest/build
 	demo/run
+
+boot-demo: rust ## boot two diskless machines from the network, one by BIOS and one by UEFI, write to their disks, reboot them
+	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS) debugfs=e2fsprogs
+	cargo build --release --locked --package headwater
+	boot/run target/release/headwater
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)

@@ -3,6 +3,7 @@
 mod api;
 mod attach;
 mod bad_input;
+mod boot;
 mod busy_servers;
 mod cache_limits;
 mod channels;

@@ -34,6 +34,22 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("hosting/*", &[]),
     ("boot/artefacts", &["headwater-image", "headwater-block"]),
     ("boot/server", &["headwater-boot-script", "headwater-dhcp", "headwater-tftp"]),
+    // The data path of a target, in the target. It does not know the control plane.
+    (
+        "boot/agent",
+        &[
+            "headwater-attach",
+            "headwater-block",
+            "headwater-boot-script",
+            "headwater-dhcp",
+            "headwater-image",
+            "headwater-nbd",
+            "headwater-remote",
+            "headwater-store",
+            "headwater-volume",
+            "headwater-writecache",
+        ],
+    ),
     ("boot/*", &[]),
     ("testkit", &["headwater-block"]),
     // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.
