@@ -14,7 +14,7 @@ pub struct Chosen {
     pub what: Vec<(Image, Vec<Version>)>,
     /// Images of which nothing can be copied, with the store whose list of versions it is, and why not.
     pub unreadable: Vec<(String, StoreError)>,
-    /// Whether channels, promotions to come, notes and what is retired come, too.
+    /// Whether channels, scheduled promotions, notes and what is retired come, too.
     pub with_channels: bool,
 }
 

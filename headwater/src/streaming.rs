@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use headwater_block::size;
 use headwater_image::{
-    Background, BackgroundProgress, ChunkCache, DiskCache, ImageError, Pace, Trace, VersionReader,
+    Background, BackgroundProgress, ChunkCache, DiskCache, ImageError, RateLimit, Trace, VersionReader,
 };
 use headwater_store::{Hash, Pin, Store};
 use serde::Serialize;
@@ -154,7 +154,7 @@ pub struct Streaming {
     chunks: Arc<ChunkCache>,
     traces: Arc<Traces>,
     /// The pace of all copies together, if copies are made.
-    pace: Option<Arc<Pace>>,
+    pace: Option<Arc<RateLimit>>,
     copies: Copies,
     boot_trace: BootTrace,
     readahead: Ahead,
@@ -195,9 +195,9 @@ impl Streaming {
             None => ChunkCache::new(ram_bytes),
         };
         // A guest's reads wait for a bucket that is gone, as they do for servers.
-        let store = store.patient().unwrap_or(store);
+        let store = store.retrying().unwrap_or(store);
         let (boot_trace, readahead) = (args.boot_trace, args.readahead);
-        let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(Pace::new(rate)));
+        let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(RateLimit::new(rate)));
         let traces = Traces::new(Arc::clone(&store), Arc::clone(&chunks));
         let traces = Arc::new(match boot_trace {
             BootTrace::Auto => traces,
@@ -255,7 +255,11 @@ impl Streaming {
     }
 
     /// The copy of a version, which is made once however many machines read it.
-    fn copy(&self, reader: &Arc<VersionReader>, pace: &Arc<Pace>) -> Result<Arc<VersionCopy>, ImageError> {
+    fn copy(
+        &self,
+        reader: &Arc<VersionReader>,
+        pace: &Arc<RateLimit>,
+    ) -> Result<Arc<VersionCopy>, ImageError> {
         // Held until the copy has begun, which reads nothing: or two machines at a time would begin one each.
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copies.get(&reader.id()).and_then(Weak::upgrade) {

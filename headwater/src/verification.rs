@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use headwater_block::size;
 use headwater_image::{
-    Cancel, ImageError, ImageErrorKind, Progress, RepairProgress, Round, Touched, files_touched, repair,
-    repair_manifest, verify_in, versions_touched,
+    Cancel, ImageError, ImageErrorKind, Progress, RepairProgress, Touched, VerifyRound, files_touched,
+    repair, repair_manifest, verify_in, versions_touched,
 };
 use headwater_store::{Access, Hash, Image, Store, StoreError, StoreErrorKind, Version};
 use serde::Serialize;
@@ -34,7 +34,7 @@ impl Scrub {
 
 /// Stores that may have what is damaged in another one, each as one for which nobody waits: the next one may have it, too.
 pub fn not_waited_for(stores: Vec<Arc<dyn Store>>) -> Vec<Arc<dyn Store>> {
-    stores.into_iter().map(|store| store.impatient().unwrap_or(store)).collect()
+    stores.into_iter().map(|store| store.fail_fast().unwrap_or(store)).collect()
 }
 
 /// What came of one version.
@@ -143,7 +143,7 @@ pub fn check(
     store: &dyn Store,
     hash: Hash,
     names: &[String],
-    (round, sources): (&Round, &[Arc<dyn Store>]),
+    (round, sources): (&VerifyRound, &[Arc<dyn Store>]),
     cancel: &Cancel,
     progress: &mut dyn FnMut(Doing),
 ) -> Result<Option<Checked>, ImageError> {
@@ -156,7 +156,7 @@ pub fn check(
 fn check_whole(
     store: &dyn Store,
     hash: Hash,
-    (round, sources): (&Round, &[Arc<dyn Store>]),
+    (round, sources): (&VerifyRound, &[Arc<dyn Store>]),
     cancel: &Cancel,
     progress: &mut dyn FnMut(Doing),
 ) -> Result<Checked, ImageError> {
@@ -264,7 +264,7 @@ mod tests {
         std::fs::write(&object, &bad).unwrap();
         let names = ["disk@1".to_owned()];
         let check_from = |sources: &[Arc<dyn Store>]| {
-            let (round, mut told) = (Round::new(None), Vec::new());
+            let (round, mut told) = (VerifyRound::new(None), Vec::new());
             let hash = imported.version.manifest;
             let tell = &mut |doing: Doing| told.push(doing.to_string());
             let checked = check(&store, hash, &names, (&round, sources), &Cancel::new(), tell);
@@ -305,7 +305,7 @@ mod tests {
         silent.fail(HttpFault::HangAfter(100_000));
         let sources = sources(&[silent.url(), good.url()]);
         let checking = std::thread::spawn(move || {
-            let (round, names) = (Round::new(None), ["disk@1".to_owned()]);
+            let (round, names) = (VerifyRound::new(None), ["disk@1".to_owned()]);
             let hash = imported.version.manifest;
             let once = |_| check(&store, hash, &names, (&round, &sources), &Cancel::new(), &mut |_| {});
             // The good one may have been too slow as well, on a busy host.

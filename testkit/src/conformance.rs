@@ -123,7 +123,7 @@ pub fn check_read_only(device: &Arc<dyn Device>, options: &Options) -> Model {
         let range = part.random_range(&mut rng, block, options.max_request_bytes);
         let name = format!("seed {} operation {number} on {range}", options.seed);
         if rng.chance(3, 4) {
-            part.check_lent(&**device, range, &name);
+            part.check_shared(&**device, range, &name);
             let bytes = carry_out(&**device, read_of(range), rng.chance(1, 2))
                 .unwrap_or_else(|e| panic!("{name}: read failed: {e}"));
             part.compare(range, &bytes, &name);
@@ -275,9 +275,9 @@ impl Part {
     }
 
     /// What the device lends of a range, if it does, is what a read gives.
-    fn check_lent(&self, device: &dyn Device, range: ByteRange, name: &str) {
+    fn check_shared(&self, device: &dyn Device, range: ByteRange, name: &str) {
         let mut parts = Vec::new();
-        if device.lend(range, &mut parts) {
+        if device.read_shared(range, &mut parts) {
             self.compare(range, &parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>().concat(), name);
         } else {
             assert!(parts.is_empty(), "{name}: parts of {range} were left behind");
@@ -364,7 +364,7 @@ impl Worker {
         let request = self.random_request(range);
         let sent = self.expect(&request, &name);
         if sent.is_read {
-            self.part.check_lent(&*self.device, range, &sent.text);
+            self.part.check_shared(&*self.device, range, &sent.text);
         }
         match carry_out(&*self.device, request, self.rng.chance(1, 3)) {
             Ok(bytes) if sent.is_read => self.part.compare(range, &bytes, &sent.text),

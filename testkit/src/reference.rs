@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
-    Pages, Request,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Pages,
+    Request, SharedSlice,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -114,7 +114,7 @@ struct Shared {
 }
 
 /// What a disk lends is cut at multiples of this.
-const LENT_BYTES: u64 = 64 << 10;
+const SHARED_BYTES: u64 = 64 << 10;
 
 /// A disk in memory. See the module's text.
 pub struct ReferenceDisk {
@@ -374,16 +374,16 @@ impl Device for ReferenceDisk {
         }
     }
 
-    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+    fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let content = self.shared.content.lock();
         if !self.shared.lends || content.injected(range).is_err() {
             return false;
         }
         let mut at = range.offset();
         while at < range.end() {
-            let end = (at + 1).next_multiple_of(LENT_BYTES).min(range.end());
+            let end = (at + 1).next_multiple_of(SHARED_BYTES).min(range.end());
             let part = Pages::copy_of(&content.bytes[at as usize..end as usize]).unwrap();
-            parts.extend(Lent::new(part.share(), 0, (end - at) as usize));
+            parts.extend(SharedSlice::new(part.share(), 0, (end - at) as usize));
             at = end;
         }
         true

@@ -17,6 +17,7 @@ mod no_clock;
 mod no_panics;
 mod no_print;
 mod reexports;
+mod retired_words;
 mod units;
 mod unsafe_reason;
 mod unused_dependencies;
@@ -53,6 +54,7 @@ pub const ALL: &[Rule] = &[
     no_panics::RULE,
     no_print::RULE,
     reexports::RULE,
+    retired_words::RULE,
     units::RULE,
     unsafe_reason::RULE,
     unused_dependencies::RULE,

@@ -104,7 +104,7 @@ fn read_image(settings: &Settings, memory_bytes: u64) -> anyhow::Result<Arc<Vers
     let mut pause = RETRY_MIN;
     let open = || -> anyhow::Result<Arc<VersionReader>> {
         let store: Arc<dyn Store> = Arc::new(RemoteStore::open(options.clone())?);
-        let store = store.patient().unwrap_or(store);
+        let store = store.retrying().unwrap_or(store);
         Ok(VersionReader::open(&*store, manifest, Arc::clone(&chunks))?)
     };
     loop {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Problem;
-use crate::maintenance::Edit;
+use crate::maintenance::MaintenanceSession;
 
 /// One immutable state of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -102,7 +102,7 @@ pub struct Promoted {
     pub at_ms: u64,
     /// Who asked for it.
     pub author: String,
-    /// The promotion to come of the channel whose place it took, and that will not happen.
+    /// The scheduled promotion of the channel whose place it took, and that will not happen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forgets: Option<ChannelPointer>,
 }
@@ -127,7 +127,7 @@ pub struct Reverted {
 pub struct PromoteRequest {
     /// Where to.
     pub channel: Channel,
-    /// When; absent: now. A promotion to come is carried out when the daemon's clock has reached that time,
+    /// When; absent: now. A scheduled promotion is carried out when the daemon's clock has reached that time,
     /// or when the daemon starts after it.
     #[serde(default)]
     pub at_ms: Option<u64>,
@@ -175,7 +175,7 @@ pub struct Image {
     pub scheduled: Vec<ChannelPointer>,
     /// Who edits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub edit: Option<Edit>,
+    pub edit: Option<MaintenanceSession>,
 }
 
 /// All images.
@@ -225,7 +225,7 @@ pub struct PullRequest {
     /// shown the daemon's token only where all of them were named when it was started.
     pub source: String,
     /// Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all that it has, with the
-    /// channels, promotions to come, notes and what is retired.
+    /// channels, scheduled promotions, notes and what is retired.
     #[serde(default)]
     pub images: Vec<String>,
 }
@@ -241,7 +241,7 @@ pub struct PullReport {
     pub objects: u32,
     /// Their bytes.
     pub bytes: u64,
-    /// Images whose channels, promotions to come, notes or retired versions are the source's now, and were not.
+    /// Images whose channels, scheduled promotions, notes or retired versions are the source's now, and were not.
     pub followed: u32,
     /// The images that are not what they were.
     pub images: Vec<PulledImage>,
@@ -259,7 +259,7 @@ pub struct PulledImage {
     pub versions: Vec<u64>,
     /// Whether one of these was the newest version of the image when it came.
     pub newest: bool,
-    /// Whether its channels, promotions to come, notes or retired versions are the source's now, and were not.
+    /// Whether its channels, scheduled promotions, notes or retired versions are the source's now, and were not.
     pub followed: bool,
     /// Its channels that point elsewhere now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -446,7 +446,7 @@ pub struct VerifyReport {
     /// The versions that hold what is damaged: this one, and others that share it, as `IMAGE@NUMBER`.
     #[serde(default)]
     pub versions: Vec<String>,
-    /// Who uses these versions: machines, catalogs, channels, kept disks. Where that cannot be told, why.
+    /// Who uses these versions: machines, catalogs, channels, persistent disks. Where that cannot be told, why.
     #[serde(default)]
     pub uses: Vec<String>,
 }

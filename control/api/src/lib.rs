@@ -47,7 +47,7 @@ pub use machine::{
     ExecResult, Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest, SetMachine,
     Wanted,
 };
-pub use maintenance::{Edit, EditRequest, Pause, SealRequest, Sealed};
+pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use status::{HostRam, Status};

@@ -392,7 +392,7 @@ pub struct Machine {
     /// channel points to is the store's to say, which they do not wait for.
     #[serde(default)]
     pub old: bool,
-    /// The version that its kept disk belongs to, where there is one: it boots that until it is reset.
+    /// The version that its persistent disk belongs to, where there is one: it boots that until it is reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
     /// The version that it edits: it boots that, on a private disk, until the edit is sealed or discarded.

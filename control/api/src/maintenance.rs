@@ -8,14 +8,14 @@ use crate::image::ImageVersion;
 /// The machine that is to edit an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct EditRequest {
+pub struct MaintenanceRequest {
     /// Its name.
     pub machine: String,
 }
 
 /// An image that is being edited: one machine has a private disk over one of its versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Edit {
+pub struct MaintenanceSession {
     /// The image.
     pub image: String,
     /// The number of the version below.

@@ -51,7 +51,9 @@ pub enum DbError {
         change: i64,
     },
     /// SQLite finds that the file is damaged, or no database. Without it a daemon has no use for the disks that are kept.
-    #[error("the database is damaged: {0} (restore it from its backup; kept disks are of no use without it)")]
+    #[error(
+        "the database is damaged: {0} (restore it from its backup; persistent disks are of no use without it)"
+    )]
     Damaged(String),
     /// Its file system is full.
     #[error("the database cannot be written")]

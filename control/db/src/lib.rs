@@ -38,7 +38,7 @@ pub mod repository;
 pub mod sqlite;
 
 pub use error::DbError;
-pub use record::{CatalogRecord, KeptDisk, MachineRecord, NewEvent, Purpose, Secret};
+pub use record::{CatalogRecord, MachineRecord, NewEvent, PersistentDisk, Purpose, Secret};
 pub use repository::{
-    CatalogRepository, Database, EventRepository, KeptDiskRepository, MachineRepository, Repository,
+    CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
 };

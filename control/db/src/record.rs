@@ -113,7 +113,7 @@ pub enum Purpose {
     /// It is the disk of a machine with a persistent write cache.
     Persistent,
     /// A machine edits an image with it.
-    Edit,
+    MaintenanceSession,
 }
 
 impl Purpose {
@@ -121,19 +121,19 @@ impl Purpose {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Persistent => "persistent",
-            Self::Edit => "edit",
+            Self::MaintenanceSession => "edit",
         }
     }
 
     /// Reads what [`Purpose::name`] gave.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Persistent, Self::Edit].into_iter().find(|purpose| purpose.name() == text)
+        [Self::Persistent, Self::MaintenanceSession].into_iter().find(|purpose| purpose.name() == text)
     }
 }
 
 /// A disk that outlives the runs of its machine: a persistent write cache over one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptDisk {
+pub struct PersistentDisk {
     /// Its identity: it names its files and its key.
     pub id: Uuid,
     /// Whose it is.
@@ -154,7 +154,7 @@ pub struct KeptDisk {
     pub is_begun: bool,
 }
 
-impl KeptDisk {
+impl PersistentDisk {
     /// The version below, as `IMAGE@NUMBER`.
     pub fn below(&self) -> String {
         format!("{}@{}", self.image, self.version)

@@ -5,7 +5,7 @@ use headwater_api::Event;
 use uuid::Uuid;
 
 use crate::error::DbError;
-use crate::record::{CatalogRecord, KeptDisk, MachineRecord, NewEvent};
+use crate::record::{CatalogRecord, MachineRecord, NewEvent, PersistentDisk};
 
 /// A database.
 #[async_trait]
@@ -30,7 +30,7 @@ pub trait Repository: Send {
     fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_>;
 
     /// The disks that are kept.
-    fn kept_disks(&mut self) -> Box<dyn KeptDiskRepository + '_>;
+    fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_>;
 
     /// The history.
     fn events(&mut self) -> Box<dyn EventRepository + '_>;
@@ -67,7 +67,7 @@ pub trait MachineRepository: Send {
     /// Stores new limits and weight of its write cache, memory and processors. Returns whether the machine exists.
     async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
-    /// Removes a machine that has no kept disks. Returns whether it existed.
+    /// Removes a machine that has no persistent disks. Returns whether it existed.
     async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError>;
 }
 
@@ -95,18 +95,18 @@ pub trait CatalogRepository: Send {
 
 /// Disks that are kept: at most one of a machine for each purpose, and at most one edit of an image.
 #[async_trait]
-pub trait KeptDiskRepository: Send {
+pub trait PersistentDiskRepository: Send {
     /// Adds one; `Taken` where there is one already.
-    async fn add(&mut self, disk: &KeptDisk) -> Result<(), DbError>;
+    async fn add(&mut self, disk: &PersistentDisk) -> Result<(), DbError>;
 
     /// Those of a machine.
-    async fn of_machine(&mut self, machine: Uuid) -> Result<Vec<KeptDisk>, DbError>;
+    async fn of_machine(&mut self, machine: Uuid) -> Result<Vec<PersistentDisk>, DbError>;
 
     /// The edit of an image.
-    async fn edit_of(&mut self, image: &str) -> Result<Option<KeptDisk>, DbError>;
+    async fn session_of(&mut self, image: &str) -> Result<Option<PersistentDisk>, DbError>;
 
     /// All of them, oldest first.
-    async fn list(&mut self) -> Result<Vec<KeptDisk>, DbError>;
+    async fn list(&mut self) -> Result<Vec<PersistentDisk>, DbError>;
 
     /// A machine has it open: its files are there.
     async fn begun(&mut self, id: Uuid) -> Result<(), DbError>;

@@ -127,7 +127,7 @@ pub struct UnreadableList {
 
 /// A version, or a list of versions, that is damaged.
 #[derive(Debug)]
-struct Known {
+struct KnownDamage {
     /// The hash of the version's manifest; `None`: it is the list of an image.
     hash: Option<String>,
     /// Chunks of it that are damaged.
@@ -150,13 +150,13 @@ pub(crate) struct DamageFigures {
 /// What is known to be damaged: by `IMAGE@NUMBER`, or by `IMAGE` where its list is.
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
-    known: Mutex<BTreeMap<String, Known>>,
+    known: Mutex<BTreeMap<String, KnownDamage>>,
     /// Manifests of versions that were repaired to the end, and when, the last ones.
     repairs: Mutex<VecDeque<(String, Instant)>>,
 }
 
 impl Damage {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, KnownDamage>> {
         // It is whole between any two statements.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -206,7 +206,7 @@ impl Damage {
                 repairs.truncate(REPAIRS_MAX.saturating_sub(1));
                 repairs.push_front((found.hash.to_owned(), now));
             }
-            let is_over = |name: &String, known: &mut Known| {
+            let is_over = |name: &String, known: &mut KnownDamage| {
                 let is_it = known.hash.as_deref() == Some(found.hash) || found.names.contains(name);
                 is_it && (found.repaired > 0 || known.seen <= found.began)
             };
@@ -218,7 +218,10 @@ impl Damage {
         for name in found.names {
             let hash = Some(found.hash.to_owned());
             let alarm = found.alarm(name, now_ms);
-            self.put(name, Known { hash, chunks: found.damaged_chunks, seen: now, was_missed: false, alarm });
+            self.put(
+                name,
+                KnownDamage { hash, chunks: found.damaged_chunks, seen: now, was_missed: false, alarm },
+            );
         }
     }
 
@@ -226,7 +229,7 @@ impl Damage {
     fn listed(&self, there: &HashSet<&str>, unreadable: &[UnreadableList], at: Instant) {
         let is_unreadable = |image: &str| unreadable.iter().any(|list| list.image == image);
         let images: HashSet<&str> = there.iter().filter_map(|name| Some(name.split_once('@')?.0)).collect();
-        let is_over = |name: &String, known: &mut Known| match name.split_once('@') {
+        let is_over = |name: &String, known: &mut KnownDamage| match name.split_once('@') {
             // One that was made, and found damaged, since is not there yet.
             Some((image, _)) if there.contains(name.as_str()) || known.seen > at || is_unreadable(image) => {
                 known.was_missed = false;
@@ -253,11 +256,11 @@ impl Damage {
             message: format!("its list of versions cannot be read: {}{}", cut(why), touches(uses)),
             advice: advice.to_owned(),
         };
-        self.put(image, Known { hash: None, chunks: 0, seen: now, was_missed: false, alarm });
+        self.put(image, KnownDamage { hash: None, chunks: 0, seen: now, was_missed: false, alarm });
     }
 
     /// Raises an alarm, or brings one up to date that has stood since earlier.
-    fn put(&self, name: &str, mut new: Known) {
+    fn put(&self, name: &str, mut new: KnownDamage) {
         let text = new.alarm.to_string();
         let (is_new, has_room) = {
             let mut known = self.lock();
@@ -277,7 +280,7 @@ impl Damage {
     }
 
     /// Ends alarms.
-    fn end(&self, mut is_over: impl FnMut(&String, &mut Known) -> bool, why: &str) {
+    fn end(&self, mut is_over: impl FnMut(&String, &mut KnownDamage) -> bool, why: &str) {
         let mut ended = Vec::new();
         self.lock().retain(|name, known| {
             let over = is_over(name, known);

@@ -21,13 +21,13 @@
 //! - A machine changes its image version only when it starts, and one whose disk is kept when it is reset.
 //! - One machine at a time edits an image; what it did becomes a version or leaves no trace, also where the daemon
 //!   dies in between.
-//! - A promotion to come is carried out once, when the clock has reached its time, also after a restart and
+//! - A scheduled promotion is carried out once, when the clock has reached its time, also after a restart and
 //!   whatever the clock does.
 //! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
 //! - A long operation whose client is gone is cancelled and leaves nothing behind, a pull whole versions.
 //!
 //! # Limits
-//! - [`job::MAX_JOBS`] long operations at once, [`life::STOP_GRACE_MS`] for a guest to switch itself off,
+//! - [`job::MAX_JOBS`] long operations at once, [`lifecycle::STOP_GRACE_MS`] for a guest to switch itself off,
 //!   [`server::MAX_SOCKET_PATH_BYTES`] for a socket's path.
 //!
 //! # Errors
@@ -37,23 +37,23 @@
 //! No disk request passes through this crate, and it knows neither the data path nor QEMU. No users and no
 //! encryption: the socket belongs to its owner, and TCP is for loopback only and takes a [`token::Token`].
 //!
-//! Start reading at [`life`].
+//! Start reading at [`lifecycle`].
 
 mod answer;
-mod asked;
 pub mod backend;
 mod catalogs;
 mod console;
 mod damage;
 mod extract;
-mod holds;
 mod identity;
 pub mod job;
-pub mod life;
+pub mod lifecycle;
 pub mod operations;
 mod promotions;
+mod retention;
 pub mod server;
 mod state;
+mod store_view_cache;
 mod targets;
 pub mod token;
 mod uses;

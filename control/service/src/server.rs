@@ -14,8 +14,8 @@ use axum::http::{HeaderMap, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
+use headwater_admission::{Admission, Entry, Permit};
 use headwater_api::{Problem, ProblemKind};
-use headwater_places::{Entry, Place, Places};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -35,9 +35,9 @@ pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 pub const TCP_CONNECTIONS_MAX: usize = 512;
 
 /// Where all connections are taken, and so many of them have had no request with the token, a new one ends the oldest of these at once,
-pub const TCP_STRANGERS_MANY: usize = 128;
+pub const TCP_UNAUTHENTICATED_MANY: usize = 128;
 /// and where they are fewer when it has been there for so long.
-pub const TCP_STRANGER_GRACE: Duration = Duration::from_secs(2);
+pub const TCP_UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a client over TCP may take for the head of a request, also of the next one.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -157,8 +157,8 @@ pub async fn serve_tcp(
 ) -> io::Result<()> {
     let limits = Limits {
         connections: TCP_CONNECTIONS_MAX,
-        strangers_many: TCP_STRANGERS_MANY,
-        stranger_grace: TCP_STRANGER_GRACE,
+        unauthenticated_many: TCP_UNAUTHENTICATED_MANY,
+        unauthenticated_grace: TCP_UNAUTHENTICATED_GRACE,
         head: HEAD_TIMEOUT,
     };
     let router = router
@@ -172,8 +172,8 @@ pub async fn serve_tcp(
 #[derive(Clone, Copy)]
 struct Limits {
     connections: usize,
-    strangers_many: usize,
-    stranger_grace: Duration,
+    unauthenticated_many: usize,
+    unauthenticated_grace: Duration,
     head: Duration,
 }
 
@@ -183,7 +183,8 @@ async fn serve_bounded(
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
-    let places = Places::new(limits.connections, limits.strangers_many, limits.stranger_grace);
+    let places =
+        Admission::new(limits.connections, limits.unauthenticated_many, limits.unauthenticated_grace);
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
@@ -209,7 +210,7 @@ async fn serve_bounded(
 }
 
 /// Who is accepted while all places are taken waits for one; those behind wait to be accepted.
-async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStream, SocketAddr, Place)> {
+async fn accept(listener: &TcpListener, places: &Arc<Admission>) -> Option<(TcpStream, SocketAddr, Permit)> {
     match listener.accept().await {
         Ok((stream, address)) => Some((stream, address, places.take().await?)),
         Err(e) => {
@@ -321,7 +322,7 @@ mod tests {
 
     /// So many places, all of which may be taken by strangers.
     fn places(connections: usize) -> Limits {
-        Limits { connections, strangers_many: usize::MAX, stranger_grace: SOON * 60, head: SOON }
+        Limits { connections, unauthenticated_many: usize::MAX, unauthenticated_grace: SOON * 60, head: SOON }
     }
 
     fn token() -> Token {
@@ -385,7 +386,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_all_places_are_taken_who_has_no_token_gives_way() {
-        let (address, _, _stop) = served(Limits { strangers_many: 2, ..places(4) }).await;
+        let (address, _, _stop) = served(Limits { unauthenticated_many: 2, ..places(4) }).await;
         let mut guest = TcpStream::connect(address).await.unwrap();
         let request = with_token().replace("close", "keep-alive");
         let answered = async |guest: &mut TcpStream| {
@@ -419,7 +420,7 @@ mod tests {
         for (is_let_in, connection, expected, runs) in
             [(false, "keep-alive", "HTTP/1.1 503", 0), (true, "close", "HTTP/1.1 200", 1)]
         {
-            let all = Places::new(1, 1, SOON * 60);
+            let all = Admission::new(1, 1, SOON * 60);
             let place = all.take().await.unwrap();
             if is_let_in {
                 place.entry().let_in();

@@ -13,16 +13,16 @@ use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Se
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::asked::Answers;
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::damage::Damage;
 use crate::extract::Actor;
-use crate::holds::Holds;
 use crate::job::MAX_JOBS;
-use crate::life::Active;
-use crate::life::patience::Forced;
-use crate::life::readable::MAX_NOTES;
-use crate::life::unnoted::Unnoted;
+use crate::lifecycle::Active;
+use crate::lifecycle::disk_readers::MAX_NOTES;
+use crate::lifecycle::pending_events::PendingEvents;
+use crate::lifecycle::store_waits::ForcedStops;
+use crate::retention::RetentionState;
+use crate::store_view_cache::StoreViews;
 
 /// What a service is made of.
 pub struct Parts {
@@ -51,7 +51,7 @@ struct Inner {
     started_at_ms: u64,
     active: Mutex<HashMap<Uuid, Arc<Active>>>,
     locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
-    /// Kept disks that a version is being made of, and machines whose disk is not kept.
+    /// Persistent disks that a version is being made of, and machines whose disk is not kept.
     sealing: Mutex<HashSet<Uuid>>,
     /// Machines whose guests restarted and that are not on again, each with whose work that is, and why it failed so far.
     restarting: Mutex<HashMap<Uuid, Arc<Mutex<Option<Alarm>>>>>,
@@ -60,7 +60,7 @@ struct Inner {
     stopping: Arc<AtomicBool>,
     /// Since when.
     stop_begun: watch::Sender<Option<Instant>>,
-    forced: Forced,
+    forced: ForcedStops,
     job_slots: Arc<Semaphore>,
     /// Long operations that wait for one of them.
     jobs_queued: Arc<AtomicU64>,
@@ -68,10 +68,10 @@ struct Inner {
     note_places: Arc<Semaphore>,
     /// Operations that are run to their end.
     under_way: watch::Sender<usize>,
-    answers: Answers,
+    answers: StoreViews,
     damage: Damage,
-    unnoted: Unnoted,
-    holds: Holds,
+    pending_events: PendingEvents,
+    holds: RetentionState,
 }
 
 /// A long operation that waits for its turn.
@@ -97,15 +97,15 @@ impl Service {
             versions: RwLock::default(),
             stopping: Arc::default(),
             stop_begun: watch::Sender::new(None),
-            forced: Forced::default(),
+            forced: ForcedStops::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
             jobs_queued: Arc::default(),
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
             under_way: watch::Sender::new(0),
-            answers: Answers::default(),
+            answers: StoreViews::default(),
             damage: Damage::default(),
-            unnoted: Unnoted::default(),
-            holds: Holds::default(),
+            pending_events: PendingEvents::default(),
+            holds: RetentionState::default(),
         }))
     }
 
@@ -181,15 +181,15 @@ impl Service {
         self.0.note_places.clone()
     }
 
-    pub(crate) fn forced(&self) -> &Forced {
+    pub(crate) fn forced(&self) -> &ForcedStops {
         &self.0.forced
     }
 
-    pub(crate) fn hold_state(&self) -> &Holds {
+    pub(crate) fn hold_state(&self) -> &RetentionState {
         &self.0.holds
     }
 
-    pub(crate) fn answers(&self) -> &Answers {
+    pub(crate) fn answers(&self) -> &StoreViews {
         &self.0.answers
     }
 
@@ -197,8 +197,8 @@ impl Service {
         &self.0.damage
     }
 
-    pub(crate) fn unnoted(&self) -> &Unnoted {
-        &self.0.unnoted
+    pub(crate) fn pending_events(&self) -> &PendingEvents {
+        &self.0.pending_events
     }
 
     /// Refuses new starts and cancels long operations, which then clean up after themselves.
@@ -263,14 +263,14 @@ impl Service {
         self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).entry(uuid).or_default().clone()
     }
 
-    /// Notes that a version is being made of a kept disk, or of that of a machine whose disk is not kept, until the guard is dropped;
+    /// Notes that a version is being made of a persistent disk, or of that of a machine whose disk is not kept, until the guard is dropped;
     /// `None` where one is.
-    pub(crate) fn begin_sealing(&self, disk: Uuid) -> Option<Sealing> {
+    pub(crate) fn begin_sealing(&self, disk: Uuid) -> Option<SealGuard> {
         let begun = self.sealing_set().insert(disk);
-        begun.then(|| Sealing { service: self.clone(), disk })
+        begun.then(|| SealGuard { service: self.clone(), disk })
     }
 
-    /// Whether a version is being made of a kept disk: then nobody opens or discards it.
+    /// Whether a version is being made of a persistent disk: then nobody opens or discards it.
     pub(crate) fn is_sealing(&self, disk: Uuid) -> bool {
         self.sealing_set().contains(&disk)
     }
@@ -351,9 +351,9 @@ impl Service {
     }
 
     /// Counts an operation until what this gives is dropped: [`Service::operations_ended`] waits for it.
-    pub(crate) fn begin_operation(&self) -> UnderWay {
+    pub(crate) fn begin_operation(&self) -> RunningOperation {
         self.0.under_way.send_modify(|count| *count += 1);
-        UnderWay(self.clone())
+        RunningOperation(self.clone())
     }
 
     /// Runs an operation to its end even where the client that asked for it hangs up.
@@ -382,21 +382,21 @@ impl Service {
 }
 
 /// See [`Service::begin_operation`].
-pub(crate) struct UnderWay(Service);
+pub(crate) struct RunningOperation(Service);
 
-impl Drop for UnderWay {
+impl Drop for RunningOperation {
     fn drop(&mut self) {
         self.0.0.under_way.send_modify(|count| *count -= 1);
     }
 }
 
 /// See [`Service::begin_sealing`].
-pub(crate) struct Sealing {
+pub(crate) struct SealGuard {
     service: Service,
     disk: Uuid,
 }
 
-impl Drop for Sealing {
+impl Drop for SealGuard {
     fn drop(&mut self) {
         self.service.sealing_set().remove(&self.disk);
     }

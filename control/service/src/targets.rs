@@ -6,7 +6,7 @@ use headwater_db::MachineRecord;
 use crate::Service;
 use crate::answer::problem;
 use crate::extract::Actor;
-use crate::life::LifeError;
+use crate::lifecycle::LifecycleError;
 
 /// What a target boots.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ impl Service {
                 cache_ram_bytes: record.cache.ram_bytes,
             }))
         };
-        boot.await.map_err(|e: LifeError| problem(&e))
+        boot.await.map_err(|e: LifecycleError| problem(&e))
     }
 
     /// Notes that the machine with this card boots a version.
@@ -52,10 +52,10 @@ impl Service {
             record.started_at_ms = Some(self.now_ms());
             self.save(&record, &Actor::daemon(), "boots", format!("{version}, from the network")).await
         };
-        note.await.map_err(|e: LifeError| problem(&e))
+        note.await.map_err(|e: LifecycleError| problem(&e))
     }
 
-    async fn target_record(&self, mac: &str) -> Result<Option<MachineRecord>, LifeError> {
+    async fn target_record(&self, mac: &str) -> Result<Option<MachineRecord>, LifecycleError> {
         let record = self.db().read().await?.machines().by_mac(mac).await?;
         Ok(record.filter(|record| record.boot == BootFrom::Network))
     }

@@ -1,4 +1,4 @@
-//! Who uses an image, or one version of it: machines, catalogs, channels, kept disks.
+//! Who uses an image, or one version of it: machines, catalogs, channels, persistent disks.
 
 use std::collections::HashMap;
 
@@ -26,9 +26,9 @@ pub(crate) async fn of(
     let mut repo = service.db().read().await?;
     let machines = repo.machines().list().await?;
     let catalogs = repo.catalogs().list().await?;
-    let disks = repo.kept_disks().list().await?;
+    let disks = repo.persistent_disks().list().await?;
     drop(repo);
-    let mut meanings = Meanings { service, reference, version, found: HashMap::new() };
+    let mut meanings = ResolvedReferences { service, reference, version, found: HashMap::new() };
     for machine in &machines {
         if let Some(how) = meanings.use_of(machine).await? {
             uses.push(format!("machine '{}' {how}", machine.name));
@@ -43,7 +43,11 @@ pub(crate) async fn of(
         if disk.image == reference.image && version.is_none_or(|it| it.hash == disk.hash) {
             let machine = machines.iter().find(|machine| machine.uuid == disk.machine);
             let name = machine.map_or_else(|| disk.machine.to_string(), |machine| machine.name.clone());
-            let how = if disk.purpose == Purpose::Edit { "edits it" } else { "has a kept disk over it" };
+            let how = if disk.purpose == Purpose::MaintenanceSession {
+                "edits it"
+            } else {
+                "has a persistent disk over it"
+            };
             uses.push(format!("machine '{name}' {how}"));
         }
     }
@@ -101,7 +105,7 @@ async fn channels_of(service: &Service, version: &ImageVersion) -> Result<Vec<St
 }
 
 /// What references mean, each asked of the store once.
-struct Meanings<'a> {
+struct ResolvedReferences<'a> {
     service: &'a Service,
     /// The image whose uses are looked for.
     reference: &'a ImageRef,
@@ -111,7 +115,7 @@ struct Meanings<'a> {
     found: HashMap<String, Option<u64>>,
 }
 
-impl Meanings<'_> {
+impl ResolvedReferences<'_> {
     /// How a machine uses the version, or the image, if it does.
     async fn use_of(&mut self, machine: &MachineRecord) -> Result<Option<&'static str>, BackendError> {
         if let Some(active) = self.service.active(machine.uuid) {

@@ -53,7 +53,7 @@ fn every_operation_tells_how_it_is_refused() {
 #[test]
 fn what_a_change_of_a_machine_may_come_to_is_told() {
     let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
-    // As docs/api.md says: off or on and not noted, and a kept disk whose files are gone.
+    // As docs/api.md says: off or on and not noted, and a persistent disk whose files are gone.
     for (verb, statuses) in
         [("stop", &["404", "507"][..]), ("start", &["409", "422", "507"]), ("reset", &["409", "422", "507"])]
     {

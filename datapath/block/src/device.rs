@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::error::{IoError, IoErrorKind};
-use crate::pages::Lent;
+use crate::pages::SharedSlice;
 use crate::range::{ByteRange, MAX_REQUEST_BYTES};
 
 /// Size and granularity of a device. Fixed while the device is open.
@@ -219,7 +219,7 @@ pub trait Device: Send + Sync + 'static {
 
     /// Appends what a read of `range` would give to `parts`, in order, without a copy. `false` where that cannot be, with
     /// nothing appended: then it is read. Never blocks; a device that keeps no immutable data leaves this as it is.
-    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+    fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let _ = (range, parts);
         false
     }

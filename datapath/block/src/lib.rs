@@ -61,7 +61,7 @@ pub mod size;
 pub mod small_file;
 pub mod tcp;
 
-mod apart;
+mod copy_alignment;
 
 pub use budget::{Budget, Share};
 pub use completion::{Completion, Outcome};
@@ -70,6 +70,6 @@ pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Op, Request};
 pub use error::{IoError, IoErrorKind};
 pub use fault_log::FaultLog;
 pub use inbox::Inbox;
-pub use pages::{Lent, Pages, SharedPages};
+pub use pages::{Pages, SharedPages, SharedSlice};
 pub use polling::Polling;
 pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES, VOLUME_MAX_BYTES};

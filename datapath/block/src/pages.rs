@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::apart::lead_bytes;
+use crate::copy_alignment::lead_bytes;
 
 /// Below this a page more for each would be a large part of it.
 const LED_MIN_BYTES: usize = 32 << 10;
@@ -191,13 +191,13 @@ impl std::ops::Deref for SharedPages {
 
 /// Bytes that a device holds in memory and that never change, lent to whoever sends them on.
 #[derive(Clone, Debug)]
-pub struct Lent {
+pub struct SharedSlice {
     holder: SharedPages,
     start: usize,
     end: usize,
 }
 
-impl Lent {
+impl SharedSlice {
     /// A part of `holder`; `None` if that does not have it.
     pub fn new(holder: SharedPages, start: usize, len: usize) -> Option<Self> {
         let end = start.checked_add(len).filter(|end| *end <= holder.len())?;
@@ -211,7 +211,7 @@ impl Lent {
     }
 }
 
-impl std::ops::Deref for Lent {
+impl std::ops::Deref for SharedSlice {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -226,14 +226,14 @@ mod tests {
     #[test]
     fn what_was_handed_out_is_not_written_to_again() {
         let shared = Pages::copy_of(&[7; 5000]).unwrap().share();
-        let lent = Lent::new(shared.clone(), 4000, 1000).unwrap();
+        let lent = SharedSlice::new(shared.clone(), 4000, 1000).unwrap();
         assert_eq!(*lent, [7; 1000]);
         assert!(shared.clone().take_back().is_none(), "somebody has it");
         drop(lent);
         let mut again = shared.take_back().unwrap();
         again.fill(8);
         let shared = again.share();
-        assert_eq!(*Lent::new(shared.clone(), 0, 5000).unwrap().hand_out(), [8; 5000]);
+        assert_eq!(*SharedSlice::new(shared.clone(), 0, 5000).unwrap().hand_out(), [8; 5000]);
         let place = shared.as_ptr();
         let renewed = shared.take_back().unwrap();
         assert_eq!(renewed.as_ptr(), place);
@@ -250,7 +250,7 @@ mod tests {
             assert_eq!(pages.as_ptr().addr() % page_bytes, lead);
             pages.fill(9);
             let shared = pages.share();
-            assert_eq!(*Lent::new(shared.clone(), 0, LEN).unwrap().hand_out(), [9; LEN]);
+            assert_eq!(*SharedSlice::new(shared.clone(), 0, LEN).unwrap().hand_out(), [9; LEN]);
             assert_eq!(*shared.take_back().unwrap(), [0; LEN]);
         }
         assert_eq!(Pages::new(4096).unwrap().as_ptr().addr() % page_bytes, 0, "a small one is not led");
@@ -270,7 +270,7 @@ mod tests {
         }
         assert_eq!(*shared[0], [2; 70_000]);
         assert_eq!(*shared[1], [4; 70_000]);
-        Lent::new(shared[0].clone(), 0, 1).unwrap().hand_out();
+        SharedSlice::new(shared[0].clone(), 0, 1).unwrap().hand_out();
         assert_eq!(*shared.remove(0).take_back().unwrap(), [0; 70_000]);
         assert_eq!(*shared[0], [4; 70_000]);
     }
@@ -278,9 +278,9 @@ mod tests {
     #[test]
     fn only_what_is_there_is_lent() {
         let shared = Pages::new(4096).unwrap().share();
-        assert!(Lent::new(shared.clone(), 0, 4096).is_some_and(|lent| *lent == [0; 4096]));
-        assert!(Lent::new(shared.clone(), 1, 4096).is_none());
-        assert!(Lent::new(shared, usize::MAX, 2).is_none());
+        assert!(SharedSlice::new(shared.clone(), 0, 4096).is_some_and(|lent| *lent == [0; 4096]));
+        assert!(SharedSlice::new(shared.clone(), 1, 4096).is_none());
+        assert!(SharedSlice::new(shared, usize::MAX, 2).is_none());
         assert!(Pages::new(0).unwrap().is_empty());
     }
 }

@@ -191,7 +191,7 @@ impl Line {
     }
 
     /// Until an answer of so many bytes would be here.
-    fn carry(&self, bytes: usize) {
+    fn compaction(&self, bytes: usize) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let arrives = {
@@ -224,7 +224,7 @@ impl Object for FarObject {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.line.carry(into.len());
+        self.line.compaction(into.len());
         self.object.read_range(offset, into)
     }
 }

@@ -7,9 +7,9 @@ use headwater_store::{Hash, Store, StoreErrorKind};
 use crate::error::ImageError;
 use crate::manifest::Manifest;
 use crate::progress::Cancel;
-use crate::round::Round;
 use crate::units::{u64_of, usize_of_u32};
 use crate::verify::Verified;
+use crate::verify_round::VerifyRound;
 
 /// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. Where more chunks
 /// of data objects that are there were than are listed, those that need any part of these objects count, too. One whose manifest or
@@ -18,7 +18,7 @@ use crate::verify::Verified;
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
-    round: &Round,
+    round: &VerifyRound,
     cancel: &Cancel,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<String>, ImageError> {

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use headwater_store::Hash;
 use parking_lot::Mutex;
 
-use crate::ahead::{Background, Work, pause, start, stored};
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch::{MergeLimit, group};
 use crate::manifest::{ChunkRef, Manifest};
-use crate::pace::Pace;
+use crate::prefetch::{Background, Work, pause, start, stored};
+use crate::rate_limit::RateLimit;
 use crate::reader::VersionReader;
 use crate::units::usize_of_u32;
 
@@ -120,9 +120,9 @@ fn in_order<'a>(chunks: impl Iterator<Item = &'a ChunkRef>) -> Vec<ChunkRef> {
 }
 
 impl VersionReader {
-    /// Copies the whole version to the local disk cache, as fast as `pace` allows (as stored), and keeps it there
+    /// Copies the whole version to the local disk cache, as fast as `rate_limit` allows (as stored), and keeps it there
     /// while this reader is open. From its end on, no server is needed; until then the progress is short of the whole.
-    pub fn hydrate(self: &Arc<Self>, pace: &Arc<Pace>) -> Result<Background, ImageError> {
+    pub fn hydrate(self: &Arc<Self>, rate_limit: &Arc<RateLimit>) -> Result<Background, ImageError> {
         let Some(disk) = self.cache().disk() else {
             let why = "copying an image to this host needs a chunk cache on disk: give one with --chunk-cache DIR:SIZE";
             return Err(ImageError::new(ImageErrorKind::Invalid, why));
@@ -133,9 +133,9 @@ impl VersionReader {
         self.keep_on_disk(kept);
         let chunks = in_order(distinct(&manifest));
         // Only while the version is open.
-        let (reader, pace) = (Arc::downgrade(self), Arc::clone(pace));
+        let (reader, rate_limit) = (Arc::downgrade(self), Arc::clone(rate_limit));
         start("hydrate", stored(&chunks), move |work| {
-            if !copy_whole(&reader, chunks, &pace, work) {
+            if !copy_whole(&reader, chunks, &rate_limit, work) {
                 // All of it may have come, and is not durable.
                 work.falls_short();
             }
@@ -177,7 +177,7 @@ impl VersionReader {
     }
 
     /// Copies one part, unless that fails.
-    fn copy_part(&self, chunks: &[ChunkRef], pace: &Pace, work: &Work) -> Result<(), ImageError> {
+    fn copy_part(&self, chunks: &[ChunkRef], rate_limit: &RateLimit, work: &Work) -> Result<(), ImageError> {
         let Some(disk) = self.cache().disk() else { return Ok(()) };
         let source = |chunk: &ChunkRef| self.object(usize_of_u32(chunk.object));
         let is_over = || work.is_cancelled();
@@ -193,7 +193,7 @@ impl VersionReader {
                 work.done_bytes.fetch_add(stored(chunks), Ordering::Relaxed);
                 return Ok(());
             }
-            pace.take(stored(&missing()), is_over);
+            rate_limit.take(stored(&missing()), is_over);
             if work.is_cancelled() {
                 break;
             }
@@ -214,11 +214,16 @@ impl VersionReader {
 }
 
 /// Copies these chunks, and whatever turns out not to be here, until all of the version is, durably. `false`: it was ended before.
-fn copy_whole(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, pace: &Pace, work: &Work) -> bool {
+fn copy_whole(
+    reader: &Weak<VersionReader>,
+    chunks: Vec<ChunkRef>,
+    rate_limit: &RateLimit,
+    work: &Work,
+) -> bool {
     let (mut chunks, mut again) = (chunks, Again::default());
     loop {
         let (began, copied_bytes) = (Instant::now(), stored(&chunks));
-        copy_all(reader, chunks, pace, work);
+        copy_all(reader, chunks, rate_limit, work);
         let took = began.elapsed();
         let Some(open) = reader.upgrade().filter(|_| !work.is_cancelled()) else { return false };
         let Err(e) = open.settle() else { return true };
@@ -234,13 +239,13 @@ fn copy_whole(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, pace: &Pace, 
 }
 
 /// Copies chunks, here and on other threads, as far as there are some.
-fn copy_all(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, pace: &Pace, work: &Work) {
+fn copy_all(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, rate_limit: &RateLimit, work: &Work) {
     let (mut parts, now) = (Parts::default(), Instant::now());
     for chunks in group(chunks, MergeLimit::COPY) {
         parts.push(now, Part { chunks, failures: 0 });
     }
     let parts = Mutex::new(parts);
-    let copies = || copy(reader, &parts, pace, work);
+    let copies = || copy(reader, &parts, rate_limit, work);
     std::thread::scope(|scope| {
         for _ in 1..COPY_THREADS {
             let started = std::thread::Builder::new().name("hydrate".into()).spawn_scoped(scope, copies);
@@ -253,7 +258,7 @@ fn copy_all(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, pace: &Pace, wo
 }
 
 /// Copies part after part, and does not give up.
-fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, pace: &Pace, work: &Work) {
+fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, rate_limit: &RateLimit, work: &Work) {
     while !work.is_cancelled() {
         let next = parts.lock().take(Instant::now());
         let part = match next {
@@ -265,7 +270,7 @@ fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, pace: &Pace, work: &
             Next::Nothing => return,
         };
         let Some(reader) = reader.upgrade() else { return };
-        let Err(e) = reader.copy_part(&part.chunks, pace, work) else { continue };
+        let Err(e) = reader.copy_part(&part.chunks, rate_limit, work) else { continue };
         tracing::warn!(error = %e, version = %reader.id().short(), "cannot copy a part of an image; trying again later");
         drop(reader);
         let why = e.kind();
@@ -359,7 +364,7 @@ mod tests {
         let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
         let reader = VersionReader::open(&store, version.manifest, cache).unwrap();
         let chunks: Vec<Hash> = distinct(&reader.manifest().unwrap()).map(|chunk| chunk.hash).collect();
-        let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+        let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
         wait_until("it is copied", || {
             let progress = work.progress();
             let is_whole = progress.done_bytes == progress.total_bytes;

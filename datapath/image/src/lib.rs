@@ -61,7 +61,6 @@
     )
 )]
 
-pub mod ahead;
 pub mod chunk_cache;
 pub mod diff;
 pub mod disk_cache;
@@ -76,13 +75,14 @@ pub mod null_device;
 pub mod open;
 pub mod outline;
 pub mod partial;
+pub mod prefetch;
 pub mod progress;
 pub mod raw_file;
 pub mod reader;
 pub mod repair;
-pub mod round;
 pub mod trace;
 pub mod verify;
+pub mod verify_round;
 
 mod chunk;
 mod chunk_map;
@@ -95,10 +95,10 @@ mod hydrate;
 mod index;
 mod known_formats;
 mod open_maps;
-mod pace;
 mod pending;
 mod qcow2;
 mod qemu_locks;
+mod rate_limit;
 mod readahead;
 mod side_by_side;
 mod units;
@@ -106,7 +106,6 @@ mod vhd;
 mod vhdx;
 mod walk;
 
-pub use ahead::{Background, BackgroundProgress};
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
 pub use diff::{
     ChangedFile, DiffProgress, Difference, FileChange, PartitionDifference, SmallFile, SmallFiles, Touched,
@@ -124,12 +123,13 @@ pub use open::{
     Backing, FileFormat, open_chain, open_file, open_file_backed, open_source, open_source_backed,
 };
 pub use outline::Outline;
-pub use pace::Pace;
 pub use partial::Partial;
+pub use prefetch::{Background, BackgroundProgress};
 pub use progress::{Cancel, Progress};
+pub use rate_limit::RateLimit;
 pub use raw_file::raw_file;
 pub use reader::{VersionReader, pin};
 pub use repair::{RepairProgress, Repaired, repair, repair_manifest};
-pub use round::Round;
 pub use trace::Trace;
 pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_in};
+pub use verify_round::VerifyRound;

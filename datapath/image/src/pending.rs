@@ -28,10 +28,10 @@ pub(crate) fn wrong_buffer() -> IoError {
     IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
 }
 
-/// Holds an answer back until [`Held`] is dropped: whoever is answered may take things away that the one who answers still has.
-pub(crate) fn hold(done: Completion) -> (Completion, Held) {
+/// Holds an answer back until [`HeldAnswer`] is dropped: whoever is answered may take things away that the one who answers still has.
+pub(crate) fn root(done: Completion) -> (Completion, HeldAnswer) {
     let answer = Arc::new(Mutex::new(Answer { done: Some(done), outcome: None, is_held: true }));
-    let held = Held(Arc::clone(&answer));
+    let held = HeldAnswer(Arc::clone(&answer));
     let completion = Completion::new(move |outcome| {
         let mut answer = answer.lock();
         answer.outcome = Some(outcome);
@@ -49,9 +49,9 @@ struct Answer {
 }
 
 /// Holds an answer back.
-pub(crate) struct Held(Arc<Mutex<Answer>>);
+pub(crate) struct HeldAnswer(Arc<Mutex<Answer>>);
 
-impl Drop for Held {
+impl Drop for HeldAnswer {
     fn drop(&mut self) {
         let mut answer = self.0.lock();
         answer.is_held = false;
@@ -125,7 +125,7 @@ mod tests {
             let (tx, rx) = mpsc::channel();
             let done =
                 Completion::new(move |outcome| tx.send(outcome.result.map(|()| outcome.buffer)).unwrap());
-            let (done, held) = hold(done);
+            let (done, held) = root(done);
             (done, held, rx)
         };
         let (done, held, answered) = held_answer();

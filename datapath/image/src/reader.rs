@@ -21,19 +21,19 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Lent, Op, Request,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, SharedSlice,
 };
 use headwater_store::{Hash, Object, Pin, Store, StoreErrorKind};
 
 use crate::chunk_cache::{ChunkCache, ChunkPlace, Joined, Waiter};
 use crate::chunk_map::{ChunkMap, NotRead};
-use crate::disk_cache::{DiskCache, Kept};
+use crate::disk_cache::{DiskCache, RetainedVersion};
 use crate::error::ImageError;
 use crate::fetch::{Fetch, Fetching, MergeLimit, Source, group};
 use crate::fetch_pool::{FetchPool, Once, PREFETCH_MAX_BYTES, Place, Task, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::outline::Outline;
-use crate::pending::{PendingRead, Piece, copy_piece, hold, wrong_buffer};
+use crate::pending::{PendingRead, Piece, copy_piece, root, wrong_buffer};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
 use crate::units::{usize_of, usize_of_u32};
@@ -63,7 +63,7 @@ pub struct VersionReader {
     /// what readahead guesses, and one who wants none at all.
     prefetches: AtomicUsize,
     /// Keeps the version's chunks in the local disk cache.
-    kept: OnceLock<Kept>,
+    kept: OnceLock<RetainedVersion>,
     _pin: Pin,
 }
 
@@ -156,7 +156,7 @@ impl VersionReader {
         &self.cache
     }
 
-    pub(crate) fn keep_on_disk(&self, kept: Kept) {
+    pub(crate) fn keep_on_disk(&self, kept: RetainedVersion) {
         // Kept twice is kept.
         let _ = self.kept.set(kept);
     }
@@ -205,7 +205,7 @@ impl VersionReader {
         }
         // Whoever asks has one.
         let Some(me) = self.me.upgrade() else { return };
-        let (done, held) = hold(done);
+        let (done, held) = root(done);
         self.push_map_task(urgency, move || {
             then(&me, me.map.load(chunks).map_err(IoError::from), done);
             // Whoever has the last answer may remove the version.
@@ -582,13 +582,13 @@ impl Device for VersionReader {
     }
 
     /// Chunks that are in the cache. Those of zeroes are nowhere, so a range with one is not lent.
-    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+    fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let before = parts.len();
-        let lent = |piece: Piece| {
+        let slices = |piece: Piece| {
             let chunk = self.cache.get(&self.map.chunk(piece.index).ok()??.hash)?;
-            Lent::new(chunk, piece.from, piece.len)
+            SharedSlice::new(chunk, piece.from, piece.len)
         };
-        let is_whole = self.pieces(range).all(|piece| lent(piece).map(|part| parts.push(part)).is_some());
+        let is_whole = self.pieces(range).all(|piece| slices(piece).map(|part| parts.push(part)).is_some());
         if !is_whole {
             parts.truncate(before);
             return false;

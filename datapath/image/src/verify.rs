@@ -9,8 +9,8 @@ use crate::chunk::header_fault;
 use crate::error::ImageError;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::progress::{Cancel, Progress};
-use crate::round::{Place, Round};
 use crate::units::{u64_of, usize_of_u32};
+use crate::verify_round::{ChunkKey, VerifyRound};
 use crate::walk::Walk;
 
 /// The most damaged chunks that are listed; more are counted.
@@ -144,7 +144,7 @@ pub fn verify(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Verified, ImageError> {
-    verify_in(store, manifest, &Round::new(None), cancel, progress)
+    verify_in(store, manifest, &VerifyRound::new(None), cancel, progress)
 }
 
 /// As [`verify`], in a round of checks: what was found right in it is not read again. What no version needs of a data object is
@@ -152,7 +152,7 @@ pub fn verify(
 pub fn verify_in(
     store: &dyn Store,
     manifest: Hash,
-    round: &Round,
+    round: &VerifyRound,
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Verified, ImageError> {
@@ -221,7 +221,7 @@ pub fn verify_in(
 /// What is wrong with a chunk of a version, which was read.
 fn judge(
     version: &Manifest,
-    round: &Round,
+    round: &VerifyRound,
     (index, chunk): (u64, &ChunkRef),
     bytes: Result<&[u8], ImageError>,
 ) -> Result<Option<DamagedChunk>, ImageError> {
@@ -229,7 +229,7 @@ fn judge(
     let object = version.objects().get(number).map_or(Hash([0; 32]), |o| o.id);
     let e = match bytes {
         Ok(_) => {
-            round.found_sound(Place::new(&object, chunk));
+            round.found_sound(ChunkKey::new(&object, chunk));
             return Ok(None);
         }
         Err(e) if e.kind().is_damage() => e,
@@ -252,7 +252,7 @@ fn judge(
 fn read_wholes(
     store: &dyn Store,
     (wholes, spoilt): (&[ObjectRef], &HashSet<Hash>),
-    (round, cancel): (&Round, &Cancel),
+    (round, cancel): (&VerifyRound, &Cancel),
     read: &mut dyn FnMut(u64),
 ) -> Result<Vec<DamagedObject>, ImageError> {
     let (mut found, mut before) = (Vec::new(), 0_u64);
@@ -274,7 +274,7 @@ fn read_wholes(
 fn whole_fault(
     store: &dyn Store,
     object: &ObjectRef,
-    (round, cancel): (&Round, &Cancel),
+    (round, cancel): (&VerifyRound, &Cancel),
     read: &mut dyn FnMut(u64),
 ) -> Result<Option<String>, ImageError> {
     // Opened anew: while the chunks were read, somebody may have put another file in its place, to repair it.

@@ -11,8 +11,8 @@ use crate::fetch::{MergeLimit, fetch_group, group};
 use crate::fetch_pool::FETCH_THREADS;
 use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
-use crate::round::{Place, Round};
 use crate::units::{u64_of, usize_of_u32};
+use crate::verify_round::{ChunkKey, VerifyRound};
 
 /// The most threads of a walk.
 const WALK_THREADS_MAX: usize = 64;
@@ -31,7 +31,7 @@ pub(crate) struct Walk<'a> {
     /// Whether a read crosses a network.
     pub is_remote: bool,
     /// What was found right in it is not read, and its rate is kept.
-    pub round: Option<&'a Round>,
+    pub round: Option<&'a VerifyRound>,
     pub cancel: &'a Cancel,
     /// What is done, for people.
     pub what: &'a str,
@@ -178,7 +178,7 @@ impl Walk<'_> {
 
     fn is_known_sound(&self, chunk: &ChunkRef) -> bool {
         let object = self.manifest.objects().get(usize_of_u32(chunk.object));
-        self.round.zip(object).is_some_and(|(round, object)| round.is_sound(Place::new(&object.id, chunk)))
+        self.round.zip(object).is_some_and(|(round, object)| round.is_sound(ChunkKey::new(&object.id, chunk)))
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, Timespec, poll};
 use crate::probe;
 use crate::read::{Answer, Ask, choose};
 use crate::servers::Servers;
-use crate::transfer::{Fault, Past, Transfer};
+use crate::transfer::{Fault, PriorRequests, Transfer};
 
 /// How long one wait for sockets lasts at most, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
@@ -96,7 +96,7 @@ pub(crate) fn attempt(
     // Nobody more is asked before.
     let mut not_before = Instant::now();
     let mut hedge: Option<usize> = None;
-    let may_hedge = servers.list.len() > 1 && !ask.whom.alone;
+    let may_hedge = servers.list.len() > 1 && !ask.choice.alone;
     loop {
         let mut at = 0;
         while let Some(run) = running.get_mut(at) {
@@ -153,7 +153,7 @@ pub(crate) fn attempt(
 fn advance(servers: &Servers, ask: &Ask<'_>, transfer: &mut Transfer) -> Result<bool, Fault> {
     let whole = transfer.advance()?;
     let silent = transfer.last_progress().elapsed();
-    if !whole && !ask.patient {
+    if !whole && !ask.retrying {
         in_time(ask.stall(servers), transfer)?;
     }
     if whole || silent < ask.stall(servers) {
@@ -193,7 +193,7 @@ fn second(
     faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
     if !stuck {
         // One that may be wrong would be the first to answer. Where the first one does not, it is better than none.
-        ask.whom.last.iter().for_each(|server| exclude(&mut excluded, *server));
+        ask.choice.last.iter().for_each(|server| exclude(&mut excluded, *server));
     }
     choose(servers, ask, ask.wanted.len_bytes(), &excluded)
 }
@@ -246,7 +246,7 @@ fn add<'a>(
     // Two round trips more, in one of which TLS computes, and at the latest when a server that is away is given up for others.
     let unready_after =
         late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
-    let past = Past { caches: past_caches, reading: ask.whom.reading };
+    let past = PriorRequests { caches: past_caches, reading: ask.choice.reading };
     let transfer = servers.start(server, ask.path, ask.wanted, past, fresh)?;
     servers.in_flight(server, true);
     running.push(Running { server, transfer, late_after, unready_after, _counted: Counted(servers, server) });
@@ -304,9 +304,9 @@ mod tests {
     use headwater_testkit::{TestTls, wait_until};
 
     use super::*;
+    use crate::blame::ServerChoice;
     use crate::health::Health;
     use crate::transfer::Wanted;
-    use crate::whole::Whom;
 
     #[test]
     fn who_is_to_be_asked_last_is_a_second_one_only_where_the_first_is_stuck() {
@@ -317,16 +317,16 @@ mod tests {
                 .unwrap();
         servers.state.lock().records.iter_mut().for_each(|record| record.health = Health::Up);
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let whom = Whom { last: vec![1, 0], past_caches: true, ..Whom::default() };
+        let choice = ServerChoice { last: vec![1, 0], past_caches: true, ..ServerChoice::default() };
         let ask = Ask {
             path: "objects/1",
             wanted,
             object: None,
-            patient: true,
+            retrying: true,
             waits_while_busy: false,
             optional: false,
             hasty: false,
-            whom,
+            choice,
         };
         for (excluded, expected) in [
             ([false, false, false], [Some(2), Some(2)]),
@@ -351,11 +351,11 @@ mod tests {
             path: "objects/1",
             wanted,
             object: None,
-            patient: true,
+            retrying: true,
             waits_while_busy: false,
             optional: false,
             hasty: false,
-            whom: Whom::default(),
+            choice: ServerChoice::default(),
         };
         // Nobody answers. Without TLS the connection is ready as soon as it stands.
         for (scheme, is_ready) in [("http", true), ("https", false)] {

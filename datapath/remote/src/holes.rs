@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 use headwater_store::{HOLES_MAX_BYTES, Hash, Holes, StoreError, StoreErrorKind};
 
 use crate::attempt::{Attempt, attempt};
-use crate::lists::Lists;
+use crate::blame::ServerChoice;
+use crate::hole_lists::HoleLists;
 use crate::read::{Answer, Ask, PROBE_WAITS};
 use crate::servers::Servers;
 use crate::transfer::{Busy, Fault, Wanted};
-use crate::whole::Whom;
 
 /// Who does not wait asks one that has failed so often no more.
 const FAILURES_MAX: u32 = 2;
@@ -57,7 +57,7 @@ pub(crate) struct Question<'a> {
     pub len_bytes: u64,
     /// Whether who asks has clients that wait for it; see [`Ask`].
     pub hasty: bool,
-    pub whom: &'a Whom,
+    pub choice: &'a ServerChoice,
     /// Whether who asks waits for servers that are busy.
     pub waits_while_busy: bool,
     /// For the how manyeth time each server would have to give all of it.
@@ -87,7 +87,7 @@ impl Known {
         }
     }
 
-    fn is_heard(&self) -> bool {
+    fn is_remembered(&self) -> bool {
         matches!(self, Self::Said(_) | Self::NoList)
     }
 
@@ -117,10 +117,10 @@ impl Known {
 }
 
 /// Asks what of an object is gone.
-pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> Result<Lists, StoreError> {
+pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> Result<HoleLists, StoreError> {
     let known = servers.list.iter().map(|_| Known::Nothing).collect();
     let began = Instant::now();
-    let mut asking = Asking { servers, question, known, order: Vec::new(), began, failing_since: None };
+    let mut asking = PendingQuery { servers, question, known, order: Vec::new(), began, failing_since: None };
     let mut waiting_since = None;
     loop {
         if servers.is_closed() {
@@ -154,17 +154,17 @@ pub(crate) fn is_gone_there(
     if said.is_some_and(|holes| holes.overlap(part)) {
         return true;
     }
-    let whom = Whom { past_caches: true, ..Whom::default() };
-    let (hasty, waits_while_busy) = (!ask.patient, ask.waits_while_busy);
-    let question = Question { id, len_bytes, hasty, waits_while_busy, whom: &whom, reading: &|_| None };
+    let choice = ServerChoice { past_caches: true, ..ServerChoice::default() };
+    let (hasty, waits_while_busy) = (!ask.retrying, ask.waits_while_busy);
+    let question = Question { id, len_bytes, hasty, waits_while_busy, choice: &choice, reading: &|_| None };
     match ask_for_list(servers, &question, server, 0) {
         Known::Said(holes) => {
             let is_gone = holes.overlap(part);
-            servers.heard_of(id, server, holes);
+            servers.remember_list(id, server, holes);
             is_gone
         }
         Known::NoList => {
-            servers.heard_of(id, server, Arc::default());
+            servers.remember_list(id, server, Arc::default());
             false
         }
         Known::Failed { .. } => true,
@@ -175,7 +175,7 @@ pub(crate) fn is_gone_there(
 }
 
 /// One question under way.
-struct Asking<'a> {
+struct PendingQuery<'a> {
     servers: &'a Servers,
     question: &'a Question<'a>,
     /// By server.
@@ -187,22 +187,22 @@ struct Asking<'a> {
     failing_since: Option<Instant>,
 }
 
-impl Asking<'_> {
+impl PendingQuery<'_> {
     fn of(&self, server: usize) -> &Known {
         self.known.get(server).unwrap_or(&Known::Nothing)
     }
 
-    fn is_heard(&self) -> bool {
-        self.known.iter().any(Known::is_heard)
+    fn is_remembered(&self) -> bool {
+        self.known.iter().any(Known::is_remembered)
     }
 
     /// Those that have not said what is gone there, and may.
     fn open(&self) -> Vec<usize> {
-        let is_heard = self.is_heard();
+        let is_remembered = self.is_remembered();
         let is_open = |server: &usize| {
             let may_say = matches!(self.of(*server), Known::Nothing | Known::Failed { .. });
-            let is_better = !(is_heard && self.servers.is_distrusted(*server));
-            may_say && is_better && !self.question.whom.liars.contains(server)
+            let is_better = !(is_remembered && self.servers.is_distrusted(*server));
+            may_say && is_better && !self.question.choice.liars.contains(server)
         };
         (0..self.known.len()).filter(is_open).collect()
     }
@@ -219,7 +219,7 @@ impl Asking<'_> {
             }
         }
         for distrusted in [false, true] {
-            if distrusted && self.is_heard() {
+            if distrusted && self.is_remembered() {
                 break;
             }
             let open = self.open();
@@ -276,14 +276,16 @@ impl Asking<'_> {
 
     /// Until when to wait for those that were left out. `None`: not, or not any more.
     fn waits_until(&mut self, waits: Waits) -> Option<Instant> {
-        let (now, is_heard) = (Instant::now(), self.is_heard());
+        let (now, is_remembered) = (Instant::now(), self.is_remembered());
         let mut open = self.open();
         match waits {
             Waits::No => return None,
-            Waits::Soon if is_heard => return None,
+            Waits::Soon if is_remembered => return None,
             Waits::Soon => return self.busy_until(now).or_else(|| self.probed_until(now)),
             // Each is waited for once.
-            Waits::ForBetter if is_heard => open.retain(|server| !self.servers.is_without_lists(*server)),
+            Waits::ForBetter if is_remembered => {
+                open.retain(|server| !self.servers.is_without_lists(*server))
+            }
             Waits::ForBetter => {}
         }
         if open.is_empty() {
@@ -291,11 +293,12 @@ impl Asking<'_> {
         }
         let is_failing = open.iter().any(|server| self.servers.is_there(*server));
         self.failing_since = self.failing_since.filter(|_| is_failing).or(Some(now).filter(|_| is_failing));
-        let others_are_wrong = !self.question.whom.liars.is_empty() || self.known.iter().any(Known::is_wrong);
-        let since = if is_heard || others_are_wrong { Some(self.began) } else { self.failing_since };
+        let others_are_wrong =
+            !self.question.choice.liars.is_empty() || self.known.iter().any(Known::is_wrong);
+        let since = if is_remembered || others_are_wrong { Some(self.began) } else { self.failing_since };
         let until = since.map(|since| since + self.servers.limits.wait_for_better);
         if until.is_some_and(|until| now >= until) {
-            if is_heard {
+            if is_remembered {
                 open.iter().for_each(|server| self.servers.has_lists(*server, false));
             }
             return None;
@@ -335,8 +338,8 @@ impl Asking<'_> {
         Some(longest).filter(|_| is_probed && now < longest)
     }
 
-    fn told(self) -> Result<Lists, StoreError> {
-        if !self.is_heard() {
+    fn told(self) -> Result<HoleLists, StoreError> {
+        if !self.is_remembered() {
             return Err(self.why_not());
         }
         let mut told: Vec<(usize, Arc<Holes>)> = Vec::new();
@@ -370,7 +373,7 @@ impl Asking<'_> {
             let why = format!("no server can be asked for holes/{id}: {reasons}");
             StoreError::new(StoreErrorKind::Unreachable, why)
         });
-        if why.kind() == StoreErrorKind::Unreachable && !self.question.whom.liars.is_empty() {
+        if why.kind() == StoreErrorKind::Unreachable && !self.question.choice.liars.is_empty() {
             let why = format!("{why}; and what others have of this object is wrong");
             return StoreError::new(StoreErrorKind::Damaged, why);
         }
@@ -386,17 +389,17 @@ fn fetch(
     server: usize,
     past_caches: bool,
 ) -> Result<(Answer, (Duration, Duration)), Option<Fault>> {
-    let whom = Whom { alone: true, reading: (question.reading)(server), ..Whom::default() };
+    let choice = ServerChoice { alone: true, reading: (question.reading)(server), ..ServerChoice::default() };
     let hasty = question.hasty;
     let ask = Ask {
         path,
         wanted,
         object: None,
-        patient: false,
+        retrying: false,
         waits_while_busy: false,
         optional: true,
         hasty,
-        whom,
+        choice,
     };
     let past_caches = vec![past_caches; servers.list.len()];
     let mut token_renewed = false;
@@ -416,8 +419,8 @@ fn fetch(
 /// Asks one server, that has failed so often before, for its list, and once more past caches where what came is wrong.
 fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("holes/{}", question.id);
-    let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
-    let mut past_caches = question.whom.past_caches;
+    let wanted = Wanted::Blame { max_bytes: HOLES_MAX_BYTES };
+    let mut past_caches = question.choice.past_caches;
     loop {
         let (body, took) = match fetch(servers, question, (&path, wanted), server, past_caches) {
             Ok((answer, took)) => (answer.body, took),
@@ -456,7 +459,7 @@ fn is_of_another_length(list: &[u8]) -> bool {
 fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("objects/{}", question.id);
     let wanted = Wanted::Range { first: 0, len: 1, total: Some(question.len_bytes) };
-    match fetch(servers, question, (&path, wanted), server, question.whom.past_caches) {
+    match fetch(servers, question, (&path, wanted), server, question.choice.past_caches) {
         Ok(_) => Known::Said(Arc::default()),
         Err(Some(fault @ (Fault::Missing | Fault::Odd(_) | Fault::Wrong(_)))) => {
             Known::Never(no_list(servers, &path, server, StoreErrorKind::NotFound, &fault))

@@ -62,8 +62,8 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod hole_lists;
 pub mod limits;
-mod lists;
 pub mod read;
 pub mod remote_store;
 pub mod servers;
@@ -71,18 +71,18 @@ pub mod status;
 pub mod url;
 
 mod attempt;
-mod broken;
+mod blame;
 mod connection;
-mod given;
+mod failed_files;
 mod head;
 mod health;
 mod holes;
 mod probe;
+mod relay_order;
 mod server;
 mod speed;
 mod tls;
 mod transfer;
-mod whole;
 
 pub use limits::Limits;
 pub use remote_store::{Options, RemoteStore};

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, Timespec, poll};
 
 use crate::health::Health;
 use crate::servers::Servers;
-use crate::transfer::{Fault, Past, Transfer, Wanted};
+use crate::transfer::{Fault, PriorRequests, Transfer, Wanted};
 
 /// A server that nobody has asked for so long is measured.
 const MEASURE_AFTER: Duration = Duration::from_secs(5);
@@ -126,7 +126,7 @@ pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<
     let mut outcome = Err(Fault::Gone("its name has no address".into()));
     for _ in 0..server.addresses() {
         outcome = servers
-            .start(index, "store", START, Past::caches(past_caches), true)
+            .start(index, "store", START, PriorRequests::caches(past_caches), true)
             .and_then(|transfer| finish(servers, transfer));
         match &outcome {
             // The next address of the name.
@@ -222,7 +222,7 @@ fn keep_versions(servers: &Servers) {
             let path = format!("manifests/{manifest}");
             let wanted = Wanted::Range { first: 0, len: 1, total: None };
             let asked = servers
-                .start(server, &path, wanted, Past::caches(true), true)
+                .start(server, &path, wanted, PriorRequests::caches(true), true)
                 .and_then(|transfer| finish(servers, transfer));
             let Err(fault) = asked else { continue };
             tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");

@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 use headwater_store::{Check, Hash, StoreError, StoreErrorKind, Waiting};
 
 use crate::attempt::{Attempt, attempt};
+use crate::blame::ServerChoice;
 use crate::holes::is_gone_there;
 use crate::probe;
-use crate::servers::{Resting, Servers, WAIT_MAX};
+use crate::servers::{Servers, SuspendedRead, WAIT_MAX};
 use crate::transfer::{Busy, Fault, Wanted};
-use crate::whole::Whom;
 
 /// A server that breaks off or answers oddly so often in one read, and for as long as is waited for better bytes, has none.
 const BREAKS_MAX: u32 = 3;
@@ -42,14 +42,14 @@ pub(crate) struct Ask<'a> {
     /// Of which object it is a part. What of it is gone on a server comes as other bytes.
     pub object: Option<Hash>,
     /// Whether to wait for a server when none is left.
-    pub patient: bool,
+    pub retrying: bool,
     /// Whether to wait for servers that are busy, for as long as [`Servers::while_busy`] says, where it is not patient.
     pub waits_while_busy: bool,
     /// Whether a good server may not have this, and may then answer in ways of its own.
     pub optional: bool,
     /// Whether who waits for it has clients that wait, too, and no longer than it would wait.
     pub hasty: bool,
-    pub whom: Whom,
+    pub choice: ServerChoice,
 }
 
 impl Ask<'_> {
@@ -87,7 +87,7 @@ enum Verdict {
 
 /// What came of asking one server in one read.
 #[derive(Default)]
-struct Tried {
+struct AttemptResult {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
     /// What came was wrong, or nothing, which may be the fault of a cache in between: it is asked past caches.
@@ -112,7 +112,7 @@ struct Breaks {
     again_at: Instant,
 }
 
-impl Tried {
+impl AttemptResult {
     fn lacks(&mut self, servers: &Servers, why: Option<String>) {
         let again_at = Instant::now() + servers.limits.wait_for_better;
         self.verdict = Some(Verdict::Missing { again_at, is_sure: false, why, is_given_back: false });
@@ -195,10 +195,10 @@ impl Tried {
     /// It broke off, or answered something else.
     fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         let now = Instant::now();
-        let was_broken = servers.was_broken(server, ask.path);
+        let has_failed_file = servers.has_failed_file(server, ask.path);
         let Some(breaks) = &mut self.breaks else {
             self.breaks = Some(Breaks { count: 1, first: now, again_at: now });
-            if let Some(breaks) = self.breaks.as_mut().filter(|_| was_broken) {
+            if let Some(breaks) = self.breaks.as_mut().filter(|_| has_failed_file) {
                 // Once more, in case that it ends and starts again just now. All others go on.
                 breaks.again_at = now + servers.pause_after(0);
                 return;
@@ -210,13 +210,13 @@ impl Tried {
         // Time in which it was gone says nothing about what it has.
         let since = Some(breaks.first).max(servers.back_at(server));
         let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
-        if was_broken || (breaks.count >= BREAKS_MAX && is_long) {
+        if has_failed_file || (breaks.count >= BREAKS_MAX && is_long) {
             // What stands before it may have answered the probe, and it is away: then reads wait.
             if let Err(fault) = probe::ask(servers, server, true) {
                 self.breaks = None;
                 return servers.failed(server, "store", &probe::no_store(fault));
             }
-            servers.is_broken(server, ask.path);
+            servers.note_failed_file(server, ask.path);
             let why = format!("{fault}, and so it did {} times", breaks.count);
             return self.cannot_give(servers, ask, server, why);
         }
@@ -247,7 +247,7 @@ pub(crate) fn read_or_wait(
     check: &mut Check<'_>,
     waiting: &mut Waiting,
 ) -> Result<Option<Answer>, StoreError> {
-    let mut reading = match waiting.end::<(Reading, Resting)>() {
+    let mut reading = match waiting.end::<(Reading, SuspendedRead)>() {
         Some((reading, _)) => reading,
         None => Reading::new(servers, ask),
     };
@@ -268,7 +268,7 @@ pub(crate) fn read_or_wait(
 /// A read under way: who was asked, and what came of it.
 struct Reading {
     started: Instant,
-    tried: Vec<Tried>,
+    tried: Vec<AttemptResult>,
     once_more: Option<usize>,
     failed_before: bool,
     probed_until: Option<Instant>,
@@ -289,12 +289,13 @@ enum Step {
 impl Reading {
     fn new(servers: &Servers, ask: &Ask<'_>) -> Self {
         let before = |index| {
-            let is_liar = ask.whom.liars.contains(&index);
-            let given_back = || ask.whom.without.contains(&index).then_some(Verdict::GivenBack);
+            let is_liar = ask.choice.liars.contains(&index);
+            let given_back = || ask.choice.without.contains(&index).then_some(Verdict::GivenBack);
             is_liar.then(|| Verdict::Wrong(wrong_as_a_whole())).or_else(given_back)
         };
-        let past_caches = ask.whom.past_caches;
-        let before = |index| Tried { verdict: before(index), past_caches, ..Tried::default() };
+        let past_caches = ask.choice.past_caches;
+        let before =
+            |index| AttemptResult { verdict: before(index), past_caches, ..AttemptResult::default() };
         Self {
             started: Instant::now(),
             tried: (0..servers.list.len()).map(before).collect(),
@@ -330,10 +331,11 @@ impl Reading {
             }
             let now = Instant::now();
             if std::mem::take(&mut self.has_waited) {
-                let no_more = |tried: &&mut Tried| tried.missing_until().is_some_and(|until| until <= now);
+                let no_more =
+                    |tried: &&mut AttemptResult| tried.missing_until().is_some_and(|until| until <= now);
                 self.tried.iter_mut().filter(no_more).for_each(|tried| tried.verdict = None);
             }
-            let is_out = |tried: &Tried| tried.is_judged() || tried.paused_until(now).is_some();
+            let is_out = |tried: &AttemptResult| tried.is_judged() || tried.paused_until(now).is_some();
             let excluded: Vec<bool> = self.tried.iter().map(is_out).collect();
             let past_caches: Vec<bool> = self.tried.iter().map(|tried| tried.past_caches).collect();
             let Some(first) = self.once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
@@ -374,7 +376,7 @@ impl Reading {
         if ask_past_caches(ask, &mut self.tried) || self.takes_what_lies_there(servers, ask) {
             return Ok(None);
         }
-        if !ask.patient {
+        if !ask.retrying {
             if let Some(until) = self.busy_until(servers, ask, now)? {
                 self.waiting_since.get_or_insert_with(Instant::now);
                 return Ok(Some(Some(until)));
@@ -391,11 +393,13 @@ impl Reading {
             return Err(hopeless(servers, ask, &self.tried));
         }
         look_for_stores(servers, &mut self.tried);
-        if self.tried.iter().any(Tried::is_wrong) {
+        if self.tried.iter().any(AttemptResult::is_wrong) {
             // Somebody who is away may have better bytes, but not for ever.
             self.better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
         }
-        if self.tried.iter().all(Tried::is_judged) || self.better_until.is_some_and(|until| now >= until) {
+        if self.tried.iter().all(AttemptResult::is_judged)
+            || self.better_until.is_some_and(|until| now >= until)
+        {
             return Err(hopeless(servers, ask, &self.tried));
         }
         self.waiting_since.get_or_insert_with(Instant::now);
@@ -410,7 +414,7 @@ impl Reading {
         ask: &Ask<'_>,
         now: Instant,
     ) -> Result<Option<Instant>, StoreError> {
-        let is_busy = |(server, tried): (usize, &Tried)| {
+        let is_busy = |(server, tried): (usize, &AttemptResult)| {
             !tried.is_judged() && (tried.is_busy(now) || servers.is_busy(server))
         };
         if !ask.waits_while_busy || !self.tried.iter().enumerate().any(is_busy) {
@@ -432,10 +436,12 @@ impl Reading {
     /// Whether those that were left out, as what is asked for is gone there, are asked for it now: all others have answered that they do not
     /// have it. One that fails may have it.
     fn takes_what_lies_there(&mut self, servers: &Servers, ask: &Ask<'_>) -> bool {
-        let is_left_out = |tried: &Tried| matches!(tried.verdict, Some(Verdict::GivenBack));
-        let have_it_not =
-            |tried: &[Tried]| tried.iter().all(|tried| is_left_out(tried) || tried.missing_until().is_some());
-        if !ask.whom.or_what_lies_there || !self.tried.iter().any(is_left_out) || !have_it_not(&self.tried) {
+        let is_left_out = |tried: &AttemptResult| matches!(tried.verdict, Some(Verdict::GivenBack));
+        let have_it_not = |tried: &[AttemptResult]| {
+            tried.iter().all(|tried| is_left_out(tried) || tried.missing_until().is_some())
+        };
+        if !ask.choice.or_what_lies_there || !self.tried.iter().any(is_left_out) || !have_it_not(&self.tried)
+        {
             return false;
         }
         look_for_stores(servers, &mut self.tried);
@@ -449,7 +455,7 @@ impl Reading {
     /// Until when to wait for servers that are away, or for one that is to be asked again. They may have what others do not.
     fn wait_until(&self, servers: &Servers, ask: &Ask<'_>) -> Option<Instant> {
         let now = Instant::now();
-        let missing_until = self.tried.iter().filter_map(Tried::missing_until).min();
+        let missing_until = self.tried.iter().filter_map(AttemptResult::missing_until).min();
         if missing_until.is_some() {
             servers.waits_for_others(ask.path);
         }
@@ -529,8 +535,8 @@ impl Reading {
         // That concerns this file alone, and may be the fault of a cache.
         let is_of_file = matches!(fault, Fault::Missing | Fault::Wrong(_) | Fault::Stale);
         // It was down for this before, and has answered a probe since: so it is there for all else.
-        let again = |tried: &Tried| tried.breaks.is_some() || tried.busy_until.is_some();
-        let is_known = self.tried.get(server).is_some_and(again) || servers.was_broken(server, ask.path);
+        let again = |tried: &AttemptResult| tried.breaks.is_some() || tried.busy_until.is_some();
+        let is_known = self.tried.get(server).is_some_and(again) || servers.has_failed_file(server, ask.path);
         if !(ask.optional || is_of_file || is_known) {
             servers.failed(server, ask.path, fault);
         }
@@ -548,8 +554,8 @@ impl Reading {
 }
 
 /// What this server sent was wrong: whether it is to be asked once more, past caches.
-fn is_past_caches(ask: &Ask<'_>, tried: &mut [Tried], server: usize) -> bool {
-    let first = |tried: &mut Tried| !std::mem::replace(&mut tried.past_caches, true);
+fn is_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult], server: usize) -> bool {
+    let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.past_caches, true);
     let is_first = !ask.optional && tried.get_mut(server).is_some_and(first);
     if is_first {
         tracing::info!(
@@ -572,7 +578,7 @@ fn gave_it_back(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
 
 /// Nobody has it: whether some are to be asked once more, past caches. One may remember that it was not there, or that its
 /// server was not.
-fn ask_past_caches(ask: &Ask<'_>, tried: &mut [Tried]) -> bool {
+fn ask_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult]) -> bool {
     let mut is_any = false;
     for tried in tried.iter_mut().filter(|tried| !ask.optional && tried.missing_until().is_some()) {
         if !std::mem::replace(&mut tried.past_caches, true) {
@@ -584,14 +590,14 @@ fn ask_past_caches(ask: &Ask<'_>, tried: &mut [Tried]) -> bool {
 }
 
 /// This server refused the token: whether it is to be asked once more, as there may be another one in the file by now.
-fn may_take_token(servers: &Servers, tried: &mut [Tried], server: usize) -> bool {
-    let first = |tried: &mut Tried| !std::mem::replace(&mut tried.token_renewed, true);
+fn may_take_token(servers: &Servers, tried: &mut [AttemptResult], server: usize) -> bool {
+    let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.token_renewed, true);
     tried.get_mut(server).is_some_and(first) && servers.renew_token()
 }
 
 /// Servers that do not have what is asked for are asked for their store: where a web server's directory is gone, nothing is
 /// there, and that may be back.
-fn look_for_stores(servers: &Servers, tried: &mut [Tried]) {
+fn look_for_stores(servers: &Servers, tried: &mut [AttemptResult]) {
     for (server, tried) in tried.iter_mut().enumerate() {
         if let Some(Verdict::Missing { is_sure, .. }) = &mut tried.verdict
             && !*is_sure
@@ -618,15 +624,15 @@ pub(crate) fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[boo
         let excluded = excluded.iter().enumerate().map(|(index, out)| *out || is_out(index));
         servers.choose(len, &excluded.collect::<Vec<_>>())
     };
-    let the_same = ask.whom.first.and_then(|first| choose(&|index| index != first));
+    let the_same = ask.choice.first.and_then(|first| choose(&|index| index != first));
     // Those that are to be asked last are added one by one.
-    let last = &ask.whom.last;
+    let last = &ask.choice.last;
     let mut later = (0..=last.len()).map(|added| last.get(added..).unwrap_or_default());
     the_same.or_else(|| later.find_map(|later| choose(&|index| later.contains(&index))))
 }
 
 /// Nobody has it, or nobody is there.
-fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
+fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreError {
     let wrong = tried.iter().enumerate().find_map(|(server, tried)| match &tried.verdict {
         Some(Verdict::Wrong(why)) => Some((server, why)),
         _ => None,
@@ -654,7 +660,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
             kind = StoreErrorKind::Unreachable;
         }
     }
-    let is_given_back = tried.iter().any(Tried::is_given_back);
+    let is_given_back = tried.iter().any(AttemptResult::is_given_back);
     if others.is_empty() {
         let message = format!("there is no {what} at {}", missing.join(", "));
         // Of an object of which there are other parts it is these bytes that are wrong.
@@ -665,7 +671,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
     if !missing.is_empty() {
         message.push_str(&format!("; not at {}", missing.join(", ")));
     }
-    if ask.patient && is_given_back {
+    if ask.retrying && is_given_back {
         // It was waited for as long as for better bytes. With what is gone on those that are there the object can be read all the same.
         kind = StoreErrorKind::Damaged;
     }

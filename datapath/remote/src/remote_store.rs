@@ -12,17 +12,17 @@ use headwater_store::{
 };
 use parking_lot::Mutex;
 
-use crate::given::Given;
+use crate::blame::{Blame, ServerChoice};
+use crate::hole_lists::HoleLists;
 use crate::holes::{Question, Waits, ask as ask_for_holes};
 use crate::limits::Limits;
-use crate::lists::Lists;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
+use crate::relay_order::GivenPart;
 use crate::servers::{Servers, WAIT_MAX};
 use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
 use crate::url::ServerUrl;
-use crate::whole::{Whole, Whom};
 
 /// The largest list of versions.
 const LIST_MAX_BYTES: u64 = 1 << 30;
@@ -61,7 +61,7 @@ pub struct RemoteStore {
     open: Arc<Open>,
     chunk_bytes: u32,
     /// Whether reads of objects wait while no server is there.
-    patient: bool,
+    retrying: bool,
     /// Whether all else waits for servers that are busy.
     waits_while_busy: bool,
 }
@@ -81,7 +81,7 @@ impl RemoteStore {
         let open = Open::start(options)?;
         open.0.wait_for_first(true)?;
         let mut chunk_bytes = 0;
-        let store = Self { open, chunk_bytes, patient: true, waits_while_busy: true };
+        let store = Self { open, chunk_bytes, retrying: true, waits_while_busy: true };
         store.whole("store", SETTINGS_MAX_BYTES, &mut |bytes| {
             chunk_bytes = chunk_bytes_of("at this server", bytes)?;
             Ok(())
@@ -95,7 +95,7 @@ impl RemoteStore {
         if let Err(e) = open.0.wait_for_first(false) {
             tracing::debug!(error = %e, "a store is opened without servers");
         }
-        Ok(Self { open, chunk_bytes, patient: true, waits_while_busy: true })
+        Ok(Self { open, chunk_bytes, retrying: true, waits_while_busy: true })
     }
 
     /// Which servers are used, and why others are not.
@@ -201,13 +201,13 @@ impl RemoteStore {
     fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
         let ask = Ask {
             path,
-            wanted: Wanted::Whole { max_bytes },
+            wanted: Wanted::Blame { max_bytes },
             object: None,
-            patient: false,
+            retrying: false,
             waits_while_busy: self.waits_while_busy,
             optional: false,
             hasty: false,
-            whom: Whom::default(),
+            choice: ServerChoice::default(),
         };
         read(&self.open.0, &ask, check).map(|answer| answer.body)
     }
@@ -216,13 +216,13 @@ impl RemoteStore {
     fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
         let ask = Ask {
             path,
-            wanted: Wanted::Whole { max_bytes },
+            wanted: Wanted::Blame { max_bytes },
             object: None,
-            patient: false,
+            retrying: false,
             waits_while_busy: self.waits_while_busy,
             optional: true,
             hasty: false,
-            whom: Whom::default(),
+            choice: ServerChoice::default(),
         };
         read(&self.open.0, &ask, check).map(|answer| answer.body)
     }
@@ -235,22 +235,22 @@ impl RemoteStore {
     }
 
     /// An object that is as long as a server says.
-    fn open_with_its_length(&self, id: Hash, whom: Whom) -> Result<Arc<dyn Object>, StoreError> {
-        let (path, past_caches) = (format!("objects/{id}"), whom.past_caches);
+    fn open_with_its_length(&self, id: Hash, choice: ServerChoice) -> Result<Arc<dyn Object>, StoreError> {
+        let (path, past_caches) = (format!("objects/{id}"), choice.past_caches);
         // Any part of it says how long the whole is.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
         let ask = Ask {
             path: &path,
             wanted,
             object: None,
-            patient: false,
+            retrying: false,
             waits_while_busy: self.waits_while_busy,
             optional: false,
             hasty: false,
-            whom,
+            choice,
         };
         let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
-        self.open.0.gave(Given { object: id, part: 0..1, server: answer.server, past_caches });
+        self.open.0.gave(GivenPart { object: id, part: 0..1, server: answer.server, past_caches });
         let len_bytes = answer.total.ok_or_else(|| {
             StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
         })?;
@@ -264,7 +264,7 @@ impl RemoteStore {
             id,
             path: format!("objects/{id}"),
             len_bytes,
-            patient: self.patient,
+            retrying: self.retrying,
             waits_while_busy: self.waits_while_busy,
             past_caches,
             whole: Mutex::default(),
@@ -355,13 +355,13 @@ impl Store for RemoteStore {
         urls.join(",")
     }
 
-    fn impatient(&self) -> Option<Arc<dyn Store>> {
-        self.patient.then(|| -> Arc<dyn Store> { Arc::new(Self { patient: false, ..self.clone() }) })
+    fn fail_fast(&self) -> Option<Arc<dyn Store>> {
+        self.retrying.then(|| -> Arc<dyn Store> { Arc::new(Self { retrying: false, ..self.clone() }) })
     }
 
     fn hasty(&self) -> Option<Arc<dyn Store>> {
-        let hasty = || Self { patient: false, waits_while_busy: false, ..self.clone() };
-        (self.patient || self.waits_while_busy).then(|| -> Arc<dyn Store> { Arc::new(hasty()) })
+        let hasty = || Self { retrying: false, waits_while_busy: false, ..self.clone() };
+        (self.retrying || self.waits_while_busy).then(|| -> Arc<dyn Store> { Arc::new(hasty()) })
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
@@ -415,10 +415,10 @@ impl Store for RemoteStore {
 
     /// The length is what one server says, and may be wrong: who knows it calls [`Store::open_object_of`].
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        self.open_with_its_length(id, Whom::default())
+        self.open_with_its_length(id, ServerChoice::default())
     }
 
-    fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+    fn open_object_uncached(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         // Whoever gave any part of it also said how long it is.
         self.open_with_its_length(id, self.open.0.others_first(id, &(0..u64::MAX)))
     }
@@ -512,13 +512,13 @@ struct RemoteObject {
     id: Hash,
     path: String,
     len_bytes: u64,
-    patient: bool,
+    retrying: bool,
     /// Whether reads that are not patient wait for servers that are busy.
     waits_while_busy: bool,
     /// Who opened it found it wrong: what is gone of it is asked for past caches.
     past_caches: bool,
     /// Of what is read without a check; never locked across I/O.
-    whole: Mutex<Whole>,
+    whole: Mutex<Blame>,
     /// What of it is gone, as servers said; never locked across I/O.
     known: Mutex<Option<Known>>,
 }
@@ -528,7 +528,7 @@ struct RemoteObject {
 struct Known {
     /// What is not to be read of it: what is gone everywhere, or where all of it is to come from.
     holes: Arc<Holes>,
-    lists: Lists,
+    lists: HoleLists,
 }
 
 impl RemoteObject {
@@ -537,36 +537,36 @@ impl RemoteObject {
         &self,
         offset: u64,
         into: &mut [u8],
-        whom: &dyn Fn(&Range<u64>) -> Whom,
+        choice: &dyn Fn(&Range<u64>) -> ServerChoice,
         gave: &mut dyn FnMut(usize, u64),
     ) -> Result<(), StoreError> {
         let known = self.known.lock().as_ref().map(|known| known.lists.clone());
         let Some(lists) = known else {
             // Who asks through a server was told what is gone of it by another open object.
-            return self.read_as_heard(offset, into, whom, gave);
+            return self.read_as_remembered(offset, into, choice, gave);
         };
         in_pieces(&lists, offset, into, |piece, here| {
-            self.read_piece(&piece, here, whom(&piece), (&lists, false), gave)
+            self.read_piece(&piece, here, choice(&piece), (&lists, false), gave)
         })
     }
 
     /// The same by what was heard some time ago. Where a piece is not to be had so, others may have got it since, and where nobody has it, it
     /// comes as it lies there.
-    fn read_as_heard(
+    fn read_as_remembered(
         &self,
         offset: u64,
         into: &mut [u8],
-        whom: &dyn Fn(&Range<u64>) -> Whom,
+        choice: &dyn Fn(&Range<u64>) -> ServerChoice,
         gave: &mut dyn FnMut(usize, u64),
     ) -> Result<(), StoreError> {
         let lists = self.open.0.lists_of(self.id);
         in_pieces(&lists, offset, into, |piece, here| {
-            let Err(e) = self.read_piece(&piece, here, whom(&piece), (&lists, false), gave) else {
+            let Err(e) = self.read_piece(&piece, here, choice(&piece), (&lists, false), gave) else {
                 return Ok(());
             };
-            let now = self.heard_since(&piece, &lists, e)?;
+            let now = self.remembered_since(&piece, &lists, e)?;
             in_pieces(&now, piece.start, here, |piece, here| {
-                self.read_piece(&piece, here, whom(&piece), (&now, true), gave)
+                self.read_piece(&piece, here, choice(&piece), (&now, true), gave)
             })
         })
     }
@@ -577,24 +577,29 @@ impl RemoteObject {
         &self,
         piece: &Range<u64>,
         into: &mut [u8],
-        mut whom: Whom,
-        (lists, or_what_lies_there): (&Lists, bool),
+        mut choice: ServerChoice,
+        (lists, or_what_lies_there): (&HoleLists, bool),
         gave: &mut dyn FnMut(usize, u64),
     ) -> Result<(), StoreError> {
         let servers = &self.open.0;
-        lists.direct(&mut whom, piece, servers.list.len(), true);
-        whom.or_what_lies_there = or_what_lies_there;
-        let past_caches = whom.past_caches;
-        if let Some(server) = self.read(piece.start, into, whom, &mut |_| Ok(()))? {
+        lists.direct(&mut choice, piece, servers.list.len(), true);
+        choice.or_what_lies_there = or_what_lies_there;
+        let past_caches = choice.past_caches;
+        if let Some(server) = self.read(piece.start, into, choice, &mut |_| Ok(()))? {
             gave(server, piece.end.saturating_sub(piece.start));
             // For who finds it wrong.
-            servers.gave(Given { object: self.id, part: piece.clone(), server, past_caches });
+            servers.gave(GivenPart { object: self.id, part: piece.clone(), server, past_caches });
         }
         Ok(())
     }
 
     /// What is gone where by now, where a piece could not be had of those that should have it, as they are away or do not have it any more.
-    fn heard_since(&self, piece: &Range<u64>, lists: &Lists, error: StoreError) -> Result<Lists, StoreError> {
+    fn remembered_since(
+        &self,
+        piece: &Range<u64>,
+        lists: &HoleLists,
+        error: StoreError,
+    ) -> Result<HoleLists, StoreError> {
         let servers = &self.open.0;
         let is_away = error.kind() == StoreErrorKind::Unreachable;
         let is_nowhere = matches!(error.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged);
@@ -605,7 +610,7 @@ impl RemoteObject {
         let is_due = servers.is_to_be_asked(self.id, servers.limits.wait_for_better);
         let now = if is_due { self.ask_for_holes(true, self.waits()).ok() } else { None };
         if let Some(now) = &now {
-            servers.heard(self.id, now);
+            servers.remember_lists(self.id, now);
         }
         match now.filter(|now| !now.is_same(lists)) {
             Some(now) => Ok(now),
@@ -619,7 +624,7 @@ impl RemoteObject {
         &self,
         offset: u64,
         into: &mut [u8],
-        whom: Whom,
+        choice: ServerChoice,
         check: &mut Check<'_>,
     ) -> Result<Option<usize>, StoreError> {
         let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
@@ -627,68 +632,68 @@ impl RemoteObject {
         if len == 0 {
             return check(into).map(|()| None);
         }
-        let answer = read(&self.open.0, &self.ask(offset, len, whom), check)?;
+        let answer = read(&self.open.0, &self.ask(offset, len, choice), check)?;
         self.fill(into, &answer)?;
         Ok(Some(answer.server))
     }
 
-    fn ask(&self, offset: u64, len: u64, whom: Whom) -> Ask<'_> {
+    fn ask(&self, offset: u64, len: u64, choice: ServerChoice) -> Ask<'_> {
         let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
         let object = Some(self.id);
         Ask {
             path: &self.path,
             wanted,
             object,
-            patient: self.patient,
+            retrying: self.retrying,
             waits_while_busy: self.waits_while_busy,
             optional: false,
             hasty: false,
-            whom,
+            choice,
         }
     }
 
     /// Whom to ask for a part that is checked when it came.
-    fn whom_for(&self, part: &Range<u64>) -> Whom {
-        let (servers, mut whom) = (&self.open.0, Whom::default());
-        servers.lists_of(self.id).direct(&mut whom, part, servers.list.len(), false);
-        whom
+    fn choice_for(&self, part: &Range<u64>) -> ServerChoice {
+        let (servers, mut choice) = (&self.open.0, ServerChoice::default());
+        servers.lists_of(self.id).direct(&mut choice, part, servers.list.len(), false);
+        choice
     }
 
     /// Asks servers what of it is gone.
-    fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<Lists, StoreError> {
+    fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<HoleLists, StoreError> {
         let whole = self.whole.lock();
-        let whom = Whom { past_caches, ..whole.whom() };
+        let choice = ServerChoice { past_caches, ..whole.choice() };
         let readings: Vec<_> = (0..self.open.0.list.len()).map(|server| whole.next_reading(server)).collect();
         drop(whole);
         let reading = |server: usize| readings.get(server).copied().flatten();
-        self.ask_with(&whom, &reading, waits)
+        self.ask_with(&choice, &reading, waits)
     }
 
     fn ask_with(
         &self,
-        whom: &Whom,
+        choice: &ServerChoice,
         reading: &(dyn Fn(usize) -> Option<u32> + Sync),
         waits: Waits,
-    ) -> Result<Lists, StoreError> {
-        let (id, len_bytes, hasty) = (self.id, self.len_bytes, !self.patient);
+    ) -> Result<HoleLists, StoreError> {
+        let (id, len_bytes, hasty) = (self.id, self.len_bytes, !self.retrying);
         let waits_while_busy = self.waits_while_busy;
         ask_for_holes(
             &self.open.0,
-            &Question { id, len_bytes, hasty, waits_while_busy, whom, reading },
+            &Question { id, len_bytes, hasty, waits_while_busy, choice, reading },
             waits,
         )
     }
 
     fn waits(&self) -> Waits {
-        if self.patient { Waits::ForBetter } else { Waits::Soon }
+        if self.retrying { Waits::ForBetter } else { Waits::Soon }
     }
 
     /// Remembers it. Where one server is to give all of the object what is gone there is not read.
-    fn keep(&self, lists: Lists) -> Arc<Holes> {
+    fn keep(&self, lists: HoleLists) -> Arc<Holes> {
         let mut whole = self.whole.lock();
         // Of one that was to give all of it, and has servers itself, it may be what is gone on one of these.
-        if whole.whom().reading.is_none() {
-            self.open.0.heard(self.id, &lists);
+        if whole.choice().reading.is_none() {
+            self.open.0.remember_lists(self.id, &lists);
         }
         let giver = whole.choose_giver(&lists);
         drop(whole);
@@ -717,7 +722,7 @@ impl RemoteObject {
 
 /// Fills `into` piece by piece, each as long as one server has it by these lists.
 fn in_pieces(
-    lists: &Lists,
+    lists: &HoleLists,
     offset: u64,
     into: &mut [u8],
     mut read: impl FnMut(Range<u64>, &mut [u8]) -> Result<(), StoreError>,
@@ -747,9 +752,9 @@ impl Object for RemoteObject {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let whom = self.whole.lock().whom();
+        let choice = self.whole.lock().choice();
         let gave = &mut |server, len| self.whole.lock().read(server, len);
-        self.read_unchecked(offset, into, &|_| whom.clone(), gave)
+        self.read_unchecked(offset, into, &|_| choice.clone(), gave)
     }
 
     fn read_range_past_caches(
@@ -759,16 +764,16 @@ impl Object for RemoteObject {
         reading: Option<u32>,
     ) -> Result<(), StoreError> {
         let servers = &self.open.0;
-        let whom = |piece: &Range<u64>| match reading {
+        let choice = |piece: &Range<u64>| match reading {
             Some(reading) => servers.in_turn(reading),
             None => servers.others_first(self.id, piece),
         };
-        self.read_unchecked(offset, into, &whom, &mut |_, _| {})
+        self.read_unchecked(offset, into, &choice, &mut |_, _| {})
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
-        let whom = self.whom_for(&part(offset, into));
-        self.read(offset, into, whom, check).map(drop)
+        let choice = self.choice_for(&part(offset, into));
+        self.read(offset, into, choice, check).map(drop)
     }
 
     fn read_or_wait(
@@ -783,7 +788,7 @@ impl Object for RemoteObject {
         if len == 0 {
             return check(into).map(|()| true);
         }
-        let ask = self.ask(offset, len, self.whom_for(&part(offset, into)));
+        let ask = self.ask(offset, len, self.choice_for(&part(offset, into)));
         match read_or_wait(&self.open.0, &ask, check, waiting)? {
             Some(answer) => self.fill(into, &answer).map(|()| true),
             None => Ok(false),
@@ -794,7 +799,7 @@ impl Object for RemoteObject {
         if let Some(known) = &*self.known.lock() {
             return Ok(Arc::clone(&known.holes));
         }
-        if self.past_caches || !self.patient {
+        if self.past_caches || !self.retrying {
             return self.ask_for_holes(self.past_caches, self.waits()).map(|lists| self.keep(lists));
         }
         match self.ask_for_holes(false, Waits::No) {
@@ -808,16 +813,16 @@ impl Object for RemoteObject {
         }
     }
 
-    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+    fn holes_uncached(&self) -> Result<Arc<Holes>, StoreError> {
         self.whole.lock().read_past_caches();
         self.ask_for_holes(true, self.waits()).map(|lists| self.keep(lists))
     }
 
     /// It is not remembered: of one that has servers itself it is what is gone on one of these.
     fn holes_of_reading(&self, reading: u32) -> Result<Arc<Holes>, StoreError> {
-        let whom = self.open.0.in_turn(reading);
-        let lists = self.ask_with(&whom, &|_| whom.reading, self.waits())?;
-        let first = whom.first.and_then(|first| lists.of(first));
+        let choice = self.open.0.in_turn(reading);
+        let lists = self.ask_with(&choice, &|_| choice.reading, self.waits())?;
+        let first = choice.first.and_then(|first| lists.of(first));
         Ok(first.cloned().unwrap_or_else(|| lists.common()))
     }
 
@@ -841,7 +846,7 @@ impl Object for RemoteObject {
         let again = if !now.is_same(&before.lists) && !whole.is_again() {
             whole.begin_again(count)
         } else {
-            let giver = whole.whom().first;
+            let giver = whole.choice().first;
             let is_sure = giver.is_some_and(|giver| {
                 now.of(giver) == before.lists.of(giver) && now.of(giver) == Some(&before.holes)
             });

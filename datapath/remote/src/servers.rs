@@ -16,16 +16,16 @@ use headwater_store::{Hash, StoreError, StoreErrorKind, WhileBusy};
 use parking_lot::{Condvar, Mutex};
 use rustls::pki_types::ServerName;
 
-use crate::broken::Broken;
 use crate::connection::{Connection, TlsPeer};
-use crate::given::Given;
+use crate::failed_files::FailedFile;
 use crate::health::Health;
+use crate::hole_lists::RememberedLists;
 use crate::limits::Limits;
-use crate::lists::Heard;
+use crate::relay_order::GivenPart;
 use crate::server::Server;
 use crate::speed::Speed;
 use crate::status::{Counting, ServerState, ServerStatus, Status};
-use crate::transfer::{Fault, Past, Transfer, Wanted, request};
+use crate::transfer::{Fault, PriorRequests, Transfer, Wanted, request};
 use crate::url::ServerUrl;
 
 /// The most servers of one store.
@@ -82,11 +82,11 @@ pub(crate) struct State {
     /// When it was last said that reads wait for servers that are away, while others do not have what they read.
     pub lacking_said: Option<Instant>,
     /// Files that servers broke off until they were given up, oldest first.
-    pub broken: VecDeque<Broken>,
+    pub failed_files: VecDeque<FailedFile>,
     /// Parts of objects that were read without a check, oldest first.
-    pub given: VecDeque<Given>,
+    pub given: VecDeque<GivenPart>,
     /// What is gone of objects, as servers said, oldest first.
-    pub heard: VecDeque<Heard>,
+    pub remember_lists: VecDeque<RememberedLists>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
     /// Whether servers are to be told of these.
@@ -110,12 +110,12 @@ pub(crate) struct Servers {
 }
 
 /// A read that waits without a thread; counted while it does.
-pub(crate) struct Resting {
+pub(crate) struct SuspendedRead {
     servers: Arc<Servers>,
     pub until: Instant,
 }
 
-impl Drop for Resting {
+impl Drop for SuspendedRead {
     fn drop(&mut self) {
         let waiting = &mut self.servers.state.lock().waiting;
         *waiting = waiting.saturating_sub(1);
@@ -180,9 +180,9 @@ impl Servers {
                 waiting: 0,
                 gone_since: None,
                 lacking_said: None,
-                broken: VecDeque::new(),
+                failed_files: VecDeque::new(),
                 given: VecDeque::new(),
-                heard: VecDeque::new(),
+                remember_lists: VecDeque::new(),
                 pins: Vec::new(),
                 pins_due: false,
             }),
@@ -278,7 +278,7 @@ impl Servers {
         index: usize,
         path: &str,
         wanted: Wanted,
-        past: Past,
+        past: PriorRequests,
         fresh: bool,
     ) -> Result<Transfer, Fault> {
         let Some(server) = self.list.get(index) else {
@@ -337,9 +337,9 @@ impl Servers {
     }
 
     /// As [`Servers::wait`], for a read that takes no thread while it waits.
-    pub(crate) fn rest(self: &Arc<Self>, at: Option<Instant>) -> Option<Resting> {
+    pub(crate) fn rest(self: &Arc<Self>, at: Option<Instant>) -> Option<SuspendedRead> {
         let until = self.begin_wait(&mut self.state.lock(), at)?;
-        Some(Resting { servers: Arc::clone(self), until })
+        Some(SuspendedRead { servers: Arc::clone(self), until })
     }
 
     /// Counts a read that waits, and says so where nobody is left. When it is to look again at the latest; `None`: at once.

@@ -27,7 +27,7 @@ pub(crate) enum Wanted {
     /// `len` bytes from `first` of something that has `total` bytes, if that is known.
     Range { first: u64, len: u64, total: Option<u64> },
     /// All of something that has at most `max_bytes`.
-    Whole { max_bytes: u64 },
+    Blame { max_bytes: u64 },
 }
 
 impl Wanted {
@@ -35,7 +35,7 @@ impl Wanted {
     pub(crate) fn len_bytes(self) -> u64 {
         match self {
             Self::Range { len, .. } => len,
-            Self::Whole { .. } => 0,
+            Self::Blame { .. } => 0,
         }
     }
 }
@@ -105,14 +105,14 @@ pub(crate) struct Transfer {
 
 /// What a request says of those that came before it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Past {
+pub(crate) struct PriorRequests {
     /// What these gave was wrong: caches on the way are to ask the server, too.
     pub caches: bool,
     /// All of an object is read for the so manyeth time.
     pub reading: Option<u32>,
 }
 
-impl Past {
+impl PriorRequests {
     pub(crate) fn caches(caches: bool) -> Self {
         Self { caches, reading: None }
     }
@@ -124,7 +124,7 @@ pub(crate) fn request(
     target: &str,
     token: Option<&str>,
     wanted: Wanted,
-    past: Past,
+    past: PriorRequests,
 ) -> Vec<u8> {
     let mut text = format!(
         "GET {target} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: headwater/{}\r\nAccept-Encoding: identity\r\n",
@@ -223,7 +223,7 @@ impl Transfer {
 
     /// Goes on as far as possible without waiting. `true`: the answer is whole.
     pub(crate) fn advance(&mut self) -> Result<bool, Fault> {
-        self.connection.drive().map_err(|e| self.broken(&e))?;
+        self.connection.drive().map_err(|e| self.failed_files(&e))?;
         if self.head.is_none() && !self.receive_head()? {
             return Ok(false);
         }
@@ -243,13 +243,13 @@ impl Transfer {
                     self.last_progress = Instant::now();
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(e) => return Err(self.broken(&e)),
+                Err(e) => return Err(self.failed_files(&e)),
             }
         }
         Ok(true)
     }
 
-    fn broken(&self, error: &std::io::Error) -> Fault {
+    fn failed_files(&self, error: &std::io::Error) -> Fault {
         if self.reused && self.head_bytes.is_empty() && self.head.is_none() {
             return Fault::Stale;
         }
@@ -303,7 +303,7 @@ impl Transfer {
                 Ok(0) => return Err(Fault::Gone("it closed the connection without an answer".into())),
                 Ok(len) => len,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(e) => return Err(self.broken(&e)),
+                Err(e) => return Err(self.failed_files(&e)),
             };
             self.last_progress = Instant::now();
             self.first_byte.get_or_insert(self.last_progress);
@@ -356,11 +356,11 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
         return odd("it does not say how long its answer is".into());
     };
     match wanted {
-        Wanted::Whole { max_bytes } if length > max_bytes => {
+        Wanted::Blame { max_bytes } if length > max_bytes => {
             odd(format!("it announces {length} bytes where at most {max_bytes} can be"))
         }
-        Wanted::Whole { .. } if head.status == 200 => Ok(length),
-        Wanted::Whole { .. } => odd("it sends a part where the whole was asked for".into()),
+        Wanted::Blame { .. } if head.status == 200 => Ok(length),
+        Wanted::Blame { .. } => odd("it sends a part where the whole was asked for".into()),
         Wanted::Range { first, len, total } if head.status == 206 => {
             let Some(range) = head.range else {
                 return odd("it sends a part without saying which".into());
@@ -400,7 +400,7 @@ mod tests {
     fn only_an_answer_to_the_question_is_taken() {
         let ok = "HTTP/1.1 206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/1000\r\n\r\n";
         assert_eq!(verdict(ok, RANGE), Ok(50));
-        let whole = Wanted::Whole { max_bytes: 64 };
+        let whole = Wanted::Blame { max_bytes: 64 };
         assert_eq!(verdict("HTTP/1.1 200 x\r\nContent-Length: 64\r\n\r\n", whole), Ok(64));
         for (text, wanted, says) in [
             ("200 x\r\nContent-Length: 1000", RANGE, "range requests"),
@@ -454,7 +454,7 @@ mod tests {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        let request = request("a", "/x", None, RANGE, Past::default());
+        let request = request("a", "/x", None, RANGE, PriorRequests::default());
         let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
         assert_eq!(transfer.advance(), Ok(false));
         server.read_exact(&mut vec![0; request.len()]).unwrap();
@@ -477,7 +477,7 @@ mod tests {
             let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
             let (mut server, _) = listener.accept().unwrap();
-            let request = request("a", "/x", None, RANGE, Past::default());
+            let request = request("a", "/x", None, RANGE, PriorRequests::default());
             let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
             server.write_all(answer).unwrap();
             let until = Instant::now() + Duration::from_secs(60);
@@ -506,7 +506,7 @@ mod tests {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        let request = request("a", "/x", None, RANGE, Past::default());
+        let request = request("a", "/x", None, RANGE, PriorRequests::default());
         let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
         server.write_all(&b"HTTP/1.1 102 x\r\n\r\n".repeat(ANNOUNCED_MAX + 1)).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
@@ -522,13 +522,20 @@ mod tests {
 
     #[test]
     fn a_request_asks_for_the_range_and_shows_the_token() {
-        let text = String::from_utf8(request("a:1", "/x/objects/1", Some("secret"), RANGE, Past::default()))
-            .unwrap();
+        let text = String::from_utf8(request(
+            "a:1",
+            "/x/objects/1",
+            Some("secret"),
+            RANGE,
+            PriorRequests::default(),
+        ))
+        .unwrap();
         assert!(text.starts_with("GET /x/objects/1 HTTP/1.1\r\nHost: a:1\r\n"), "{text}");
         assert!(text.contains("Range: bytes=100-149\r\n") && text.contains("Bearer secret\r\n"), "{text}");
         assert!(text.ends_with("\r\n\r\n") && !text.contains("Cache-Control"));
         let text =
-            String::from_utf8(request("a:1", "/x/objects/1", None, RANGE, Past::caches(true))).unwrap();
+            String::from_utf8(request("a:1", "/x/objects/1", None, RANGE, PriorRequests::caches(true)))
+                .unwrap();
         assert!(text.contains("\r\nCache-Control: no-cache\r\n"), "{text}");
     }
 }

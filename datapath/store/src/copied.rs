@@ -26,7 +26,7 @@ pub struct CopiedImage {
     pub versions: Vec<u32>,
     /// Whether one of these was the newest version when it came.
     pub has_newest: bool,
-    /// Whether channels, promotions to come, notes or retired versions are the source's now, and were not.
+    /// Whether channels, scheduled promotions, notes or retired versions are the source's now, and were not.
     pub is_followed: bool,
     /// Its channels that were moved. One that somebody else moved meanwhile may be there twice.
     pub moves: Vec<ChannelMove>,
@@ -140,7 +140,7 @@ impl CopiedImage {
     }
 }
 
-/// Notes a promotion to come among these. One that is among the others is taken away there: the two together are nothing.
+/// Notes a scheduled promotion among these. One that is among the others is taken away there: the two together are nothing.
 fn note(pointer: &Pointer, these: &mut Vec<Pointer>, others: &mut Vec<Pointer>) {
     match others.iter().position(|other| other == pointer) {
         Some(at) => {

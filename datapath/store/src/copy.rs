@@ -57,7 +57,7 @@ pub struct Copied {
     pub objects: u32,
     /// Their bytes.
     pub bytes: u64,
-    /// Images whose channels, promotions to come, notes or retired versions were others in the target than in the source, and were
+    /// Images whose channels, scheduled promotions, notes or retired versions were others in the target than in the source, and were
     /// made the source's.
     pub followed: u32,
     /// Versions that were not copied.
@@ -511,7 +511,7 @@ impl Copying<'_> {
         before: Option<&Holes>,
     ) -> Result<Option<Watched>, StoreError> {
         let object = self.open(id, len_bytes)?;
-        let now = object.holes_again()?;
+        let now = object.holes_uncached()?;
         // By their bytes: what is gone in both may be made of smaller nodes.
         let is_as_before = before.is_some_and(|before| now.common(before).bytes() == before.bytes());
         Ok((!is_as_before).then_some(object))
@@ -683,8 +683,8 @@ impl Object for Watched {
         outcome
     }
 
-    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
-        let outcome = self.object.holes_again();
+    fn holes_uncached(&self) -> Result<Arc<Holes>, StoreError> {
+        let outcome = self.object.holes_uncached();
         *self.failed.lock() = outcome.as_ref().err().map(StoreError::kind);
         outcome
     }

@@ -4,11 +4,11 @@
 
 use crate::hash::Hash;
 use crate::hash_tree::{GROUP_BYTES, HashTree};
-use crate::hold::{self, Hold, Purpose};
 use crate::holes::{Holes, Needed, ObjectHashing, plan_holes};
 use crate::local_dir::{chunk_bytes_of, settings_bytes, settings_bytes_with_holes};
 use crate::name::ImageName;
 use crate::refs::Image;
+use crate::retention::{self, RetentionPurpose, RetentionRoot};
 use crate::s3::S3Url;
 use crate::s3::upload::Parts;
 
@@ -24,7 +24,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         ("store_settings", store_settings, settings),
         ("hash_tree", hash_tree, trees()),
         ("list_of_holes", list_of_holes, lists_of_holes()),
-        ("hold_path", hold_path, holds()),
+        ("root_path", root_path, holds()),
         (
             "store_name",
             store_name,
@@ -131,30 +131,30 @@ fn holds() -> Vec<Vec<u8>> {
 }
 
 /// Where a hold is noted: read a second time, byte by byte, and found again where it says that it is.
-pub fn hold_path(bytes: &[u8]) {
+pub fn root_path(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else { return };
-    let found = Hold::parse(path);
-    let plain = plain_hold(bytes);
+    let found = RetentionRoot::parse(path);
+    let plain = plain_root(bytes);
     assert_eq!(found.is_some(), plain.is_some(), "{path}");
-    let (Some(hold), Some([manifest, image, purpose, daemon, id])) = (found, plain) else { return };
-    let read = [hold.image.as_str(), &hold.daemon, &hold.id].map(str::as_bytes);
+    let (Some(root), Some([manifest, image, purpose, daemon, id])) = (found, plain) else { return };
+    let read = [root.image.as_str(), &root.daemon, &root.id].map(str::as_bytes);
     assert_eq!(read, [image, daemon, id], "{path}");
-    assert_eq!(hold.manifest.to_string().as_bytes(), manifest, "{path}");
-    let known: [(&[u8], Purpose); 4] = [
-        (b"disk", Purpose::Disk),
-        (b"edit", Purpose::Edit),
-        (b"pin", Purpose::Pin),
-        (b"follow", Purpose::Follow),
+    assert_eq!(root.manifest.to_string().as_bytes(), manifest, "{path}");
+    let known: [(&[u8], RetentionPurpose); 4] = [
+        (b"disk", RetentionPurpose::Disk),
+        (b"edit", RetentionPurpose::MaintenanceSession),
+        (b"pin", RetentionPurpose::Pin),
+        (b"follow", RetentionPurpose::Follow),
     ];
-    assert!(known.contains(&(purpose, hold.purpose)), "{path}");
-    assert_eq!(hold.path().as_deref().ok(), Some(path), "it is noted elsewhere than it was read");
-    assert_eq!(hold::manifest_of(path), Some(hold.manifest), "{path}");
-    assert!(hold::is_of(path, hold.manifest, &hold.image), "{path}");
-    assert!(!hold::is_of(path, Hash::of(bytes), &hold.image), "{path} is one of another version");
+    assert!(known.contains(&(purpose, root.purpose)), "{path}");
+    assert_eq!(root.path().as_deref().ok(), Some(path), "it is noted elsewhere than it was read");
+    assert_eq!(retention::manifest_of(path), Some(root.manifest), "{path}");
+    assert!(retention::is_of(path, root.manifest, &root.image), "{path}");
+    assert!(!retention::is_of(path, Hash::of(bytes), &root.image), "{path} is one of another version");
 }
 
 /// Manifest, image, purpose, daemon and id of a hold, as `docs/format.md` says that they are written.
-fn plain_hold(path: &[u8]) -> Option<[&[u8]; 5]> {
+fn plain_root(path: &[u8]) -> Option<[&[u8]; 5]> {
     let mut folders = path.splitn(3, |byte| *byte == b'/');
     let (manifest, image, name) = (folders.next()?, folders.next()?, folders.next()?);
     let mut words = name.splitn(3, |byte| *byte == b'.');

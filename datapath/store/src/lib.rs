@@ -16,7 +16,7 @@
 //! # Guarantees
 //! - Objects and manifests are immutable and named by the BLAKE3 of their bytes. They are written under a
 //!   temporary name, synced and renamed, the data object before the manifest and the manifest before the
-//!   reference; whatever stops a [`Publication`] leaves the store as it was, apart from leftovers that the next
+//!   reference; whatever stops a [`Publication`] leaves the store as it was, apart from orphans that the next
 //!   [`LocalDir::open`] removes.
 //! - One process writes at a time; any number read. A version that somebody holds with [`Store::pin`], in
 //!   any process, cannot be removed.
@@ -66,13 +66,13 @@ pub mod error;
 pub mod fuzzing;
 pub mod hash;
 pub mod hash_tree;
-pub mod hold;
 pub mod holes;
 pub mod local_dir;
 pub mod name;
 pub mod needs;
-pub mod patient;
 pub mod refs;
+pub mod retention;
+pub mod retrying;
 pub mod s3;
 pub mod store;
 pub mod waiting;
@@ -84,7 +84,6 @@ pub use copied::{ChannelMove, CopiedImage};
 pub use copy::{Copied, CopyProgress, NotCopied, copy, copy_object, copy_telling};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
-pub use hold::Hold;
 pub use holes::{HOLES_MAX_BYTES, Holes, ObjectHashing, hash_of};
 pub use local_dir::{
     Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir, chunk_bytes_of, settings_bytes,
@@ -95,6 +94,7 @@ pub use refs::{
     AUTHOR_MAX_BYTES, CHANNEL_PAST_MAX, Channel, Image, NOTE_MAX_BYTES, Pointer, VERSION_OBJECTS_MAX,
     VERSIONS_MAX, Version,
 };
+pub use retention::RetentionRoot;
 pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
     Adopted, Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Parts, Patch, Pin,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::hold::Hold;
 use crate::holes::Holes;
 use crate::name::{ImageName, ImageReference};
 use crate::needs::Needs;
 use crate::refs::{Image, Version};
+use crate::retention::RetentionRoot;
 use crate::waiting::Waiting;
 
 /// The largest manifest: enough for 20 million distinct chunks, or 1.2 TiB of data at 64 KiB.
@@ -50,20 +50,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// The same store for volumes, whose reads of objects wait while it cannot be reached, where those of this one fail.
     /// `None` where they wait already, or never need to.
-    fn patient(&self) -> Option<Arc<dyn Store>> {
+    fn retrying(&self) -> Option<Arc<dyn Store>> {
         None
     }
 
     /// The same store for those who rather have an error soon than wait: its reads of objects fail while it cannot be reached.
     /// `None` where those of this one do so already.
-    fn impatient(&self) -> Option<Arc<dyn Store>> {
+    fn fail_fast(&self) -> Option<Arc<dyn Store>> {
         None
     }
 
     /// The same store for those whose clients wait as well, and no longer than a server that is busy may ask for: as
-    /// [`Store::impatient`], and nothing waits for such a server, either. `None` where nothing of this one does.
+    /// [`Store::fail_fast`], and nothing waits for such a server, either. `None` where nothing of this one does.
     fn hasty(&self) -> Option<Arc<dyn Store>> {
-        self.impatient()
+        self.fail_fast()
     }
 
     /// All images, by name. One list of versions that cannot be read fails it: this is for those who must know every version.
@@ -97,7 +97,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// As [`Store::open_object`], for who found wrong what was read of it, or its length. A store that has the object in several
     /// places asks those first that gave nothing of it before, and no caches on the way.
-    fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+    fn open_object_uncached(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         self.open_object(id)
     }
 
@@ -131,8 +131,8 @@ pub trait Store: Send + Sync + 'static {
     /// Keeps the version with this manifest from being removed, by any process, until the pin is dropped.
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError>;
 
-    /// Whether daemons of their own remove versions from it, and so are to be told by [`Store::hold`] what others need.
-    fn keeps_holds(&self) -> bool {
+    /// Whether daemons of their own remove versions from it, and so are to be told by [`Store::root`] what others need.
+    fn keeps_roots(&self) -> bool {
         false
     }
 
@@ -141,19 +141,19 @@ pub trait Store: Send + Sync + 'static {
     /// daemon edits [`StoreErrorKind::InUse`]; then nothing is left of it, and after any other error it may be there.
     ///
     /// A store of one writer keeps none: only that one removes, and it knows its own needs.
-    fn hold(&self, hold: &Hold) -> Result<(), StoreError> {
-        let _ = hold;
+    fn retain(&self, root: &RetentionRoot) -> Result<(), StoreError> {
+        let _ = root;
         Ok(())
     }
 
     /// Takes a hold away. One that is not there is no error.
-    fn release(&self, hold: &Hold) -> Result<(), StoreError> {
-        let _ = hold;
+    fn release(&self, root: &RetentionRoot) -> Result<(), StoreError> {
+        let _ = root;
         Ok(())
     }
 
     /// The holds of a daemon, without who their holders are.
-    fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
+    fn roots_of(&self, daemon: &str) -> Result<Vec<RetentionRoot>, StoreError> {
         let _ = daemon;
         Ok(Vec::new())
     }
@@ -194,14 +194,14 @@ pub trait Store: Send + Sync + 'static {
     /// Puts right bytes in place of damaged ones in a data object. What comes out must have the hash that is the
     /// object's name where the store writes it as a whole; where it writes in place, the caller has checked
     /// the bytes, and a crash leaves them as damaged as they were.
-    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+    fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         let _ = (object, patches);
         Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
     }
 
     /// Puts the right bytes of a manifest in place of lost or damaged ones, durably; `bytes` must have the hash `id`. Pins
     /// on it stay.
-    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+    fn repair_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
         let _ = (id, bytes);
         Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
     }
@@ -339,7 +339,7 @@ pub trait Object: Send + Sync {
     /// As [`Object::holes`], for who needs something of what these say is gone: a store on several servers asks all of
     /// them anew, past caches, and waits for those that do not answer as it would for better bytes. From then on the object is read
     /// with what this returns.
-    fn holes_again(&self) -> Result<Arc<Holes>, StoreError> {
+    fn holes_uncached(&self) -> Result<Arc<Holes>, StoreError> {
         self.holes()
     }
 

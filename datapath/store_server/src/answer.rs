@@ -23,7 +23,7 @@ use crate::once::Once;
 use crate::progress::Progress;
 use crate::range::{Wanted, wanted};
 use crate::reads::Reads;
-use crate::room::Room;
+use crate::send_memory::SendMemory;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
@@ -125,7 +125,7 @@ pub struct Answers {
     leases: Leases,
     reads: Reads,
     /// For pieces of all answers.
-    room: Arc<Semaphore>,
+    send_memory: Arc<Semaphore>,
     /// Manifests, lists and traces.
     contents: Contents,
     /// Those that are being read.
@@ -149,7 +149,7 @@ impl Answers {
             tls,
             leases,
             reads,
-            room: Room::of_server(),
+            send_memory: SendMemory::of_server(),
             contents,
             once: Once::default(),
             objects: Mutex::default(),
@@ -157,8 +157,8 @@ impl Answers {
     }
 
     /// Room for what is sent on a connection.
-    pub(crate) fn room(&self) -> Room {
-        Room::of_connection(&self.room)
+    pub(crate) fn send_memory(&self) -> SendMemory {
+        SendMemory::of_connection(&self.send_memory)
     }
 
     /// The versions that are held.
@@ -170,11 +170,11 @@ impl Answers {
     pub(crate) async fn answer<B>(
         self: &Arc<Self>,
         request: &Request<B>,
-        room: &Room,
+        send_memory: &SendMemory,
         progress: &Arc<Progress>,
     ) -> Response<AnswerBody> {
         let _busy = progress.busy();
-        let mut response = self.respond(request, room, progress).await;
+        let mut response = self.respond(request, send_memory, progress).await;
         if request.method() == Method::HEAD {
             // Over HTTP/2 it would be sent, which breaks the protocol.
             *response.body_mut() = AnswerBody::whole(Bytes::new());
@@ -186,7 +186,7 @@ impl Answers {
     async fn respond<B>(
         self: &Arc<Self>,
         request: &Request<B>,
-        room: &Room,
+        send_memory: &SendMemory,
         progress: &Arc<Progress>,
     ) -> Response<AnswerBody> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -226,7 +226,7 @@ impl Answers {
         match found {
             Ok((Ok(found), place)) => {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
-                let turn = Turn { reads, place, room: room.of_answer(), progress, again };
+                let turn = Turn { reads, place, send_memory: send_memory.of_answer(), progress, again };
                 let mut response = self.send(&target, &found, request, turn);
                 // A head is a promise, so what is promised is there, or its beginning.
                 match response.body_mut().first_piece().await {
@@ -327,11 +327,7 @@ impl Answers {
     }
 
     fn open(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
-        if asked.again.is_some() {
-            self.store.open_object_past_caches(id)
-        } else {
-            self.store.open_object(id)
-        }
+        if asked.again.is_some() { self.store.open_object_uncached(id) } else { self.store.open_object(id) }
     }
 
     /// The list of an object's holes, `None` where it has none. It is opened anew: one that stays open may remember what was gone of it

@@ -10,8 +10,8 @@ use hyper::body::{Frame, SizeHint};
 use tokio::task::JoinHandle;
 
 use crate::progress::Progress;
-use crate::reads::{Place, Reads};
-use crate::room::{AnswerRoom, Held};
+use crate::reads::{ReadPermit, Reads};
+use crate::send_memory::{AnswerRoom, SendMemoryPermit};
 
 /// How much of an object is read at a time, where there is room. While one piece is sent, the next is read.
 pub const PIECE_BYTES: usize = 256 << 10;
@@ -36,7 +36,7 @@ pub(crate) struct Reading {
     /// The first piece, once it is here.
     first: Option<Bytes>,
     reads: Reads,
-    room: AnswerRoom,
+    send_memory: AnswerRoom,
     progress: Arc<Progress>,
     again: Option<Again>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Reading {
 /// A piece, with the room that it takes for as long as somebody has a part of it.
 struct Piece {
     bytes: Vec<u8>,
-    _held: Held,
+    _held: SendMemoryPermit,
 }
 
 impl AsRef<[u8]> for Piece {
@@ -57,8 +57,8 @@ impl AsRef<[u8]> for Piece {
 pub(crate) struct Turn {
     pub reads: Reads,
     /// For the first piece.
-    pub place: Place,
-    pub room: AnswerRoom,
+    pub place: ReadPermit,
+    pub send_memory: AnswerRoom,
     pub progress: Arc<Progress>,
     /// Where who asks found wrong what came of it before.
     pub again: Option<Again>,
@@ -79,7 +79,7 @@ impl AnswerBody {
     /// `len_bytes` from `at`, which the object has.
     pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
-        let Turn { reads, place, room, progress, again } = turn;
+        let Turn { reads, place, send_memory, progress, again } = turn;
         let mut reading = Reading {
             object,
             at,
@@ -88,7 +88,7 @@ impl AnswerBody {
             next: None,
             first: None,
             reads,
-            room,
+            send_memory,
             progress,
             again,
         };
@@ -109,16 +109,17 @@ impl AnswerBody {
 }
 
 impl Reading {
-    fn read_on(&mut self, place: Option<Place>) {
+    fn read_on(&mut self, place: Option<ReadPermit>) {
         let len = usize::try_from(self.end - self.at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
         if len == 0 {
             return;
         }
         let (object, at, again) = (Arc::clone(&self.object), self.at, self.again);
-        let (reads, room, progress) = (self.reads.clone(), self.room.clone(), Arc::clone(&self.progress));
+        let (reads, send_memory, progress) =
+            (self.reads.clone(), self.send_memory.clone(), Arc::clone(&self.progress));
         // A task of its own: a place that is given to a body which nobody polls would be lost to all others.
         self.next = Some(tokio::spawn(async move {
-            let (len, held) = room.take(len).await;
+            let (len, held) = send_memory.take(len).await;
             // Only now: it may have been the client that was waited for.
             let busy = progress.busy();
             let place = match place {

@@ -11,7 +11,7 @@ use headwater_store::{Hash, StoreError, StoreErrorKind};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::room::{Held, SMALL_PIECE_BYTES};
+use crate::send_memory::{SMALL_PIECE_BYTES, SendMemoryPermit};
 
 /// What manifests, lists and traces take, kept or on their way, beside those of at most [`SMALL_PIECE_BYTES`]. A larger one has room
 /// when there is no other.
@@ -23,7 +23,7 @@ const CONTENTS_MAX: usize = 1024;
 pub(crate) struct Content {
     pub id: Hash,
     bytes: Vec<u8>,
-    _held: Held,
+    _held: SendMemoryPermit,
 }
 
 /// What an answer has of a content.
@@ -49,7 +49,7 @@ impl Content {
 
 /// The contents in memory.
 pub(crate) struct Contents {
-    room: Arc<Semaphore>,
+    send_memory: Arc<Semaphore>,
     most_bytes: usize,
     /// Those that are kept, the one that was used last at the end.
     kept: Mutex<Vec<Arc<Content>>>,
@@ -57,7 +57,7 @@ pub(crate) struct Contents {
 
 impl Contents {
     pub(crate) fn new(most_bytes: usize) -> Self {
-        Self { room: Arc::new(Semaphore::new(most_bytes)), most_bytes, kept: Mutex::default() }
+        Self { send_memory: Arc::new(Semaphore::new(most_bytes)), most_bytes, kept: Mutex::default() }
     }
 
     pub(crate) fn kept(&self, id: Hash) -> Option<Arc<Content>> {
@@ -92,11 +92,11 @@ impl Contents {
     }
 
     /// Room for so many bytes. Who asks whether the store is there gets its answer whatever others do.
-    fn take(&self, len: usize) -> Option<Held> {
+    fn take(&self, len: usize) -> Option<SendMemoryPermit> {
         if len <= SMALL_PIECE_BYTES {
-            return Some(Held::nothing());
+            return Some(SendMemoryPermit::nothing());
         }
-        Held::of(&self.room, len.min(self.most_bytes))
+        SendMemoryPermit::of(&self.send_memory, len.min(self.most_bytes))
     }
 }
 

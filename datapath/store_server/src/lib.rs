@@ -17,7 +17,7 @@
 //!
 //! # Limits
 //! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait. But a connection on which no
-//!   request was let in makes room for a new one: at once where there are [`STRANGERS_MANY`] of them, else after [`STRANGER_GRACE`].
+//!   request was let in makes room for a new one: at once where there are [`UNAUTHENTICATED_MANY`] of them, else after [`UNAUTHENTICATED_GRACE`].
 //! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
@@ -65,7 +65,7 @@ mod once;
 mod progress;
 mod range;
 mod reads;
-mod room;
+mod send_memory;
 mod tls;
 
 pub use body::PIECE_BYTES;
@@ -73,9 +73,9 @@ pub use contents::CONTENTS_BYTES;
 pub use error::ServeError;
 pub use leases::{LEASE, LEASES_MAX};
 pub use reads::{READ_WAIT, READS_MAX};
-pub use room::{CONNECTION_PIECES_BYTES, PIECES_BYTES, SMALL_PIECE_BYTES};
+pub use send_memory::{CONNECTION_PIECES_BYTES, PIECES_BYTES, SMALL_PIECE_BYTES};
 pub use server::{
-    ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STRANGER_GRACE, STRANGERS_MANY,
-    STREAMS_MAX, StoreServer, TlsFiles,
+    ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STREAMS_MAX, StoreServer, TlsFiles,
+    UNAUTHENTICATED_GRACE, UNAUTHENTICATED_MANY,
 };
 pub use tokens::{TOKEN_FILE_MAX_BYTES, TokenFile, TokenName, token_line};

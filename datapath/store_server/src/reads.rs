@@ -13,25 +13,25 @@ pub const READ_WAIT: Duration = Duration::from_secs(3);
 /// Room for what blocks on the store. Who waits for it takes no thread, and leaves the line when its client goes.
 #[derive(Clone)]
 pub(crate) struct Reads {
-    room: Arc<Semaphore>,
+    send_memory: Arc<Semaphore>,
     wait: Duration,
 }
 
 /// Held as long as the thread is, and not only as long as somebody waits for what it does.
-pub(crate) type Place = OwnedSemaphorePermit;
+pub(crate) type ReadPermit = OwnedSemaphorePermit;
 
 impl Reads {
     pub(crate) fn new(most: usize, wait: Duration) -> Self {
-        Self { room: Arc::new(Semaphore::new(most)), wait }
+        Self { send_memory: Arc::new(Semaphore::new(most)), wait }
     }
 
     /// A place, or `None` when there is none for too long.
-    pub(crate) async fn place_soon(&self) -> Option<Place> {
+    pub(crate) async fn place_soon(&self) -> Option<ReadPermit> {
         tokio::time::timeout(self.wait, self.place()).await.ok().flatten()
     }
 
     /// A place, however long it takes. The room is never closed.
-    pub(crate) async fn place(&self) -> Option<Place> {
-        Arc::clone(&self.room).acquire_owned().await.ok()
+    pub(crate) async fn place(&self) -> Option<ReadPermit> {
+        Arc::clone(&self.send_memory).acquire_owned().await.ok()
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headwater_places::{Entry, Place, Places};
+use headwater_admission::{Admission, Entry, Permit};
 use headwater_store::Store;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -27,9 +27,9 @@ use crate::tokens::TokenFile;
 /// The most connections at a time; more wait to be accepted, or make strangers leave.
 pub const CONNECTIONS_MAX: usize = 1024;
 /// Where all connections are taken, and so many of them have had no request that was let in, a new one ends the oldest of these at once,
-pub const STRANGERS_MANY: usize = 128;
+pub const UNAUTHENTICATED_MANY: usize = 128;
 /// and where they are fewer when it has been there for so long.
-pub const STRANGER_GRACE: Duration = Duration::from_secs(2);
+pub const UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(2);
 /// The most requests at a time on a connection of HTTP/2.
 pub const STREAMS_MAX: u32 = 128;
 /// How long a client may neither ask for anything in full nor take a byte of its answer.
@@ -74,10 +74,10 @@ pub struct Options {
 pub struct Limits {
     /// See [`CONNECTIONS_MAX`].
     pub connections: usize,
-    /// See [`STRANGERS_MANY`].
-    pub strangers_many: usize,
-    /// See [`STRANGER_GRACE`].
-    pub stranger_grace: Duration,
+    /// See [`UNAUTHENTICATED_MANY`].
+    pub unauthenticated_many: usize,
+    /// See [`UNAUTHENTICATED_GRACE`].
+    pub unauthenticated_grace: Duration,
     /// See [`IDLE_TIMEOUT`].
     pub idle: Duration,
     /// See [`ADMISSION_TIMEOUT`].
@@ -96,8 +96,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: CONNECTIONS_MAX,
-            strangers_many: STRANGERS_MANY,
-            stranger_grace: STRANGER_GRACE,
+            unauthenticated_many: UNAUTHENTICATED_MANY,
+            unauthenticated_grace: UNAUTHENTICATED_GRACE,
             idle: IDLE_TIMEOUT,
             admission: ADMISSION_TIMEOUT,
             lease: LEASE,
@@ -172,8 +172,8 @@ impl StoreServer {
 
     /// Serves until `stop` says true, and then ends what is under way.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let Limits { connections, strangers_many, stranger_grace, .. } = self.limits;
-        let places = Places::new(connections, strangers_many, stranger_grace);
+        let Limits { connections, unauthenticated_many, unauthenticated_grace, .. } = self.limits;
+        let places = Admission::new(connections, unauthenticated_many, unauthenticated_grace);
         let mut connections = tokio::task::JoinSet::new();
         let letting_go = tokio::spawn(let_go(Arc::clone(&self.answers), self.limits.lease));
         loop {
@@ -218,7 +218,7 @@ async fn let_go(answers: Arc<Answers>, lease: Duration) {
 }
 
 /// Who is accepted while all places are taken waits for one; those behind wait to be accepted.
-async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStream, Place)> {
+async fn accept(listener: &TcpListener, places: &Arc<Admission>) -> Option<(TcpStream, Permit)> {
     match listener.accept().await {
         Ok((stream, _)) => Some((stream, places.take().await?)),
         Err(e) => {
@@ -265,10 +265,11 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_frame_size(64 << 10);
     let progress = Progress::new(entry);
     let watched = Watched::new(stream, Arc::clone(&progress));
-    let (asked, room) = (Arc::clone(&progress), answers.room());
+    let (asked, send_memory) = (Arc::clone(&progress), answers.send_memory());
     let service = service_fn(move |request| {
-        let (answers, room, progress) = (Arc::clone(&answers), room.clone(), Arc::clone(&asked));
-        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request, &room, &progress).await) }
+        let (answers, send_memory, progress) =
+            (Arc::clone(&answers), send_memory.clone(), Arc::clone(&asked));
+        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request, &send_memory, &progress).await) }
     });
     let connection = builder.serve_connection(TokioIo::new(watched), service);
     let mut connection = std::pin::pin!(connection);
@@ -303,7 +304,7 @@ mod tests {
         let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
         let answers = Arc::new(Answers::new(Arc::new(store), None, false, &Limits::default()));
         for (is_let_in, expected) in [(false, "HTTP/1.1 503"), (true, "HTTP/1.1 200")] {
-            let places = Places::new(1, 1, STRANGER_GRACE);
+            let places = Admission::new(1, 1, UNAUTHENTICATED_GRACE);
             let place = places.take().await.unwrap();
             if is_let_in {
                 place.entry().let_in();

@@ -10,14 +10,14 @@
 //! the image has it not in memory, the write is stored like any other. Equal writes come in runs (a file is
 //! put back, a package installed again), so one hit makes the next ones likely; and a look costs about as
 //! much as half a write, for a cache line of the image that nobody else needs. What was missed so, the write
-//! cache finds by a second look, off the hit path ([`Beneath`]).
+//! cache finds by a second look, off the hit path ([`BaseImage`]).
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use headwater_block::{BLOCK_BYTES, ByteRange, Device};
-use headwater_writecache::{Beneath, BlockNumber, Now};
+use headwater_writecache::{BaseImage, BlockNumber, Now};
 
 use crate::pieces::Piece;
 
@@ -98,7 +98,7 @@ impl Elision {
     }
 }
 
-impl Beneath for Elision {
+impl BaseImage for Elision {
     fn begins_with(&self, block: BlockNumber, data: &[u8]) -> bool {
         match data.len() {
             PROBE_BYTES => equals::<PROBE_BYTES>(&*self.base, block, data),

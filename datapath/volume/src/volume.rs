@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, CompletionQueue, Device, Extent, ExtentKind, Geometry,
-    IoError, IoErrorKind, Lent, Op, Request,
+    IoError, IoErrorKind, Op, Request, SharedSlice,
 };
 use headwater_writecache::{
-    Beneath, BlockNumber, CacheOptions, Cleared, Found, Host, Kind, Location, Now, OverflowOptions,
-    ReadTally, Shortage, Turn, WriteCache, Wrote,
+    Admission, BaseImage, BlockNumber, CacheOptions, Cleared, Found, Host, Kind, Location, Now,
+    OverflowOptions, ReadTally, Shortage, WriteCache, WriteResult,
 };
 
 use crate::clearing::Clearing;
@@ -76,7 +76,7 @@ impl Volume {
             overflow,
             pause_limit: options.pause_limit,
             persistent: options.persistent.clone(),
-            beneath: elision.clone().map(|elision| elision as Arc<dyn Beneath>),
+            base: elision.clone().map(|elision| elision as Arc<dyn BaseImage>),
         };
         let cache = WriteCache::open(&cache_options, &host.shared())?;
         let geometry = Geometry {
@@ -245,7 +245,7 @@ impl Inner {
             {
                 return Ok(if stored { Attempt::Done } else { Attempt::MustWait });
             }
-            let turn = if piece.start == 0 { Turn::New } else { Turn::Rest };
+            let turn = if piece.start == 0 { Admission::New } else { Admission::Rest };
             if !self.write_piece_now(&piece, part, turn) {
                 return Ok(Attempt::MustWait);
             }
@@ -253,7 +253,7 @@ impl Inner {
         Ok(Attempt::Done)
     }
 
-    fn write_piece_now(&self, piece: &Piece, data: &[u8], turn: Turn) -> bool {
+    fn write_piece_now(&self, piece: &Piece, data: &[u8], turn: Admission) -> bool {
         self.store_now(|| {
             Some(if piece.is_whole() {
                 self.write_whole(piece.block, data, turn)
@@ -267,17 +267,21 @@ impl Inner {
     /// Stores a request that ends one block and begins the next. Whether there was room; `None`: its pieces are written one by one.
     fn write_pair_now(&self, range: ByteRange, from: &[u8]) -> Option<bool> {
         let first = straddling(range)?;
-        self.store_now(|| self.write_pair(&first, from, Turn::New))
+        self.store_now(|| self.write_pair(&first, from, Admission::New))
     }
 
     /// Whether a write was stored, with what room there is without waiting.
-    fn store_now(&self, write: impl Fn() -> Option<Wrote>) -> Option<bool> {
+    fn store_now(&self, write: impl Fn() -> Option<WriteResult>) -> Option<bool> {
         loop {
             match write()? {
-                Wrote::Done => return Some(true),
+                WriteResult::Done => return Some(true),
                 // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
-                Wrote::NoRoom if self.cache.make_room() => {}
-                Wrote::NoRoom | Wrote::Behind | Wrote::Ahead | Wrote::NeedOld(_) | Wrote::Closed => {
+                WriteResult::NoRoom if self.cache.make_room() => {}
+                WriteResult::NoRoom
+                | WriteResult::Behind
+                | WriteResult::Ahead
+                | WriteResult::NeedOld(_)
+                | WriteResult::Closed => {
                     return Some(false);
                 }
             }
@@ -285,12 +289,12 @@ impl Inner {
     }
 
     /// Stores a part of a block, unless the image is known to hold the same.
-    pub(crate) fn write_part(&self, piece: &Piece, data: &[u8], turn: Turn) -> Wrote {
+    pub(crate) fn write_part(&self, piece: &Piece, data: &[u8], turn: Admission) -> WriteResult {
         self.cache.write_part(piece.block, piece.skip, data, turn, || self.is_same_part(piece, data))
     }
 
     /// The same of the end of a block and the beginning of the next one.
-    pub(crate) fn write_pair(&self, first: &Piece, data: &[u8], turn: Turn) -> Option<Wrote> {
+    pub(crate) fn write_pair(&self, first: &Piece, data: &[u8], turn: Admission) -> Option<WriteResult> {
         self.cache.write_pair(first.block, first.skip, data, turn, || self.is_same_part(first, data))
     }
 
@@ -304,7 +308,7 @@ impl Inner {
 
     /// Stores a whole block, unless the image is known to hold the same.
     #[inline]
-    pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
+    pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], turn: Admission) -> WriteResult {
         self.cache.write_unless(block, data, turn, |now| self.is_same(block, data, now))
     }
 
@@ -322,7 +326,7 @@ impl Inner {
         }
         for edge in pieces(head).chain(pieces(tail)) {
             let Some(zeroes) = ZEROES.get(..edge.len) else { return Attempt::MustWait };
-            if !self.write_piece_now(&edge, zeroes, Turn::New) {
+            if !self.write_piece_now(&edge, zeroes, Admission::New) {
                 return Attempt::MustWait;
             }
         }
@@ -470,10 +474,12 @@ impl Device for Volume {
     }
 
     /// What the machine has not changed, as far as the image lends it.
-    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+    fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let sampled = latency::sample();
         let inner = &*self.inner;
-        if !is_absent(range, &|first, end| inner.cache.run_at(first, end)) || !inner.base.lend(range, parts) {
+        if !is_absent(range, &|first, end| inner.cache.run_at(first, end))
+            || !inner.base.read_shared(range, parts)
+        {
             return false;
         }
         inner.counters.add(Own::ReadOps, 1);

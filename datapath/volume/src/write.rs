@@ -5,7 +5,9 @@ use std::sync::Arc;
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
 };
-use headwater_writecache::{Cleared, Fetched, FetchedOld, Old, Parked, Retried, Slotless, Turn, Wrote};
+use headwater_writecache::{
+    Admission, Cleared, Fetched, FetchedOld, Old, QueuedWrite, RetryResult, UnloggedBlocks, WriteResult,
+};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
@@ -56,10 +58,10 @@ pub(crate) enum Clear {
 }
 
 impl Clear {
-    pub(crate) fn slotless(self) -> Slotless {
+    pub(crate) fn slotless(self) -> UnloggedBlocks {
         match self {
-            Clear::ZeroWrite => Slotless::Wait,
-            Clear::Discard => Slotless::Stay,
+            Clear::ZeroWrite => UnloggedBlocks::Wait,
+            Clear::Discard => UnloggedBlocks::Stay,
         }
     }
 }
@@ -97,7 +99,7 @@ impl ClearTask {
                 let (at, end) = (u64::from(block.0) * BLOCK as u64, self.left.end());
                 self.left = ByteRange::new(at, end.saturating_sub(at)).unwrap_or(self.left);
                 let cache = Arc::clone(&self.inner.cache);
-                cache.park_for_room(self);
+                cache.queue_for_space(self);
             }
         }
     }
@@ -127,14 +129,14 @@ impl ClearTask {
     }
 }
 
-impl Parked for ClearTask {
-    fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
+impl QueuedWrite for ClearTask {
+    fn retry(self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
         if !self.inner.cache.takes_notes() {
             return Err(self);
         }
         self.start();
         // It takes no slot.
-        Ok(Retried::Gone)
+        Ok(RetryResult::Gone)
     }
 
     fn refuse(self: Box<Self>, error: IoError) {
@@ -174,13 +176,13 @@ impl Join {
 
 impl Task {
     /// Stores as much as there is room for.
-    fn step(&mut self, turn: Turn) -> Step {
+    fn step(&mut self, turn: Admission) -> Step {
         while let Some(piece) = piece_at(self.range, self.stored) {
             let Some(data) = self.buffer.get(piece.start..piece.start + piece.len) else {
                 return Step::Failed(bad_buffer());
             };
             let cache = &self.inner.cache;
-            let turn = if turn == Turn::New && self.stored > 0 { Turn::Rest } else { turn };
+            let turn = if turn == Admission::New && self.stored > 0 { Admission::Rest } else { turn };
             let (wrote, len) = match &*self.fetched {
                 _ if piece.is_whole() => (self.inner.write_whole(piece.block, data, turn), piece.len),
                 [] => match self.write_pair(turn) {
@@ -190,36 +192,36 @@ impl Task {
                 fetched => (cache.merge(piece.block, piece.skip, data, fetched, turn), piece.len),
             };
             match wrote {
-                Wrote::Done => {
+                WriteResult::Done => {
                     self.stored += len;
                     self.fetched.clear();
                 }
-                Wrote::NeedOld(old) => return Step::Fetch(piece, old),
-                Wrote::Closed => return Step::Failed(closed()),
+                WriteResult::NeedOld(old) => return Step::Fetch(piece, old),
+                WriteResult::Closed => return Step::Failed(closed()),
                 // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
-                Wrote::NoRoom if cache.make_room() => {}
-                Wrote::NoRoom | Wrote::Behind => return Step::NoRoom,
-                Wrote::Ahead => return Step::Ahead,
+                WriteResult::NoRoom if cache.make_room() => {}
+                WriteResult::NoRoom | WriteResult::Behind => return Step::NoRoom,
+                WriteResult::Ahead => return Step::Ahead,
             }
         }
         Step::Finished
     }
 
     /// The whole request, if it ends one block and begins the next.
-    fn write_pair(&self, turn: Turn) -> Option<Wrote> {
+    fn write_pair(&self, turn: Admission) -> Option<WriteResult> {
         let first = straddling(self.range).filter(|_| self.stored == 0)?;
         self.inner.write_pair(&first, self.buffer.get(..usize::try_from(self.range.len()).ok()?)?, turn)
     }
 
     fn go_on(mut self: Box<Self>) {
-        match self.step(Turn::New) {
+        match self.step(Admission::New) {
             Step::NoRoom => {
                 let cache = Arc::clone(&self.inner.cache);
-                cache.park_for_room(self);
+                cache.queue_for_space(self);
             }
             Step::Ahead => {
                 let cache = Arc::clone(&self.inner.cache);
-                cache.park_for_disk(self);
+                cache.queue_for_disk(self);
             }
             step => self.after(step),
         }
@@ -308,13 +310,13 @@ fn of_base(error: IoError) -> IoError {
     IoError::with_source(IoErrorKind::Device, "what lies below the volume is closed", error)
 }
 
-impl Parked for Task {
-    fn retry(mut self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
-        let step = self.step(Turn::Waited);
+impl QueuedWrite for Task {
+    fn retry(mut self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
+        let step = self.step(Admission::Waited);
         let retried = match step {
             Step::NoRoom | Step::Ahead => return Err(self),
-            Step::Finished => Retried::Stored,
-            Step::Fetch(..) | Step::Failed(_) => Retried::Gone,
+            Step::Finished => RetryResult::Stored,
+            Step::Fetch(..) | Step::Failed(_) => RetryResult::Gone,
         };
         self.after(step);
         Ok(retried)

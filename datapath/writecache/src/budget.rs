@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::host::STAGING_BUFFERS;
-use crate::overflow::seal::SEALED_SEGMENT_BYTES;
+use crate::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 
 /// The weight of a cache, unless told otherwise.
 pub const DEFAULT_WEIGHT: u32 = 100;
@@ -37,7 +37,7 @@ const ASKS_FOR: Duration = Duration::from_secs(1);
 const SHARE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// All staging buffers of a host.
-const STAGING_BYTES: u64 = (STAGING_BUFFERS * SEALED_SEGMENT_BYTES) as u64;
+const STAGING_BYTES: u64 = (STAGING_BUFFERS * ENCRYPTED_SEGMENT_BYTES) as u64;
 
 /// What a cache without a bound of its own may use.
 const UNBOUNDED: u64 = u64::MAX;

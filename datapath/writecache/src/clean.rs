@@ -14,27 +14,27 @@ use std::time::{Duration, Instant};
 use headwater_block::BLOCK_BYTES;
 
 use crate::cache::{Ticket, WriteCache};
-use crate::containment::Otherwise;
 use crate::counters::count;
 use crate::log::Stream;
 use crate::map::split;
 use crate::memory::{AlignedBuffer, copy_in};
-use crate::overflow::seal::SEALED_SLOT_BYTES;
+use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
 use crate::overflow::{LOW_POSITIONS, Overflow};
+use crate::panic_guard::UnlessAnswered;
 use crate::segment::State;
 use crate::spill::Begun;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{EXPLORED, Mutex};
+use crate::sync::{Mutex, UNDER_MODEL_CHECKER};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// Dead slots that make cleaning a segment worth its reading and writing.
-pub const MIN_GAIN: u32 = if EXPLORED { 1 } else { 16 };
+pub const MIN_GAIN: u32 = if UNDER_MODEL_CHECKER { 1 } else { 16 };
 
 /// A segment that was read in vain is tried again after this at the latest.
 const STUCK: Duration = Duration::from_millis(100);
 
 /// One that the disk does not read is left alone for this long, and longer each time, while there are others.
-const UNREAD: Duration = if EXPLORED { Duration::ZERO } else { Duration::from_millis(100) };
+const UNREAD: Duration = if UNDER_MODEL_CHECKER { Duration::ZERO } else { Duration::from_millis(100) };
 
 /// But not longer than this, or than so many times what the read took: a disk that tries for long before it says no would
 /// do nothing else.
@@ -89,7 +89,7 @@ struct Job {
     buffer: AlignedBuffer,
     next: u16,
     began: Instant,
-    otherwise: Otherwise,
+    otherwise: UnlessAnswered,
 }
 
 /// The state of cleaning of one cache: at most one segment at a time.
@@ -108,7 +108,7 @@ pub struct Cleaner {
     dead_slots: AtomicU64,
     /// Looks at all segments.
     #[cfg(test)]
-    looks: std::sync::atomic::AtomicU32,
+    dedup_schedule: std::sync::atomic::AtomicU32,
     /// When the last one was read in vain: no room for what lives in it, or somebody is just taking that away. Forgotten
     /// when something was freed or written.
     stuck_since: Mutex<Option<Instant>>,
@@ -125,7 +125,7 @@ impl Cleaner {
     /// Whether the last one was read in vain a moment ago, and nothing has changed since: so it would be again.
     fn is_stuck(&self) -> bool {
         let mut since = self.stuck_since.lock();
-        if EXPLORED {
+        if UNDER_MODEL_CHECKER {
             // Time stands still: one rest, in which others go on.
             return since.take().is_some();
         }
@@ -182,10 +182,10 @@ impl WriteCache {
         begun.unwrap_or_else(nothing)
     }
 
-    fn not_busy_otherwise(self: &Arc<Self>) -> Otherwise {
+    fn not_busy_otherwise(self: &Arc<Self>) -> UnlessAnswered {
         // A job is kept by the cache itself, which is not to keep the cache.
         let this = Arc::downgrade(self);
-        Otherwise::new(move || {
+        UnlessAnswered::new(move || {
             if let Some(this) = this.upgrade() {
                 this.cleaner.busy.store(false, Ordering::Release);
                 this.host.signal();
@@ -253,7 +253,7 @@ impl WriteCache {
     /// Looks at all segments: those worth most, and one to take for want of others.
     fn look_for_victims(&self, now: Instant) -> (Vec<(SegmentId, u64)>, Option<SegmentId>) {
         #[cfg(test)]
-        self.cleaner.looks.fetch_add(1, Ordering::Relaxed);
+        self.cleaner.dedup_schedule.fetch_add(1, Ordering::Relaxed);
         let numbers = self.log.lock().numbers_used();
         let mut unread = self.cleaner.unread.lock();
         let mut damaged = self.cleaner.damaged.lock();
@@ -318,7 +318,7 @@ impl WriteCache {
         let mut unread = self.cleaner.unread.lock();
         let before = unread.get(&job.generation).map(|unread| unread.pause);
         let pause = before.map_or(UNREAD, |pause| (pause * 2).min(UNREAD_MOST));
-        let took = if EXPLORED { Duration::ZERO } else { job.began.elapsed() };
+        let took = if UNDER_MODEL_CHECKER { Duration::ZERO } else { job.began.elapsed() };
         let pause = pause.max(took * UNREAD_TIMES);
         unread.insert(job.generation, Unread { since: now, pause });
         if before.is_none() && unread.len() <= UNREAD_LOGGED {
@@ -366,12 +366,12 @@ impl WriteCache {
         if !self.is_current(&ticket) {
             return true;
         }
-        let start = usize::from(slot.0) * SEALED_SLOT_BYTES;
+        let start = usize::from(slot.0) * ENCRYPTED_SLOT_BYTES;
         let mut plain = [0u8; BLOCK_BYTES as usize];
         let opened = job
             .buffer
-            .get(start..start + SEALED_SLOT_BYTES)
-            .is_some_and(|sealed| overflow.open_slot(job.generation, slot, sealed, &mut plain));
+            .get(start..start + ENCRYPTED_SLOT_BYTES)
+            .is_some_and(|encrypted| overflow.open_slot(job.generation, slot, encrypted, &mut plain));
         if !opened {
             if self.is_current(&ticket) {
                 count(&self.counters.corrupt_blocks, 1);
@@ -419,7 +419,7 @@ mod tests {
     use headwater_testkit::wait_until;
 
     use super::*;
-    use crate::cache::{Turn, Wrote};
+    use crate::cache::{Admission, WriteResult};
     use crate::host::STAGING_BUFFERS;
     use crate::overflow::io::open_engine;
     use crate::pressure::NoPressure;
@@ -451,7 +451,7 @@ mod tests {
             overflow,
             pause_limit: Duration::ZERO,
             persistent: None,
-            beneath: None,
+            base: None,
         };
         WriteCache::open(&options, &host.shared()).unwrap()
     }
@@ -480,12 +480,12 @@ mod tests {
         let cache = cache(&host);
         let count = (RANKED * OF_CANDIDATES) as u32;
         spilled(&cache, count);
-        let looks = || cache.cleaner.looks.load(Ordering::Relaxed);
+        let dedup_schedule = || cache.cleaner.dedup_schedule.load(Ordering::Relaxed);
         // Until a staging buffer is there it is the same one.
         assert!(cache.victim() == Some(SegmentId(0)) && cache.victim() == Some(SegmentId(0)));
         for oldest in 0..RANKED as u32 {
             assert_eq!(take_victim(&cache), Some(oldest));
-            assert_eq!(looks(), 1);
+            assert_eq!(dedup_schedule(), 1);
             cache
                 .segments
                 .get(SegmentId(oldest))
@@ -493,7 +493,7 @@ mod tests {
                 .set_word(crate::segment::Word::new(State::Free, 0));
         }
         // There are fewer of them now.
-        assert_eq!((take_victim(&cache), looks()), (Some(16), 2));
+        assert_eq!((take_victim(&cache), dedup_schedule()), (Some(16), 2));
         // Those that were written anew, died, or are left alone are passed over.
         let segment = |number| cache.segments.get(SegmentId(number)).unwrap();
         segment(17).set_generation(5000);
@@ -501,7 +501,7 @@ mod tests {
         let unread = Unread { since: Instant::now(), pause: Duration::from_secs(3600) };
         cache.cleaner.unread.lock().insert(segment(19).generation(), unread);
         cache.cleaner.damaged.lock().insert(segment(20).generation());
-        assert_eq!((take_victim(&cache), looks()), (Some(21), 2));
+        assert_eq!((take_victim(&cache), dedup_schedule()), (Some(21), 2));
     }
 
     #[test]
@@ -516,7 +516,7 @@ mod tests {
                 .get(SegmentId(oldest))
                 .unwrap()
                 .set_word(crate::segment::Word::new(State::Free, 0));
-            assert_eq!(cache.cleaner.looks.load(Ordering::Relaxed), oldest + 1);
+            assert_eq!(cache.cleaner.dedup_schedule.load(Ordering::Relaxed), oldest + 1);
         }
     }
 
@@ -561,7 +561,10 @@ mod tests {
     fn what_is_known_of_damage_is_forgotten_with_its_segments() {
         let host = crate::Host::start(u64::MAX).unwrap();
         let cache = cache(&host);
-        assert_eq!(cache.write(BlockNumber(0), &[1; BLOCK_BYTES as usize], Turn::New), Wrote::Done);
+        assert_eq!(
+            cache.write(BlockNumber(0), &[1; BLOCK_BYTES as usize], Admission::New),
+            WriteResult::Done
+        );
         let written = cache.segments.get(SegmentId(0)).unwrap();
         written.set_generation(77);
         // As a disk that flips bits for long has it.

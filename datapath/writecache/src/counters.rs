@@ -195,7 +195,7 @@ pub struct Snapshot {
     pub paused_ns: u64,
     /// Writes answered a little later, because the disk takes what is written more slowly and room is short.
     #[serde(default)]
-    pub paced_writes: u64,
+    pub throttled_writes: u64,
     /// Writes refused with "no space".
     pub refused_writes: u64,
     /// Failed reads or writes of the overflow disk.

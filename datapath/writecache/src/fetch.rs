@@ -8,7 +8,7 @@ use headwater_block::{BLOCK_BYTES, CompletionQueue, IoError, IoErrorKind};
 use crate::cache::{Ticket, WriteCache};
 use crate::counters::count;
 use crate::map::split;
-use crate::overflow::{MAX_READ_SLOTS, SealedRun};
+use crate::overflow::{EncryptedRun, MAX_READ_SLOTS};
 use crate::segment::NOWHERE;
 use crate::units::{Location, Slot};
 
@@ -126,14 +126,14 @@ impl WriteCache {
         &self,
         ticket: &Ticket,
         index: usize,
-        result: &io::Result<SealedRun<'_>>,
+        result: &io::Result<EncryptedRun<'_>>,
         plain: &'a mut [u8; BLOCK_BYTES as usize],
     ) -> Fetched<'a> {
         let Some(overflow) = &self.overflow else { return Fetched::Moved };
         let failed = match result {
             Ok(run) => {
-                let sealed = run.slot(index);
-                if sealed.is_some_and(|s| overflow.open_slot(ticket.generation, ticket.slot, s, plain)) {
+                let encrypted = run.slot(index);
+                if encrypted.is_some_and(|s| overflow.open_slot(ticket.generation, ticket.slot, s, plain)) {
                     return Fetched::Data(plain);
                 }
                 None
@@ -171,7 +171,9 @@ mod tests {
 
     use super::*;
     use crate::budget::DEFAULT_WEIGHT;
-    use crate::cache::{CacheOptions, Found, LittleSpace, OverflowOptions, Residence, Turn, Wrote};
+    use crate::cache::{
+        Admission, CacheOptions, Found, LittleSpace, OverflowOptions, Residence, WriteResult,
+    };
     use crate::host::Host;
     use crate::overflow::buffering::Buffering;
     use crate::units::BlockNumber;
@@ -185,7 +187,7 @@ mod tests {
             overflow: None,
             pause_limit: Duration::from_secs(1),
             persistent: None,
-            beneath: None,
+            base: None,
         }
     }
 
@@ -195,8 +197,8 @@ mod tests {
         let cache = WriteCache::open(&options(), &host.shared()).unwrap();
         let mut block = 0;
         while cache.snapshot().packed_segments == 0 {
-            match cache.write(BlockNumber(block), &[block as u8 | 1; BLOCK_BYTES as usize], Turn::New) {
-                Wrote::Done => block += 1,
+            match cache.write(BlockNumber(block), &[block as u8 | 1; BLOCK_BYTES as usize], Admission::New) {
+                WriteResult::Done => block += 1,
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
@@ -242,8 +244,8 @@ mod tests {
         let mut rng = Rng::new(1);
         let mut block = 0;
         while cache.snapshot().spilled_segments == 0 {
-            match cache.write(BlockNumber(block), &rng.bytes(BLOCK_BYTES as usize), Turn::New) {
-                Wrote::Done => block += 1,
+            match cache.write(BlockNumber(block), &rng.bytes(BLOCK_BYTES as usize), Admission::New) {
+                WriteResult::Done => block += 1,
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }

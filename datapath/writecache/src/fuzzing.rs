@@ -6,7 +6,7 @@
 
 use std::io::Cursor;
 
-use crate::overflow::seal::SEALED_SLOT_BYTES;
+use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
 use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Record, VERSION, decode};
 use crate::persist::scan::{Scan, ScanFault, Window, scan};
 
@@ -29,7 +29,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     }
     let mut with_slots = Header { first_sequence: sequence, ..header() }.encode().to_vec();
     let mut encoder = Encoder::new(sequence);
-    encoder.sealed((3, 9), 6, &[12, NO_BLOCK], &[0x5a; 2 * SEALED_SLOT_BYTES]);
+    encoder.encrypted((3, 9), 6, &[12, NO_BLOCK], &[0x5a; 2 * ENCRYPTED_SLOT_BYTES]);
     encoder.commit(4, 99);
     with_slots.extend(encoder.finish().0);
     // For the commits to come.
@@ -147,7 +147,7 @@ fn plain_scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
 }
 
 /// Puts the checksums of the header and of the records behind it right, and the sequence numbers with them.
-fn seal(bytes: &mut [u8]) {
+fn encrypt(bytes: &mut [u8]) {
     let Some(head) = bytes.get(..124).map(crc32c::crc32c) else { return };
     if let Some(place) = bytes.get_mut(124..128) {
         place.copy_from_slice(&head.to_le_bytes());
@@ -168,9 +168,9 @@ fn seal(bytes: &mut [u8]) {
 /// A map: as it is, and with checksums that are right.
 pub fn cache_map(bytes: &[u8]) {
     check(bytes);
-    let mut sealed = bytes.to_vec();
-    seal(&mut sealed);
-    check(&sealed);
+    let mut encrypted = bytes.to_vec();
+    encrypt(&mut encrypted);
+    check(&encrypted);
 }
 
 fn check(bytes: &[u8]) {
@@ -236,7 +236,7 @@ fn encoded_again(bytes: &[u8], sequence: u64, record: &Record<'_>) {
         }
         Record::Sealed { position, generation, first_slot, blocks, slots } => {
             let blocks: Vec<u32> = blocks.iter().collect();
-            encoder.sealed((*position, *generation), *first_slot, &blocks, slots);
+            encoder.encrypted((*position, *generation), *first_slot, &blocks, slots);
             let end = 32 + blocks.len() * 4;
             vec![0..4, 5..6, 22..24, end..end + blocks.len() % 2 * 4]
         }

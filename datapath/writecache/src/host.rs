@@ -7,17 +7,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::budget::{Budget, Divider};
-use crate::cache::{Looks, WriteCache};
-use crate::containment::survives;
+use crate::cache::{DedupSchedule, WriteCache};
 use crate::index_memory;
 use crate::memory::{AlignedBuffer, MemoryPool, SegmentMemory};
+use crate::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use crate::overflow::io::{IoEngine, open_engine};
-use crate::overflow::seal::SEALED_SEGMENT_BYTES;
-use crate::pace::Spinner;
 use crate::packed::Packer;
+use crate::panic_guard::without_panic;
 use crate::pressure::{Extent, Monitor, NoPressure, PressureSource, SystemPressure};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Condvar, EXPLORED, Mutex};
+use crate::sync::{Condvar, Mutex, UNDER_MODEL_CHECKER};
+use crate::throttle::Spinner;
 use crate::units::SEGMENT_BYTES;
 
 /// Buffers for segments on their way to or from the disk, for all caches together.
@@ -25,10 +25,10 @@ pub const STAGING_BUFFERS: usize = 3;
 
 /// Free memory goes back to the system, and surplus overflow space is punched out, this often. Whoever frees a segment wakes
 /// the thread, so that what is free goes within this, a turn, and what the system takes for it.
-const TRIM_INTERVAL: Duration = Duration::from_millis(if EXPLORED { 0 } else { 300 });
+const TRIM_INTERVAL: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 300 });
 
 /// While there is more to return or to punch out, the next part follows after this.
-const TRIM_ON: Duration = Duration::from_millis(if EXPLORED { 0 } else { 10 });
+const TRIM_ON: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 10 });
 
 /// A cache whose disk failed is tried again after this.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ pub struct HostShared {
     /// Parked writes of all caches.
     pub(crate) waiting_writes: AtomicU64,
     /// Writes of all caches that are parked until a disk has caught up.
-    pub(crate) paced_writes: AtomicU64,
+    pub(crate) throttled_writes: AtomicU64,
     pub(crate) spinner: Spinner,
 }
 
@@ -158,7 +158,7 @@ impl Host {
             pressure_shrinks: AtomicU64::new(0),
             pressure_source: pressure.name(),
             waiting_writes: AtomicU64::new(0),
-            paced_writes: AtomicU64::new(0),
+            throttled_writes: AtomicU64::new(0),
             spinner: Spinner::default(),
         });
         let worker = Arc::clone(&shared);
@@ -208,7 +208,7 @@ impl Drop for Host {
 struct Parts {
     monitor: Monitor,
     divider: Divider,
-    looks: Looks,
+    dedup_schedule: DedupSchedule,
     /// The cache that a turn begins with.
     first: usize,
     last_trim: Option<Instant>,
@@ -217,8 +217,8 @@ struct Parts {
 
 impl Parts {
     fn new(monitor: Monitor) -> Self {
-        let (divider, looks) = (Divider::default(), Looks::default());
-        Self { monitor, divider, looks, first: 0, last_trim: None, trim_after: TRIM_INTERVAL }
+        let (divider, dedup_schedule) = (Divider::default(), DedupSchedule::default());
+        Self { monitor, divider, dedup_schedule, first: 0, last_trim: None, trim_after: TRIM_INTERVAL }
     }
 
     /// Whether the last trim was long enough ago.
@@ -288,10 +288,10 @@ impl HostShared {
             staging.wanted = true;
             return None;
         }
-        let buffer = AlignedBuffer::new(SEALED_SEGMENT_BYTES)?;
+        let buffer = AlignedBuffer::new(ENCRYPTED_SEGMENT_BYTES)?;
         staging.made += 1;
         // Whatever the limit says: without staging nothing moves. Shares leave room for it.
-        self.budget.add(SEALED_SEGMENT_BYTES as u64);
+        self.budget.add(ENCRYPTED_SEGMENT_BYTES as u64);
         Some(buffer)
     }
 
@@ -308,7 +308,7 @@ impl HostShared {
         }
         let spare = std::mem::take(&mut staging.free);
         staging.made = staging.made.saturating_sub(spare.len());
-        self.budget.give((spare.len() * SEALED_SEGMENT_BYTES) as u64);
+        self.budget.give((spare.len() * ENCRYPTED_SEGMENT_BYTES) as u64);
     }
 
     /// Gives one back, and wakes the thread where one was asked for in vain: the cache that asked may have had its turn by now,
@@ -329,7 +329,7 @@ impl HostShared {
         staging.made = staging.made.saturating_sub(1);
         let wanted = std::mem::take(&mut staging.wanted);
         drop(staging);
-        self.give_ram(SEALED_SEGMENT_BYTES as u64);
+        self.give_ram(ENCRYPTED_SEGMENT_BYTES as u64);
         if wanted {
             self.signal();
         }
@@ -361,7 +361,7 @@ impl HostShared {
             if cache.share.bytes() > before {
                 // Whether that is room for those that wait or were refused is seen later in this turn: mostly it is not, where the
                 // cache is at its own limit.
-                cache.pace.reset();
+                cache.throttle.reset();
             }
         }
         look.into_iter().chain(due).min()
@@ -391,11 +391,11 @@ impl HostShared {
         for cache in after.iter().chain(before) {
             let mut turned = None;
             // One whose turn panics is tried again after a while, and does not keep the others from theirs.
-            failed |= !survives("the thread of the write caches", || turned = Some(cache.work(now)));
+            failed |= !without_panic("the thread of the write caches", || turned = Some(cache.work(now)));
             failed |= turned.as_ref().is_some_and(|turn| turn.disk_failed);
             deadline = deadline.into_iter().chain(turned.and_then(|turn| turn.deadline)).min();
         }
-        let look = parts.looks.turn(after.iter().chain(before).map(|cache| &**cache), now);
+        let look = parts.dedup_schedule.turn(after.iter().chain(before).map(|cache| &**cache), now);
         let trim_due = self.trim(caches, parts, now);
         Next {
             at: deadline.into_iter().chain(look).min(),
@@ -451,7 +451,9 @@ mod tests {
     use crate::overflow::io::{Direction, IoOp, open_engine};
     use crate::spill::PACKING_TURN;
     use crate::units::{BlockNumber, Location};
-    use crate::{CacheOptions, DEFAULT_WEIGHT, Parked, Retried, Slotless, Turn, Wrote};
+    use crate::{
+        Admission, CacheOptions, DEFAULT_WEIGHT, QueuedWrite, RetryResult, UnloggedBlocks, WriteResult,
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -464,7 +466,7 @@ mod tests {
             overflow: None,
             pause_limit: Duration::ZERO,
             persistent: None,
-            beneath: None,
+            base: None,
         };
         WriteCache::open(&options, host).unwrap()
     }
@@ -508,14 +510,14 @@ mod tests {
         let mut now = Instant::now();
         for round in 0..3 {
             for block in 0..BLOCKS {
-                let wrote = cache.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Turn::New);
-                assert_eq!(wrote, Wrote::Done);
+                let wrote = cache.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Admission::New);
+                assert_eq!(wrote, WriteResult::Done);
             }
             // A turn just before what is freed, as late for it as can be.
             let _ = shared.turn(&shared.live_caches(), &mut parts, now);
             parts.last_trim = Some(now);
             *shared.signal.lock() = false;
-            cache.clear(BlockNumber(0), BlockNumber(BLOCKS), Location::ZERO, Slotless::Stay);
+            cache.clear(BlockNumber(0), BlockNumber(BLOCKS), Location::ZERO, UnloggedBlocks::Stay);
             assert!(*shared.signal.lock(), "round {round}: the thread is not woken");
             let freed = now;
             let free = shared.pool.warm_bytes();
@@ -540,14 +542,14 @@ mod tests {
         answer: mpsc::Sender<bool>,
     }
 
-    impl Parked for Waits {
-        fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
+    impl QueuedWrite for Waits {
+        fn retry(self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
             let data = Rng::new(u64::from(self.block)).bytes(BLOCK_BYTES as usize);
-            if self.cache.write(BlockNumber(self.block), &data, Turn::Waited) != Wrote::Done {
+            if self.cache.write(BlockNumber(self.block), &data, Admission::Waited) != WriteResult::Done {
                 return Err(self);
             }
             self.answer.send(true).unwrap();
-            Ok(Retried::Stored)
+            Ok(RetryResult::Stored)
         }
 
         fn refuse(self: Box<Self>, _: IoError) {
@@ -586,7 +588,7 @@ mod tests {
         for block in 0.. {
             let write = Waits { cache: Arc::clone(cache), block, answer: answer.clone() };
             if let Err(write) = Box::new(write).retry() {
-                cache.park_for_room(write);
+                cache.queue_for_space(write);
                 return answered;
             }
             assert!(answered.recv().unwrap());
@@ -610,7 +612,7 @@ mod tests {
                 overflow,
                 pause_limit: Duration::from_secs(24 * 3600),
                 persistent: None,
-                beneath: None,
+                base: None,
             };
             WriteCache::open(&options, &shared).unwrap()
         };
@@ -622,8 +624,8 @@ mod tests {
         };
         let (packs, waits) = (open(1 << 30, Some(place)), open(16 * MIB, None));
         for block in 0..SEGMENTS * 512 {
-            let wrote = packs.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Turn::New);
-            assert_eq!(wrote, Wrote::Done);
+            let wrote = packs.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Admission::New);
+            assert_eq!(wrote, WriteResult::Done);
         }
         let answered = waiting_write(&waits);
         packs.set_ram_bytes(48 * MIB);
@@ -673,7 +675,7 @@ mod tests {
 
     impl IoEngine for CountsReads {
         fn submit(&self, op: IoOp) {
-            if op.direction == Direction::Read && op.len == SEALED_SEGMENT_BYTES {
+            if op.direction == Direction::Read && op.len == ENCRYPTED_SEGMENT_BYTES {
                 self.reads.fetch_add(1, Ordering::Relaxed);
             }
             self.real.submit(op);
@@ -705,7 +707,7 @@ mod tests {
             }),
             pause_limit: Duration::from_secs(24 * 3600),
             persistent: None,
-            beneath: None,
+            base: None,
         };
         let cache = WriteCache::open(&options, &shared).unwrap();
         let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
@@ -716,11 +718,11 @@ mod tests {
         for number in 0..BLOCKS {
             let data = rng.bytes(BLOCK_BYTES as usize);
             wait_until("there is room", || {
-                let wrote = cache.write(BlockNumber(number), &data, Turn::New);
-                if wrote != Wrote::Done && !cache.make_room() {
+                let wrote = cache.write(BlockNumber(number), &data, Admission::New);
+                if wrote != WriteResult::Done && !cache.make_room() {
                     turn();
                 }
-                wrote == Wrote::Done
+                wrote == WriteResult::Done
             });
         }
         wait_until("nothing is on its way to the disk", || {
@@ -729,14 +731,14 @@ mod tests {
         });
         // Each is worth cleaning, and two of them fill more than one.
         for number in (0..BLOCKS).step_by(3) {
-            cache.clear(BlockNumber(number), BlockNumber(number + 1), Location::ZERO, Slotless::Stay);
+            cache.clear(BlockNumber(number), BlockNumber(number + 1), Location::ZERO, UnloggedBlocks::Stay);
         }
         assert_eq!(engine.reads.load(Ordering::Relaxed), 0);
         let used_bytes = cache.snapshot().disk_used_bytes;
-        cache.set_disk_bytes(used_bytes + 3 * SEALED_SEGMENT_BYTES as u64);
+        cache.set_disk_bytes(used_bytes + 3 * ENCRYPTED_SEGMENT_BYTES as u64);
         wait_until("places are free again", || {
             turn();
-            cache.snapshot().disk_used_bytes + 3 * SEALED_SEGMENT_BYTES as u64 <= used_bytes
+            cache.snapshot().disk_used_bytes + 3 * ENCRYPTED_SEGMENT_BYTES as u64 <= used_bytes
                 && !cache.cleaner.is_busy()
         });
         let cleaned = cache.snapshot().cleaned_segments;
@@ -770,7 +772,7 @@ mod tests {
         cache.set_ram_bytes(64 * MIB);
         let (answer, answered) = mpsc::channel();
         let write = Waits { cache: Arc::clone(&cache), block: u32::MAX >> 14, answer };
-        cache.park_for_room(Box::new(write));
+        cache.queue_for_space(Box::new(write));
         turn_at(12 * MIB);
         assert!(!answered.recv().unwrap() && cache.waiting.is_full(), "it is full at the host's limit");
         turn_at(64 * MIB);

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
 use crate::units::SLOTS;
 
 /// Bytes of a piece.
@@ -43,12 +43,12 @@ unsafe impl<T: Sync> Sync for Piece<T> {}
 
 impl<T> Piece<T> {
     /// The explorer's atomics are larger, and its segments smaller: there pieces come from the heap.
-    const OF_HEAP: bool = EXPLORED;
+    const OF_HEAP: bool = UNDER_MODEL_CHECKER;
     const LAYOUT: Layout = Layout::new::<[T; SLOTS]>();
 
     /// A piece of which `each` makes the values.
     pub fn new(mut each: impl FnMut() -> T) -> Self {
-        const { assert!(EXPLORED || (size_of::<[T; SLOTS]>() == PIECE && align_of::<T>() <= PIECE)) };
+        const { assert!(UNDER_MODEL_CHECKER || (size_of::<[T; SLOTS]>() == PIECE && align_of::<T>() <= PIECE)) };
         let memory = if Self::OF_HEAP {
             // SAFETY: the layout has a size.
             NonNull::new(unsafe { alloc(Self::LAYOUT) })

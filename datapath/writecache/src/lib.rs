@@ -59,7 +59,6 @@
 pub mod budget;
 pub mod cache;
 mod clean;
-mod containment;
 pub mod counters;
 pub mod fetch;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -70,27 +69,28 @@ mod log;
 pub mod map;
 mod memory;
 pub mod overflow;
-mod pace;
 mod packed;
-pub mod park;
+mod panic_guard;
 pub mod partial;
 pub mod persist;
 pub mod pressure;
 pub mod segment;
 pub mod spill;
 mod sync;
+mod throttle;
 pub mod units;
+pub mod write_queue;
 
 pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
-    Beneath, Block, CacheOptions, Cleared, EachPart, FetchedOld, Found, FrozenCache, Kind, LEAST_RAM_BYTES,
-    LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, Now, Old, OverflowOptions, ReadTally, Residence, Slotless,
-    TOGETHER, Ticket, Turn, WriteCache, Wrote,
+    Admission, BaseImage, Block, CacheOptions, Cleared, EachPart, FetchedOld, Found, FrozenCache, Kind,
+    LEAST_RAM_BYTES, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, Now, Old, OverflowOptions, ReadTally,
+    Residence, TOGETHER, Ticket, UnloggedBlocks, WriteCache, WriteResult,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
 pub use overflow::buffering::Buffering;
-pub use park::{Parked, Retried, Shortage};
 pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};
+pub use write_queue::{QueuedWrite, RetryResult, Shortage};

@@ -26,7 +26,7 @@ use std::sync::atomic::AtomicU64;
 use crate::index_memory::Piece;
 use crate::partial::{PartialTable, Sectors, slots};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use crate::sync::{EXPLORED, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, UNDER_MODEL_CHECKER};
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
 const LEAVES_PER_GROUP: usize = SLOTS;
@@ -137,7 +137,7 @@ impl LeafState {
 #[repr(align(64))]
 struct Line(RwLock<LeafState>);
 
-const _: () = assert!(EXPLORED || size_of::<Line>() == 64);
+const _: () = assert!(UNDER_MODEL_CHECKER || size_of::<Line>() == 64);
 
 type Group = Box<[Line]>;
 

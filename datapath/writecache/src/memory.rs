@@ -16,7 +16,7 @@ use headwater_block::BLOCK_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::map::LeafHeld;
-use crate::sync::{EXPLORED, Mutex, point};
+use crate::sync::{Mutex, UNDER_MODEL_CHECKER, point};
 use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
 
 /// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
@@ -70,11 +70,11 @@ fn slot_pointer(address: usize, slot: Slot) -> *mut u8 {
 /// As [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
 unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    let first = if EXPLORED { len / 2 } else { len };
+    let first = if UNDER_MODEL_CHECKER { len / 2 } else { len };
     point();
     // SAFETY: the first part of what the caller vouches for.
     unsafe { std::ptr::copy_nonoverlapping(from, to, first) };
-    if EXPLORED {
+    if UNDER_MODEL_CHECKER {
         point();
         // SAFETY: the rest of it.
         unsafe { std::ptr::copy_nonoverlapping(from.add(first), to.add(first), len - first) };
@@ -110,7 +110,7 @@ pub fn copy_in(address: usize, slot: Slot, skip: usize, from: &[u8], _held: &cra
 #[inline]
 pub fn copy_in_past_caches(address: usize, slot: Slot, from: &[u8; BLOCK], held: &crate::map::LeafWrite<'_>) {
     #[cfg(target_arch = "x86_64")]
-    if !EXPLORED {
+    if !UNDER_MODEL_CHECKER {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
         const WIDTH: usize = size_of::<__m128i>();
         let (from, to) = (from.as_ptr().cast::<__m128i>(), slot_pointer(address, slot).cast::<__m128i>());
@@ -141,7 +141,7 @@ pub fn settle() {
 /// A whole slot of a frozen segment, without a lock: nobody writes a frozen segment, and its memory stays until
 /// the one who froze it lets it go. The caller froze the segment and swept the leaves.
 pub fn with_frozen<T>(address: usize, slot: Slot, use_it: impl FnOnce(&[u8; BLOCK]) -> T) -> T {
-    if EXPLORED {
+    if UNDER_MODEL_CHECKER {
         // A copy in which a write by somebody else shows.
         let mut copy = [0; BLOCK];
         copy_frozen(address, slot, &mut copy);

@@ -22,7 +22,7 @@
 use std::sync::OnceLock;
 
 use crate::index_memory::Piece;
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
@@ -325,7 +325,7 @@ impl Segment {
     /// Fetches what [`Segment::kill`] will change, while the caller does something else.
     #[inline]
     pub fn expect_kill(&self, slot: Slot) {
-        if !EXPLORED {
+        if !UNDER_MODEL_CHECKER {
             std::hint::black_box(self.owner(slot));
         }
     }

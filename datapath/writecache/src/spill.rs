@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use headwater_block::BLOCK_BYTES;
 
 use crate::cache::WriteCache;
-use crate::containment::Otherwise;
 use crate::counters::count;
 use crate::log::Log;
 use crate::memory::{AlignedBuffer, with_frozen};
-use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
-use crate::pace::Room;
 use crate::packed::{Dead, Packed, Packing};
+use crate::panic_guard::UnlessAnswered;
 use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
+use crate::throttle::Room;
 use crate::units::{SEGMENT_BYTES, SegmentId};
 
 /// Positions that only cleaning may use: what it writes frees more than it takes.
@@ -40,12 +40,12 @@ fn is_lack_of_space(error: &io::Error) -> bool {
 /// Whether a turn of the host's thread that began then packs no more.
 fn took_long(began: Instant) -> bool {
     // Time stands still where schedules are explored.
-    !EXPLORED && began.elapsed() >= PACKING_TURN
+    !UNDER_MODEL_CHECKER && began.elapsed() >= PACKING_TURN
 }
 
 /// What a turn of the host's thread left behind.
 #[derive(Debug, Default)]
-pub struct Turned {
+pub struct TurnResult {
     /// When a waiting write is to be refused.
     pub deadline: Option<Instant>,
     /// The disk failed: try again after a while.
@@ -65,20 +65,20 @@ pub(crate) enum Begun {
 
 impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
-    pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
+    pub(crate) fn work(self: &Arc<Self>, now: Instant) -> TurnResult {
         // Before what takes long, and after it.
-        let _ = self.serve_paced(now);
+        let _ = self.serve_throttled(now);
         let mut turned = self.turn(now);
-        if self.pace.is_on() {
-            self.pace.look(self.room(&self.log.lock()));
+        if self.throttle.is_on() {
+            self.throttle.look(self.room(&self.log.lock()));
         }
-        turned.deadline = turned.deadline.into_iter().chain(self.serve_paced(Instant::now())).min();
+        turned.deadline = turned.deadline.into_iter().chain(self.serve_throttled(Instant::now())).min();
         // Tables come and go without a segment, too.
         self.report_index(&self.log.lock());
         turned
     }
 
-    fn turn(self: &Arc<Self>, now: Instant) -> Turned {
+    fn turn(self: &Arc<Self>, now: Instant) -> TurnResult {
         if let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) {
             return self.work_persistent(now, persist, overflow);
         }
@@ -107,7 +107,7 @@ impl WriteCache {
         if more_to_pack {
             self.host.signal();
         }
-        Turned { deadline, disk_failed }
+        TurnResult { deadline, disk_failed }
     }
 
     /// As [`WriteCache::work`] for a persistent cache, whose own thread does the writing: nothing is packed,
@@ -117,7 +117,7 @@ impl WriteCache {
         now: Instant,
         persist: &Persist,
         overflow: &Arc<Overflow>,
-    ) -> Turned {
+    ) -> TurnResult {
         let emptied = self.log.lock().take_emptied();
         for id in emptied {
             if let Some(segment) = self.segments.get(id) {
@@ -128,7 +128,7 @@ impl WriteCache {
             // Nothing is written any more, and nothing waits.
             self.move_cleaned(overflow);
             self.shrink();
-            return Turned::default();
+            return TurnResult::default();
         };
         // Where it is broken, nothing is committed any more: spilling goes on, and what cleaning frees would not come back.
         let is_broken = persist.is_broken();
@@ -148,7 +148,7 @@ impl WriteCache {
         let hopeless = nothing_moves && cleaning != Begun::LacksBuffer;
         let deadline = self.serve_waiting(now, hopeless);
         self.look_for_room();
-        Turned { deadline, disk_failed }
+        TurnResult { deadline, disk_failed }
     }
 
     /// Claims space for the segments to be begun next, and for the map. Whether the disk refused.
@@ -283,7 +283,7 @@ impl WriteCache {
     fn packed_for_long(&self, now: Instant) -> bool {
         took_long(now)
             || self.host.waiting_writes.load(Ordering::Acquire) != 0
-            || self.host.paced_writes.load(Ordering::Acquire) != 0
+            || self.host.throttled_writes.load(Ordering::Acquire) != 0
     }
 
     fn swap_for_packed(&self, id: SegmentId, segment: &Segment, packed: Packed) {
@@ -383,9 +383,9 @@ impl WriteCache {
         position: u32,
         mut buffer: AlignedBuffer,
     ) {
-        self.pace.writes();
+        self.throttle.writes();
         let this = Arc::clone(self);
-        let otherwise = Otherwise::new(move || {
+        let otherwise = UnlessAnswered::new(move || {
             this.written(id, position, 0, Err(io::Error::other("its write was given up")), None);
         });
         // Those who saw the segment as writable have left once each of its leaves was locked again.
@@ -393,7 +393,7 @@ impl WriteCache {
         self.look_at(segment, id);
         if segment.live() == 0 && segment.word().ram().is_some() {
             otherwise.answered();
-            self.pace.wrote_nothing();
+            self.throttle.wrote_nothing();
             overflow.give_position(position);
             self.host.give_staging(buffer);
             let released = self.log.lock().thaw(segment, id, false);
@@ -406,18 +406,18 @@ impl WriteCache {
         let packed = if ram.is_none() { self.packed.get(id) } else { None };
         let mut blocks = 0;
         for (slot, _) in segment.live_slots() {
-            let start = usize::from(slot.0) * SEALED_SLOT_BYTES;
-            let Some(sealed) = buffer.get_mut(start..start + SEALED_SLOT_BYTES) else { continue };
+            let start = usize::from(slot.0) * ENCRYPTED_SLOT_BYTES;
+            let Some(encrypted) = buffer.get_mut(start..start + ENCRYPTED_SLOT_BYTES) else { continue };
             let done = if let Some(address) = ram {
-                with_frozen(address, slot, |plain| overflow.seal(generation, slot, plain, sealed))
+                with_frozen(address, slot, |plain| overflow.encrypt(generation, slot, plain, encrypted))
             } else {
                 let mut plain = [0; BLOCK_BYTES as usize];
                 packed.as_ref().is_some_and(|packed| packed.unpack(slot, &mut plain))
-                    && overflow.seal(generation, slot, &plain, sealed)
+                    && overflow.encrypt(generation, slot, &plain, encrypted)
             };
             if !done {
                 self.faults.error(&"memory", &"a block could not be unpacked or sealed");
-                sealed.fill(0);
+                encrypted.fill(0);
             }
             blocks += 1;
         }
@@ -446,7 +446,7 @@ impl WriteCache {
             Ok(()) => {
                 count(&self.counters.spilled_segments, 1);
                 count(&self.counters.spilled_blocks, blocks);
-                count(&self.counters.spilled_bytes, SEALED_SEGMENT_BYTES as u64);
+                count(&self.counters.spilled_bytes, ENCRYPTED_SEGMENT_BYTES as u64);
             }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
@@ -475,7 +475,7 @@ impl WriteCache {
         }
         self.cleaner.unstick();
         let room = self.room(&self.log.lock());
-        self.pace.written(result.is_ok(), room, &self.host.spinner);
+        self.throttle.written(result.is_ok(), room, &self.host.spinner);
         self.host.signal();
     }
 
@@ -485,7 +485,7 @@ impl WriteCache {
             let log = self.log.lock();
             (log.frozen_segments > 0, self.room(&log))
         };
-        self.pace.landed(is_written, others, room, &self.host.spinner);
+        self.throttle.landed(is_written, others, room, &self.host.spinner);
     }
 
     fn room(&self, log: &Log) -> Room {
@@ -508,7 +508,10 @@ impl WriteCache {
     /// Whether there are buffers that may not be needed.
     pub(crate) fn has_spare_buffers(&self) -> bool {
         self.persist.as_ref().is_some_and(|persist| persist.has_spare_buffers())
-            || self.overflow.as_ref().is_some_and(|overflow| !EXPLORED && overflow.has_spare_buffers())
+            || self
+                .overflow
+                .as_ref()
+                .is_some_and(|overflow| !UNDER_MODEL_CHECKER && overflow.has_spare_buffers())
     }
 
     /// Gives spare buffers back, and punches surplus space out; where a commit has to come first, asks for that.
@@ -540,14 +543,16 @@ mod tests {
     use headwater_testkit::{Rng, wait_until};
 
     use super::*;
-    use crate::cache::{CacheOptions, LittleSpace, OverflowOptions, Residence, Slotless, Turn, Wrote};
+    use crate::cache::{
+        Admission, CacheOptions, LittleSpace, OverflowOptions, Residence, UnloggedBlocks, WriteResult,
+    };
     use crate::host::Host;
     use crate::log::Stream;
     use crate::overflow::buffering::Buffering;
     use crate::overflow::io::open_engine;
-    use crate::park::{Parked, Retried};
     use crate::pressure::NoPressure;
     use crate::units::{BlockNumber, Location, SLOT_COUNT};
+    use crate::write_queue::{QueuedWrite, RetryResult};
 
     const BLOCK: usize = BLOCK_BYTES as usize;
     const SLOTS_EACH: u32 = SLOT_COUNT as u32;
@@ -563,7 +568,7 @@ mod tests {
             overflow,
             pause_limit: Duration::from_secs(24 * 3600),
             persistent: None,
-            beneath: None,
+            base: None,
         };
         let cache = WriteCache::open(&options, &host.shared()).unwrap();
         (host, cache)
@@ -576,14 +581,14 @@ mod tests {
         answer: mpsc::Sender<()>,
     }
 
-    impl Parked for Waits {
-        fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
+    impl QueuedWrite for Waits {
+        fn retry(self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
             let data = Rng::new(u64::from(self.block)).bytes(BLOCK);
-            if self.cache.write(BlockNumber(self.block), &data, Turn::Waited) != Wrote::Done {
+            if self.cache.write(BlockNumber(self.block), &data, Admission::Waited) != WriteResult::Done {
                 return Err(self);
             }
             self.answer.send(()).unwrap();
-            Ok(Retried::Stored)
+            Ok(RetryResult::Stored)
         }
 
         fn refuse(self: Box<Self>, error: IoError) {
@@ -596,7 +601,7 @@ mod tests {
         let mut rng = Rng::new(u64::from(block) + 1);
         loop {
             let data = [rng.bytes(random_bytes), vec![7; BLOCK - random_bytes]].concat();
-            if cache.write(BlockNumber(block), &data, Turn::Waited) != Wrote::Done {
+            if cache.write(BlockNumber(block), &data, Admission::Waited) != WriteResult::Done {
                 return block;
             }
             block += 1;
@@ -620,7 +625,12 @@ mod tests {
         let is_packed = |first: &u32| cache.residence(BlockNumber(*first)) == Residence::Packed;
         let packed: Vec<u32> = (0..64).map(|segment| segment * SLOTS_EACH).filter(is_packed).collect();
         for first in &packed {
-            cache.clear(BlockNumber(first + 1), BlockNumber(first + 121), Location::ZERO, Slotless::Stay);
+            cache.clear(
+                BlockNumber(first + 1),
+                BlockNumber(first + 121),
+                Location::ZERO,
+                UnloggedBlocks::Stay,
+            );
         }
         packed.len()
     }
@@ -630,7 +640,7 @@ mod tests {
         let (_host, cache) = cache(None);
         let wait = |block| {
             let (answer, answered) = mpsc::channel();
-            cache.park_for_room(Box::new(Waits { cache: Arc::clone(&cache), block, answer }));
+            cache.queue_for_space(Box::new(Waits { cache: Arc::clone(&cache), block, answer }));
             answered
         };
         // By a clock that is ahead of all, no turn takes long; by one that is behind, each does.
@@ -692,7 +702,7 @@ mod tests {
         let first = overflow.take_position().unwrap();
         let taken: Vec<u32> =
             [first].into_iter().chain(std::iter::from_fn(|| overflow.take_ready(0))).collect();
-        cache.set_disk_bytes(4 * SEALED_SEGMENT_BYTES as u64);
+        cache.set_disk_bytes(4 * ENCRYPTED_SEGMENT_BYTES as u64);
         // One more closes the segment.
         for block in 0..=SLOTS_EACH {
             cache.take_slot(Stream::Cleaned, BlockNumber(block)).unwrap();
@@ -703,6 +713,6 @@ mod tests {
         wait_until("it is written", || cache.log.lock().clean_segments == 1);
         let position = cache.segments.get(SegmentId(0)).unwrap().position().unwrap();
         assert!(!taken.contains(&position), "{position}");
-        assert_eq!(overflow.used_bytes(), (taken.len() as u64 + 1) * SEALED_SEGMENT_BYTES as u64);
+        assert_eq!(overflow.used_bytes(), (taken.len() as u64 + 1) * ENCRYPTED_SEGMENT_BYTES as u64);
     }
 }

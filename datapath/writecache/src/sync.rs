@@ -22,7 +22,7 @@ pub(crate) use shuttle::{
 };
 
 /// Whether schedules are explored: then segments are tiny, and nothing waits for time to pass.
-pub(crate) const EXPLORED: bool = cfg!(feature = "shuttle");
+pub(crate) const UNDER_MODEL_CHECKER: bool = cfg!(feature = "shuttle");
 
 #[cfg(all(feature = "shuttle", not(debug_assertions)))]
 compile_error!(

@@ -2,14 +2,14 @@
 
 use headwater_block::BLOCK_BYTES;
 
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
 
 /// Slots in a segment.
 pub const SLOTS: usize = SLOT_COUNT as usize;
 
 /// The same, as narrow as it is. Few under the schedule explorer, so that a short test fills, packs, spills
 /// and cleans segments.
-pub const SLOT_COUNT: u16 = if EXPLORED { 4 } else { 512 };
+pub const SLOT_COUNT: u16 = if UNDER_MODEL_CHECKER { 4 } else { 512 };
 
 /// Bytes of a segment's slots in RAM: 2 MiB.
 pub const SEGMENT_BYTES: usize = SLOTS * BLOCK_BYTES as usize;
@@ -30,7 +30,7 @@ pub struct SegmentId(pub u32);
 
 impl SegmentId {
     /// One past the highest usable number: the last one would collide with the reserved locations.
-    pub const LIMIT: u32 = if EXPLORED { 1 << 6 } else { (1 << 23) - 1 };
+    pub const LIMIT: u32 = if UNDER_MODEL_CHECKER { 1 << 6 } else { (1 << 23) - 1 };
 }
 
 /// A place in a segment, 0 to 511.

@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
+use headwater_writecache::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use headwater_writecache::units::SEGMENT_BYTES;
 use headwater_writecache::{
-    Beneath, BlockNumber, Buffering, CacheOptions, DEFAULT_WEIGHT, Host, LittleSpace, Location,
+    BaseImage, BlockNumber, Buffering, CacheOptions, DEFAULT_WEIGHT, Host, LittleSpace, Location,
     OverflowOptions, PersistentOptions, Snapshot, WriteCache,
 };
 use schedule::client::{Client, image};
@@ -54,7 +54,7 @@ fn random(range: std::ops::Range<u64>) -> u64 {
     shuttle::rand::thread_rng().gen_range(range)
 }
 
-fn options(overflow: Option<PathBuf>, blocks: u32, beneath: &Arc<ImageBeneath>) -> CacheOptions {
+fn options(overflow: Option<PathBuf>, blocks: u32, base: &Arc<ImageBeneath>) -> CacheOptions {
     // Less than what is written, so that segments move on to the disk, or are packed.
     let ram_segments = if overflow.is_some() { random(8..14) } else { random(RAM_ALONE) };
     CacheOptions {
@@ -64,13 +64,13 @@ fn options(overflow: Option<PathBuf>, blocks: u32, beneath: &Arc<ImageBeneath>) 
         weight: DEFAULT_WEIGHT,
         overflow: overflow.map(|at| OverflowOptions {
             at,
-            limit_bytes: random(10..14) * SEALED_SEGMENT_BYTES as u64,
+            limit_bytes: random(10..14) * ENCRYPTED_SEGMENT_BYTES as u64,
             buffering: Buffering::Buffered,
             little_space: LittleSpace::Refused,
         }),
         pause_limit: Duration::from_secs(3600),
         persistent: None,
-        beneath: Some(Arc::clone(beneath) as Arc<dyn Beneath>),
+        base: Some(Arc::clone(base) as Arc<dyn BaseImage>),
     }
 }
 
@@ -79,7 +79,7 @@ fn change_limits(cache: &WriteCache, has_disk: bool) {
         let range = if has_disk { 8..16 } else { RAM_ALONE };
         cache.set_ram_bytes(random(range) * SEGMENT_BYTES as u64);
         if has_disk {
-            cache.set_disk_bytes(random(10..16) * SEALED_SEGMENT_BYTES as u64);
+            cache.set_disk_bytes(random(10..16) * ENCRYPTED_SEGMENT_BYTES as u64);
         }
     }
 }
@@ -90,7 +90,7 @@ struct ImageBeneath {
     found: std::sync::atomic::AtomicU64,
 }
 
-impl Beneath for ImageBeneath {
+impl BaseImage for ImageBeneath {
     fn begins_with(&self, block: BlockNumber, data: &[u8]) -> bool {
         let is_same = image(block.0).starts_with(data);
         if is_same && data.len() == BLOCK {
@@ -105,11 +105,11 @@ impl Beneath for ImageBeneath {
 struct Reached(BTreeMap<&'static str, u64>);
 
 impl Reached {
-    fn add(&mut self, now: &Snapshot, beneath: &ImageBeneath) {
+    fn add(&mut self, now: &Snapshot, base: &ImageBeneath) {
         for (what, count) in [
             ("overwritten in place", now.write_in_place_blocks),
             ("equal to the image", now.elided_equal_blocks),
-            ("found by a second look", beneath.found.load(std::sync::atomic::Ordering::Relaxed)),
+            ("found by a second look", base.found.load(std::sync::atomic::Ordering::Relaxed)),
             ("read from RAM", now.read_ram_blocks),
             ("read as zeroes", now.read_zero_blocks),
             ("packed", now.packed_segments),
@@ -132,7 +132,7 @@ impl Reached {
             ("cleaned", now.cleaned_blocks),
             ("failed", now.disk_errors),
             ("waited", now.paused_writes),
-            ("waited for the disk", now.paced_writes),
+            ("waited for the disk", now.throttled_writes),
         ] {
             *self.0.entry(what).or_default() += count;
         }
@@ -145,11 +145,11 @@ impl Reached {
 
 impl Reached {
     fn add_persistent(&mut self, now: &Snapshot, maps: u32, cuts: &[Cut]) {
-        let sealed = cuts.iter().filter(|cut| cut.has_sealed()).count();
+        let encrypted = cuts.iter().filter(|cut| cut.has_sealed()).count();
         for (what, count) in [
             ("committed", now.commits),
             ("replaced the map", u64::from(maps > 1)),
-            ("cut with slots in the map", sealed as u64),
+            ("cut with slots in the map", encrypted as u64),
         ] {
             *self.0.entry(what).or_default() += count;
         }
@@ -167,8 +167,8 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
         let disk = Arc::clone(&disk);
         machinery.push(thread::spawn(move || disk.run()));
     }
-    let beneath = Arc::default();
-    let cache = WriteCache::open(&options(overflow, blocks, &beneath), &host.shared()).unwrap();
+    let base = Arc::default();
+    let cache = WriteCache::open(&options(overflow, blocks, &base), &host.shared()).unwrap();
     let client = Client::new(&cache, &Arc::new(Oracle::new(blocks)));
     for block in 0..blocks {
         client.write_whole(block);
@@ -196,7 +196,7 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
     let now = cache.snapshot();
     {
         let mut reached = reached.lock().unwrap();
-        reached.add(&now, &beneath);
+        reached.add(&now, &base);
         reached.add_together(&client);
         if has_disk {
             reached.add_disk(&now);
@@ -282,7 +282,7 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     client.clear(0..BLOCKS_WITH_DISK, Location::ABSENT);
     // Those that are being filled keep theirs.
     settle("no block is left, so positions come back", || {
-        client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * SEALED_SEGMENT_BYTES as u64
+        client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * ENCRYPTED_SEGMENT_BYTES as u64
     });
     let now = cache.snapshot();
     // The disk may fail even now.

@@ -8,7 +8,9 @@ use async_trait::async_trait;
 use headwater_api::{CacheMode, CacheSettings, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::DiskCache;
-use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest};
+use headwater_service::backend::{
+    BackendError, Disk, DiskRequest, Disks, FrozenDisk, PersistentDiskRef, PersistentDiskRequest,
+};
 use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::overflow::{BRIEF_NAME, check_directory};
@@ -20,9 +22,9 @@ use uuid::Uuid;
 use self::served::{ServedParts, ServedVolume, Server};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{hash_of, image_failed};
-use crate::adapters::kept::{self, KeptFiles};
-use crate::adapters::lending::{Lending, Reader};
+use crate::adapters::persistent_disks::{self, PersistentDiskFiles};
 use crate::adapters::release::Released;
+use crate::adapters::snapshot_leases::{Reader, SnapshotLeases};
 use crate::adapters::totals::Totals;
 use crate::caches::{CacheArgs, check_share};
 use crate::streaming::{Above, StreamArgs, Streamed, Streaming};
@@ -31,7 +33,7 @@ use crate::traces::Traces;
 /// The disks of one data directory.
 pub struct Volumes {
     store: Arc<dyn Store>,
-    files: KeptFiles,
+    files: PersistentDiskFiles,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
     /// Memory for all write caches.
@@ -46,8 +48,8 @@ pub struct Volumes {
 struct Readable {
     /// The disks of machines that are on, or were; by name.
     on: Mutex<HashMap<String, Weak<ServedVolume>>>,
-    /// Kept disks whose machines are off.
-    kept: Mutex<HashMap<Uuid, Lending>>,
+    /// Persistent disks whose machines are off.
+    kept: Mutex<HashMap<Uuid, SnapshotLeases>>,
 }
 
 impl Readable {
@@ -56,7 +58,7 @@ impl Readable {
         served.parts.lock().is_some().then(|| Arc::clone(&served))
     }
 
-    fn of_kept(&self, id: Uuid) -> Lending {
+    fn of_kept(&self, id: Uuid) -> SnapshotLeases {
         self.kept.lock().entry(id).or_default().clone()
     }
 }
@@ -72,13 +74,13 @@ impl Volumes {
         stream: &StreamArgs,
         disk: Option<Arc<DiskCache>>,
     ) -> Result<Self, BackendError> {
-        let store = store.patient().unwrap_or(store);
+        let store = store.retrying().unwrap_or(store);
         let ram_bytes = caches.ram_bytes().map_err(|why| {
             BackendError::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram")
         })?;
         let streaming = Arc::new(Streaming::new(store.clone(), stream, disk, None));
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
-        let files = KeptFiles::new(cache_dir, keys_dir);
+        let files = PersistentDiskFiles::new(cache_dir, keys_dir);
         let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
         Ok(Self { store, files, streaming, host, ram_bytes, caches, readable, totals })
     }
@@ -90,18 +92,18 @@ impl Volumes {
     }
 
     /// Lends the disk of a machine that is on, as it is now or as others read it already. `None` where it is off.
-    pub fn lend(&self, machine: &str) -> Option<Result<Reader, BackendError>> {
+    pub fn open_reader(&self, machine: &str) -> Option<Result<Reader, BackendError>> {
         let served = self.readable.of_machine(machine)?;
-        Some(served.lend())
+        Some(served.open_reader())
     }
 
-    /// Whether there is anything to lend of a kept disk. One that is lost is told of by who opens it.
-    pub fn is_begun(&self, kept: Kept) -> bool {
+    /// Whether there is anything to lend of a persistent disk. One that is lost is told of by who opens it.
+    pub fn is_begun(&self, kept: PersistentDiskRef) -> bool {
         kept.is_begun || self.files.is_begun(kept.id)
     }
 
-    /// Lends a kept disk whose machine is off, as it was left. A machine that starts takes it back.
-    pub fn lend_kept(&self, request: &KeptRequest) -> Result<Reader, BackendError> {
+    /// Lends a persistent disk whose machine is off, as it was left. A machine that starts takes it back.
+    pub fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
         self.readable.of_kept(request.kept.id).borrow(|| {
             // It may have been discarded since the caller looked, or have never been begun; whoever discards it waits for
@@ -149,13 +151,17 @@ impl Disks for Volumes {
         self.refuse(after, Some(before))
     }
 
-    async fn check_space(&self, cache: &CacheSettings, kept: Option<Kept>) -> Result<(), BackendError> {
+    async fn check_space(
+        &self,
+        cache: &CacheSettings,
+        kept: Option<PersistentDiskRef>,
+    ) -> Result<(), BackendError> {
         if cache.mode == CacheMode::Ram {
             return Ok(());
         }
         let (files, limit_bytes) = (self.files.clone(), cache.disk_bytes);
         blocking("look how much space is free", move || {
-            let name = kept.map(|kept| kept::name(kept.id));
+            let name = kept.map(|kept| persistent_disks::name(kept.id));
             check_directory(&files.cache_dir, name.as_deref(), limit_bytes)
                 .map_err(|e| BackendError::new(kind_of(&e), e.to_string()))
         })
@@ -172,17 +178,20 @@ impl Disks for Volumes {
         blocking("open the disk", move || opener.serve(request)).await
     }
 
-    async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
+    async fn open_persistent(
+        &self,
+        request: PersistentDiskRequest,
+    ) -> Result<Box<dyn FrozenDisk>, BackendError> {
         let opener = self.opener();
         blocking("open the disk", move || {
             if opener.files.is_incomplete(request.kept.id) {
-                let message = "its last writes are not on its kept disk, which failed or was full when they were to be saved";
+                let message = "its last writes are not on its persistent disk, which failed or was full when they were to be saved";
                 return Err(BackendError::new(ProblemKind::Conflict, message)
                     .advise("start the machine, see that all is there, and stop it: then a version can be made of it"));
             }
-            let lending = opener.readable.of_kept(request.kept.id);
+            let snapshot_leases = opener.readable.of_kept(request.kept.id);
             // Until it is open here, as below.
-            let _unread = lending.keep_unread()?;
+            let _unread = snapshot_leases.keep_unread()?;
             // With that, as whoever discards the disk waits for it. A disk is begun by its machine alone: one that a seal began
             // would tie the machine to the version of a first start that broke off.
             if !request.kept.is_begun && !opener.files.is_begun(request.kept.id) {
@@ -206,8 +215,8 @@ impl Disks for Volumes {
     async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
         let (files, readable) = (self.files.clone(), Arc::clone(&self.readable));
         blocking("remove a disk", move || {
-            let lending = readable.of_kept(id);
-            let taken = lending.take_back();
+            let snapshot_leases = readable.of_kept(id);
+            let taken = snapshot_leases.take_back();
             files.discard(id)?;
             drop(taken);
             readable.kept.lock().remove(&id);
@@ -235,12 +244,12 @@ impl Disks for Volumes {
 
     async fn is_there(&self, id: Uuid) -> Result<bool, BackendError> {
         let files = self.files.clone();
-        blocking("look for a kept disk", move || Ok(files.is_begun(id))).await
+        blocking("look for a persistent disk", move || Ok(files.is_begun(id))).await
     }
 
-    async fn kept_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
+    async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
         let files = self.files.clone();
-        blocking("look for kept disks", move || files.settled_keys()).await
+        blocking("look for persistent disks", move || files.settled_keys()).await
     }
 
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
@@ -319,7 +328,7 @@ struct Opened {
 /// What it takes to open disks on a thread of its own.
 struct Opener {
     store: Arc<dyn Store>,
-    files: KeptFiles,
+    files: PersistentDiskFiles,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
     caches: CacheArgs,
@@ -334,16 +343,16 @@ impl Opener {
         name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
-        kept: Option<Kept>,
+        kept: Option<PersistentDiskRef>,
         little_space: LittleSpace,
     ) -> Result<Opened, BackendError> {
-        let lending = kept.map(|kept| self.readable.of_kept(kept.id));
+        let snapshot_leases = kept.map(|kept| self.readable.of_kept(kept.id));
         // Until it is open here: a reader who came between would have it open then.
-        let taken = lending.as_ref().map(Lending::take_back);
+        let taken = snapshot_leases.as_ref().map(SnapshotLeases::take_back);
         if let (Some(kept), Some(taken)) = (kept, &taken)
             && taken.readers > 0
         {
-            tracing::warn!(disk = %kept.id, readers = taken.readers, "a kept disk is needed and was taken from those who read it");
+            tracing::warn!(disk = %kept.id, readers = taken.readers, "a persistent disk is needed and was taken from those who read it");
         }
         self.open_volume(name, version, cache, kept, little_space)
     }
@@ -353,7 +362,7 @@ impl Opener {
         name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
-        kept: Option<Kept>,
+        kept: Option<PersistentDiskRef>,
         little_space: LittleSpace,
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
@@ -396,7 +405,7 @@ impl Opener {
         let little_space = if request.goes_on { LittleSpace::Logged } else { LittleSpace::Refused };
         if little_space == LittleSpace::Refused && request.cache.mode != CacheMode::Ram {
             // The same as opening it would say, and what to do of this machine.
-            let name = request.kept.map(|kept| kept::name(kept.id));
+            let name = request.kept.map(|kept| persistent_disks::name(kept.id));
             check_directory(&self.files.cache_dir, name.as_deref(), request.cache.disk_bytes)
                 .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
         }
@@ -418,7 +427,7 @@ impl Opener {
             socket,
             volume,
             image,
-            lending: Lending::default(),
+            snapshot_leases: SnapshotLeases::default(),
             totals: self.totals,
             parts: Arc::new(Mutex::new(Some(ServedParts { server, pin, version }))),
         });

@@ -12,10 +12,10 @@ use headwater_api::{
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
-use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Round};
+use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, VerifyRound};
 use headwater_service::backend::{
-    BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
-    PullOrder, PullOutcome, Pulled, ServersGone,
+    BackendError, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion, PullOrder,
+    PullOutcome, Pulled, RetentionRoot, ServersGone,
 };
 use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version, WhileBusy,
@@ -24,8 +24,8 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::adapters::disks::blocking;
-use crate::adapters::holds::{DaemonName, heard};
 use crate::adapters::promotions::Promotions;
+use crate::adapters::retention::{DaemonName, from_store};
 use crate::adapters::{boot_traces, convert, pulls, sources};
 use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
@@ -76,7 +76,7 @@ impl StoredImages {
         last_known: Arc<LastKnown>,
         daemon: DaemonName,
     ) -> Self {
-        let store = store.impatient().unwrap_or(store);
+        let store = store.fail_fast().unwrap_or(store);
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
         let reclaimed_at_s = AtomicU64::new(0);
         let places = Arc::new(Semaphore::new(MAX_OPERATIONS));
@@ -277,7 +277,7 @@ impl Images for StoredImages {
             let opened =
                 repair_from.iter().map(|name| sources::open_store(name, &servers, WhileBusy::default()));
             let sources = verification::not_waited_for(opened.collect::<Result<Vec<_>, _>>()?);
-            verify(&*store, version, (&Round::new(rate_bytes_s), &sources), &job)
+            verify(&*store, version, (&VerifyRound::new(rate_bytes_s), &sources), &job)
         })
         .await
     }
@@ -342,25 +342,25 @@ impl Images for StoredImages {
         Ok(removed)
     }
 
-    fn keeps_holds(&self) -> bool {
-        self.store.keeps_holds()
+    fn keeps_roots(&self) -> bool {
+        self.store.keeps_roots()
     }
 
-    async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
-        let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
-        self.blocking("hold a version", move || store.hold(&hold).map_err(hold_failed)).await
+    async fn retain(&self, root: &RetentionRoot) -> Result<(), BackendError> {
+        let (store, root) = (self.store.clone(), self.daemon.to_store(root)?);
+        self.blocking("hold a version", move || store.retain(&root).map_err(hold_failed)).await
     }
 
-    async fn release(&self, hold: &Hold) -> Result<(), BackendError> {
-        let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
-        self.blocking("release a version", move || store.release(&hold).map_err(hold_failed)).await
+    async fn release(&self, root: &RetentionRoot) -> Result<(), BackendError> {
+        let (store, root) = (self.store.clone(), self.daemon.to_store(root)?);
+        self.blocking("release a version", move || store.release(&root).map_err(hold_failed)).await
     }
 
-    async fn holds(&self) -> Result<Vec<Hold>, BackendError> {
+    async fn holds(&self) -> Result<Vec<RetentionRoot>, BackendError> {
         let (store, daemon) = (self.store.clone(), self.daemon.id.clone());
         let held =
-            self.blocking("see what is held", move || store.holds_of(&daemon).map_err(store_failed)).await?;
-        Ok(held.into_iter().map(heard).collect())
+            self.blocking("see what is held", move || store.roots_of(&daemon).map_err(store_failed)).await?;
+        Ok(held.into_iter().map(from_store).collect())
     }
 
     async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
@@ -481,7 +481,7 @@ fn diff_report(from: ImageVersion, to: ImageVersion, found: Difference) -> DiffR
 fn verify(
     store: &dyn Store,
     version: ImageVersion,
-    how: (&Round, &[Arc<dyn Store>]),
+    how: (&VerifyRound, &[Arc<dyn Store>]),
     job: &Arc<JobControl>,
 ) -> Result<VerifyReport, BackendError> {
     let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
@@ -529,9 +529,9 @@ pub(super) fn hash_of(version: &ImageVersion) -> Result<Hash, BackendError> {
     version.hash.parse().map_err(|_| odd())
 }
 
-pub(super) fn told_pointer(pointer: &Pointer) -> ChannelPointer {
+pub(super) fn pointer_view(pointer: &Pointer) -> ChannelPointer {
     ChannelPointer {
-        channel: told_channel(pointer.channel),
+        channel: channel_view(pointer.channel),
         version: u64::from(pointer.version),
         at_ms: pointer.at_s.saturating_mul(1000),
         author: pointer.author.clone(),
@@ -542,8 +542,8 @@ fn image_of(image: &headwater_store::Image) -> Image {
     Image {
         name: image.name.to_string(),
         versions: image.versions.iter().map(|version| version_of(image, version)).collect(),
-        pointers: image.pointers().iter().map(told_pointer).collect(),
-        scheduled: image.scheduled().iter().map(told_pointer).collect(),
+        pointers: image.pointers().iter().map(pointer_view).collect(),
+        scheduled: image.scheduled().iter().map(pointer_view).collect(),
         edit: None,
     }
 }
@@ -574,11 +574,11 @@ pub(super) fn version_of(image: &headwater_store::Image, version: &Version) -> I
         author: version.author.clone(),
         retired: version.retired,
         keeps_identity: version.keeps_identity,
-        channels: headwater_store::Channel::ALL.into_iter().filter(points_here).map(told_channel).collect(),
+        channels: headwater_store::Channel::ALL.into_iter().filter(points_here).map(channel_view).collect(),
     }
 }
 
-pub(super) fn told_channel(channel: headwater_store::Channel) -> Channel {
+pub(super) fn channel_view(channel: headwater_store::Channel) -> Channel {
     match channel {
         headwater_store::Channel::Maintenance => Channel::Maintenance,
         headwater_store::Channel::Test => Channel::Test,
@@ -613,7 +613,7 @@ pub(super) fn promotion_of(image: &str, pointer: Pointer) -> Promotion {
     Promotion {
         image: image.to_owned(),
         version: u64::from(pointer.version),
-        channel: told_channel(pointer.channel),
+        channel: channel_view(pointer.channel),
         at_ms: pointer.at_s.saturating_mul(1000),
         author: pointer.author,
     }

@@ -93,7 +93,7 @@ fn cache(counters: &VolumeCounters) -> Vec<Sample> {
         Sample::new("headwater_evicted_segments_total", cache.evicted_segments),
         Sample::new("headwater_paused_writes_total", cache.paused_writes),
         Sample::real("headwater_paused_seconds_total", seconds(cache.paused_ns)),
-        Sample::new("headwater_paced_writes_total", cache.paced_writes),
+        Sample::new("headwater_throttled_writes_total", cache.throttled_writes),
         Sample::new("headwater_refused_writes_total", cache.refused_writes),
         Sample::new("headwater_disk_errors_total", cache.disk_errors),
         Sample::new("headwater_corrupt_blocks_total", cache.corrupt_blocks),

@@ -13,7 +13,7 @@ use headwater_api::{ChannelMove, ProblemKind, Progress, PullReport, PulledImage}
 use headwater_service::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
 use headwater_store::{Copied, CopiedImage, CopyProgress, ImageReference, Store, StoreError, WhileBusy};
 
-use crate::adapters::images::{parse, store_failed, told_channel, told_pointer};
+use crate::adapters::images::{channel_view, parse, pointer_view, store_failed};
 use crate::adapters::sources;
 use crate::copying::{Chosen, progress_of, stopped};
 use crate::stores::NamedServers;
@@ -141,7 +141,7 @@ fn tell(job: &JobControl, Progress { done_bytes, total_bytes, doing }: Progress)
 fn pulled(source: &str, did: CopiedImage) -> Pulled {
     let numbers = |versions: Vec<u32>| versions.into_iter().map(u64::from).collect();
     let moved = |moved: &headwater_store::ChannelMove| ChannelMove {
-        channel: told_channel(moved.channel),
+        channel: channel_view(moved.channel),
         from: moved.from.map(u64::from),
         to: moved.to.map(u64::from),
     };
@@ -151,8 +151,8 @@ fn pulled(source: &str, did: CopiedImage) -> Pulled {
         newest: did.has_newest,
         followed: did.is_followed,
         channels: did.moves.iter().map(moved).collect(),
-        forgets: did.forgotten.iter().map(told_pointer).collect(),
-        scheduled: did.scheduled.iter().map(told_pointer).collect(),
+        forgets: did.forgotten.iter().map(pointer_view).collect(),
+        scheduled: did.scheduled.iter().map(pointer_view).collect(),
         noted: numbers(did.noted),
         retired: numbers(did.retired),
         unretired: numbers(did.unretired),

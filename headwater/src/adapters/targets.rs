@@ -64,7 +64,7 @@ impl IssuedTokens {
     }
 
     /// Forgets those of machines that are not registered any more.
-    pub async fn forget_strangers(&self, service: &Service) -> anyhow::Result<()> {
+    pub async fn forget_unknown_targets(&self, service: &Service) -> anyhow::Result<()> {
         let names: Vec<String> = self.lines.lock().keys().cloned().collect();
         let mut is_changed = false;
         for name in names {

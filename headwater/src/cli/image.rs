@@ -60,7 +60,7 @@ pub enum ImageCommand {
         /// When: 2026-12-24T03:00Z (UTC), or +90m, +12h, +7d from now
         #[arg(long, value_name = "TIME", conflicts_with = "cancel")]
         at: Option<String>,
-        /// Forget the promotion to come of this channel
+        /// Forget the scheduled promotion of this channel
         #[arg(long)]
         cancel: bool,
         /// To production even if the version is not generalised: whoever reads the store may have a machine's private key
@@ -92,7 +92,7 @@ pub enum ImageCommand {
         name: String,
     },
     /// Change an image on a machine: it boots the newest version on a private disk that is kept until seal or discard
-    Edit {
+    MaintenanceSession {
         /// IMAGE
         #[arg(add = complete::images())]
         image: String,

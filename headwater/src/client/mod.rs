@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
-    Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS,
-    Machine, MachineList, MergeTraceRequest, NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest,
-    Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
+    EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine, MachineList,
+    MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NoteRequest, PinRequest, Problem, ProblemKind,
+    PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine,
+    Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -71,7 +72,7 @@ impl Client {
         self.post(&format!("/api/v1/images/{}/promotion", escape(reference)), request).await
     }
 
-    /// Forgets a promotion to come.
+    /// Forgets a scheduled promotion.
     pub async fn cancel_promotion(&self, image: &str, channel: Channel) -> anyhow::Result<ChannelPointer> {
         let path = format!("/api/v1/images/{}/promotion?channel={channel}", escape(image));
         json(self.send(Method::DELETE, &path, None).await?).await
@@ -130,12 +131,16 @@ impl Client {
     }
 
     /// Has a machine edit an image.
-    pub async fn edit(&self, image: &str, request: &EditRequest) -> anyhow::Result<Edit> {
+    pub async fn edit(
+        &self,
+        image: &str,
+        request: &MaintenanceRequest,
+    ) -> anyhow::Result<MaintenanceSession> {
         self.post(&format!("/api/v1/images/{}/edit", escape(image)), request).await
     }
 
     /// Forgets what was edited.
-    pub async fn discard_edit(&self, image: &str) -> anyhow::Result<()> {
+    pub async fn discard_session(&self, image: &str) -> anyhow::Result<()> {
         let path = format!("/api/v1/images/{}/edit", escape(image));
         self.send(Method::DELETE, &path, None).await.map(drop)
     }

@@ -18,8 +18,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::{AttachArgs, DetachArgs, Via};
-use crate::cmd::leftovers::{
-    Fate, KernelDevices, NAMES_DIR, RECORDS_TIMEOUT, clear, clear_all, forget, kept, settle_unless_left,
+use crate::cmd::orphans::{
+    KernelDevices, NAMES_DIR, OrphanAction, RECORDS_TIMEOUT, clear, clear_all, forget, kept,
+    settle_unless_left,
 };
 use crate::cmd::persistent::Kept;
 use crate::show;
@@ -135,8 +136,8 @@ impl AttachArgs {
         let kept_in = kept.map(|kept| kept.dir.as_path());
         let fate = |record: &Record| {
             let is_meant = self.device.as_deref().is_none_or(|device| record.is_meant_by(device));
-            match Fate::of(record, &identity, kept_in) {
-                Fate::GoesOn if !survives || !is_meant => Fate::Waits,
+            match OrphanAction::of(record, &identity, kept_in) {
+                OrphanAction::GoesOn if !survives || !is_meant => OrphanAction::Waits,
                 fate => fate,
             }
         };

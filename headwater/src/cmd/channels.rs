@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Channel, ChannelPointer, ChannelRequest, Edit, Image, ImageVersion, Machine, NoteRequest, PinRequest,
-    Problem, ProblemKind, PromoteRequest, RetireRequest,
+    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, MaintenanceSession, NoteRequest,
+    PinRequest, Problem, ProblemKind, PromoteRequest, RetireRequest,
 };
 use headwater_block::size;
 
@@ -39,7 +39,9 @@ pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Resul
 
 /// Says who changes an image, if anybody does.
 pub fn told_edit(image: &Image) -> anyhow::Result<()> {
-    let Some(Edit { version, machine, since_ms, author, .. }) = &image.edit else { return Ok(()) };
+    let Some(MaintenanceSession { version, machine, since_ms, author, .. }) = &image.edit else {
+        return Ok(());
+    };
     let since = show::time(*since_ms);
     show::line(&format!("machine {machine} edits it over version {version} since {since}, as {author} asked"))
 }
@@ -134,7 +136,7 @@ fn follows(machine: &Machine, image: &str, channel: Channel) -> bool {
     machine.pin.is_none() && ImageRef::parse(&machine.image).is_ok_and(follows)
 }
 
-/// Forgets a promotion to come.
+/// Forgets a scheduled promotion.
 pub async fn cancel(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
     let cancelling = client.cancel_promotion(image, channel);
     let pointer = said_if_slow(json, &behind_store(image), cancelling).await?;
@@ -188,7 +190,7 @@ pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> an
     let pin = machine.pin.unwrap_or_default();
     match machine.kept {
         Some(kept) if kept != pin => show::line(&format!(
-            "{name} boots {pin} once it is reset; until then its kept disk is over {kept}"
+            "{name} boots {pin} once it is reset; until then its persistent disk is over {kept}"
         )),
         _ => show::line(&format!("{name} boots {pin} from its next boot on")),
     }

@@ -184,7 +184,7 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
         ("cleaned", segments(blocks(cache.cleaned_blocks), cache.cleaned_segments)),
         ("copies of what is spilled", format!("{} segments dropped", cache.evicted_segments)),
         ("commits of a persistent cache", cache.commits.to_string()),
-        ("writes at the pace of the disk", cache.paced_writes.to_string()),
+        ("writes at the pace of the disk", cache.throttled_writes.to_string()),
         ("writes paused", format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9)),
         ("writes refused", cache.refused_writes.to_string()),
         ("overflow disk errors", format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks)),

@@ -57,7 +57,9 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Revert { image, channel } => channels::revert(&client, &image, channel, json).await?,
         ImageCommand::Pin { name, image } => channels::pin(&client, &name, image, json).await?,
         ImageCommand::Unpin { name } => channels::unpin(&client, &name, json).await?,
-        ImageCommand::Edit { image, machine } => seal::edit(&client, &image, machine, json).await?,
+        ImageCommand::MaintenanceSession { image, machine } => {
+            seal::edit(&client, &image, machine, json).await?
+        }
         ImageCommand::Seal { image, note, over_newer, keep_identity } => {
             seal::image(&client, &image, seal::request(note, over_newer, keep_identity), json).await?;
         }
@@ -150,7 +152,7 @@ pub async fn import(
         remark(client, version, *damaged_chunks, edited_by.as_deref());
         let what = if *created { "imported as" } else { "unchanged; it is" };
         if !*created && !request.note.is_empty() && request.note != version.note {
-            show::aside(&format!("headwater: {}\n", kept_note(version)));
+            show::aside(&format!("headwater: {}\n", note_of_persistent(version)));
         }
         let (whole, stored) = (size::format(version.size_bytes), size::format(version.stored_bytes));
         let place = format!("{}@{}", version.image, version.number);
@@ -261,7 +263,7 @@ pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edit
 }
 
 /// What became of a note that was given for bytes which are a version already.
-fn kept_note(version: &ImageVersion) -> String {
+fn note_of_persistent(version: &ImageVersion) -> String {
     let (place, note) = (format!("{}@{}", version.image, version.number), show::printable(&version.note));
     let has = if note.is_empty() {
         "it stays without a note".to_owned()

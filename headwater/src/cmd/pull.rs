@@ -53,7 +53,7 @@ fn show_report(source: &str, report: &PullReport) -> anyhow::Result<()> {
     report.images.iter().flat_map(lines).try_for_each(|line| show::line(&line))
 }
 
-/// What else is another one from now on: what machines boot, and channels and promotions to come.
+/// What else is another one from now on: what machines boot, and channels and scheduled promotions.
 fn lines(image: &PulledImage) -> Vec<String> {
     let name = &image.image;
     let boots = moved(image);

@@ -1,6 +1,6 @@
 //! `image edit`, `image seal`, `image discard` and `machine seal`: maintenance of images.
 
-use headwater_api::{Edit, EditRequest, JobResult, Pause, SealRequest, Sealed};
+use headwater_api::{JobResult, MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 use headwater_block::size;
 
 use crate::client::Client;
@@ -10,12 +10,12 @@ use crate::show::{self, progress::Shown, progress::said_if_slow};
 /// Has a machine edit an image.
 pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> anyhow::Result<()> {
     let what = behind(&machine);
-    let edit = said_if_slow(json, &what, client.edit(image, &EditRequest { machine })).await?;
+    let edit = said_if_slow(json, &what, client.edit(image, &MaintenanceRequest { machine })).await?;
     if json {
         return show::json(&edit);
     }
     warn(edit.warning.as_deref());
-    let Edit { image, version, machine, .. } = edit;
+    let MaintenanceSession { image, version, machine, .. } = edit;
     show::line(&format!(
         "{machine} boots {image}@{version} on a private disk from its next start on; 'headwater image seal {image}' makes \
          a version of what it does, 'headwater image discard {image}' forgets it"
@@ -26,7 +26,7 @@ pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> 
 pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
     let what =
         format!("waiting for another change of the machine that edits {image}, which may be under way");
-    said_if_slow(json, &what, client.discard_edit(image)).await?;
+    said_if_slow(json, &what, client.discard_session(image)).await?;
     if json {
         return show::json(&serde_json::json!({ "discarded": [image] }));
     }

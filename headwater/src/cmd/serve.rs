@@ -94,7 +94,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Stops, however long that takes: killed before a kept disk's last commit, the daemon would lose writes that were answered.
+/// Stops, however long that takes: killed before a persistent disk's last commit, the daemon would lose writes that were answered.
 async fn stop(daemon: Daemon) {
     let stopping = daemon.stop();
     tokio::pin!(stopping);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{size, small_file};
-use headwater_image::{Cancel, Round};
+use headwater_image::{Cancel, VerifyRound};
 use headwater_store::copy::{Readable, everything_readable, selected};
 use headwater_store::{Access, Copied, CopyProgress, Hash, ImageReference, Store, StoreError, WhileBusy};
 use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
@@ -72,7 +72,7 @@ struct CopyReport {
     present: u32,
     objects: u32,
     bytes: u64,
-    /// Images whose channels, promotions to come, notes or retired versions are the source's now, and were not.
+    /// Images whose channels, scheduled promotions, notes or retired versions are the source's now, and were not.
     followed: u32,
 }
 
@@ -334,7 +334,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         store = stores::open(name, access, &scrub.credentials)?;
     }
     // Where it does not answer the check ends with an error, as it does for a bucket.
-    let store = store.impatient().unwrap_or(store);
+    let store = store.fail_fast().unwrap_or(store);
     let sources = scrub.open_sources()?;
     let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
     let Readable { what, unreadable } = if images.is_empty() {
@@ -345,7 +345,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let stopped = Arc::new(AtomicBool::new(false));
     stop_on_signals([&[Arc::clone(&store)], &sources[..]].concat(), &stopped)?;
     let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
-    let round = Round::new(scrub.rate);
+    let round = VerifyRound::new(scrub.rate);
     let (contents, mut report) = (distinct(&what), CheckReport::default());
     let ended = check_each(&*store, &contents, (&round, &sources), &cancel, json, &mut report);
     for (name, e) in unreadable {
@@ -379,7 +379,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
 fn check_each(
     store: &dyn Store,
     contents: &[(Hash, Vec<String>)],
-    how: (&Round, &[Arc<dyn Store>]),
+    how: (&VerifyRound, &[Arc<dyn Store>]),
     cancel: &Cancel,
     json: bool,
     report: &mut CheckReport,
@@ -404,7 +404,7 @@ fn check_one(
     store: &dyn Store,
     hash: Hash,
     names: &[String],
-    how: (&Round, &[Arc<dyn Store>]),
+    how: (&VerifyRound, &[Arc<dyn Store>]),
     cancel: &Cancel,
     json: bool,
 ) -> anyhow::Result<Option<CheckedVersion>> {

@@ -72,7 +72,7 @@ impl Opened {
         offered: SocketAddr,
         stopped: watch::Receiver<bool>,
     ) -> anyhow::Result<JoinHandle<std::io::Result<()>>> {
-        self.issued.forget_strangers(&service).await?;
+        self.issued.forget_unknown_targets(&service).await?;
         let address = if offered.ip().is_unspecified() { self.server.address().into() } else { offered.ip() };
         let targets: Arc<dyn Targets> = Arc::new(NetworkTargets {
             service,

@@ -18,11 +18,11 @@ use headwater_nbd::{
 };
 use headwater_service::Service;
 use headwater_service::backend::BackendError;
-use headwater_service::life::{LifeError, ReadableDisk, Residue};
+use headwater_service::lifecycle::{LifecycleError, OfflineDisk, ReadableDisk};
 use tokio::runtime::Handle;
 
 use crate::adapters::disks::Volumes;
-use crate::adapters::lending::Reader;
+use crate::adapters::snapshot_leases::Reader;
 use crate::failure::invalid;
 
 /// Blocks of a disk over an image, as a volume has them.
@@ -98,12 +98,12 @@ impl MachineExports {
     fn described(&self, found: &ReadableDisk) -> Option<Described> {
         let ReadableDisk { machine, state, disk } = found;
         let (version, geometry, what) = match disk {
-            Residue::On(version) => {
+            OfflineDisk::On(version) => {
                 (version.clone(), self.volumes.geometry_of(machine)?, "its disk when it was opened")
             }
             // No machine has begun it yet, and nobody else does.
-            Residue::Kept(kept) if !self.volumes.is_begun(kept.kept) => return None,
-            Residue::Kept(kept) => {
+            OfflineDisk::PersistentDiskRef(kept) if !self.volumes.is_begun(kept.kept) => return None,
+            OfflineDisk::PersistentDiskRef(kept) => {
                 let geometry = Geometry {
                     size_bytes: kept.version.size_bytes,
                     logical_block_bytes: LOGICAL_BLOCK_BYTES,
@@ -114,7 +114,7 @@ impl MachineExports {
                 let version = format!("{}@{}", kept.version.image, kept.version.number);
                 (version, geometry, "its disk as it was left")
             }
-            Residue::None => return None,
+            OfflineDisk::None => return None,
         };
         Some(Described {
             geometry,
@@ -124,12 +124,12 @@ impl MachineExports {
 
     fn borrow(&self, found: &ReadableDisk) -> Result<Reader, NotOpened> {
         let machine = found.machine.as_str();
-        let lent = match &found.disk {
-            Residue::On(_) => self.volumes.lend(machine).unwrap_or_else(|| Err(goes_off())),
-            Residue::Kept(kept) => self.volumes.lend_kept(kept),
-            Residue::None => return Err(no_disk(found)),
+        let reader = match &found.disk {
+            OfflineDisk::On(_) => self.volumes.open_reader(machine).unwrap_or_else(|| Err(goes_off())),
+            OfflineDisk::PersistentDiskRef(kept) => self.volumes.read_persistent(kept),
+            OfflineDisk::None => return Err(no_disk(found)),
         };
-        lent.map_err(|error| failed(machine, error))
+        reader.map_err(|error| failed(machine, error))
     }
 
     fn note(&self, machine: &str, client: &ClientIdentity, what: &str) {
@@ -176,8 +176,11 @@ impl Exports for MachineExports {
 
 fn no_disk(found: &ReadableDisk) -> NotOpened {
     let ReadableDisk { machine, state, disk } = found;
-    let why =
-        if matches!(disk, Residue::Kept(_)) { "has not begun its disk" } else { "its disk is not kept" };
+    let why = if matches!(disk, OfflineDisk::PersistentDiskRef(_)) {
+        "has not begun its disk"
+    } else {
+        "its disk is not kept"
+    };
     NotOpened::Unavailable(format!(
         "machine {machine} is {state} and {why}, so there is none to read; start the machine"
     ))
@@ -208,8 +211,8 @@ impl From<BackendError> for Failed {
     }
 }
 
-impl From<LifeError> for Failed {
-    fn from(error: LifeError) -> Self {
+impl From<LifecycleError> for Failed {
+    fn from(error: LifecycleError) -> Self {
         Self { chain: format!("{:#}", anyhow::Error::new(error)), advice: None }
     }
 }

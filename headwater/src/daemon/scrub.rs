@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headwater_image::{Cancel, Round};
+use headwater_image::{Cancel, VerifyRound};
 use headwater_service::{Findings, Service, UnreadableList, touches};
 use headwater_store::copy::everything_readable;
 use headwater_store::{Hash, ImageName, Store, StoreError, StoreErrorKind};
@@ -213,7 +213,7 @@ fn round(
     history.users = Users::default();
     let (mut chunks, mut versions) = (0u64, 0u32);
     // What versions share is read with the first one of them, and so perhaps long before the last one is checked.
-    let (began, checks) = (Instant::now(), Round::new(scrub.rate));
+    let (began, checks) = (Instant::now(), VerifyRound::new(scrub.rate));
     let there = everything_readable(&**store)?;
     for (_, e) in &there.unreadable {
         tracing::error!("the scrub: {e}");

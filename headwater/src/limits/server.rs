@@ -65,14 +65,14 @@ pub fn listen(served: Served) -> std::io::Result<Listening> {
 async fn accept(listener: UnixListener, served: Arc<Served>) {
     let seats = Arc::new(Semaphore::new(CLIENTS));
     loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&seats).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let served = Arc::clone(&served);
                 tokio::spawn(async move {
                     // Who is too slow, or gone, gets no answer.
                     let _ = tokio::time::timeout(DEADLINE, serve(stream, &served)).await;
-                    drop(seat);
+                    drop(permit);
                 });
             }
             Err(error) => {

@@ -27,7 +27,7 @@
 //! | server that lies | remote `servers.rs`: a_server_that_lies_is_put_aside_and_the_others_go_on, metadata_that_is_wrong_on_one_server_comes_from_another; `streaming.rs`: a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one |
 //! | store full | store `full_disk.rs`; `images.rs`: an_import_into_a_full_disk_fails_as_such_and_leaves_nothing; `space.rs`: a_seal_into_a_full_store_loses_nothing |
 //! | two writers on one image | store `local_dir.rs`: only_one_writes_at_a_time; store `s3.rs` |
-//! | clock set back | service `life/tests/promotions.rs`: a_promotion_is_carried_out_once_when_the_clock_has_reached_its_time |
+//! | clock set back | service `lifecycle/tests/promotions.rs`: a_promotion_is_carried_out_once_when_the_clock_has_reached_its_time |
 //! | promotion of a version that is being removed | `channels.rs`: a_version_is_promoted_or_removed_and_never_both; store `suite/mod.rs` |
 
 use std::path::Path;

@@ -181,7 +181,7 @@ fn a_kept_disk_that_cannot_be_opened_is_not_called_unknown() {
     daemon.cli(&["machine", "start", "kept", "--wait"]).ok();
     daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
     let disks = std::fs::read_dir(daemon.path().join("cache")).unwrap().map(|entry| entry.unwrap().path());
-    let disk = disks.into_iter().find(|path| path.is_dir()).expect("a kept disk");
+    let disk = disks.into_iter().find(|path| path.is_dir()).expect("a persistent disk");
     std::fs::rename(&disk, daemon.path().join("aside")).unwrap();
     assert_eq!(listed(&uri(&daemon, ""))[0].0, "kept");
     let refused = Client::open(&uri(&daemon, "kept")).err().expect("it is gone").to_string();

@@ -60,7 +60,9 @@ fn a_persistent_machine_keeps_its_disk_until_it_is_reset() {
         (&"tiny@1".into(), &"tiny@1".into(), &true.into())
     );
     assert!(daemon.cli(&["machine", "list"]).ok().contains("tiny@1 (old) (kept)"));
-    daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["'lab' runs it", "'lab' has a kept disk over it"]);
+    daemon
+        .cli(&["image", "remove", "tiny@1"])
+        .fails(4, &["'lab' runs it", "'lab' has a persistent disk over it"]);
 
     // The daemon is killed; what was there when it was stopped is there.
     daemon.console("lab", "w", Some("W"));
@@ -80,7 +82,7 @@ fn a_persistent_machine_keeps_its_disk_until_it_is_reset() {
     assert!(key.exists() && kept.join("map").exists());
     let aside = daemon.path().join("aside");
     std::fs::rename(&kept, &aside).unwrap();
-    daemon.cli(&["machine", "start", "lab"]).fails(6, &["kept disk", "is not there", "machine reset"]);
+    daemon.cli(&["machine", "start", "lab"]).fails(6, &["persistent disk", "is not there", "machine reset"]);
     std::fs::rename(&aside, &kept).unwrap();
     assert_eq!(boot(&daemon, "lab"), found);
     daemon.cli(&["machine", "set", "lab", "--weight", "9"]).ok();

@@ -188,7 +188,7 @@ fn damaged_files_of_a_data_directory_are_said_to_be_damaged() {
 }
 
 #[test]
-fn a_database_that_was_lost_leaves_the_kept_disks_alone() {
+fn a_database_that_was_lost_leaves_the_persistent_disks_alone() {
     let dir = short_dir();
     let disk = "disk-00000000-0000-0000-0000-000000000007";
     let (map, key) = (dir.path().join("cache").join(disk).join("map"), dir.path().join("keys").join(disk));

@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::support::{self, Daemon, headwater, pseudo_random, run};
-use headwater_store::hold::Purpose;
-use headwater_store::{Access, Hold, ImageReference, Keys, LocalDir, NewVersion, S3Options, S3Store, Store};
+use headwater_store::retention::RetentionPurpose;
+use headwater_store::{
+    Access, ImageReference, Keys, LocalDir, NewVersion, RetentionRoot, S3Options, S3Store, Store,
+};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{FileServer, HttpFault, TestTls, test_name, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -186,15 +188,15 @@ fn left_by_a_crash(url: &str, data_dir: &Path, version: &str) {
     options.keys = Keys::Given { id: KEY_ID.to_owned(), secret: KEY_SECRET.to_owned() };
     let opened = S3Store::open(&url.parse().unwrap(), Access::WRITE, &options).unwrap();
     let reference: ImageReference = version.parse().unwrap();
-    let hold = Hold {
+    let hold = RetentionRoot {
         manifest: opened.resolve(&reference).unwrap().manifest,
         image: reference.name,
-        purpose: Purpose::Disk,
+        purpose: RetentionPurpose::Disk,
         daemon: id.trim().to_owned(),
         id: "begun".to_owned(),
         holder: "machine 'never'".to_owned(),
     };
-    opened.hold(&hold).unwrap();
+    opened.retain(&hold).unwrap();
 }
 
 #[test]
@@ -217,7 +219,7 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
         std::fs::write(&raw, disk).unwrap();
         daemon.cli(&["image", "import", text(&raw)]).ok();
     };
-    // Below a kept disk whose machine is off, below an edit, pinned, named, and free.
+    // Below a persistent disk whose machine is off, below an edit, pinned, named, and free.
     import(&one, 2);
     one.cli(&["image", "edit", "tiny", "--machine", "desk"]).ok();
     import(&other, 3);

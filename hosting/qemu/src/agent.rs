@@ -8,10 +8,10 @@
 //! dropped. After a time-out the connection is given up, and the next call makes a new one; that of a command that was to begin
 //! is kept until it is known whether it did (`late.rs`).
 
+mod abandoned_exec;
 mod connection;
 mod freeze;
 mod generalise;
-mod late;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ use tokio::sync::{Mutex, MutexGuard, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::agent::abandoned_exec::EXEC;
 use crate::agent::connection::Connection;
 use crate::agent::freeze::{FREEZE, THAW};
-use crate::agent::late::EXEC;
 use crate::error::{Error, Result};
 
 pub use crate::agent::generalise::Generalised;

@@ -25,12 +25,12 @@ use crate::agent::Agent;
 use crate::binary;
 use crate::console_log;
 use crate::error::{Error, Result};
+use crate::idle_window;
 use crate::launch;
 use crate::orphan;
 use crate::probe::{self, Probe};
 use crate::process::ProcessId;
 use crate::qmp::Qmp;
-use crate::quiet;
 use crate::spec::{GuestSpec, RunFiles};
 use crate::supervise::{self, Order, Supervisor};
 
@@ -176,7 +176,7 @@ impl Guest {
             Err(error) => {
                 // A child that has ended already gives an error that says nothing new.
                 let _ = child.kill().await;
-                let _ = orphan::remove_leftovers(&files);
+                let _ = orphan::remove_orphans(&files);
                 return Err(error);
             }
         };
@@ -271,7 +271,7 @@ impl Guest {
 
     /// Waits for a moment in which the guest has a processor to spare, for as long as `patience`. Returns whether that is over without one.
     pub async fn was_busy(&self, patience: Duration) -> bool {
-        quiet::was_busy(self.process.pid, self.cpus, patience).await
+        idle_window::was_busy(self.process.pid, self.cpus, patience).await
     }
 
     /// Waits until QEMU has ended.
@@ -330,7 +330,7 @@ fn unsupervised() -> Error {
 /// Makes the run directory, without what an earlier run left in it.
 fn prepare(files: &RunFiles) -> Result<()> {
     std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
-    orphan::remove_leftovers(files).map_err(Error::io("clear the run directory", &files.dir))?;
+    orphan::remove_orphans(files).map_err(Error::io("clear the run directory", &files.dir))?;
     for log in [files.console_log(), files.qemu_log()] {
         std::fs::write(&log, "").map_err(Error::io("create the log", &log))?;
         let old = console_log::old(&log);

@@ -92,7 +92,7 @@ fn sweep(run_root: &Path) -> std::io::Result<Vec<Orphan>> {
             orphans.push(Orphan { run_dir: files.dir.clone(), pid: stuck.pid, ended: false });
             continue;
         }
-        remove_leftovers(&files)?;
+        remove_orphans(&files)?;
     }
     Ok(orphans)
 }
@@ -189,7 +189,7 @@ fn is_in(dir: &Path, pid: u32) -> bool {
 }
 
 /// Removes what only makes sense while QEMU runs. Logs stay, for whoever asks what happened.
-pub(crate) fn remove_leftovers(files: &RunFiles) -> std::io::Result<()> {
+pub(crate) fn remove_orphans(files: &RunFiles) -> std::io::Result<()> {
     for path in [files.monitor_socket(), files.agent_socket(), files.console_socket(), files.pid_file()] {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),

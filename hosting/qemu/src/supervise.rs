@@ -365,7 +365,7 @@ impl Supervisor {
         } else {
             tracing::info!(machine = self.name, %exit, "a machine ended");
         }
-        if let Err(error) = orphan::remove_leftovers(&self.files) {
+        if let Err(error) = orphan::remove_orphans(&self.files) {
             tracing::warn!(machine = self.name, %error, "its run directory could not be cleared");
         }
         self.state.send_modify(|state| {

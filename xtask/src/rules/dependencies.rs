@@ -15,7 +15,7 @@ pub const RULE: Rule = Rule {
 /// Folder of a package (`*`: any one name), and the packages of this workspace it may depend on.
 /// In `[dev-dependencies]` everybody may also use headwater-testkit. The first row that matches counts.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("places", &[]),
+    ("admission", &[]),
     ("datapath/block", &[]),
     ("datapath/filesystems", &["headwater-block"]),
     ("datapath/frontend/connections", &["headwater-block"]),
@@ -26,11 +26,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block", "headwater-filesystems"]),
     ("datapath/store", &[]),
-    ("datapath/store_server", &["headwater-store", "headwater-block", "headwater-places"]),
+    ("datapath/store_server", &["headwater-store", "headwater-block", "headwater-admission"]),
     ("datapath/remote", &["headwater-store", "headwater-block"]),
     ("control/api", &[]),
     ("control/db", &["headwater-api"]),
-    ("control/service", &["headwater-api", "headwater-db", "headwater-places"]),
+    ("control/service", &["headwater-api", "headwater-db", "headwater-admission"]),
     ("hosting/*", &[]),
     ("boot/artefacts", &["headwater-image", "headwater-block"]),
     ("boot/server", &["headwater-boot-script", "headwater-dhcp", "headwater-tftp"]),

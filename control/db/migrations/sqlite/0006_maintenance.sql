@@ -21,7 +21,7 @@ CREATE TABLE catalogs (
 
 -- Disks that outlive a machine's runs: that of a machine with a persistent write cache, and that with which a
 -- machine edits an image. Each belongs to one version.
-CREATE TABLE kept_disks (
+CREATE TABLE persistent_disks (
     id            TEXT    NOT NULL PRIMARY KEY,
     machine       TEXT    NOT NULL REFERENCES machines (uuid),
     purpose       TEXT    NOT NULL CHECK (purpose IN ('persistent', 'edit')),
@@ -33,7 +33,7 @@ CREATE TABLE kept_disks (
     UNIQUE (machine, purpose)
 ) STRICT;
 
-CREATE UNIQUE INDEX one_edit_for_an_image ON kept_disks (image) WHERE purpose = 'edit';
+CREATE UNIQUE INDEX one_edit_for_an_image ON persistent_disks (image) WHERE purpose = 'edit';
 
 -- What a machine boots is its catalog's where it has one.
 CREATE VIEW machines_and_catalogs AS

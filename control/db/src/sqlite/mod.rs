@@ -3,9 +3,9 @@
 mod catalogs;
 mod events;
 mod hardware;
-mod kept_disks;
 mod machines;
 mod migrations;
+mod persistent_disks;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Sqlite, Transaction};
 
 use crate::error::DbError;
 use crate::repository::{
-    CatalogRepository, Database, EventRepository, KeptDiskRepository, MachineRepository, Repository,
+    CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
 };
 
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
@@ -156,8 +156,8 @@ impl Repository for SqliteRepository {
         Box::new(catalogs::SqliteCatalogs { connection, has_removed })
     }
 
-    fn kept_disks(&mut self) -> Box<dyn KeptDiskRepository + '_> {
-        Box::new(kept_disks::SqliteKeptDisks { connection: &mut self.transaction })
+    fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_> {
+        Box::new(persistent_disks::SqlitePersistentDisks { connection: &mut self.transaction })
     }
 
     fn events(&mut self) -> Box<dyn EventRepository + '_> {

@@ -1,7 +1,9 @@
 //! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
 
 use headwater_api::{BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
-use headwater_db::{CatalogRecord, Database, DbError, KeptDisk, MachineRecord, NewEvent, Purpose, Secret};
+use headwater_db::{
+    CatalogRecord, Database, DbError, MachineRecord, NewEvent, PersistentDisk, Purpose, Secret,
+};
 use uuid::Uuid;
 
 pub fn machine(name: &str) -> MachineRecord {
@@ -205,7 +207,7 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
 /// One disk of a machine for each purpose, one edit of an image, and no machine goes while it has one.
 pub async fn disks_are_kept_once(db: &dyn Database) {
     let (one, two) = (machine("one"), machine("two"));
-    let disk = |id: u128, machine: &MachineRecord, purpose, image: &str| KeptDisk {
+    let disk = |id: u128, machine: &MachineRecord, purpose, image: &str| PersistentDisk {
         id: Uuid::from_u128(id),
         machine: machine.uuid,
         purpose,
@@ -220,30 +222,36 @@ pub async fn disks_are_kept_once(db: &dyn Database) {
     repo.machines().add(&one).await.unwrap();
     repo.machines().add(&two).await.unwrap();
     let persistent = disk(1, &one, Purpose::Persistent, "debian");
-    let mut edit = disk(2, &one, Purpose::Edit, "debian");
-    repo.kept_disks().add(&persistent).await.unwrap();
-    repo.kept_disks().add(&edit).await.unwrap();
-    repo.kept_disks().add(&disk(3, &two, Purpose::Persistent, "debian")).await.unwrap();
+    let mut edit = disk(2, &one, Purpose::MaintenanceSession, "debian");
+    repo.persistent_disks().add(&persistent).await.unwrap();
+    repo.persistent_disks().add(&edit).await.unwrap();
+    repo.persistent_disks().add(&disk(3, &two, Purpose::Persistent, "debian")).await.unwrap();
     for refused in [
         disk(4, &one, Purpose::Persistent, "other"),
-        disk(5, &one, Purpose::Edit, "other"),
-        disk(6, &two, Purpose::Edit, "debian"),
-        disk(1, &two, Purpose::Edit, "other"),
+        disk(5, &one, Purpose::MaintenanceSession, "other"),
+        disk(6, &two, Purpose::MaintenanceSession, "debian"),
+        disk(1, &two, Purpose::MaintenanceSession, "other"),
     ] {
-        let outcome = repo.kept_disks().add(&refused).await;
+        let outcome = repo.persistent_disks().add(&refused).await;
         assert!(matches!(outcome, Err(DbError::Taken { .. })), "{refused:?}: {outcome:?}");
     }
-    assert_eq!(repo.kept_disks().edit_of("debian").await.unwrap().as_ref(), Some(&edit));
-    assert_eq!(repo.kept_disks().edit_of("other").await.unwrap(), None);
-    assert_eq!(repo.kept_disks().of_machine(one.uuid).await.unwrap(), [edit.clone(), persistent.clone()]);
-    assert_eq!(repo.kept_disks().list().await.unwrap().len(), 3);
-    repo.kept_disks().begun(edit.id).await.unwrap();
+    assert_eq!(repo.persistent_disks().session_of("debian").await.unwrap().as_ref(), Some(&edit));
+    assert_eq!(repo.persistent_disks().session_of("other").await.unwrap(), None);
+    assert_eq!(
+        repo.persistent_disks().of_machine(one.uuid).await.unwrap(),
+        [edit.clone(), persistent.clone()]
+    );
+    assert_eq!(repo.persistent_disks().list().await.unwrap().len(), 3);
+    repo.persistent_disks().begun(edit.id).await.unwrap();
     edit.is_begun = true;
-    assert_eq!(repo.kept_disks().of_machine(one.uuid).await.unwrap(), [edit.clone(), persistent.clone()]);
+    assert_eq!(
+        repo.persistent_disks().of_machine(one.uuid).await.unwrap(),
+        [edit.clone(), persistent.clone()]
+    );
     assert!(repo.machines().remove(one.uuid).await.is_err());
-    assert!(repo.kept_disks().remove(edit.id).await.unwrap());
-    assert!(!repo.kept_disks().remove(edit.id).await.unwrap());
-    assert!(repo.kept_disks().remove(persistent.id).await.unwrap());
+    assert!(repo.persistent_disks().remove(edit.id).await.unwrap());
+    assert!(!repo.persistent_disks().remove(edit.id).await.unwrap());
+    assert!(repo.persistent_disks().remove(persistent.id).await.unwrap());
     assert!(repo.machines().remove(one.uuid).await.unwrap());
 }
 

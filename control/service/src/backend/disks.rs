@@ -24,7 +24,7 @@ pub struct DiskRequest {
     /// The write cache.
     pub cache: CacheSettings,
     /// The disk that is kept: it is opened as it was left, or begun. `None`: a fresh one, forgotten at its end.
-    pub kept: Option<Kept>,
+    pub kept: Option<PersistentDiskRef>,
     /// The machine was on just now, and is to go on: where there is less space than its limit, the log alone says so.
     pub goes_on: bool,
     /// What its socket speaks.
@@ -33,18 +33,18 @@ pub struct DiskRequest {
 
 /// A disk that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct PersistentDiskRef {
     /// It.
     pub id: Uuid,
     /// A machine had it open: if nothing of it is there, it is lost, and to begin it is an error.
     pub is_begun: bool,
 }
 
-/// A kept disk whose machine is off.
+/// A persistent disk whose machine is off.
 #[derive(Clone, Debug)]
-pub struct KeptRequest {
+pub struct PersistentDiskRequest {
     /// The disk.
-    pub kept: Kept,
+    pub kept: PersistentDiskRef,
     /// What lies under it.
     pub version: ImageVersion,
     /// Its write cache.
@@ -125,19 +125,26 @@ pub trait Disks: Send + Sync + 'static {
 
     /// Why a disk with such a write cache could not be opened now for want of space, `kept` or a fresh one; no limit is reserved
     /// ahead, so this may change at any time.
-    async fn check_space(&self, cache: &CacheSettings, kept: Option<Kept>) -> Result<(), BackendError>;
+    async fn check_space(
+        &self,
+        cache: &CacheSettings,
+        kept: Option<PersistentDiskRef>,
+    ) -> Result<(), BackendError>;
 
     /// Opens a disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
 
-    /// Opens a kept disk that no machine uses, to make a version of it. Refuses one whose last close did not save all, until one does.
-    async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError>;
+    /// Opens a persistent disk that no machine uses, to make a version of it. Refuses one whose last close did not save all, until one does.
+    async fn open_persistent(
+        &self,
+        request: PersistentDiskRequest,
+    ) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
-    /// Forgets a kept disk that nobody has open: first its key, so that it cannot be read, then its files. One that is
+    /// Forgets a persistent disk that nobody has open: first its key, so that it cannot be read, then its files. One that is
     /// not there is no error.
     async fn discard(&self, id: Uuid) -> Result<(), BackendError>;
 
-    /// Whether there is anything of a kept disk. If not, no machine ever wrote to it, or it was lost.
+    /// Whether there is anything of a persistent disk. If not, no machine ever wrote to it, or it was lost.
     async fn is_there(&self, id: Uuid) -> Result<bool, BackendError>;
 
     /// The memory that all disks share.
@@ -146,10 +153,10 @@ pub trait Disks: Send + Sync + 'static {
     /// What all disks together use.
     fn metrics(&self) -> Vec<Sample>;
 
-    /// The key files of the kept disks that there are, whoever knows them. One without a key cannot be read.
-    async fn kept_keys(&self) -> Result<Vec<PathBuf>, BackendError>;
+    /// The key files of the persistent disks that there are, whoever knows them. One without a key cannot be read.
+    async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError>;
 
-    /// Cleans what a daemon that died left in its overflow directory, and all kept disks but `keep`. Returns what was
+    /// Cleans what a daemon that died left in its overflow directory, and all persistent disks but `keep`. Returns what was
     /// removed. Called once, before the first disk is opened.
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError>;
 }
@@ -190,7 +197,7 @@ pub trait Disk: Send + Sync + 'static {
     /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
-    /// Ends it: no further requests, all space given back. An error says that what was written last is not on a kept disk.
+    /// Ends it: no further requests, all space given back. An error says that what was written last is not on a persistent disk.
     /// Closing twice is harmless, and the second time says nothing of that.
     async fn close(&self) -> Result<(), BackendError>;
 }

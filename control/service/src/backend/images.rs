@@ -110,11 +110,11 @@ pub struct Promoted {
 
 /// What a version is held for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HoldPurpose {
+pub enum RetentionPurpose {
     /// A disk over it is kept.
     Disk,
     /// It is edited, on one machine of all daemons of the store.
-    Edit,
+    MaintenanceSession,
     /// A machine or a catalog names it.
     Pin,
     /// Machines or catalogs boot what the channels of the image say.
@@ -123,9 +123,9 @@ pub enum HoldPurpose {
 
 /// This daemon's need of a version or an image, also while no disk is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hold {
+pub struct RetentionRoot {
     /// What for.
-    pub purpose: HoldPurpose,
+    pub purpose: RetentionPurpose,
     /// What of this daemon's: letters, digits, `-` and `.`.
     pub id: String,
     /// The image.
@@ -136,7 +136,7 @@ pub struct Hold {
     pub holder: String,
 }
 
-impl Hold {
+impl RetentionRoot {
     /// Whether both are the same need.
     pub fn is_same(&self, other: &Self) -> bool {
         let Self { purpose, id, image, hash, holder: _ } = self;
@@ -174,14 +174,14 @@ pub trait Images: Send + Sync + 'static {
         told: mpsc::Sender<Pulled>,
     ) -> Result<PullOutcome, BackendError>;
 
-    /// Points a channel to a version now, and forgets the promotion to come of that channel. Returns where it pointed before, and what is
+    /// Points a channel to a version now, and forgets the scheduled promotion of that channel. Returns where it pointed before, and what is
     /// forgotten.
     async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError>;
 
     /// Keeps a promotion for later, in the place of an earlier one to the same channel, which is returned.
     async fn schedule(&self, promotion: &Promotion) -> Result<Option<Promotion>, BackendError>;
 
-    /// Forgets the promotion to come of a channel, and returns it.
+    /// Forgets the scheduled promotion of a channel, and returns it.
     async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError>;
 
     /// Carries out the promotions whose time has come; an image where that fails does not keep the others from theirs.
@@ -238,26 +238,26 @@ pub trait Images: Send + Sync + 'static {
         None
     }
 
-    /// Whether other daemons remove versions from the store, too, and so are to be told by [`Images::hold`] what this one needs.
-    fn keeps_holds(&self) -> bool {
+    /// Whether other daemons remove versions from the store, too, and so are to be told by [`Images::root`] what this one needs.
+    fn keeps_roots(&self) -> bool {
         false
     }
 
     /// Keeps a version from being removed by other daemons until it is released. An image that another daemon edits is an error of
     /// kind `Conflict`, a version that is gone of kind `NotFound`; after any other error it may be held.
-    async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
-        let _ = hold;
+    async fn retain(&self, root: &RetentionRoot) -> Result<(), BackendError> {
+        let _ = root;
         Ok(())
     }
 
     /// Lets go of it. What is not held is no error.
-    async fn release(&self, hold: &Hold) -> Result<(), BackendError> {
-        let _ = hold;
+    async fn release(&self, root: &RetentionRoot) -> Result<(), BackendError> {
+        let _ = root;
         Ok(())
     }
 
     /// What this daemon holds.
-    async fn holds(&self) -> Result<Vec<Hold>, BackendError> {
+    async fn holds(&self) -> Result<Vec<RetentionRoot>, BackendError> {
         Ok(Vec::new())
     }
 

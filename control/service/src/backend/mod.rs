@@ -11,14 +11,14 @@ mod job;
 mod surroundings;
 
 pub use disks::{
-    Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, Kept, KeptRequest, NOTE_MAX_BYTES, SealOrder,
-    SealOutcome, Shortage,
+    Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, PersistentDiskRef,
+    PersistentDiskRequest, SealOrder, SealOutcome, Shortage,
 };
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 pub use images::{
-    Hold, HoldPurpose, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder,
-    PullOutcome, Pulled, ServersGone,
+    Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder, PullOutcome, Pulled,
+    RetentionPurpose, RetentionRoot, ServersGone,
 };
 pub use job::JobControl;
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};

@@ -13,7 +13,7 @@ use crate::answer::{Explain, Failure};
 use crate::backend::BackendError;
 use crate::console;
 use crate::extract::{Actor, Name};
-use crate::life::LifeError;
+use crate::lifecycle::LifecycleError;
 
 /// The protocol that the connection is changed to: the console's bytes, both ways.
 pub const PROTOCOL: &str = "headwater-console";
@@ -70,7 +70,7 @@ pub(super) async fn attach_console(
     let record = service.record(&name).await?;
     let Some(active) = service.active(record.uuid) else {
         let state = record.state.name();
-        return Err(LifeError::NotOn { what: "attach to the console of", machine: name, state }.into());
+        return Err(LifecycleError::NotOn { what: "attach to the console of", machine: name, state }.into());
     };
     let taken = active.take_console(&actor.0).await;
     let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;

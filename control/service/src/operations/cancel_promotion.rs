@@ -1,4 +1,4 @@
-//! `DELETE /api/v1/images/{image}/promotion?channel=`: forget a promotion to come.
+//! `DELETE /api/v1/images/{image}/promotion?channel=`: forget a scheduled promotion.
 
 use axum::Json;
 use axum::extract::State;
@@ -17,17 +17,17 @@ use crate::promotions::{named_image, pointer};
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct Query {
     /// The channel that it is for.
     channel: Channel,
 }
 
-/// Forgets the promotion to come of a channel.
+/// Forgets the scheduled promotion of a channel.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/promotion",
     tag = "images",
-    params(("image" = String, Path, description = "`IMAGE`"), Which),
+    params(("image" = String, Path, description = "`IMAGE`"), Query),
     responses(
         (status = 200, description = "What will not happen", body = ChannelPointer),
         (status = 404, description = "No such image, or nothing to come", body = Problem),
@@ -37,7 +37,7 @@ pub(super) async fn cancel_promotion(
     State(service): State<Service>,
     actor: Actor,
     Name(name): Name,
-    Parameters(which): Parameters<Which>,
+    Parameters(which): Parameters<Query>,
 ) -> Result<Json<ChannelPointer>, Failure> {
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();

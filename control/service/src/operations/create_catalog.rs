@@ -11,7 +11,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::extract::{Actor, Body};
-use crate::holds::{Namer, Place};
+use crate::retention::{ReferenceKind, Referrer};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -103,7 +103,8 @@ async fn create(service: &Service, actor: &Actor, record: CatalogRecord) -> Resu
     let name = record.name.clone();
     let lacking = |source| Error::Backend { catalog: name.clone(), source };
     let version = service.images().resolve(&reference).await.map_err(lacking)?;
-    let held = service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await;
+    let held =
+        service.retain_named(Referrer::Catalog(&name), ReferenceKind::Image, &reference, &version).await;
     held.map_err(lacking)?;
     let failed = |source| Error::Db { catalog: name.clone(), source };
     let mut repo = service.db().write().await.map_err(failed)?;

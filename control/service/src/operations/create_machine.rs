@@ -15,8 +15,8 @@ use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body};
-use crate::holds::{Namer, Place};
 use crate::identity::{self, IdentityError, NewIdentity};
+use crate::retention::{ReferenceKind, Referrer};
 use crate::server::MAX_SOCKET_PATH_BYTES;
 
 /// The longest name of a socket in a machine's directory, with its separator.
@@ -264,8 +264,8 @@ async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure>
     let (reference, version) = resolve(service, &plan.name, &plan.image).await?;
     if plan.catalog.is_none() {
         let failed = |source| Error::Backend { machine: plan.name.clone(), source };
-        let namer = Namer::Machine(&plan.name);
-        service.hold_named(namer, Place::Image, &reference, &version).await.map_err(failed)?;
+        let namer = Referrer::Machine(&plan.name);
+        service.retain_named(namer, ReferenceKind::Image, &reference, &version).await.map_err(failed)?;
     }
     Ok(())
 }

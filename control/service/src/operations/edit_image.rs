@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use headwater_api::{Edit, EditRequest, Problem};
+use headwater_api::{MaintenanceRequest, MaintenanceSession, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -17,9 +17,9 @@ use crate::promotions::named_image;
     path = "/api/v1/images/{image}/edit",
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`")),
-    request_body = EditRequest,
+    request_body = MaintenanceRequest,
     responses(
-        (status = 201, body = Edit),
+        (status = 201, body = MaintenanceSession),
         (status = 400, description = "A version or a channel is named, and no image", body = Problem),
         (status = 404, description = "No such image or machine", body = Problem),
         (status = 409, description = "The machine is on, about to be started again, or edits something else, or another machine edits the image", body = Problem),
@@ -29,12 +29,12 @@ pub(super) async fn edit_image(
     State(service): State<Service>,
     actor: Actor,
     Name(name): Name,
-    Body(request): Body<EditRequest>,
-) -> Result<(StatusCode, Json<Edit>), Failure> {
+    Body(request): Body<MaintenanceRequest>,
+) -> Result<(StatusCode, Json<MaintenanceSession>), Failure> {
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
     let work = async move { handle.edit_image(&image, &request.machine, &actor).await };
     let (disk, record) = service.to_the_end(work).await?;
     let warning = service.lacks_space(&service.view(record.clone())).await;
-    Ok((StatusCode::CREATED, Json(Edit { warning, ..super::edit_view(disk, record.name) })))
+    Ok((StatusCode::CREATED, Json(MaintenanceSession { warning, ..super::session_view(disk, record.name) })))
 }

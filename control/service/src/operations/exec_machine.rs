@@ -12,7 +12,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::Vm;
 use crate::extract::{Actor, Body, Name};
-use crate::life::LifeError;
+use crate::lifecycle::LifecycleError;
 
 /// How long after the daemon began to stop a command may still run: machines are stopped once all requests have ended.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ pub(super) async fn exec_machine(
     let record = service.record(&name).await?;
     let Some(active) = service.active(record.uuid) else {
         let state = record.state.name();
-        return Err(LifeError::NotOn { what: "run a command in", machine: name, state }.into());
+        return Err(LifecycleError::NotOn { what: "run a command in", machine: name, state }.into());
     };
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();
@@ -87,7 +87,7 @@ pub(super) async fn exec_machine(
     let run = async {
         wait_until_up(&*active.vm, &name, timeout).await?;
         let output = active.vm.exec(&request.argv, input, timeout).await;
-        Ok::<_, Failure>(output.map_err(LifeError::backend("run a command in", &name))?)
+        Ok::<_, Failure>(output.map_err(LifecycleError::backend("run a command in", &name))?)
     };
     let output = tokio::select! {
         biased;

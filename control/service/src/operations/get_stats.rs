@@ -13,7 +13,7 @@ use utoipa::IntoParams;
 use crate::Service;
 use crate::answer::Failure;
 use crate::extract::Parameters;
-use crate::life::Active;
+use crate::lifecycle::Active;
 
 /// The media type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -22,7 +22,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wanted {
+pub(super) struct Query {
     /// Only those of this machine; without it, those of the host and of all machines.
     machine: Option<String>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Wanted {
     get,
     path = "/api/v1/stats",
     tag = "daemon",
-    params(Wanted),
+    params(Query),
     responses(
         (status = 200, body = Stats),
         (status = 404, description = "No such machine", body = Problem),
@@ -41,7 +41,7 @@ pub(super) struct Wanted {
 )]
 pub(super) async fn get_stats(
     State(service): State<Service>,
-    Parameters(wanted): Parameters<Wanted>,
+    Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<Stats>, Failure> {
     let samples = match wanted.machine {
         None => all(&service).await?,

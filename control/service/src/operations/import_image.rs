@@ -89,7 +89,7 @@ pub(super) async fn import_image(
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
             handle.note(event).await;
             // A remark, for which a version that was made is not called a failure.
-            edited_by = handle.editor_of(&version.image).await.unwrap_or_else(|e| {
+            edited_by = handle.maintainer_of(&version.image).await.unwrap_or_else(|e| {
                 tracing::error!(image = %version.image, "cannot tell who edits it: {}", problem(&e));
                 None
             });

@@ -33,7 +33,7 @@ impl Explain for Error {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wanted {
+pub(super) struct Query {
     /// Only those of one subject, for instance `machine web-1` or `image debian`.
     subject: Option<String>,
     /// Only those older than the event with this id: the next page, with the id of the last event of a page.
@@ -47,12 +47,12 @@ pub(super) struct Wanted {
     get,
     path = "/api/v1/events",
     tag = "daemon",
-    params(Wanted),
+    params(Query),
     responses((status = 200, body = EventList), (status = 400, body = Problem)),
 )]
 pub(super) async fn list_events(
     State(service): State<Service>,
-    Parameters(wanted): Parameters<Wanted>,
+    Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<EventList>, Failure> {
     let limit = wanted.limit.unwrap_or(DEFAULT_EVENTS);
     if limit > MAX_EVENTS {

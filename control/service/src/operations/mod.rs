@@ -5,7 +5,7 @@ mod cancel_promotion;
 mod create_catalog;
 mod create_machine;
 mod diff_images;
-mod discard_edit;
+mod discard_session;
 mod edit_image;
 mod exec_machine;
 mod export_image;
@@ -51,8 +51,8 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use headwater_api::{Edit, JobEvent, Machine, Problem, ProblemKind};
-use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
+use headwater_api::{JobEvent, Machine, MaintenanceSession, Problem, ProblemKind};
+use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
 use utoipa::OpenApi;
 use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa_axum::router::OpenApiRouter;
@@ -60,7 +60,7 @@ use utoipa_axum::routes;
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::life::LifeError;
+use crate::lifecycle::LifecycleError;
 
 /// What follows an `@` is a number where it is shorter, and else the beginning of a hash.
 const HASH_PREFIX_MIN: usize = 8;
@@ -107,7 +107,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(show_trace::show_trace, show_trace::remove_trace))
         .routes(routes!(merge_trace::merge_trace))
         .routes(routes!(merge_trace::save_trace))
-        .routes(routes!(edit_image::edit_image, discard_edit::discard_edit))
+        .routes(routes!(edit_image::edit_image, discard_session::discard_session))
         .routes(routes!(seal_image::seal_image))
         .routes(routes!(list_catalogs::list_catalogs, create_catalog::create_catalog))
         .routes(routes!(show_catalog::show_catalog, set_catalog::set_catalog, remove_catalog::remove_catalog))
@@ -131,10 +131,10 @@ async fn change_machine<W>(
     change: impl FnOnce(Service) -> W,
 ) -> Result<Json<Machine>, Failure>
 where
-    W: Future<Output = Result<MachineRecord, LifeError>> + Send + 'static,
+    W: Future<Output = Result<MachineRecord, LifecycleError>> + Send + 'static,
 {
     let record = service.to_the_end(change(service.clone())).await?;
-    let disks = match kept_disks_of(&service, &record).await {
+    let disks = match persistent_disks_of(&service, &record).await {
         Ok(disks) => disks,
         // It was done, and must not be done again because of this.
         Err(error) => {
@@ -143,7 +143,8 @@ where
         }
     };
     let disk = |purpose| disks.iter().find(|disk| disk.purpose == purpose);
-    let (edit, own) = (disk(Purpose::Edit), disk(Purpose::Persistent).filter(|_| record.cache.persistent));
+    let (edit, own) =
+        (disk(Purpose::MaintenanceSession), disk(Purpose::Persistent).filter(|_| record.cache.persistent));
     let running = service.active(record.uuid).map(|active| active.version_hash.clone());
     let runs = match (&running, own) {
         (None, Some(own)) => Some(own.below()),
@@ -153,12 +154,15 @@ where
     let hash = running.or_else(|| own.map(|disk| disk.hash.clone()));
     let old =
         edit.is_none() && runs.is_some_and(|runs| is_another(record.reference(), &runs, hash.as_deref()));
-    let (kept, edits) = (own.map(KeptDisk::below), edit.map(KeptDisk::below));
+    let (kept, edits) = (own.map(PersistentDisk::below), edit.map(PersistentDisk::below));
     Ok(Json(Machine { old, kept, edits, ..service.view(record) }))
 }
 
-async fn kept_disks_of(service: &Service, record: &MachineRecord) -> Result<Vec<KeptDisk>, DbError> {
-    service.db().read().await?.kept_disks().of_machine(record.uuid).await
+async fn persistent_disks_of(
+    service: &Service,
+    record: &MachineRecord,
+) -> Result<Vec<PersistentDisk>, DbError> {
+    service.db().read().await?.persistent_disks().of_machine(record.uuid).await
 }
 
 /// Whether a store is named in a way that means the same to everybody. The daemon's working directory is not that of whoever asks.
@@ -188,9 +192,9 @@ fn number(text: &str) -> Option<u64> {
 }
 
 /// An edit as clients see it.
-fn edit_view(disk: KeptDisk, machine: String) -> Edit {
-    let KeptDisk { image, version, author, created_at_ms: since_ms, .. } = disk;
-    Edit { image, version, machine, since_ms, author, warning: None }
+fn session_view(disk: PersistentDisk, machine: String) -> MaintenanceSession {
+    let PersistentDisk { image, version, author, created_at_ms: since_ms, .. } = disk;
+    MaintenanceSession { image, version, machine, since_ms, author, warning: None }
 }
 
 /// The description of all operations. Any of them may be refused before it is looked at, and any may fail.

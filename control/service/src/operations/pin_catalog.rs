@@ -10,8 +10,8 @@ use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body, Name};
-use crate::holds::{Namer, Place};
 use crate::promotions::named_version;
+use crate::retention::{ReferenceKind, Referrer};
 
 /// Pins a catalog to a version of its image: its machines boot that from their next boot on, but for those with a pin of
 /// their own. While it is pinned the version is not removed.
@@ -50,7 +50,7 @@ async fn pin(
     let version = version.map_err(|e| Failure(e.during(tried())))?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
     boots(&service.catalog(&name).await?, &pinned, &request.version)?;
-    let held = service.hold_named(Namer::Catalog(&name), Place::Pin, &pinned, &version).await;
+    let held = service.retain_named(Referrer::Catalog(&name), ReferenceKind::Pin, &pinned, &version).await;
     held.map_err(|e| Failure(problem(&e).during(tried())))?;
     let pin = format!("{}@{}", version.image, version.number);
     let mut repo = service.db().write().await?;
@@ -94,7 +94,7 @@ async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<Catalog
     let found = repo.catalogs().by_name(&name).await?;
     let record = found.ok_or(CatalogError::Unknown(name))?;
     let record = set_pin(service, repo, actor, record, None).await?;
-    service.holds_changed();
+    service.roots_changed();
     Ok(record)
 }
 

@@ -9,9 +9,9 @@ use headwater_db::MachineRecord;
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::extract::{Actor, Body, Name};
-use crate::holds::{Namer, Place};
-use crate::life::LifeError;
+use crate::lifecycle::LifecycleError;
 use crate::promotions::named_version;
+use crate::retention::{ReferenceKind, Referrer};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -67,11 +67,11 @@ async fn pin(
     let version = named_version(service, &request.version).await;
     let version = version.map_err(|e| Failure(e.during(tried())))?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
-    let held = service.hold_named(Namer::Machine(&name), Place::Pin, &pinned, &version).await;
+    let held = service.retain_named(Referrer::Machine(&name), ReferenceKind::Pin, &pinned, &version).await;
     held.map_err(|e| Failure(problem(&e).during(tried())))?;
     let mut repo = service.db().write().await?;
     let found = repo.machines().by_name(&name).await?;
-    let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;
+    let mut record = found.ok_or_else(|| LifecycleError::Unknown(name.clone()))?;
     let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
     if image != version.image {
         return Err(Error::OtherImage { machine: name, version: request.version, image }.into());

@@ -49,7 +49,7 @@ impl Explain for Error {
 }
 
 /// Brings versions of another store here, each under its own number; what is here already is not sent again. Without names all that
-/// it has come, and the channels, promotions to come, notes and what is retired are that store's from then on. A pull that ends
+/// it has come, and the channels, scheduled promotions, notes and what is retired are that store's from then on. A pull that ends
 /// early leaves the versions that are here as a whole, and the next one goes on from there.
 #[utoipa::path(
     post,
@@ -124,7 +124,7 @@ async fn note(service: &Service, actor: &Actor, pulled: Pulled) -> Option<Pulled
     }
     if image.newest {
         // A remark, for which what was done is not called a failure.
-        image.edited_by = service.editor_of(&name).await.unwrap_or_else(|e| {
+        image.edited_by = service.maintainer_of(&name).await.unwrap_or_else(|e| {
             tracing::error!(image = %name, "cannot tell who edits it: {}", problem(&e));
             None
         });

@@ -30,7 +30,7 @@ const PIECE_BYTES: usize = 64 << 10;
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct Query {
     /// Go on with what is printed from now on, until the machine is off.
     #[serde(default)]
     follow: bool,
@@ -41,7 +41,7 @@ pub(super) struct How {
     get,
     path = "/api/v1/machines/{machine}/console",
     tag = "machines",
-    params(("machine" = String, Path, description = "Its name"), How),
+    params(("machine" = String, Path, description = "Its name"), Query),
     responses(
         (status = 200, description = "The bytes as printed", content_type = "application/octet-stream", body = Vec<u8>),
         (status = 404, description = "No such machine", body = Problem),
@@ -50,7 +50,7 @@ pub(super) struct How {
 pub(super) async fn read_console(
     State(service): State<Service>,
     Name(name): Name,
-    Parameters(how): Parameters<How>,
+    Parameters(how): Parameters<Query>,
 ) -> Result<Response, Failure> {
     let record = service.record(&name).await?;
     let path = service.hypervisor().console_log(&service.run_dir(&name));

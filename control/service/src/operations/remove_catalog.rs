@@ -45,6 +45,6 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<(), Fa
     repo.catalogs().remove(&name).await?;
     repo.events().append(service.event(actor, format!("catalog {name}"), "removed", "")).await?;
     repo.save().await?;
-    service.holds_changed();
+    service.roots_changed();
     Ok(())
 }

@@ -45,7 +45,7 @@ impl Explain for Error {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct Query {
     /// Of a whole image: also where a channel points to one of its versions, or will; the channels go with it.
     #[serde(default)]
     force: bool,
@@ -56,7 +56,7 @@ pub(super) struct How {
     delete,
     path = "/api/v1/images/{image}",
     tag = "images",
-    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`"), How),
+    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`"), Query),
     responses(
         (status = 200, body = Removed),
         (status = 400, description = "`force`, and a version is named", body = Problem),
@@ -68,7 +68,7 @@ pub(super) async fn remove_image(
     State(service): State<Service>,
     actor: Actor,
     Name(name): Name,
-    Parameters(how): Parameters<How>,
+    Parameters(how): Parameters<Query>,
 ) -> Result<Json<Removed>, Failure> {
     let handle = service.clone();
     service.to_the_end(async move { remove(&handle, &actor, name, how.force).await }).await.map(Json)
@@ -100,7 +100,7 @@ async fn remove(
         return Err(Error::InUse { what: name, uses }.into());
     }
     // What this daemon does not need any more is not to stand in its own way.
-    service.match_holds().await;
+    service.match_roots().await;
     let removed = match service.images().remove(&reference, with_channels).await {
         Ok(removed) => removed,
         Err(e) => {

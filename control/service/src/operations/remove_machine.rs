@@ -14,7 +14,7 @@ use crate::extract::{Actor, Name, Parameters};
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct Query {
     /// End it first where it is on.
     #[serde(default)]
     force: bool,
@@ -25,7 +25,7 @@ pub(super) struct How {
     delete,
     path = "/api/v1/machines/{machine}",
     tag = "machines",
-    params(("machine" = String, Path, description = "Its name"), How),
+    params(("machine" = String, Path, description = "Its name"), Query),
     responses(
         (status = 204, description = "It is gone"),
         (status = 404, description = "No such machine", body = Problem),
@@ -36,7 +36,7 @@ pub(super) async fn remove_machine(
     State(service): State<Service>,
     actor: Actor,
     Name(name): Name,
-    Parameters(how): Parameters<How>,
+    Parameters(how): Parameters<Query>,
 ) -> Result<StatusCode, Failure> {
     let handle = service.clone();
     service.to_the_end(async move { handle.remove(&name, how.force, &actor).await }).await?;

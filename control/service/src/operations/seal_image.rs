@@ -37,7 +37,7 @@ pub(super) async fn seal_image(
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
     let work = async move |control| {
-        let sealed = handle.seal_edit(&image, request, &actor, control).await;
+        let sealed = handle.seal_session(&image, request, &actor, control).await;
         sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
     Ok(job::run(&service, work).await)

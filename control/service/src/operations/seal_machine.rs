@@ -10,7 +10,7 @@ use crate::extract::{Actor, Body, Name};
 use crate::job;
 
 /// Makes a version of a machine's disk as it is at this moment, and the machine goes on. Its guest's file systems are
-/// frozen for that moment where the guest agent does so. Of a machine that is off, its kept disk is taken. The version
+/// frozen for that moment where the guest agent does so. Of a machine that is off, its persistent disk is taken. The version
 /// is the newest one of its image, and so in the channel maintenance; `newer` of the answer names the newest one that there was, where
 /// the machine does not run that. Of a machine that edits an image that is refused unless `over_newer` is true. If the machine's identity is on its disk, the version of a machine that is on is marked as not
 /// generalised (`keeps_identity`). That of a machine that is off is refused unless `keep_identity` is true.

@@ -11,7 +11,7 @@ use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body, Name};
-use crate::holds::{Namer, Place};
+use crate::retention::{ReferenceKind, Referrer};
 
 /// Changes what the machines of a catalog boot from their next boot on: another channel, version or image.
 #[utoipa::path(
@@ -53,7 +53,8 @@ async fn set_image(
         Failure(problem(&e).during(format!("cannot have catalog '{name}' boot image '{image}'")))
     };
     let version = service.images().resolve(&reference).await.map_err(lacking)?;
-    let held = service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await;
+    let held =
+        service.retain_named(Referrer::Catalog(&name), ReferenceKind::Image, &reference, &version).await;
     held.map_err(lacking)?;
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
@@ -68,7 +69,7 @@ async fn set_image(
     let detail = format!("{} -> {image}", record.image);
     repo.events().append(service.event(actor, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
-    service.holds_changed();
+    service.roots_changed();
     record.image = image;
     Ok(record)
 }

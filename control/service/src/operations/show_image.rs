@@ -49,11 +49,11 @@ pub(super) async fn show_image(
         image.versions.retain(|version| version.number == wanted.number);
     }
     let mut repo = service.db().read().await?;
-    let edit = repo.kept_disks().edit_of(&image.name).await?;
+    let edit = repo.persistent_disks().session_of(&image.name).await?;
     if let Some(edit) = edit
         && let Some(machine) = repo.machines().by_uuid(edit.machine).await?
     {
-        image.edit = Some(super::edit_view(edit, machine.name));
+        image.edit = Some(super::session_view(edit, machine.name));
     }
     Ok(Json(image))
 }

@@ -18,7 +18,7 @@ use crate::extract::{Actor, Name};
         (status = 200, body = Machine),
         (status = 404, description = "No such machine, image or version", body = Problem),
         (status = 409, description = "It edits an image, or a version is being made of its disk", body = Problem),
-        (status = 422, description = "Its version or its kept disk is damaged, or files of that are gone", body = Problem),
+        (status = 422, description = "Its version or its persistent disk is damaged, or files of that are gone", body = Problem),
         (status = 500, description = "It could not be started, or it is on and that could not be noted", body = Problem),
         (status = 503, description = "QEMU is not installed, or the daemon is stopping", body = Problem),
         (status = 507, description = "Not enough memory or disk, or no space to note it", body = Problem),

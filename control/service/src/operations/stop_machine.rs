@@ -14,7 +14,7 @@ use crate::extract::{Actor, Name, Parameters};
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(super) struct How {
+pub(super) struct Query {
     /// End it at once instead of asking the guest first.
     #[serde(default)]
     force: bool,
@@ -26,7 +26,7 @@ pub(super) struct How {
     post,
     path = "/api/v1/machines/{machine}/stop",
     tag = "machines",
-    params(("machine" = String, Path, description = "Its name"), How),
+    params(("machine" = String, Path, description = "Its name"), Query),
     responses(
         (status = 200, body = Machine),
         (status = 404, description = "No such machine", body = Problem),
@@ -38,7 +38,7 @@ pub(super) async fn stop_machine(
     State(service): State<Service>,
     actor: Actor,
     Name(name): Name,
-    Parameters(how): Parameters<How>,
+    Parameters(how): Parameters<Query>,
 ) -> Result<Json<Machine>, Failure> {
     super::change_machine(service, async move |handle| handle.stop(&name, how.force, &actor).await).await
 }

@@ -8,7 +8,7 @@ use headwater_db::MachineRecord;
 use crate::Service;
 use crate::answer::Failure;
 use crate::extract::{Actor, Name};
-use crate::life::LifeError;
+use crate::lifecycle::LifecycleError;
 
 /// Takes a machine's pin away: from its next boot on it boots what its image says. One without a pin stays as it is.
 #[utoipa::path(
@@ -31,12 +31,12 @@ pub(super) async fn unpin_machine(
 async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<MachineRecord, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.machines().by_name(&name).await?;
-    let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;
+    let mut record = found.ok_or_else(|| LifecycleError::Unknown(name.clone()))?;
     if let Some(pin) = record.pin.take() {
         repo.machines().set_pin(record.uuid, None).await?;
         repo.events().append(service.event(actor, format!("machine {name}"), "unpinned", pin)).await?;
         repo.save().await?;
-        service.holds_changed();
+        service.roots_changed();
     }
     Ok(record)
 }

@@ -42,15 +42,15 @@ pub(super) async fn verify_image(
         service.versions_removed(std::slice::from_ref(&name));
     }
     let version = found?;
-    let (images, asked) = (service.images().clone(), service.clone());
+    let (images, store_view_cache) = (service.images().clone(), service.clone());
     let work = async move |control| {
         let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
         let began = Instant::now();
         let mut report = images.verify(&version, &request, control).await.map_err(failed)?;
         for holder in &report.versions {
-            report.uses.extend(asked.users_of(holder).await.unwrap_or_else(|line| vec![line]));
+            report.uses.extend(store_view_cache.users_of(holder).await.unwrap_or_else(|line| vec![line]));
         }
-        asked.version_verified(&report, began).await;
+        store_view_cache.version_verified(&report, began).await;
         Ok(JobResult::Verified(Box::new(report)))
     };
     Ok(job::run(&service, work).await)

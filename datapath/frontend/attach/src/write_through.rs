@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, Geometry, IoError, Lent, Op, Request,
+    Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, Geometry, IoError, Op, Request,
+    SharedSlice,
 };
 
 /// The same device without a volatile cache. Whoever serves it need not know: each change carries FUA, and a discard is flushed.
@@ -39,8 +40,8 @@ impl Device for WriteThrough {
         })
     }
 
-    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
-        self.0.lend(range, parts)
+    fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
+        self.0.read_shared(range, parts)
     }
 
     fn submit(&self, request: Request, done: Completion) {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::listener::{BindError, Listener, Peer};
-use crate::register::{Limits, Register, Seat};
+use crate::register::{Limits, Permit, Register};
 use crate::socket::Socket;
 
 /// How long to wait where no connection can be accepted: for lack of descriptors or memory, of which those that end give back some.
@@ -41,7 +41,7 @@ pub trait FrontEnd: Send + Sync + 'static {
     fn faults(&self) -> &FaultLog;
 
     /// Serves a connection until its end, on a thread of its own. When the server stops, its socket receives nothing more.
-    fn serve(&self, seat: &Seat<Self::Socket>, socket: &Arc<Self::Socket>, peer: &Peer);
+    fn serve(&self, permit: &Permit<Self::Socket>, socket: &Arc<Self::Socket>, peer: &Peer);
 }
 
 /// Accepts connections and has them served. Dropping it stops that.
@@ -144,20 +144,20 @@ impl<F: FrontEnd> Shared<F> {
     fn admit(&self, socket: F::Socket, peer: Peer) {
         let socket = Arc::new(socket);
         let faults = self.front_end.faults();
-        let Some(seat) = self.register.admit(&socket, &peer) else {
+        let Some(permit) = self.register.admit(&socket, &peer) else {
             let limit = self.limits.connections;
             let why = format_args!("refused: {limit} {} are connected, which is the limit", F::CLIENTS);
             faults.warn(&F::client(&peer), &why);
             return;
         };
         let front_end = Arc::clone(&self.front_end);
-        let name = format!("{}-{}", F::THREADS, seat.id());
+        let name = format!("{}-{}", F::THREADS, permit.id());
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            front_end.serve(&seat, &socket, &peer);
+            front_end.serve(&permit, &socket, &peer);
             // The seat last: when the last one has left, all sockets are closed, and nobody but the server has the front-end.
             drop(socket);
             drop(front_end);
-            drop(seat);
+            drop(permit);
         });
         if let Err(error) = spawned {
             faults.warn(&"listener", &format_args!("cannot start a thread for a connection: {error}"));

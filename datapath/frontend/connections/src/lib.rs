@@ -54,6 +54,6 @@ pub mod stall;
 
 pub use acceptor::{Acceptor, FrontEnd};
 pub use listener::{BindError, Listener, Peer, UNIX_PATH_BYTES};
-pub use register::{Limits, NotOpened, Owner, Register, Seat};
+pub use register::{Limits, NotOpened, Owner, Permit, Register};
 pub use socket::{Received, Socket};
 pub use stall::Stall;

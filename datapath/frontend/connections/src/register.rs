@@ -120,7 +120,7 @@ impl<S: AsRef<Socket>> Register<S> {
     }
 
     /// Registers a half-open connection; `None` where there are too many.
-    pub fn admit(self: &Arc<Self>, socket: &Arc<S>, peer: &Peer) -> Option<Seat<S>> {
+    pub fn admit(self: &Arc<Self>, socket: &Arc<S>, peer: &Peer) -> Option<Permit<S>> {
         let Limits { connections, half_open } = self.limits;
         let mut state = self.state.lock();
         state.make_room(half_open);
@@ -138,7 +138,7 @@ impl<S: AsRef<Socket>> Register<S> {
         state
             .connections
             .insert(id, Registered { socket: Arc::clone(socket), stage: Stage::HalfOpen, owner: None });
-        Some(Seat { register: Arc::clone(self), id })
+        Some(Permit { register: Arc::clone(self), id })
     }
 
     /// How many are connected now, half-open ones included.
@@ -211,7 +211,7 @@ impl<S> State<S> {
 
 impl<S: AsRef<Socket>> State<S> {
     /// Ends the newest connection of whoever has most, for one of `owner`. `false`: that one has some, or nobody has many.
-    fn displace(&mut self, owner: Option<&Owner>, connections: usize) -> bool {
+    fn evict_largest(&mut self, owner: Option<&Owner>, connections: usize) -> bool {
         let has_some = |owner| self.open().any(|connection| connection.owner.as_ref() == Some(owner));
         if owner.is_none_or(has_some) {
             return false;
@@ -233,12 +233,12 @@ impl<S: AsRef<Socket>> State<S> {
 
 /// A connection's place in the register; leaves it when dropped, also by a panic.
 #[derive(Debug)]
-pub struct Seat<S> {
+pub struct Permit<S> {
     register: Arc<Register<S>>,
     id: u64,
 }
 
-impl<S> Seat<S> {
+impl<S> Permit<S> {
     /// A number that no other connection of the server has had.
     pub fn id(&self) -> u64 {
         self.id
@@ -265,7 +265,7 @@ impl<S> Seat<S> {
     }
 }
 
-impl<S: AsRef<Socket>> Seat<S> {
+impl<S: AsRef<Socket>> Permit<S> {
     /// It is half open no longer.
     pub fn open(&self, owner: Option<Owner>) -> Result<(), NotOpened> {
         let connections = self.register.limits.connections;
@@ -273,7 +273,7 @@ impl<S: AsRef<Socket>> Seat<S> {
         if state.connections.get(&self.id).is_none_or(|connection| connection.stage != Stage::HalfOpen) {
             return Err(NotOpened::Cut);
         }
-        if state.open().count() >= connections && !state.displace(owner.as_ref(), connections) {
+        if state.open().count() >= connections && !state.evict_largest(owner.as_ref(), connections) {
             return Err(NotOpened::Full);
         }
         if let Some(connection) = state.connections.get_mut(&self.id) {
@@ -283,7 +283,7 @@ impl<S: AsRef<Socket>> Seat<S> {
     }
 }
 
-impl<S> Drop for Seat<S> {
+impl<S> Drop for Permit<S> {
     fn drop(&mut self) {
         let mut state = self.register.state.lock();
         state.connections.remove(&self.id);
@@ -299,7 +299,7 @@ mod tests {
     use crate::socket::Received;
     use std::os::unix::net::UnixStream;
 
-    fn connect(register: &Arc<Register<Socket>>) -> (Option<Seat<Socket>>, Socket) {
+    fn connect(register: &Arc<Register<Socket>>) -> (Option<Permit<Socket>>, Socket) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         (register.admit(&Arc::new(Socket::new(ours.into())), &NOBODY), Socket::new(theirs.into()))
     }
@@ -340,10 +340,10 @@ mod tests {
     fn who_has_most_gives_way_to_who_has_none_and_to_nobody_else() {
         let register = Register::new(Limits { connections: 16, half_open: 2 });
         let open = |owner: Option<Owner>| {
-            let (seat, client) = connect(&register);
-            let seat = seat?;
-            seat.open(owner).ok()?;
-            Some((seat, client))
+            let (permit, client) = connect(&register);
+            let permit = permit?;
+            permit.open(owner).ok()?;
+            Some((permit, client))
         };
         let greedy: Vec<_> = std::iter::from_fn(|| open(name("greedy"))).collect();
         assert_eq!((greedy.len(), register.count()), (16, 16));
@@ -380,7 +380,7 @@ mod tests {
             (register.admit(&Arc::new(Socket::new(ours.into())), &at(address)), theirs)
         };
         let both = [admit("10.0.0.1:1"), admit("10.0.0.1:2")];
-        both.iter().for_each(|(seat, _)| seat.as_ref().unwrap().open(host("10.0.0.1:1")).unwrap());
+        both.iter().for_each(|(permit, _)| permit.as_ref().unwrap().open(host("10.0.0.1:1")).unwrap());
         // A host that has most is refused before it says anything, another one is not.
         assert!(admit("10.0.0.1:3").0.is_none());
         assert_eq!(admit("10.0.0.2:1").0.unwrap().open(host("10.0.0.2:1")), Ok(()));
@@ -389,11 +389,11 @@ mod tests {
     #[test]
     fn who_waits_for_the_last_is_told() {
         let register = Register::new(Limits { connections: 2, half_open: 2 });
-        let (seat, _client) = connect(&register);
+        let (permit, _client) = connect(&register);
         assert!(!register.wait_until_empty(Duration::from_millis(1)));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| register.wait_until_empty(Duration::MAX));
-            drop(seat);
+            drop(permit);
             assert!(waiting.join().unwrap());
         });
     }

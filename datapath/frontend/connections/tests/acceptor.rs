@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_block::FaultLog;
-use headwater_connections::{Acceptor, FrontEnd, Limits, Listener, Peer, Seat, Socket};
+use headwater_connections::{Acceptor, FrontEnd, Limits, Listener, Peer, Permit, Socket};
 use headwater_testkit::wait_until;
 
 const LIMITS: Limits = Limits { connections: 3, half_open: 2 };
@@ -35,12 +35,12 @@ impl FrontEnd for Echo {
         &self.0
     }
 
-    fn serve(&self, seat: &Seat<Socket>, socket: &Arc<Socket>, _peer: &Peer) {
+    fn serve(&self, permit: &Permit<Socket>, socket: &Arc<Socket>, _peer: &Peer) {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut byte = [0];
         while let Ok(true) = socket.receive_exact(&mut byte, deadline) {
             // At the second byte it is open already.
-            let _ = seat.open(None);
+            let _ = permit.open(None);
             assert_ne!(byte, *b"?", "a panic leaves its seat too");
             if byte == *b"!" {
                 while socket.send(&mut [IoSlice::new(&[0; 4096])], None).is_ok() {}

@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, LazyLock};
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Lent, Op, Pages, Request,
-    SharedPages,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Pages, Request,
+    SharedPages, SharedSlice,
 };
 use headwater_nbd::wire::transmission::command;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
@@ -24,7 +24,7 @@ const LEN: u32 = 1 << 20;
 
 /// A disk of ones, which it lends or copies.
 struct Ones {
-    lent: Option<SharedPages>,
+    slices: Option<SharedPages>,
 }
 
 impl Device for Ones {
@@ -45,9 +45,9 @@ impl Device for Ones {
         Ok(Attempt::Done)
     }
 
-    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
-        let Some(pages) = &self.lent else { return false };
-        parts.push(Lent::new(pages.clone(), range.offset() as usize, range.len() as usize).unwrap());
+    fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
+        let Some(pages) = &self.slices else { return false };
+        parts.push(SharedSlice::new(pages.clone(), range.offset() as usize, range.len() as usize).unwrap());
         true
     }
 
@@ -65,7 +65,7 @@ static LOG: LazyLock<Log> = LazyLock::new(Log::of_warnings);
 /// A client that asks for far more than sockets hold, of a server with this limit, and reads nothing.
 fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
     LazyLock::force(&LOG);
-    let lent = lends.then(|| {
+    let slices = lends.then(|| {
         let mut pages = Pages::new(LEN as usize).unwrap();
         pages.fill(1);
         pages.share()
@@ -78,7 +78,7 @@ fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
     } else {
         Address::Unix(path.clone())
     };
-    let server = Server::bind(address, SingleExport::new(Arc::new(Ones { lent }), "ones"), limits).unwrap();
+    let server = Server::bind(address, SingleExport::new(Arc::new(Ones { slices }), "ones"), limits).unwrap();
     let (mut raw, who) = if over_tcp {
         let uri = server.uri();
         let stream = TcpStream::connect(uri.trim_start_matches("nbd://").trim_end_matches('/')).unwrap();

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::limits::Limits;
 use crate::memory::Addresses;
-use crate::positions::{Positions, StrangerFault};
+use crate::positions::{Positions, ResumePositionFault};
 use crate::queue::request::ID_BYTES;
 use crate::server::Options;
 
@@ -87,13 +87,13 @@ impl Disk {
         base: u16,
         used: u16,
         went_round: impl FnOnce() -> bool,
-    ) -> Result<u16, StrangerFault> {
+    ) -> Result<u16, ResumePositionFault> {
         let ended_at = self.positions.lock().get(queue);
         match ended_at {
             Some(position) if position == base || position == used => Ok(position),
             Some(_) if base == 0 && used == 0 => Ok(0),
             None if base == 0 && used == 0 && !went_round() => Ok(0),
-            _ => Err(StrangerFault { base, ended_at }),
+            _ => Err(ResumePositionFault { base, ended_at }),
         }
     }
 

@@ -20,12 +20,12 @@ const WRITE_THROUGH: &str = "write-through";
     "a machine that is running wants to go on at entry {base}, and {}: start it anew",
     self.reason()
 )]
-pub(crate) struct StrangerFault {
+pub(crate) struct ResumePositionFault {
     pub(crate) base: u16,
     pub(crate) ended_at: Option<u16>,
 }
 
-impl StrangerFault {
+impl ResumePositionFault {
     fn reason(self) -> String {
         match self.ended_at {
             Some(position) => format!("it was served here up to entry {position}"),

@@ -41,7 +41,9 @@ pub fn read_file(
     let mut all = tree::find_readable(disk.as_ref())?.partitions.into_iter();
     let Some(partition) = all.find(|found| found.number == partition) else { return Ok(None) };
     let read = in_tree(disk, &partition, |tree| {
-        let Some(node) = find(tree, path)?.filter(|node| node.kind == NodeKind::File) else { return Ok(None) };
+        let Some(node) = find(tree, path)?.filter(|node| node.kind == NodeKind::File) else {
+            return Ok(None);
+        };
         if node.size_bytes > most_bytes {
             return Ok(Some(Err(node.size_bytes)));
         }

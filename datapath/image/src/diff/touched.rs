@@ -19,9 +19,9 @@ use crate::diff::tree::{self, READABLE};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::reader::VersionReader;
-use crate::round::Round;
 use crate::units::u64_of;
 use crate::verify::Verified;
+use crate::verify_round::VerifyRound;
 
 /// The most files that are listed.
 pub const TOUCHED_FILES_MAX: usize = 10_000;
@@ -45,7 +45,7 @@ pub fn files_touched(
     store: &dyn Store,
     manifest: Hash,
     damage: &Verified,
-    round: &Round,
+    round: &VerifyRound,
     cancel: &Cancel,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Touched, ImageError> {

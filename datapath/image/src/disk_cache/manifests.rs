@@ -5,7 +5,7 @@ use std::io;
 use headwater_store::{Hash, MANIFEST_MAX_BYTES};
 
 use crate::disk_cache::DiskCache;
-use crate::disk_cache::beside::Folder;
+use crate::disk_cache::sidecars::SidecarDirectory;
 use crate::error::ImageError;
 
 const DIR: &str = "manifests";
@@ -13,8 +13,8 @@ const DIR: &str = "manifests";
 const SHARE: u64 = 16;
 
 impl DiskCache {
-    pub(super) fn manifests(&self) -> Folder {
-        Folder::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
+    pub(super) fn manifests(&self) -> SidecarDirectory {
+        SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
     /// The manifest, if it is here and sound.

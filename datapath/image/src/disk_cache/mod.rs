@@ -28,10 +28,10 @@
 //! `keeping`; `syncing`, `beginning`, `state`. `state`, which every read waits for, is not held across I/O, but where a segment is
 //! removed because it could not be moved.
 
-mod beside;
 mod manifests;
 mod moving;
 pub(crate) mod segment;
+mod sidecars;
 pub(crate) mod stores;
 mod sync;
 mod traces;
@@ -446,7 +446,7 @@ impl DiskCache {
         self: &Arc<Self>,
         manifest: Hash,
         chunks: impl Iterator<Item = (Hash, u32)>,
-    ) -> Result<Kept, ImageError> {
+    ) -> Result<RetainedVersion, ImageError> {
         let mut version = KeptVersion { chunks: HashTable::default() };
         let mut largest = 0;
         for (hash, stored_bytes) in chunks {
@@ -486,15 +486,15 @@ impl DiskCache {
         }
         let version = Arc::new(version);
         self.state.lock().kept.push(Arc::clone(&version));
-        Ok(Kept { cache: Arc::clone(self), version })
+        Ok(RetainedVersion { cache: Arc::clone(self), version })
     }
 }
 
 /// What the records of all of them take.
 fn bytes_of(kept: &[Arc<KeptVersion>]) -> u64 {
-    let beside =
+    let sidecars =
         |(n, version): (usize, &Arc<KeptVersion>)| version.bytes_beside(kept.get(..n).unwrap_or_default());
-    kept.iter().enumerate().map(beside).sum()
+    kept.iter().enumerate().map(sidecars).sum()
 }
 
 impl KeptVersion {
@@ -507,12 +507,12 @@ impl KeptVersion {
 
 /// Keeps a version in the cache while it lives.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct RetainedVersion {
     cache: Arc<DiskCache>,
     version: Arc<KeptVersion>,
 }
 
-impl Drop for Kept {
+impl Drop for RetainedVersion {
     fn drop(&mut self) {
         self.cache.state.lock().kept.retain(|version| !Arc::ptr_eq(version, &self.version));
     }

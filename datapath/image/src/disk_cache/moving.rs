@@ -39,7 +39,7 @@ const MOST_LOOKED_AT: usize = 64;
 
 /// What becomes of a segment's chunks when it goes.
 #[derive(Default)]
-struct Parted {
+struct SegmentChunks {
     stay: Vec<Hash>,
     stay_bytes: u64,
     /// What the index finds in it and need not stay.
@@ -190,7 +190,7 @@ impl DiskCache {
     /// Takes what is not to stay of the first segment out of the index. Whether anything stays.
     fn thin_first(&self, state: &mut State) -> bool {
         let Some(first) = state.segments.front() else { return false };
-        let Parted { stay, go, .. } = part(state, first);
+        let SegmentChunks { stay, go, .. } = part(state, first);
         for hash in &go {
             state.index.remove(hash);
         }
@@ -360,14 +360,16 @@ fn may_go(state: &State) -> Vec<u64> {
 
 /// Says which of a segment's chunks are to stay: those of versions that are kept, and of the others what was used, but not
 /// more than half of the segment with it. What could not be synced stays nowhere.
-fn part(state: &State, segment: &Segment) -> Parted {
+fn part(state: &State, segment: &Segment) -> SegmentChunks {
     let record_bytes = |place: &Place| u64::from(place.len) + u64_of(RECORD_HEADER_BYTES);
     let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
     let may_stay = |place: &Place| place.synced != Synced::Failed;
     let (kept, others): (Vec<_>, Vec<_>) =
         places_in(state, segment).partition(|(hash, place)| may_stay(place) && is_kept(hash));
-    let mut parted =
-        Parted { stay_bytes: kept.iter().map(|(_, place)| record_bytes(place)).sum(), ..Parted::default() };
+    let mut parted = SegmentChunks {
+        stay_bytes: kept.iter().map(|(_, place)| record_bytes(place)).sum(),
+        ..SegmentChunks::default()
+    };
     parted.stay = kept.into_iter().map(|(hash, _)| hash).collect();
     for (hash, place) in others {
         if place.used && may_stay(&place) && parted.stay_bytes < segment.len / 2 {

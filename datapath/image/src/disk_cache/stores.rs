@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use headwater_store::{Hash, Image, ImageName, StoreError, chunk_bytes_of, settings_bytes};
 
 use crate::disk_cache::DiskCache;
-use crate::disk_cache::beside::Folder;
+use crate::disk_cache::sidecars::SidecarDirectory;
 
 const DIR: &str = "stores";
 /// They take at most one part in so many of what the cache may take, beside it.
@@ -23,8 +23,8 @@ const MAGIC: &[u8; 8] = b"HWSEEN\x01\0";
 const SETTINGS: &str = "store";
 
 impl DiskCache {
-    pub(super) fn stores(&self) -> Folder {
-        Folder::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
+    pub(super) fn stores(&self) -> SidecarDirectory {
+        SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
     /// Keeps what a store is, for the next process.
@@ -156,7 +156,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
         cache.keep_store(STORE, 65_536);
-        let folder = Folder::new(dir.path().join(DIR), 4096);
+        let folder = SidecarDirectory::new(dir.path().join(DIR), 4096);
         for n in 0..40 {
             cache.keep_image(STORE, &image(&format!("i{n}")));
             // So that the file system's clock tells them apart.

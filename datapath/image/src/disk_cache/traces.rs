@@ -3,7 +3,7 @@
 use headwater_store::{Hash, TRACE_MAX_BYTES};
 
 use crate::disk_cache::DiskCache;
-use crate::disk_cache::beside::Folder;
+use crate::disk_cache::sidecars::SidecarDirectory;
 use crate::error::ImageError;
 
 const DIR: &str = "traces";
@@ -11,8 +11,8 @@ const DIR: &str = "traces";
 const SHARE: u64 = 64;
 
 impl DiskCache {
-    pub(super) fn traces(&self) -> Folder {
-        Folder::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
+    pub(super) fn traces(&self) -> SidecarDirectory {
+        SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
     /// The boot trace that was recorded here; it is used now.

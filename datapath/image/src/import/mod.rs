@@ -10,17 +10,17 @@
 //! version of one content is one hash.
 //!
 //! With a [`Basis`], a version that is known and what differs from it, only the chunks with a difference are read, and all
-//! others are taken over from its manifest: sealing costs what was changed, and at most 1 GiB that is carried ([`carry`]), not what
+//! others are taken over from its manifest: sealing costs what was changed, and at most 1 GiB that is carried ([`compaction`]), not what
 //! there is.
 //!
 //! A chunk that the store has is read back before a version refers to it, and stored again where it is damaged ([`known`]). What
 //! is taken over from a [`Basis`] is not: it is as good as the version below it. What lies in data objects that are mostly out of
-//! use is stored again, too ([`carry`]).
+//! use is stored again, too ([`compaction`]).
 //!
 //! Nothing is visible before the last step, and an error, a cancellation or a crash before it leaves the
 //! store as it was (see [`headwater_store::Publication`]).
 
-mod carry;
+mod compaction;
 mod input;
 mod known;
 mod plan;
@@ -38,7 +38,7 @@ use headwater_store::{
 use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
-use crate::import::carry::Carry;
+use crate::import::compaction::Compaction;
 use crate::import::known::KnownChunks;
 use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
@@ -218,9 +218,10 @@ fn import_once(
     }
     let parent = options.basis.as_ref().map(|basis| parent_of(store, basis, size_bytes)).transpose()?;
 
-    let carry = parent.as_ref().map(|manifest| Arc::new(Carry::of(manifest, &index)));
-    let changes = options.basis.as_ref().zip(carry.as_ref());
-    let changes = changes.map(|(basis, carry)| Arc::clone(carry).beside(Arc::clone(&basis.changes)));
+    let compaction = parent.as_ref().map(|manifest| Arc::new(Compaction::of(manifest, &index)));
+    let changes = options.basis.as_ref().zip(compaction.as_ref());
+    let changes =
+        changes.map(|(basis, compaction)| Arc::clone(compaction).beside(Arc::clone(&basis.changes)));
 
     let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
     let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));
@@ -229,11 +230,11 @@ fn import_once(
     let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
     let worked = work((Arc::clone(source), changes), &known, options, &mut writer, &mut done);
-    let carried_bytes = carry.map_or(0, |carry| carry.carried_bytes());
-    attempt.has_carried = known.carried() > 0 || carried_bytes > 0;
+    let compacted_bytes = compaction.map_or(0, |compaction| compaction.compacted_bytes());
+    attempt.has_carried = known.carried() > 0 || compacted_bytes > 0;
     worked?;
     let Written { builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
-    let read_bytes = read_bytes.saturating_sub(carried_bytes);
+    let read_bytes = read_bytes.saturating_sub(compacted_bytes);
     let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
     let mut at = Progress { done_bytes: size_bytes, total_bytes: size_bytes };

@@ -9,12 +9,12 @@ use crate::chunk::unpack;
 use crate::index::ChunkIndex;
 use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
-use crate::round::{FAILURES_MAX, Place, Round};
+use crate::verify_round::{ChunkKey, FAILURES_MAX, VerifyRound};
 
 /// A store in which chunks are looked for by their hash, whatever data objects it has them in.
 pub(super) struct ByHash<'a> {
     pub(super) store: &'a dyn Store,
-    round: &'a Round,
+    round: &'a VerifyRound,
     /// It is the store that is repaired, which is read at the rate of the round.
     is_own: bool,
     /// Where it has the chunks of the version, as all its manifests say: these are read when the first chunk is looked for, and once.
@@ -30,7 +30,7 @@ struct NoCopy {
 }
 
 impl<'a> ByHash<'a> {
-    pub(super) fn new(store: &'a dyn Store, round: &'a Round, is_own: bool) -> Self {
+    pub(super) fn new(store: &'a dyn Store, round: &'a VerifyRound, is_own: bool) -> Self {
         Self { store, round, is_own, index: OnceCell::new() }
     }
 
@@ -44,7 +44,7 @@ impl<'a> ByHash<'a> {
         cancel: &Cancel,
     ) -> Result<Vec<u8>, String> {
         let shown = self.store.shown();
-        let place = Place::new(&object, chunk).sought_in(&shown);
+        let place = ChunkKey::new(&object, chunk).sought_in(&shown);
         if self.round.is_unfound(place) {
             return Err("no other data object has it, as was found out for another version".to_owned());
         }

@@ -4,7 +4,7 @@
 //! read there and checked against the hash in the manifest before it is put in place. What cannot be repaired stays as it is.
 //!
 //! An object is copied as a whole where it is lost or has the wrong length; where it is damaged in what this version does not need, and that
-//! is to be checked with this version (`Round`), or the store writes objects only as a whole; and where much of it is damaged
+//! is to be checked with this version (`VerifyRound`), or the store writes objects only as a whole; and where much of it is damaged
 //! (`is_for_a_copy`). Of the last, what cannot be copied, as without room for it twice, is repaired chunk by chunk all the same.
 //!
 //! Stores in which versions came in another order have equal chunks in other objects. So a chunk of an object that no source has is looked
@@ -37,9 +37,9 @@ use crate::chunk::unpack;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::progress::{Cancel, Progress};
-use crate::round::Round;
 use crate::units::{u64_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, open_of, verify_in};
+use crate::verify_round::VerifyRound;
 
 /// Right bytes that wait in memory to be put in place, but for those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
@@ -106,7 +106,7 @@ pub fn repair_manifest(
         let bytes = source.manifest(manifest).map_err(ImageError::from);
         match bytes.and_then(|bytes| Manifest::decode(&bytes).map(|_| bytes)) {
             Ok(bytes) => {
-                store.mend_manifest(manifest, &bytes)?;
+                store.repair_manifest(manifest, &bytes)?;
                 return Ok(true);
             }
             Err(e) => why = format!("{}: {e}", source.shown()),
@@ -123,7 +123,7 @@ pub fn repair(
     store: &dyn Store,
     manifest: Hash,
     found: &Verified,
-    (round, sources): (&Round, &[Arc<dyn Store>]),
+    (round, sources): (&VerifyRound, &[Arc<dyn Store>]),
     cancel: &Cancel,
     progress: &mut dyn FnMut(RepairProgress),
 ) -> Result<Repaired, ImageError> {
@@ -164,7 +164,7 @@ struct Repair<'a> {
     sources: &'a [Arc<dyn Store>],
     /// The store itself, then the sources.
     by_hash: Vec<ByHash<'a>>,
-    round: &'a Round,
+    round: &'a VerifyRound,
     cancel: &'a Cancel,
     /// Objects that were to be copied, and why they are not again. Each is tried once, as a copy may take long to fail.
     tried: RefCell<BTreeMap<Hash, String>>,
@@ -185,7 +185,7 @@ impl<'a> Repair<'a> {
     fn new(
         store: &'a dyn Store,
         manifest: &'a Manifest,
-        (round, sources): (&'a Round, &'a [Arc<dyn Store>]),
+        (round, sources): (&'a VerifyRound, &'a [Arc<dyn Store>]),
         cancel: &'a Cancel,
         progress: &'a mut dyn FnMut(RepairProgress),
     ) -> Self {
@@ -299,7 +299,7 @@ impl<'a> Repair<'a> {
             if must_wait || !is_due || patches.is_empty() {
                 continue;
             }
-            let is_done = match self.store.mend(object, &patches) {
+            let is_done = match self.store.repair_object(object, &patches) {
                 Ok(()) => {
                     outcome.chunks += u64_of(patches.len());
                     patches.clear();
@@ -479,7 +479,7 @@ impl<'a> Repair<'a> {
             let mut holes = object.holes();
             // Of several servers not all may have been heard. Where none was, another source is asked first.
             if holes.as_ref().is_ok_and(|holes| self.lacks(id, holes))
-                && let Ok(now) = object.holes_again()
+                && let Ok(now) = object.holes_uncached()
             {
                 holes = Ok(now);
             }

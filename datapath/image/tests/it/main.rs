@@ -1,6 +1,6 @@
 //! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
 
-mod carry;
+mod compaction;
 mod damage;
 mod diff;
 mod export_qcow2;

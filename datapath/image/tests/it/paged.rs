@@ -104,11 +104,13 @@ fn nothing_waits_for_a_page_but_a_request_that_may() {
     let now = |into: &mut Vec<u8>| reader.try_now(Op::Read { range, into }).unwrap();
     assert_eq!(now(&mut into), Attempt::MustWait);
     let mut lent = Vec::new();
-    assert!(!reader.peek(range, &mut into) && !reader.lend(range, &mut lent) && lent.is_empty());
+    assert!(!reader.peek(range, &mut into) && !reader.read_shared(range, &mut lent) && lent.is_empty());
     // A prefetch reads the page as well.
     blocking::wait(&*reader, Request::Prefetch { range }).unwrap();
     assert_eq!(now(&mut into), Attempt::Done);
-    assert!(into == disk[at..at + CHUNK] && reader.peek(range, &mut into) && reader.lend(range, &mut lent));
+    assert!(
+        into == disk[at..at + CHUNK] && reader.peek(range, &mut into) && reader.read_shared(range, &mut lent)
+    );
 }
 
 #[test]

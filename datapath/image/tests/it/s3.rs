@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::fixture::{disk_of, noise, read_all, store};
 use headwater_block::{ByteRange, Completion, Device, Request};
 use headwater_image::{
-    Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, Round, Verified, VersionReader, import, repair,
-    verify,
+    Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, Verified, VerifyRound, VersionReader, import,
+    repair, verify,
 };
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
@@ -179,7 +179,7 @@ fn reads_of_a_bucket_that_does_not_answer_hold_up_no_others() {
     let here = import_to(&served.store, &disk);
     let away = import_as("other", &served.store, &other);
     let relay = HttpRelay::start(served.server.address());
-    let silent = open(relay.address(), Access::Read).patient().unwrap();
+    let silent = open(relay.address(), Access::Read).retrying().unwrap();
     let cache = ChunkCache::new(64 << 20);
     let here = VersionReader::open(&served.store, here.manifest, Arc::clone(&cache)).unwrap();
     let away = VersionReader::open(&*silent, away.manifest, cache).unwrap();
@@ -223,7 +223,7 @@ fn reads_of_a_bucket_that_does_not_answer_end_when_it_is_closed() {
     noise(&mut disk, 1);
     let version = import_to(&served.store, &disk);
     let relay = HttpRelay::start(served.server.address());
-    let silent = open(relay.address(), Access::Read).patient().unwrap();
+    let silent = open(relay.address(), Access::Read).retrying().unwrap();
     let reader = VersionReader::open(&*silent, version.manifest, ChunkCache::new(64 << 20)).unwrap();
     relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
     relay.take_seen();
@@ -268,11 +268,11 @@ fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
     let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (0, 1));
     let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
-    let mend = |found: &Verified| {
-        let round = Round::new(None);
+    let repair_object = |found: &Verified| {
+        let round = VerifyRound::new(None);
         repair(&served.store, manifest, found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap()
     };
-    let done = mend(&found);
+    let done = repair_object(&found);
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 
@@ -280,7 +280,7 @@ fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
     File::options().write(true).open(&path).unwrap().write_all_at(b"rotten", 1 << 20).unwrap();
     let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 0), "{found:?}");
-    let done = mend(&found);
+    let done = repair_object(&found);
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 }

@@ -9,7 +9,7 @@ use crate::fixture::{flip, import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
 use headwater_image::{
     Background, Cancel, ChunkCache, DISK_CACHE_MIN_BYTES, DamagedChunk, DiskCache, ImageErrorKind, Manifest,
-    Pace, Progress, Round, Trace, VersionReader, diff, export_raw, verify_in,
+    Progress, RateLimit, Trace, VerifyRound, VersionReader, diff, export_raw, verify_in,
 };
 use headwater_store::{
     Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, ReadFor, Removed, Store, StoreError,
@@ -455,10 +455,10 @@ fn what_is_lent_counts_as_read() {
     reader.record(Duration::from_secs(3600));
     let mut parts = Vec::new();
     let whole = |chunk: u64| ByteRange::new(chunk * CHUNK as u64, CHUNK as u64).unwrap();
-    assert!(!reader.lend(whole(0), &mut parts));
+    assert!(!reader.read_shared(whole(0), &mut parts));
     for chunk in 0..128 {
         // Lent where it is in memory, as the NBD server asks for it, and read where not.
-        if !reader.lend(whole(chunk), &mut parts) {
+        if !reader.read_shared(whole(chunk), &mut parts) {
             read_chunk(&reader, chunk as usize);
         }
     }
@@ -528,12 +528,12 @@ fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
     let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
     let reader = setup.open(Arc::clone(&cache));
     let others = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
-    let (line, pace) = (&setup.far.line, Arc::new(Pace::new(None)));
+    let (line, rate_limit) = (&setup.far.line, Arc::new(RateLimit::new(None)));
     *line.away.lock().unwrap() = Some(reader.outline().objects()[0].id);
-    let work = reader.hydrate(&pace).unwrap();
+    let work = reader.hydrate(&rate_limit).unwrap();
     wait_until("the copy waits", || line.waiting.load(Ordering::SeqCst) >= 2);
     // There is room for one of them.
-    assert_eq!(others.hydrate(&pace).err().unwrap().kind(), ImageErrorKind::NoSpace);
+    assert_eq!(others.hydrate(&rate_limit).err().unwrap().kind(), ImageErrorKind::NoSpace);
     // The machine stops.
     let held = Arc::downgrade(&reader);
     drop(work);
@@ -541,7 +541,7 @@ fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
     wait_until("nobody holds the version", || held.strong_count() == 0);
     let mut copied = None;
     wait_until("there is room for the other one", || {
-        copied = others.hydrate(&pace).ok();
+        copied = others.hydrate(&rate_limit).ok();
         copied.is_some()
     });
     wait_for(&copied.unwrap());
@@ -553,10 +553,10 @@ fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
 #[test]
 fn what_an_earlier_process_left_is_read_back_before_a_copy_counts_it() {
     let setup = setup(16);
-    let pace = Arc::new(Pace::new(None));
+    let rate_limit = Arc::new(RateLimit::new(None));
     {
         let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
-        wait_for(&reader.hydrate(&pace).unwrap());
+        wait_for(&reader.hydrate(&rate_limit).unwrap());
     }
     // A changed byte in each of three chunks, seen only by their hashes.
     for record in [3, 17, 31] {
@@ -565,7 +565,7 @@ fn what_an_earlier_process_left_is_read_back_before_a_copy_counts_it() {
     let before = setup.bytes();
     let disk = setup.disk_cache();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
-    wait_for(&reader.hydrate(&pace).unwrap());
+    wait_for(&reader.hydrate(&rate_limit).unwrap());
     assert_eq!(disk.counters().damaged, 3);
     assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
     setup.far.line.gone.store(true, Ordering::SeqCst);
@@ -577,11 +577,11 @@ fn a_version_that_was_copied_needs_no_server() {
     let setup = setup(24);
     let disk = setup.disk_cache();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
-    let none = setup.open(ChunkCache::new(1 << 20)).hydrate(&Arc::new(Pace::new(None)));
+    let none = setup.open(ChunkCache::new(1 << 20)).hydrate(&Arc::new(RateLimit::new(None)));
     assert_eq!(none.err().unwrap().kind(), ImageErrorKind::Invalid);
     // The line is cut in the middle for a moment.
     setup.far.line.gone.store(true, Ordering::SeqCst);
-    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
     wait_until("it meets the cut line", || work.failure().is_some());
     setup.far.line.gone.store(false, Ordering::SeqCst);
     wait_for(&work);
@@ -602,7 +602,7 @@ fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
     let copied = setup.open(Arc::clone(&cache));
     let others = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
     others.stop_readahead();
-    wait_for(&copied.hydrate(&Arc::new(Pace::new(None))).unwrap());
+    wait_for(&copied.hydrate(&Arc::new(RateLimit::new(None))).unwrap());
     setup.far.line.waits.store(true, Ordering::SeqCst);
     // More reads that wait than there are threads; no two lie side by side.
     let (waiting, answers) = std::sync::mpsc::channel();
@@ -718,7 +718,7 @@ fn a_copy_is_not_whole_before_its_version_can_be_opened_again() {
     let manifests = setup.cache_dir.path().join("manifests");
     std::fs::write(&manifests, "").unwrap();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, disk));
-    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
     let state = std::fmt::from_fn(|f| write!(f, "it cannot be kept: {:?}", work.progress()));
     wait_until(state, || work.failure().is_some());
     let (progress, failure) = (work.progress(), work.failure().unwrap().to_string());
@@ -745,12 +745,12 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
     assert!(told.is_sorted() && told.last() == Some(&(4 << 20)), "{told:?}");
     assert!(setup.requests() <= 64 / 8, "{} requests", setup.requests());
 
-    let verify = |round: &Round, cancel: &Cancel| {
+    let verify = |round: &VerifyRound, cancel: &Cancel| {
         let before = setup.requests();
         let found = verify_in(&setup.far, setup.manifest, round, cancel, &mut |_| {});
         (found, setup.requests() - before)
     };
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let (found, requests) = verify(&round, &cancel);
     assert!(found.as_ref().is_ok_and(|found| found.is_sound() && found.chunks == 64), "{found:?}");
     // One more for the object itself.
@@ -761,7 +761,7 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
 
     setup.damage(10);
     setup.damage(13);
-    let found = verify(&Round::new(None), &cancel).0.unwrap();
+    let found = verify(&VerifyRound::new(None), &cancel).0.unwrap();
     let damaged: Vec<u64> = found.damaged.iter().map(|damaged| damaged.image_offset / CHUNK as u64).collect();
     assert_eq!((damaged, found.damaged_chunks, found.chunks), (vec![10, 13], 2, 64));
     let names = |damaged: &DamagedChunk| damaged.reason.contains(&format!("at {}+", damaged.object_offset));
@@ -771,7 +771,7 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
     cancel.cancel();
     assert_eq!(verify(&round, &cancel).0.unwrap_err().kind(), ImageErrorKind::Cancelled);
     setup.far.line.gone.store(true, Ordering::SeqCst);
-    assert_eq!(verify(&Round::new(None), &Cancel::new()).0.unwrap_err().kind(), ImageErrorKind::Io);
+    assert_eq!(verify(&VerifyRound::new(None), &Cancel::new()).0.unwrap_err().kind(), ImageErrorKind::Io);
 }
 
 #[test]
@@ -781,7 +781,7 @@ fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
     // One in each of so many groups that no thread would be left if each waited for one of them.
     let damaged: Vec<usize> = (0..4).map(|n| n * 90 + 7).collect();
     let damaged_bytes: u64 = damaged.iter().map(|index| setup.damage(*index)).sum();
-    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
     let state = std::fmt::from_fn(|f| write!(f, "all but what is damaged is copied: {:?}", work.progress()));
     wait_until(state, || work.progress().done_bytes >= work.progress().total_bytes - damaged_bytes);
     assert!(!work.progress().is_over);
@@ -807,7 +807,7 @@ fn an_object_that_is_missing_holds_up_no_other_one_and_is_not_asked_for_part_by_
     assert_eq!(objects.len(), 2);
     let line = &setup.far.line;
     *line.missing.lock().unwrap() = Some(objects[0]);
-    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
     wait_until("the other one is copied", || work.progress().done_bytes >= HALF as u64);
     assert!(!work.progress().is_over);
     assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::NotFound);
@@ -828,7 +828,7 @@ fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
     let setup = setup(32);
     let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
     let started = Instant::now();
-    let work = reader.hydrate(&Arc::new(Pace::new(Some(4 << 20)))).unwrap();
+    let work = reader.hydrate(&Arc::new(RateLimit::new(Some(4 << 20)))).unwrap();
     wait_until("4 MiB are copied", || work.progress().done_bytes >= 4 << 20);
     // 4 MiB at 4 MiB/s, of which the first MiB of each thread comes at once. All would take seconds more.
     assert!(started.elapsed() >= Duration::from_millis(450), "{:?}", started.elapsed());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::fixture::{flip, import_bytes, noise, store};
 use crate::repair::{CHUNK_BYTES, check, object_path, place, spoil};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
-use headwater_image::{Cancel, Manifest, Round, Verified, files_touched, versions_touched};
+use headwater_image::{Cancel, Manifest, Verified, VerifyRound, files_touched, versions_touched};
 use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::run;
 
@@ -42,23 +42,23 @@ fn damage_is_reported_with_the_files_that_it_touches() {
     flip(&path, at as u64);
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, 1);
-    let search = |damage: &Verified, round: &Round, progress: &mut dyn FnMut(u64)| {
+    let search = |damage: &Verified, round: &VerifyRound, progress: &mut dyn FnMut(u64)| {
         files_touched(&store, version.manifest, damage, round, &Cancel::new(), progress).unwrap()
     };
     let mut told = Vec::new();
-    let touched = search(&found, &Round::new(None), &mut |read_bytes| told.push(read_bytes));
+    let touched = search(&found, &VerifyRound::new(None), &mut |read_bytes| told.push(read_bytes));
     assert_eq!((touched.files, touched.remarks), (vec!["the whole disk: /two".to_owned()], vec![]));
     // Two of the files can be read to the end.
     assert!(told.is_sorted() && told.last() >= Some(&(2 << 20)), "{told:?}");
     // The search reads 3 MiB and more, and holds the rate of its round, too.
-    let (began, round) = (Instant::now(), Round::new(Some(6 << 20)));
+    let (began, round) = (Instant::now(), VerifyRound::new(Some(6 << 20)));
     let touched = search(&found, &round, &mut |_| {});
     assert_eq!(touched.files, ["the whole disk: /two"]);
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
-    assert!(search(&Verified::default(), &Round::new(None), &mut |_| {}).files.is_empty());
+    assert!(search(&Verified::default(), &VerifyRound::new(None), &mut |_| {}).files.is_empty());
     // A version that cannot be opened at all is told so.
     fs::remove_file(&path).unwrap();
-    let touched = search(&found, &Round::new(None), &mut |_| {});
+    let touched = search(&found, &VerifyRound::new(None), &mut |_| {});
     assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1));
 }
 
@@ -88,7 +88,7 @@ fn touched_by(disk: &[u8], places: &[usize]) -> headwater_image::Touched {
     }
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, places.len() as u64);
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     files_touched(&store, version.manifest, &found, &round, &Cancel::new(), &mut |_| {}).unwrap()
 }
 
@@ -205,7 +205,7 @@ fn damage_that_is_not_listed_touches_versions_and_files_too() {
     assert_eq!((found.damaged_chunks, found.unlisted()), (CHUNKS as u64 + 1, 2001));
     assert!(found.damaged.iter().all(|chunk| chunk.image_offset < second as u64));
 
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let mut versions = versions_touched(&store, &found, &round, &Cancel::new(), &mut |_, _| {}).unwrap();
     versions.sort();
     assert_eq!(versions, ["disk@1", "shares@1"]);
@@ -241,7 +241,7 @@ fn a_lost_object_of_very_many_chunks_makes_no_version_count_that_needs_only_what
     flip(&object_path(kept.path(), &shared), first.offset);
     let found = check(&store, &new);
     assert_eq!((found.damaged_chunks, found.unlisted()), (DAMAGED_LISTED_MAX as u64 + 2001, 2001));
-    let versions = versions_touched(&store, &found, &Round::new(None), &Cancel::new(), &mut |_, _| {});
+    let versions = versions_touched(&store, &found, &VerifyRound::new(None), &Cancel::new(), &mut |_, _| {});
     let mut versions = versions.unwrap();
     versions.sort();
     assert_eq!(versions, ["disk@1", "disk@2"]);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::fixture::{flip, import_bytes, noise, read_all, store};
-use headwater_image::{Cancel, ChunkCache, Manifest, Manifests, Round, VersionReader, repair, verify};
+use headwater_image::{Cancel, ChunkCache, Manifest, Manifests, VerifyRound, VersionReader, repair, verify};
 use headwater_store::{Access, Hash, LocalDir, Store, Version};
 use headwater_testkit::Rng;
 
@@ -100,7 +100,7 @@ fn what_is_damaged_beside_holes_is_repaired_from_stores_with_and_without_them() 
         let object = manifest_of(&store, &second).objects()[0].id;
         let path = dir.path().join("objects").join(object.to_string());
         let other: Arc<dyn Store> = Arc::new(other);
-        let round = Round::new(None);
+        let round = VerifyRound::new(None);
         let check = || verify(&store, second.manifest, &Cancel::new(), &mut |_| {}).unwrap();
         let repair_all = |found| {
             let sources = [Arc::clone(&other)];
@@ -147,7 +147,7 @@ fn a_lost_object_is_copied_from_the_source_that_has_what_the_version_needs() {
     let object = manifest_of(&store, &first).objects()[0].id;
     assert!(second.objects.contains(&object));
     std::fs::remove_file(dir.path().join("objects").join(object.to_string())).unwrap();
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let found = verify(&store, first.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     let from = |sources: &[Arc<dyn Store>]| {
         repair(&store, first.manifest, &found, (&round, sources), &Cancel::new(), &mut |_| {}).unwrap()

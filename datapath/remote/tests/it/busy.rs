@@ -32,8 +32,8 @@ fn a_server_that_is_now_and_then_busy_fails_nothing() {
         assert_eq!(image.versions.len(), 1);
         assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST);
         assert_eq!(remote.trace(Hash::of(MANIFEST)).unwrap(), Some(trace()));
-        let impatient = remote.impatient().unwrap();
-        let object = impatient.open_object(Hash::of(&bytes)).unwrap();
+        let fail_fast = remote.fail_fast().unwrap();
+        let object = fail_fast.open_object(Hash::of(&bytes)).unwrap();
         assert!(object.holes().unwrap().is_empty());
         for at in 0..4 {
             read(&*object, &bytes, at * 1000, 1000).unwrap();
@@ -48,7 +48,7 @@ fn a_server_that_stays_busy_is_named_as_that_in_the_end() {
     let server = FileServer::start(dir.path(), None);
     let briefly = || WhileBusy::default().at_most(Duration::from_millis(1500));
     let remote = open(&server, briefly()).unwrap();
-    let object = object_of(&*remote.impatient().unwrap(), &bytes);
+    let object = object_of(&*remote.fail_fast().unwrap(), &bytes);
     server.fail_all(ALWAYS);
     let errors = [
         remote.image(&"debian".parse().unwrap()).map(drop).unwrap_err(),

@@ -104,8 +104,8 @@ fn a_list_that_the_only_server_cannot_give_now_is_waited_for_by_who_found_the_ob
     let kinds = [StoreErrorKind::Io, StoreErrorKind::Unreachable, StoreErrorKind::Io];
     for (answer, kind) in [1, 2, 3].into_iter().zip(kinds) {
         which.store(answer, Ordering::SeqCst);
-        let impatient = remote.impatient().unwrap();
-        let fails = impatient.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
+        let fail_fast = remote.fail_fast().unwrap();
+        let fails = fail_fast.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
         assert_eq!(fails.holes().unwrap_err().kind(), kind, "{answer}");
         // Others do not wait for it.
         assert!(object(&remote, &bytes).holes().unwrap().is_empty());
@@ -204,7 +204,7 @@ fn what_is_gone_is_asked_past_caches_by_who_found_an_object_wrong() {
     let remote = open_urls(&[before(&server, Arc::new(count))], limits());
     remote.open_object(Hash::of(&bytes)).unwrap().holes().unwrap();
     assert_eq!(past.load(Ordering::SeqCst), 0);
-    remote.open_object_past_caches(Hash::of(&bytes)).unwrap().holes().unwrap();
+    remote.open_object_uncached(Hash::of(&bytes)).unwrap().holes().unwrap();
     assert_eq!(past.load(Ordering::SeqCst), 1);
 }
 
@@ -238,8 +238,8 @@ fn a_server_that_is_away_is_left_out_and_where_all_are_who_found_the_object_wron
     let seen = object(&remote, &bytes);
     assert_eq!(*seen.holes().unwrap(), other);
     b.kill();
-    let impatient = remote.impatient().unwrap();
-    let fails = impatient.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
+    let fail_fast = remote.fail_fast().unwrap();
+    let fails = fail_fast.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
     assert_eq!(fails.holes().unwrap_err().kind(), StoreErrorKind::Unreachable);
     let waits = object(&remote, &bytes);
     assert!(waits.holes().unwrap().is_empty());

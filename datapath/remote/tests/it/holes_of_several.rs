@@ -106,7 +106,7 @@ fn who_reads_through_another_open_object_gets_each_part_from_one_that_has_it() {
     // As a server does whose store this is: it keeps objects open, and opens them anew for who asks past caches.
     let kept = remote.open_object(Hash::of(&bytes)).unwrap();
     object(&remote, &bytes).holes().unwrap();
-    let anew = || remote.open_object_past_caches(Hash::of(&bytes)).unwrap();
+    let anew = || remote.open_object_uncached(Hash::of(&bytes)).unwrap();
     for own in [400_000..500_000, 600_000..650_000] {
         let mut into = vec![0; own.len()];
         kept.read_range(own.start as u64, &mut into).unwrap();
@@ -138,8 +138,8 @@ fn what_the_one_that_has_a_part_fails_to_give_does_not_come_as_it_lies_elsewhere
     let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(answer))], limits());
     all_up(&remote);
     // As a server does whose store this is.
-    let impatient = remote.impatient().unwrap();
-    let open = || impatient.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
+    let fail_fast = remote.fail_fast().unwrap();
+    let open = || fail_fast.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
     open().holes().unwrap();
     let own = 610_000..630_000;
     let mut into = vec![0; own.len()];
@@ -175,8 +175,8 @@ fn where_the_one_that_had_all_has_it_no_more_each_part_comes_from_one_that_has_i
     let soon = Limits { wait_for_better: Duration::from_millis(1), ..limits() };
     let remote = open_urls(&servers.each_ref().map(FileServer::url), soon);
     all_up(&remote);
-    let impatient = remote.impatient().unwrap();
-    let open = || impatient.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
+    let fail_fast = remote.fail_fast().unwrap();
+    let open = || fail_fast.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
     assert!(open().holes().unwrap().is_empty());
     std::thread::sleep(Duration::from_millis(10));
     fs::remove_file(all.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
@@ -371,7 +371,7 @@ fn who_asks_once_more_what_is_gone_gets_past_a_cache_that_kept_what_lay_there() 
     let before = hits.load(Ordering::SeqCst);
     assert!(before > 0);
     let again = object(&remote, &bytes);
-    assert_eq!(*again.holes_again().unwrap(), common(&lists));
+    assert_eq!(*again.holes_uncached().unwrap(), common(&lists));
     assert_eq!(holes_of_copy(again.as_ref(), &remote, &to.path().join("again")), common(&lists));
     assert_eq!(hits.load(Ordering::SeqCst), before);
     assert_eq!(remote.counters().wrong_answers, 0);
@@ -390,12 +390,12 @@ fn what_only_a_server_has_that_stays_away_fails_alone_and_is_not_waited_for_agai
     let source = object(&remote, &bytes);
     let lacks = listed(holed.path(), &bytes);
     assert_eq!((source.holes().unwrap().as_ref(), remote.counters().waits), (&lacks, 0));
-    assert_eq!((source.holes_again().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
+    assert_eq!((source.holes_uncached().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
     // It was in vain, until it is back.
-    assert_eq!((source.holes_again().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
+    assert_eq!((source.holes_uncached().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
     other.revive();
     all_up(&remote);
-    assert!(source.holes_again().unwrap().is_empty());
+    assert!(source.holes_uncached().unwrap().is_empty());
     let copied = copied(&remote, &bytes, to.path());
     assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
 }
@@ -472,13 +472,13 @@ fn a_server_is_not_blamed_for_the_list_of_an_object_whose_length_another_one_sai
     let server = FileServer::start(dirs[0].path(), None);
     let remote = open(&[&server]);
     let longer = remote.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64 + 4096).unwrap();
-    assert!(longer.holes_again().is_err());
+    assert!(longer.holes_uncached().is_err());
     assert_eq!(remote.counters().wrong_answers, 0);
     // One that is damaged is its own.
     let mut damaged = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
     damaged[60] ^= 1;
     put_list(dirs[0].path(), &bytes, &damaged);
-    assert!(longer.holes_again().is_err());
+    assert!(longer.holes_uncached().is_err());
     assert_eq!(remote.counters().wrong_answers, 1);
 }
 

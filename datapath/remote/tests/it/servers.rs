@@ -525,9 +525,9 @@ fn when_all_are_gone_impatient_reads_fail_and_others_wait_on() {
     let bytes = store(dir.path());
     let mut server = FileServer::start(dir.path(), None);
     let remote = open(&[&server]);
-    let impatient = remote.impatient().unwrap();
-    assert!(impatient.impatient().is_none());
-    let (waits, fails) = (object(&remote, &bytes), impatient.open_object(Hash::of(&bytes)).unwrap());
+    let fail_fast = remote.fail_fast().unwrap();
+    assert!(fail_fast.fail_fast().is_none());
+    let (waits, fails) = (object(&remote, &bytes), fail_fast.open_object(Hash::of(&bytes)).unwrap());
     read(&*fails, &bytes, 0, 1000).unwrap();
     server.kill();
     std::thread::scope(|scope| {

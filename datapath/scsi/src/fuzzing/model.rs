@@ -115,7 +115,7 @@ impl Model {
         !self.told[who].is_empty()
     }
 
-    pub(super) fn was_told(&mut self, who: usize, code: Code) {
+    pub(super) fn has_been_told(&mut self, who: usize, code: Code) {
         let place = self.told[who].iter().position(|waiting| *waiting == code);
         let Some(place) = place else { panic!("initiator {who} was told {code:?} for no reason") };
         self.told[who].remove(place);

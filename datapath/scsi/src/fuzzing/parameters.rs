@@ -205,7 +205,7 @@ impl Bench {
             Verdict::Told => {
                 let code = reply.sense.map_or(Code::NONE, |sense| sense.code());
                 assert_eq!(*reply, refused(&Fault::unit_attention(code)), "{cdb:?}");
-                self.model.was_told(who, code);
+                self.model.has_been_told(who, code);
             }
             // Of the unit itself: other tests know what is told.
             Verdict::About => {}

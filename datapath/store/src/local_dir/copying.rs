@@ -158,7 +158,7 @@ impl Inner {
     }
 
     /// Writes right bytes over damaged ones. In place: whoever has the object open has them too.
-    pub(super) fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+    pub(super) fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.must_be_writable()?;
         let path = self.layout.object(object);
         let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
@@ -188,7 +188,7 @@ impl Inner {
 impl Inner {
     /// Writes a manifest over what is there. In place, because pins are locks on the file: a crash leaves it as damaged as
     /// it was.
-    pub(super) fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn repair_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
         self.must_be_writable()?;
         if Hash::of(bytes) != id {
             return Err(StoreError::new(

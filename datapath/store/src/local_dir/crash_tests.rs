@@ -102,7 +102,7 @@ pub(super) enum Operation {
         version: u32,
     },
     /// Two bytes of an object of a version have gone wrong, and are put right.
-    Mend {
+    Repair {
         image: usize,
         version: u32,
     },
@@ -120,7 +120,7 @@ pub(super) enum Operation {
 
 pub(super) fn operation() -> impl Strategy<Value = Operation> {
     use Operation::{
-        Copy, Fill, GiveUp, Mend, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert,
+        Copy, Fill, GiveUp, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Repair, Retire, Revert,
         Run, Schedule, SetTrace, Stop, Trim,
     };
     let (image, version) = (0..2usize, 1..6u32);
@@ -139,7 +139,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         4 => (image.clone(), version.clone())
             .prop_map(|(image, version)| RemoveVersion { image, version }),
         3 => (image.clone(), version.clone()).prop_map(|(image, version)| Copy { image, version }),
-        1 => (image.clone(), version.clone()).prop_map(|(image, version)| Mend { image, version }),
+        1 => (image.clone(), version.clone()).prop_map(|(image, version)| Repair { image, version }),
         2 => (image.clone(), version, prop::option::of(0..3u8))
             .prop_map(|(image, version, trace)| SetTrace { image, version, trace }),
         3 => Just(Trim),
@@ -301,9 +301,9 @@ pub(super) fn apply(
             let what = selected(&Other, &[reference])?;
             copy(&Other, store, &what, &Contents, false, &mut |_| Ok(())).map(drop)
         }
-        Operation::Mend { image, version } => {
+        Operation::Repair { image, version } => {
             let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
-            mend(store, version.objects[0])
+            repair_object(store, version.objects[0])
         }
         Operation::SetTrace { image, version, trace } => {
             let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
@@ -323,7 +323,7 @@ fn trace_bytes(trace: u8) -> Vec<u8> {
 }
 
 /// Has two bytes of an object go wrong on the disk, and puts them right.
-fn mend(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
+fn repair_object(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     const WRONG: [usize; 2] = [5, 25];
     let path = store.path().join("objects").join(id.to_string());
     let right = std::fs::read(&path).unwrap();
@@ -332,7 +332,7 @@ fn mend(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     std::fs::write(&path, damaged).unwrap();
     is_durable(&path);
     let patch = |at: usize| Patch { offset: at as u64, bytes: vec![right[at]] };
-    let outcome = store.mend(id, &WRONG.map(patch));
+    let outcome = store.repair_object(id, &WRONG.map(patch));
     let found = std::fs::read(&path).unwrap();
     let is_wrong = |at: &usize| found[*at] != right[*at];
     assert_eq!(found.len(), right.len());
@@ -342,7 +342,7 @@ fn mend(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     } else {
         // The next process finds it damaged again, and mends it as well.
         let left = LEFT.with(|left| left.replace(u64::MAX));
-        store.mend(id, &WRONG.map(patch)).unwrap();
+        store.repair_object(id, &WRONG.map(patch)).unwrap();
         LEFT.with(|now| now.set(left));
     }
     outcome
@@ -533,7 +533,7 @@ pub(super) fn touched(operation: &Operation) -> Option<String> {
         Operation::GiveUp { .. }
         | Operation::Run { .. }
         | Operation::Stop
-        | Operation::Mend { .. }
+        | Operation::Repair { .. }
         | Operation::SetTrace { .. }
         | Operation::Trim
         | Operation::Fill(_) => None,
@@ -724,7 +724,7 @@ fn a_copy_that_ends_before_each_change_in_turn_is_gone_on_with() {
 #[test]
 fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
     use Operation::{
-        Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, SetTrace,
+        Copy, Fill, Promote, Publish, RemoveImage, RemoveVersion, Repair, Revert, Run, Schedule, SetTrace,
         Stop, Trim,
     };
     let history = [
@@ -757,7 +757,7 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         RemoveVersion { image: 1, version: 4 },
         // Of its two objects one is here.
         Copy { image: 1, version: 4 },
-        Mend { image: 1, version: 4 },
+        Repair { image: 1, version: 4 },
         RemoveVersion { image: 1, version: 4 },
         // Removed, and brought back from there.
         Copy { image: 1, version: 4 },

@@ -96,7 +96,7 @@ impl Layout {
         self.root.join("tmp")
     }
 
-    pub(super) fn spare(&self) -> PathBuf {
+    pub(super) fn reserve_file(&self) -> PathBuf {
         self.root.join("spare")
     }
 

@@ -34,7 +34,7 @@ mod parts;
 #[cfg(test)]
 mod power_tests;
 mod publication;
-mod spare;
+mod reserve_file;
 mod trim;
 
 use std::collections::{HashMap, HashSet};
@@ -180,11 +180,11 @@ impl LocalDir {
         }
         match access {
             Access::Read => {}
-            Access::Write { .. } => inner.sweep_leftovers()?,
+            Access::Write { .. } => inner.sweep_orphans()?,
             Access::Copy { .. } => inner.remove_abandoned(),
         }
         if access != Access::Read {
-            inner.keep_spare();
+            inner.keep_reserve();
         }
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -302,7 +302,7 @@ impl Inner {
     }
 
     /// Empties `tmp` and removes what no version needs.
-    fn sweep_leftovers(&self) -> Result<(), StoreError> {
+    fn sweep_orphans(&self) -> Result<(), StoreError> {
         let tmp = self.layout.tmp();
         let failed = |e| StoreError::from_os(format!("cannot clean up {}", tmp.display()), e);
         for entry in fs::read_dir(&tmp).map_err(failed)? {
@@ -568,7 +568,7 @@ impl Inner {
             0
         });
         drop(locks);
-        self.keep_spare();
+        self.keep_reserve();
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
 
@@ -673,7 +673,7 @@ impl Store for LocalDir {
             return Ok(());
         }
         self.inner.put_changed(&image)?;
-        self.inner.keep_spare();
+        self.inner.keep_reserve();
         Ok(())
     }
 
@@ -691,7 +691,7 @@ impl Store for LocalDir {
         }
         let mut state = self.inner.state.lock();
         let freed_bytes = self.inner.reclaim_if_wanted(&mut state, &HashMap::new())?;
-        self.inner.keep_spare();
+        self.inner.keep_reserve();
         Ok(freed_bytes)
     }
 
@@ -713,11 +713,11 @@ impl Store for LocalDir {
             .map_err(|e| StoreError::from_os(format!("cannot measure {}", root.display()), e))
     }
 
-    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
-        self.inner.mend(object, patches)
+    fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        self.inner.repair_object(object, patches)
     }
 
-    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
-        self.inner.mend_manifest(id, bytes)
+    fn repair_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+        self.inner.repair_manifest(id, bytes)
     }
 }

@@ -83,8 +83,8 @@ impl Parts for FileParts {
         let read = self.read_groups(&self.file, groups.clone());
         // One that was mended meanwhile is another file.
         let mut bytes = read.or_else(|error| {
-            let mended = File::open(&self.path).map_err(|e| self.failed(e));
-            mended.and_then(|file| self.read_groups(&file, groups.clone())).map_err(|_| error)
+            let repaired = File::open(&self.path).map_err(|e| self.failed(e));
+            repaired.and_then(|file| self.read_groups(&file, groups.clone())).map_err(|_| error)
         })?;
         let index = |byte: u64| usize::try_from(byte - groups.start * GROUP_BYTES).unwrap_or(usize::MAX);
         bytes.truncate(index(range.end));

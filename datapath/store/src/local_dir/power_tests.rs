@@ -146,7 +146,9 @@ proptest! {
 /// One history, cut before each of its changes in turn, with several throws of the dice.
 #[test]
 fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
-    use Operation::{Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, SetTrace, Trim};
+    use Operation::{
+        Copy, Fill, Promote, Publish, RemoveImage, RemoveVersion, Repair, Revert, SetTrace, Trim,
+    };
     let history = [
         Publish { image: 0, content: 1 },
         Publish { image: 0, content: 3 },
@@ -165,7 +167,7 @@ fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
         Publish { image: 1, content: 1 },
         RemoveImage { image: 0 },
         Copy { image: 0, version: 5 },
-        Mend { image: 0, version: 5 },
+        Repair { image: 0, version: 5 },
     ];
     for at in 0..=count_steps(&history) {
         for seed in 1..3 {

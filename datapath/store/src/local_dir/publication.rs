@@ -52,7 +52,7 @@ impl LocalPublication {
         let path = self.store.layout.manifest(id);
         let is_there = read_small(&path, MANIFEST_MAX_BYTES).is_ok_and(|there| there == bytes);
         if !is_there {
-            self.store.mend_manifest(id, bytes)?;
+            self.store.repair_manifest(id, bytes)?;
         }
         self.store.put_tree(id, bytes);
         Ok(if is_there { 0 } else { len_u64(bytes) })

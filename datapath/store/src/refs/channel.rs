@@ -1,11 +1,11 @@
-//! Channels: which version each role boots, where it pointed before, and promotions to come.
+//! Channels: which version each role boots, where it pointed before, and scheduled promotions.
 //!
 //! ```text
 //!   maintenance   the newest version that is not retired; nobody sets it
 //!   test          where a promotion pointed it
 //!   production    the same; until the first promotion or seal, what asks for the image gets the newest version
 //!
-//!   promote  pushes a pointer, and forgets a promotion to come to the same channel
+//!   promote  pushes a pointer, and forgets a scheduled promotion to the same channel
 //!   schedule keeps a promotion for later; `promote_due` carries it out
 //!   revert   pops: the channel points where it pointed before, and nowhere where it was promoted once
 //! ```
@@ -110,12 +110,12 @@ impl Image {
         &self.pointers
     }
 
-    /// The promotions to come.
+    /// The scheduled promotions.
     pub fn scheduled(&self) -> &[Pointer] {
         &self.scheduled
     }
 
-    /// Points a channel to a version, now. A promotion to come to the same channel is forgotten. Returns where
+    /// Points a channel to a version, now. A scheduled promotion to the same channel is forgotten. Returns where
     /// the channel pointed, and what is forgotten.
     pub fn promote(&mut self, pointer: Pointer) -> Result<(Option<u32>, Option<Pointer>), StoreError> {
         self.check_target(&pointer)?;
@@ -135,12 +135,12 @@ impl Image {
         Ok(forgets)
     }
 
-    /// Takes the promotion to come of a channel away, where there is one.
+    /// Takes the scheduled promotion of a channel away, where there is one.
     fn forget_scheduled(&mut self, channel: Channel) -> Option<Pointer> {
         self.scheduled.extract_if(.., |pointer| pointer.channel == channel).last()
     }
 
-    /// Forgets the promotion to come of a channel.
+    /// Forgets the scheduled promotion of a channel.
     pub fn cancel(&mut self, channel: Channel) -> Result<Pointer, StoreError> {
         self.forget_scheduled(channel).ok_or_else(|| {
             StoreError::new(
@@ -344,7 +344,7 @@ impl Image {
             return None;
         }
         let version = self.newest()?.number;
-        // A promotion to come stays.
+        // A scheduled promotion stays.
         self.push(Pointer { channel, version, at_s: new.created_at_s, author: new.author.to_owned() });
         Some(version)
     }

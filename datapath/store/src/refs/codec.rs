@@ -39,7 +39,7 @@ impl Image {
         put_len(&mut out, "bytes of a name", self.name.as_str().len(), crate::name::NAME_MAX)?;
         let places = self.marked_places();
         put_len(&mut out, "places of channels", places.len(), POINTERS_MAX)?;
-        put_len(&mut out, "promotions to come", self.scheduled.len(), SCHEDULED_MAX)?;
+        put_len(&mut out, "scheduled promotions", self.scheduled.len(), SCHEDULED_MAX)?;
         out.extend_from_slice(self.name.as_str().as_bytes());
         for pointer in places.into_iter().chain(&self.scheduled) {
             put_pointer(&mut out, pointer)?;

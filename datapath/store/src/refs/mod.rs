@@ -152,7 +152,7 @@ impl Image {
         }
     }
 
-    /// Makes channels, promotions to come, retired versions and notes those of the same image in another store, as far
+    /// Makes channels, scheduled promotions, retired versions and notes those of the same image in another store, as far
     /// as its versions are here. Numbers go on after those of both.
     pub fn follow(&mut self, other: &Self) {
         for version in &mut self.versions {

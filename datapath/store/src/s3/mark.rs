@@ -7,7 +7,7 @@
 //!   locks/clock-OWNER-N    written to learn the server's time, and removed at once
 //!   pins/HASH/OWNER-N      the version with this manifest is in use
 //! ```
-//! Those in `holds/` (see [`crate::hold`]) are set in the same order, and are neither renewed nor lapse.
+//! Those in `holds/` (see [`crate::root`]) are set in the same order, and are neither renewed nor lapse.
 //!
 //! # Why nothing in use is removed
 //! S3 shows every write to every later read. Who starts to publish or to pin writes a mark first and looks for

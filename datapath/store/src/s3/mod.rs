@@ -5,10 +5,10 @@
 //!                      images/NAME      replaced as a whole, on the condition that nobody else did
 //!                      manifests/HASH   immutable
 //!                      objects/HASH     immutable, and always whole
-//!                      holed/HASH.LIST  immutable: the object HASH but for its holes; see `holed`
+//!                      holed/HASH.LIST  immutable: the object HASH but for its holes; see `partial_copies`
 //!                      traces/HASH
 //!                      locks/, pins/    who uses what: see `mark`; and for a moment the key of a `probe`
-//!                      holds/           who needs what also while it is off: see `crate::hold`
+//!                      holds/           who needs what also while it is off: see `crate::root`
 //!                      tmp/HASH.upload, tmp/HASH.LIST.upload
 //!                                       how far a copy that was interrupted is
 //! ```
@@ -29,17 +29,17 @@ mod body;
 mod bucket;
 mod busy;
 mod failure;
-mod holds;
-mod holed;
 mod keys;
 mod listing;
 mod mark;
 mod object;
 mod part;
+mod partial_copies;
 mod probe;
 mod publication;
 mod reclaim;
-mod turns;
+mod replica_rotation;
+mod retention;
 pub(crate) mod upload;
 mod url;
 
@@ -52,17 +52,17 @@ use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::hold::Hold;
 use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
 use crate::name::ImageName;
-use crate::patient::PatientStore;
 use crate::refs::{self, Image};
+use crate::retention::RetentionRoot;
+use crate::retrying::RetryingStore;
 use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
 use crate::s3::failure::Unchanged;
 use crate::s3::mark::{LOCKS, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX};
 use crate::s3::object::S3Object;
 use crate::s3::publication::S3Publication;
-use crate::s3::turns::Turns;
+use crate::s3::replica_rotation::ReplicaRotation;
 use crate::store::{
     Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
 };
@@ -152,7 +152,7 @@ struct Inner {
     /// Whether the bucket was seen to hold a store of this chunk size, on a server that keeps conditions if the store is writable.
     is_seen: AtomicBool,
     spool_dir: PathBuf,
-    turns: Arc<Turns>,
+    replica_rotation: Arc<ReplicaRotation>,
 }
 
 impl S3Store {
@@ -274,7 +274,7 @@ impl Inner {
             is_writable: access != Access::Read,
             is_seen: AtomicBool::new(false),
             spool_dir: options.spool_dir.clone(),
-            turns: Arc::default(),
+            replica_rotation: Arc::default(),
         }
     }
 
@@ -445,8 +445,8 @@ impl Store for S3Store {
         self.inner.bucket.close();
     }
 
-    fn patient(&self) -> Option<Arc<dyn Store>> {
-        Some(Arc::new(PatientStore::new(self.clone())))
+    fn retrying(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(RetryingStore::new(self.clone())))
     }
 
     fn hasty(&self) -> Option<Arc<dyn Store>> {
@@ -455,7 +455,7 @@ impl Store for S3Store {
             marks: self.inner.marks.clone(),
             is_seen: AtomicBool::new(self.inner.is_seen.load(Ordering::Acquire)),
             spool_dir: self.inner.spool_dir.clone(),
-            turns: Arc::clone(&self.inner.turns),
+            replica_rotation: Arc::clone(&self.inner.replica_rotation),
             ..*self.inner
         };
         Some(Arc::new(Self { inner: Arc::new(inner) }))
@@ -510,20 +510,20 @@ impl Store for S3Store {
         self.inner.pin(manifest)
     }
 
-    fn keeps_holds(&self) -> bool {
+    fn keeps_roots(&self) -> bool {
         self.inner.is_writable
     }
 
-    fn hold(&self, hold: &Hold) -> Result<(), StoreError> {
-        self.inner.hold(hold)
+    fn retain(&self, root: &RetentionRoot) -> Result<(), StoreError> {
+        self.inner.retain(root)
     }
 
-    fn release(&self, hold: &Hold) -> Result<(), StoreError> {
-        self.inner.release(hold)
+    fn release(&self, root: &RetentionRoot) -> Result<(), StoreError> {
+        self.inner.release(root)
     }
 
-    fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
-        self.inner.holds_of(daemon)
+    fn roots_of(&self, daemon: &str) -> Result<Vec<RetentionRoot>, StoreError> {
+        self.inner.roots_of(daemon)
     }
 
     fn pin_later(&self, manifest: Hash) -> Result<Pin, StoreError> {
@@ -574,10 +574,10 @@ impl Store for S3Store {
         Ok(all.iter().fold(0, |sum, entry| sum.saturating_add(entry.len_bytes)))
     }
 
-    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+    fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.inner.must_be_writable()?;
         let damaged = S3Object::find(&self.inner, object)?;
-        if damaged.is_holed() {
+        if damaged.is_partial() {
             let shown = self.inner.bucket.shown(&object_key(object));
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
@@ -587,7 +587,7 @@ impl Store for S3Store {
         publication::send_object(&self.inner, &damaged, patches, None, &mut |_| Ok(()))
     }
 
-    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+    fn repair_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
         self.inner.must_be_writable()?;
         if Hash::of(bytes) != id {
             return Err(StoreError::new(

@@ -10,9 +10,9 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::holes::Holes;
 use crate::s3::bucket::Bucket;
-use crate::s3::holed::Holed;
 use crate::s3::part::Part;
-use crate::s3::turns::{Turn, Turns};
+use crate::s3::partial_copies::PartialCopies;
+use crate::s3::replica_rotation::{Replica, ReplicaRotation};
 use crate::s3::{Inner, object_key};
 use crate::store::{Check, Object};
 use crate::waiting::Waiting;
@@ -24,7 +24,7 @@ pub(super) struct S3Object {
     len_bytes: u64,
     kept: RwLock<Kept>,
     /// Of the store: who finds something wrong opens the object anew.
-    turns: Arc<Turns>,
+    replica_rotation: Arc<ReplicaRotation>,
 }
 
 /// How the bucket has an object.
@@ -33,14 +33,14 @@ enum Kept {
     /// Nobody has asked: as a whole, unless that is not there.
     Unknown,
     Whole,
-    Holed(Arc<Holed>),
+    PartialCopies(Arc<PartialCopies>),
 }
 
 impl Kept {
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Holed(one), Self::Holed(other)) => one.is_same(other),
-            (Self::Holed(_), _) | (_, Self::Holed(_)) => false,
+            (Self::PartialCopies(one), Self::PartialCopies(other)) => one.is_same(other),
+            (Self::PartialCopies(_), _) | (_, Self::PartialCopies(_)) => false,
             (Self::Unknown | Self::Whole, Self::Unknown | Self::Whole) => true,
         }
     }
@@ -72,13 +72,13 @@ impl S3Object {
     }
 
     fn of(store: &Inner, id: Hash, len_bytes: u64, kept: Kept) -> Self {
-        let (bucket, turns) = (store.bucket.clone(), Arc::clone(&store.turns));
-        Self { id, bucket, len_bytes, kept: RwLock::new(kept), turns }
+        let (bucket, replica_rotation) = (store.bucket.clone(), Arc::clone(&store.replica_rotation));
+        Self { id, bucket, len_bytes, kept: RwLock::new(kept), replica_rotation }
     }
 
     /// Whether copies with holes are all that was found of it.
-    pub(super) fn is_holed(&self) -> bool {
-        matches!(*self.kept.read(), Kept::Holed(_))
+    pub(super) fn is_partial(&self) -> bool {
+        matches!(*self.kept.read(), Kept::PartialCopies(_))
     }
 
     /// Looks for it once more. Returns whether it is kept in another way than it was.
@@ -93,7 +93,7 @@ impl S3Object {
         Ok(!is_same)
     }
 
-    fn begin(&self, (offset, len): (u64, usize), turn: Turn, has_looked: bool) -> Reading {
+    fn begin(&self, (offset, len): (u64, usize), turn: Replica, has_looked: bool) -> Reading {
         let kept = self.kept.read().clone();
         let ways = match &kept {
             Kept::Unknown | Kept::Whole => {
@@ -101,9 +101,9 @@ impl S3Object {
                 // What was changed on its way here is right the second time.
                 vec![vec![all.clone()], vec![all]]
             }
-            Kept::Holed(holed) => {
+            Kept::PartialCopies(partial_copies) => {
                 let end = offset.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
-                holed.ways(&(offset..end), turn)
+                partial_copies.ways(&(offset..end), turn)
             }
         };
         let mut reading = Reading {
@@ -127,9 +127,9 @@ impl S3Object {
         error: StoreError,
     ) -> Result<(), StoreError> {
         let were_refused = reading.pieces.is_empty();
-        let is_holed = matches!(reading.kept, Kept::Holed(_));
+        let is_partial = matches!(reading.kept, Kept::PartialCopies(_));
         let is_of_copy =
-            is_holed && matches!(error.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged);
+            is_partial && matches!(error.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged);
         if (were_refused || is_of_copy) && reading.next_way() {
             return Ok(());
         }
@@ -171,7 +171,7 @@ impl S3Object {
         &self,
         offset: u64,
         into: &mut [u8],
-        turn: Turn,
+        turn: Replica,
         check: &mut Check<'_>,
     ) -> Result<(), StoreError> {
         self.must_hold(offset, into.len())?;
@@ -222,8 +222,8 @@ fn look(bucket: &Bucket, id: Hash, len_bytes: Option<u64>) -> Result<(u64, Kept)
     if let Some((len_bytes, _)) = bucket.head(&key)? {
         return Ok((len_bytes, Kept::Whole));
     }
-    if let Some(holed) = Holed::find(bucket, id, len_bytes)? {
-        return Ok((holed.len_bytes, Kept::Holed(Arc::new(holed))));
+    if let Some(partial_copies) = PartialCopies::find(bucket, id, len_bytes)? {
+        return Ok((partial_copies.len_bytes, Kept::PartialCopies(Arc::new(partial_copies))));
     }
     let message = format!("the data object {} does not exist", bucket.shown(&key));
     Err(StoreError::new(StoreErrorKind::NotFound, message))
@@ -240,7 +240,7 @@ struct Reading {
     came: Vec<Bytes>,
     part: Option<Part>,
     /// Of the copies with holes.
-    turn: Turn,
+    turn: Replica,
     /// Whether it was looked for meanwhile how the object is kept.
     has_looked: bool,
 }
@@ -294,15 +294,15 @@ impl Object for S3Object {
     ) -> Result<(), StoreError> {
         let is_whole = matches!(*self.kept.read(), Kept::Whole);
         let turn = match reading {
-            _ if is_whole => Turn::Usual,
-            Some(reading) => Turn::Reading(reading),
-            None => self.turns.next(self.id, offset),
+            _ if is_whole => Replica::Usual,
+            Some(reading) => Replica::Reading(reading),
+            None => self.replica_rotation.next(self.id, offset),
         };
         self.read(offset, into, turn, &mut |_| Ok(()))
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
-        self.read(offset, into, Turn::Usual, check)
+        self.read(offset, into, Replica::Usual, check)
     }
 
     fn read_or_wait(
@@ -313,7 +313,7 @@ impl Object for S3Object {
         waiting: &mut Waiting,
     ) -> Result<bool, StoreError> {
         self.must_hold(offset, into.len())?;
-        let begin = || self.begin((offset, into.len()), Turn::Usual, false);
+        let begin = || self.begin((offset, into.len()), Replica::Usual, false);
         let mut reading = waiting.end::<Reading>().unwrap_or_else(begin);
         let read_for = waiting.read_for();
         loop {
@@ -358,7 +358,7 @@ impl Object for S3Object {
             self.look_again()?;
         }
         Ok(match &*self.kept.read() {
-            Kept::Holed(holed) => Arc::clone(&holed.common),
+            Kept::PartialCopies(partial_copies) => Arc::clone(&partial_copies.common),
             Kept::Unknown | Kept::Whole => Arc::default(),
         })
     }
@@ -366,7 +366,7 @@ impl Object for S3Object {
     /// Of several copies with holes one may be damaged, and others may have come.
     fn was_wrong(&self) -> bool {
         let kept = self.kept.read().clone();
-        let Kept::Holed(holed) = kept else { return false };
-        self.look_again().unwrap_or(false) || holed.turn()
+        let Kept::PartialCopies(partial_copies) = kept else { return false };
+        self.look_again().unwrap_or(false) || partial_copies.turn()
     }
 }

@@ -150,7 +150,7 @@ impl Publication for S3Publication {
     ) -> Result<(), StoreError> {
         let holes = source.holes()?;
         if !holes.is_empty() {
-            return self.store.copy_holed(source, holes, copied);
+            return self.store.copy_partial(source, holes, copied);
         }
         send_object(&self.store, source, &[], Some(upload::state_key(&object_key(source.id()))), copied)
     }

@@ -7,13 +7,13 @@ use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::hold;
 use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
+use crate::retention;
 use crate::s3::bucket::{Condition, Entry, Refusal};
 use crate::s3::failure::Unchanged;
-use crate::s3::holed::{self, HOLED};
 use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, PINS, SWEEP_WANTED, WRITER_PREFIX};
+use crate::s3::partial_copies::{self, PARTIAL};
 use crate::s3::{Inner, image_key, upload};
 use crate::store::Removed;
 
@@ -63,10 +63,10 @@ impl Inner {
         let needed = self.needed()?;
         let (mut freed_bytes, mut is_postponed) = (0u64, false);
         let pinned = self.pinned()?;
-        for folder in ["manifests", "objects", HOLED, "traces"] {
+        for folder in ["manifests", "objects", PARTIAL, "traces"] {
             for entry in self.bucket.list(folder)? {
                 let hash = match folder {
-                    HOLED => holed::named(&entry.name).map(|(id, _)| id),
+                    PARTIAL => partial_copies::named(&entry.name).map(|(id, _)| id),
                     _ => entry.name.parse::<Hash>().ok(),
                 };
                 let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
@@ -161,7 +161,7 @@ impl Inner {
         let (live, _) = self.marks.live_and_stale(PINS, "")?;
         let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
         let held = self.holds()?;
-        let held = held.iter().filter_map(|entry| hold::manifest_of(&entry.name));
+        let held = held.iter().filter_map(|entry| retention::manifest_of(&entry.name));
         Ok(live.iter().filter_map(manifest).chain(held).collect())
     }
 

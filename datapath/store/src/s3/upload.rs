@@ -20,8 +20,8 @@ use bytes::Bytes;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
-use crate::s3::holed::{self, HOLED};
 use crate::s3::object_key;
+use crate::s3::partial_copies::{self, PARTIAL};
 
 /// Larger objects are sent in parts of this size, or of larger ones where there would be too many.
 pub(super) const PART_BYTES: u64 = 16 << 20;
@@ -49,7 +49,7 @@ pub(super) fn state_key(key: &str) -> String {
 fn key_of(state: &str) -> Option<String> {
     let name = state.strip_suffix(STATE_SUFFIX)?;
     let whole = name.parse::<Hash>().ok().map(object_key);
-    whole.or_else(|| holed::named(name).map(|_| format!("{HOLED}/{name}")))
+    whole.or_else(|| partial_copies::named(name).map(|_| format!("{PARTIAL}/{name}")))
 }
 
 /// Fills a buffer with the bytes at an offset.
@@ -210,7 +210,7 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
         }
         tracing::info!(key = bucket.shown(sending.key), "what was sent of it is lost: it is sent anew");
         sending.state_key = None;
-        (parts, state) = (begin_anew(bucket, sending.key, part_bytes)?, None);
+        (parts, state) = (begin_again_from_start(bucket, sending.key, part_bytes)?, None);
     }
 }
 
@@ -276,7 +276,7 @@ fn begin(
     part_bytes: u64,
 ) -> Result<(Parts, Option<State>), StoreError> {
     let Some(key) = sending.state_key.clone() else {
-        return Ok((begin_anew(bucket, sending.key, part_bytes)?, None));
+        return Ok((begin_again_from_start(bucket, sending.key, part_bytes)?, None));
     };
     let mut state = State { key, there: Condition::Absent, is_ours: false };
     if let Some((bytes, tag)) = bucket.get(&state.key, STATE_MAX_BYTES)? {
@@ -292,10 +292,10 @@ fn begin(
             tracing::warn!(error = %e, "parts are left in S3; a lifecycle rule of the bucket removes them");
         }
     }
-    Ok((begin_anew(bucket, sending.key, part_bytes)?, Some(state)))
+    Ok((begin_again_from_start(bucket, sending.key, part_bytes)?, Some(state)))
 }
 
-fn begin_anew(bucket: &Bucket, key: &str, part_bytes: u64) -> Result<Parts, StoreError> {
+fn begin_again_from_start(bucket: &Bucket, key: &str, part_bytes: u64) -> Result<Parts, StoreError> {
     Ok(Parts { upload: bucket.begin_parts(key)?, part_bytes, there: Vec::new() })
 }
 

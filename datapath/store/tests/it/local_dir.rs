@@ -1,4 +1,4 @@
-//! The directory store from outside: the suite of all stores, and what only a directory has: one writer, leftovers.
+//! The directory store from outside: the suite of all stores, and what only a directory has: one writer, orphans.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn writable(dir: &Path) -> LocalDir {
 store_suite!(with_place);
 
 #[test]
-fn leftovers_of_a_crash_are_swept_when_a_writer_opens() {
+fn orphans_of_a_crash_are_swept_when_a_writer_opens() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     publish(&store, "a", b"object", &[], b"m").unwrap();

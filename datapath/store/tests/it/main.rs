@@ -3,7 +3,7 @@
 #[macro_use]
 mod suite;
 mod full_disk;
-mod holes_again;
+mod holes_uncached;
 mod local_dir;
 mod modes;
 mod s3;

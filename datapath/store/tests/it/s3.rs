@@ -14,10 +14,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::suite::{self, Place, files, kind, name, publish};
-use headwater_store::hold::Purpose;
+use headwater_store::retention::RetentionPurpose;
 use headwater_store::{
-    Access, Hash, Hold, Keys, LocalDir, NewVersion, ReadFor, S3Options, S3Store, S3Url, Store, StoreError,
-    StoreErrorKind, Waiting,
+    Access, Hash, Keys, LocalDir, NewVersion, ReadFor, RetentionRoot, S3Options, S3Store, S3Url, Store,
+    StoreError, StoreErrorKind, Waiting,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay, test_name, wait_until};
@@ -134,9 +134,9 @@ fn what_does_not_pass_ends_and_says_what_to_do() {
     let (mut place, relay, object) = behind_a_relay();
     let store = place.open(Access::Read).unwrap();
     place.timeout = Duration::from_secs(1);
-    let impatient = place.open(Access::Read).unwrap();
+    let fail_fast = place.open(Access::Read).unwrap();
     let open = |store: &dyn Store| store.open_object(Hash::of(&object)).unwrap();
-    let (opened, opened_impatiently) = (open(store.as_ref()), open(impatient.as_ref()));
+    let (opened, opened_impatiently) = (open(store.as_ref()), open(fail_fast.as_ref()));
     let key = format!("some/prefix/objects/{}", Hash::of(&object));
     let cases = [
         (Fault::Status(500), 5, "500 (Injected: by the relay). The server has trouble"),
@@ -170,7 +170,7 @@ fn what_does_not_pass_ends_and_says_what_to_do() {
 #[test]
 fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
     let (place, relay, object) = behind_a_relay();
-    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let store = place.open(Access::Read).unwrap().retrying().unwrap();
     let opened = store.open_object(Hash::of(&object)).unwrap();
     let read = || opened.read_range(0, &mut [0; 70_000]);
     for status in [400, 401, 403, 404] {
@@ -197,7 +197,7 @@ fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
 fn reads_ahead_leave_room_for_what_somebody_waits_for() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
-    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let store = place.open(Access::Read).unwrap().retrying().unwrap();
     let opened = store.open_object(Hash::of(&object)).unwrap();
     relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
     relay.take_seen();
@@ -238,7 +238,7 @@ fn reads_ahead_leave_room_for_what_somebody_waits_for() {
 fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
-    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let store = place.open(Access::Read).unwrap().retrying().unwrap();
     let opened = store.open_object(Hash::of(&object)).unwrap();
     let pin = store.pin(Hash::of(b"manifest")).unwrap();
     relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
@@ -495,9 +495,9 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
 }
 
 /// A need of a version of image `a`.
-fn hold(manifest: Hash, daemon: &str, purpose: Purpose) -> Hold {
+fn root(manifest: Hash, daemon: &str, purpose: RetentionPurpose) -> RetentionRoot {
     let (image, daemon) = (name("a"), daemon.to_owned());
-    Hold {
+    RetentionRoot {
         image,
         manifest,
         purpose,
@@ -520,9 +520,9 @@ fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
     let first = publish(one.as_ref(), "a", b"object", &[], b"m").unwrap();
     publish(one.as_ref(), "a", b"second", &[], b"m2").unwrap();
     publish(one.as_ref(), "b", b"object", &[], b"m").unwrap();
-    let held = hold(first.manifest, "d1", Purpose::Disk);
-    one.hold(&held).unwrap();
-    one.hold(&held).unwrap();
+    let held = root(first.manifest, "d1", RetentionPurpose::Disk);
+    one.retain(&held).unwrap();
+    one.retain(&held).unwrap();
     drop(one);
     // It does not lapse.
     let key = place.dir().join(format!("holds/{}/a/disk.d1.disk-1", first.manifest));
@@ -532,7 +532,8 @@ fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
         let refused = other.remove(&name("a"), number).unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::InUse);
         let told = refused.to_string();
-        for says in ["a@1", "machine 'lab' of d1 has a kept disk over it", "gone for ever", "disk.d1.disk-1"]
+        for says in
+            ["a@1", "machine 'lab' of d1 has a persistent disk over it", "gone for ever", "disk.d1.disk-1"]
         {
             assert!(told.contains(says), "no {says} in {told}");
         }
@@ -549,15 +550,15 @@ fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
     assert_eq!(other.manifest(first.manifest).unwrap(), b"m");
     other.open_object(first.objects[0]).unwrap();
 
-    let mine = other.holds_of("d1").unwrap();
-    assert_eq!((mine.len(), mine[0].manifest, other.holds_of("d2").unwrap().len()), (1, first.manifest, 0));
+    let mine = other.roots_of("d1").unwrap();
+    assert_eq!((mine.len(), mine[0].manifest, other.roots_of("d2").unwrap().len()), (1, first.manifest, 0));
     other.release(&mine[0]).unwrap();
     other.release(&mine[0]).unwrap();
     assert_eq!(holds_in(&place.dir().join("holds")), 0);
     other.remove(&name("a"), None).unwrap();
     assert_eq!(files(place.dir()), []);
     // What is gone cannot be held any more, and nothing is left of the attempt.
-    assert_eq!(kind(other.hold(&held)), StoreErrorKind::NotFound);
+    assert_eq!(kind(other.retain(&held)), StoreErrorKind::NotFound);
     assert_eq!(holds_in(&place.dir().join("holds")), 0);
 }
 
@@ -568,13 +569,13 @@ fn a_version_that_is_held_stays_also_where_another_one_has_its_bytes() {
     let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
     publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
-    let held = hold(first.manifest, "d1", Purpose::Disk);
-    store.hold(&held).unwrap();
+    let held = root(first.manifest, "d1", RetentionPurpose::Disk);
+    store.retain(&held).unwrap();
     // By which number the holder opens it is not in the hold.
     for number in [1, 3] {
         let refused = store.remove(&name("a"), Some(number)).unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::InUse);
-        let told = format!("a@{number}: machine 'lab' of d1 has a kept disk over it");
+        let told = format!("a@{number}: machine 'lab' of d1 has a persistent disk over it");
         assert!(refused.to_string().contains(&told), "{refused}");
     }
     store.release(&held).unwrap();
@@ -588,14 +589,15 @@ fn an_image_is_edited_by_one_daemon_of_a_bucket() {
     let store = suite::writable(&place);
     let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let second = publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
-    store.hold(&hold(first.manifest, "d1", Purpose::Edit)).unwrap();
-    let refused = store.hold(&hold(second.manifest, "d2", Purpose::Edit)).unwrap_err();
+    store.retain(&root(first.manifest, "d1", RetentionPurpose::MaintenanceSession)).unwrap();
+    let refused =
+        store.retain(&root(second.manifest, "d2", RetentionPurpose::MaintenanceSession)).unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::InUse);
     assert!(refused.to_string().contains("machine 'lab' of d1 edits image 'a' already"), "{refused}");
-    assert_eq!(store.holds_of("d2").unwrap(), []);
-    store.hold(&hold(second.manifest, "d2", Purpose::Disk)).unwrap();
-    store.release(&hold(first.manifest, "d1", Purpose::Edit)).unwrap();
-    store.hold(&hold(second.manifest, "d2", Purpose::Edit)).unwrap();
+    assert_eq!(store.roots_of("d2").unwrap(), []);
+    store.retain(&root(second.manifest, "d2", RetentionPurpose::Disk)).unwrap();
+    store.release(&root(first.manifest, "d1", RetentionPurpose::MaintenanceSession)).unwrap();
+    store.retain(&root(second.manifest, "d2", RetentionPurpose::MaintenanceSession)).unwrap();
 }
 
 #[test]
@@ -607,7 +609,7 @@ fn who_holds_a_version_waits_for_a_removal_that_did_not_see_it() {
     fs::write(place.dir().join("locks/exclusive"), b"alive\n").unwrap();
     let holding = std::thread::spawn({
         let store = Arc::clone(&store);
-        move || store.hold(&hold(version.manifest, "d1", Purpose::Disk))
+        move || store.retain(&root(version.manifest, "d1", RetentionPurpose::Disk))
     });
     wait_until("it is noted", || holds_in(&place.dir().join("holds")) == 1);
     // The removal goes on.

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use headwater_store::copy::selected;
-use headwater_store::hold::Purpose;
+use headwater_store::retention::RetentionPurpose;
 use headwater_store::{
-    Access, Channel, Hash, Hold, ImageName, Keys, LocalDir, Needs, NewVersion, ObjectHashing, Patch, Pin,
-    Pointer, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind, Version, copy,
+    Access, Channel, Hash, ImageName, Keys, LocalDir, Needs, NewVersion, ObjectHashing, Patch, Pin, Pointer,
+    RetentionRoot, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind, Version, copy,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay, Rng, test_name};
@@ -84,11 +84,11 @@ fn promote(store: &dyn Store, image: &str, version: u32) -> Result<(), StoreErro
 
 type Step = fn(&dyn Store) -> Result<(), StoreError>;
 
-fn hold(image: &str, manifest: Hash) -> Hold {
-    Hold {
+fn root(image: &str, manifest: Hash) -> RetentionRoot {
+    RetentionRoot {
         image: name(image),
         manifest,
-        purpose: Purpose::Pin,
+        purpose: RetentionPurpose::Pin,
         daemon: DAEMON.to_owned(),
         id: "pin.lab".to_owned(),
         holder: "machine 'lab' of host h".to_owned(),
@@ -142,11 +142,11 @@ const LIFE: [Step; 23] = [
     // This one goes with its version.
     |store| store.set_trace(manifest_id(b"one"), Some(b"another trace")),
     |store| store.set_trace(manifest_id(b"two"), None),
-    |store| store.hold(&hold("a", manifest_id(b"two"))),
-    |store| store.mend(Hash::of(b"one"), &[Patch { offset: 1, bytes: b"n".to_vec() }]),
-    |store| store.mend_manifest(manifest_id(b"two"), &manifest(b"two")),
+    |store| store.retain(&root("a", manifest_id(b"two"))),
+    |store| store.repair_object(Hash::of(b"one"), &[Patch { offset: 1, bytes: b"n".to_vec() }]),
+    |store| store.repair_manifest(manifest_id(b"two"), &manifest(b"two")),
     copy_from_elsewhere,
-    |store| store.release(&hold("a", manifest_id(b"two"))),
+    |store| store.release(&root("a", manifest_id(b"two"))),
     |store| store.remove(&name("a"), None).map(drop),
     |store| publish(store, "a", b"four", &[]),
     |store| store.remove(&name("a"), None).map(drop),
@@ -168,7 +168,7 @@ type Lists = BTreeMap<String, Known>;
 
 fn lists(store: &dyn Store) -> Lists {
     let images = store.images().unwrap().into_iter().filter(|image| !image.versions.is_empty());
-    let holds = store.holds_of(DAEMON).unwrap();
+    let holds = store.roots_of(DAEMON).unwrap();
     images
         .map(|image| {
             let trace = |version: &Version| store.trace(version.manifest).unwrap();
@@ -182,8 +182,8 @@ fn lists(store: &dyn Store) -> Lists {
                 scheduled: image.scheduled().iter().map(|p| (p.channel, p.version)).collect(),
                 held: holds
                     .iter()
-                    .filter(|hold| hold.image == image.name)
-                    .map(|hold| hold.manifest)
+                    .filter(|root| root.image == image.name)
+                    .map(|root| root.manifest)
                     .collect(),
             };
             (image.name.to_string(), known)
@@ -544,7 +544,7 @@ enum Operation {
     Retire,
     SetTrace,
     RemoveTrace,
-    Hold,
+    RetentionRoot,
     Release,
     /// A machine runs the version: a pin in the store.
     Run,
@@ -560,7 +560,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         6 => Just(Operation::Publish), 1 => Just(Operation::GiveUp), 2 => Just(Operation::Copy),
         2 => Just(Operation::Promote), 2 => Just(Operation::Schedule), 1 => Just(Operation::PromoteDue),
         1 => Just(Operation::Revert), 1 => Just(Operation::Retire), 2 => Just(Operation::SetTrace),
-        1 => Just(Operation::RemoveTrace), 1 => Just(Operation::Hold), 1 => Just(Operation::Release),
+        1 => Just(Operation::RemoveTrace), 1 => Just(Operation::RetentionRoot), 1 => Just(Operation::Release),
         1 => Just(Operation::Run), 1 => Just(Operation::Stop), 1 => Just(Operation::Mend),
         1 => Just(Operation::MendManifest), 3 => Just(Operation::RemoveVersion),
         1 => Just(Operation::RemoveImage),
@@ -599,8 +599,8 @@ fn apply(
         Operation::Retire => change(&mut |image| image.retire(number, true)),
         Operation::SetTrace => store.set_trace(version()?.manifest, Some(b"a trace")),
         Operation::RemoveTrace => store.set_trace(version()?.manifest, None),
-        Operation::Hold => store.hold(&hold(image, version()?.manifest)),
-        Operation::Release => store.release(&hold(image, version()?.manifest)),
+        Operation::RetentionRoot => store.retain(&root(image, version()?.manifest)),
+        Operation::Release => store.release(&root(image, version()?.manifest)),
         Operation::Run => {
             pins.push(store.pin(version()?.manifest)?);
             Ok(())
@@ -613,11 +613,11 @@ fn apply(
             let object = store.open_object(version()?.objects[0])?;
             let mut first = [0];
             object.read_range(0, &mut first)?;
-            store.mend(object.id(), &[Patch { offset: 0, bytes: first.to_vec() }])
+            store.repair_object(object.id(), &[Patch { offset: 0, bytes: first.to_vec() }])
         }
         Operation::MendManifest => {
             let id = version()?.manifest;
-            store.mend_manifest(id, &store.manifest(id)?)
+            store.repair_manifest(id, &store.manifest(id)?)
         }
         Operation::RemoveVersion => store.remove(&name(image), Some(number)).map(drop),
         Operation::RemoveImage => store.remove(&name(image), None).map(drop),

@@ -557,10 +557,10 @@ fn what_is_gone_is_not_mended_and_what_is_there_is() {
     };
     flip(5 * BLOCK);
     assert!(!is_whole_but_for_holes(&store, &bytes));
-    store.mend(id, &[patch(5 * BLOCK - 7, 100)]).unwrap();
+    store.repair_object(id, &[patch(5 * BLOCK - 7, 100)]).unwrap();
     assert!(is_whole_but_for_holes(&store, &bytes));
     for (at, len) in [(9 * BLOCK - 1, 2), (20 * BLOCK, 1), (40 * BLOCK - 1, 2)] {
-        let refused = store.mend(id, &[patch(at, len)]);
+        let refused = store.repair_object(id, &[patch(at, len)]);
         assert_eq!(kind(refused), StoreErrorKind::Damaged, "{at}");
     }
     assert!(is_whole_but_for_holes(&store, &bytes));

@@ -100,7 +100,7 @@ impl Store for Far {
         Ok(Arc::new(Opened(id, bytes, holes, readings)))
     }
 
-    fn open_object_past_caches(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+    fn open_object_uncached(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         self.past_caches.fetch_add(1, Ordering::SeqCst);
         self.open_object(id)
     }

@@ -471,7 +471,7 @@ fn it_does_not_listen_openly_to_other_hosts() {
 }
 
 /// Clients that do nothing are given up soon.
-fn impatient() -> Options {
+fn fail_fast() -> Options {
     Options { limits: Limits { idle: Duration::from_millis(300), ..Limits::default() }, ..options() }
 }
 
@@ -547,7 +547,7 @@ fn an_answer_to_head_has_no_body_over_both_versions_of_http() {
 
 #[test]
 fn who_says_nothing_in_full_is_given_up() {
-    let served = serve(impatient());
+    let served = serve(fail_fast());
     let settings = [PREFACE, &frame(4, 0, 0, &[])].concat();
     for said in [&b""[..], b"P", &PREFACE[..8], PREFACE, &settings, b"GET", b"GET / HTTP/1.1\r\nHost:"] {
         let mut stream = connect(&served);
@@ -602,7 +602,7 @@ fn who_was_not_let_in_gives_way_where_all_places_are_taken() {
         (Some(tokens), with_token, "Authorization: Bearer other\r\n"),
         (None, "", "Origin: http://evil.example\r\n"),
     ] {
-        let limits = Limits { connections: 8, strangers_many: 4, ..Limits::default() };
+        let limits = Limits { connections: 8, unauthenticated_many: 4, ..Limits::default() };
         let served = serve(Options { token_file, limits, ..options() });
         let connect = || {
             let stream = TcpStream::connect(served.address).unwrap();
@@ -656,7 +656,7 @@ fn who_says_nothing_over_tls_is_given_up() {
 
 #[test]
 fn pings_are_no_sign_of_life() {
-    let served = serve(impatient());
+    let served = serve(fail_fast());
     let path = served.object_path();
     let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
     let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];

@@ -10,8 +10,8 @@ use headwater_testkit::{ReferenceDisk, Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
 use headwater_writecache::Host;
 use headwater_writecache::host::STAGING_BUFFERS;
+use headwater_writecache::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use headwater_writecache::overflow::io::open_engine;
-use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 use headwater_writecache::pressure::{Level, PressureSource};
 
 use crate::setup;
@@ -140,7 +140,7 @@ fn what_the_volumes_and_the_buffers_take_is_what_the_host_counts() {
         blocking::write(&*volumes[2].1, mib * MIB, &data).unwrap();
     }
     wait_until("the buffers are counted", || {
-        is_beyond(&volumes, (STAGING_BUFFERS * SEALED_SEGMENT_BYTES) as u64)
+        is_beyond(&volumes, (STAGING_BUFFERS * ENCRYPTED_SEGMENT_BYTES) as u64)
     });
     // Index and packed segments are no small part of it.
     assert!(counters(&volumes, |volume| volume.counters().cache.index_bytes) > 4 * BEHIND);

@@ -12,8 +12,8 @@ use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request, block
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions};
 use headwater_writecache::Host;
+use headwater_writecache::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
-use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 
 const BLOCK: u64 = 4096;
 
@@ -50,7 +50,7 @@ impl IoEngine for CountingEngine {
     fn submit(&self, op: IoOp) {
         let which = if op.direction == Direction::Read { &self.counts.reads } else { &self.counts.writes };
         which.fetch_add(1, Ordering::SeqCst);
-        if op.direction != Direction::Read && op.len != SEALED_SEGMENT_BYTES {
+        if op.direction != Direction::Read && op.len != ENCRYPTED_SEGMENT_BYTES {
             self.counts.odd_writes.fetch_add(1, Ordering::SeqCst);
         }
         if op.direction != Direction::Read

@@ -25,7 +25,7 @@ impl Life {
     }
 
     /// For writes that are refused in the end; those before are repeated, where others keep the disk busy.
-    fn impatient(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
+    fn fail_fast(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
         VolumeOptions {
             pause_limit: Duration::from_secs(10),
             ..self.options(size_mib, ram_mib, disk_mib, at)
@@ -91,7 +91,7 @@ fn a_disk_that_fails_for_a_while_is_used_again(life: Life) {
 fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.impatient(256, 16, 64, dir.path()), &host);
+    let (volume, device) = setup::open(&life.fail_fast(256, 16, 64, dir.path()), &host);
     // All of a persistent cache has its place on disk; RAM adds to the other.
     let (least, most) = if life == Life::Persistent { (50, 64) } else { (60, 74) };
     fill_patiently(&*device, 0..least);
@@ -108,7 +108,7 @@ fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
 fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.impatient(256, 16, 64, dir.path()), &host);
+    let (volume, device) = setup::open(&life.fail_fast(256, 16, 64, dir.path()), &host);
     assert!(!volume.shortage().refusing);
     for _ in 0..2 {
         // A segment that was on its way to the disk when a write was refused may have made room since.
@@ -276,7 +276,7 @@ fn a_lower_ram_limit_takes_effect(life: Life) {
 fn a_lower_disk_limit_takes_effect(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.impatient(256, 16, 256, dir.path()), &host);
+    let (volume, device) = setup::open(&life.fail_fast(256, 16, 256, dir.path()), &host);
     fill_patiently(&*device, 0..120);
     volume.set_disk_bytes(64 * MIB);
     // What is over the new limit stays, and nothing is taken beside it but by RAM.
@@ -357,7 +357,7 @@ fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
     wait_until("somebody is paced", || {
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         (0..192).for_each(|number| blocking::write(&*device, number * MIB, &data).unwrap());
-        volume.counters().cache.paced_writes > 0
+        volume.counters().cache.throttled_writes > 0
     });
 }
 
@@ -377,7 +377,7 @@ fn writers_near_the_limit_of_a_slow_disk_go_at_its_pace(life: Life) {
         }
     });
     let counters = volume.counters().cache;
-    assert!(counters.paced_writes > 0, "{counters:?}");
+    assert!(counters.throttled_writes > 0, "{counters:?}");
     assert_eq!(counters.refused_writes, 0);
     faults.write_delay_ms.store(0, Ordering::Relaxed);
     assert_holds(&*device, WRITERS * EACH_MIB);

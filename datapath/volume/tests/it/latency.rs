@@ -223,7 +223,7 @@ fn what_is_lent_has_the_times_of_the_image() {
     let mut rng = Rng::new(10);
     for _ in 0..4000 {
         let range = ByteRange::new(rng.below(256) * BLOCK as u64, BLOCK as u64).unwrap();
-        assert!(volume.lend(range, &mut Vec::new()));
+        assert!(volume.read_shared(range, &mut Vec::new()));
     }
     let counts = counts_since(&volume, &LatencySnapshot::default());
     assert!(near(counts[4], 4000) && counts.iter().sum::<u64>() == counts[4], "{counts:?}");

@@ -14,8 +14,8 @@ use headwater_block::{IoErrorKind, blocking};
 use headwater_testkit::{Rng, test_name, wait_until};
 use headwater_volume::{Buffering, CacheMode, PersistentOptions, VolumeOptions};
 use headwater_writecache::Host;
+use headwater_writecache::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
-use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 
 const BLOCK: usize = 4096;
 const KEY: &[u8; 16] = b"a key to be kept";
@@ -65,9 +65,9 @@ impl Seen {
     fn look(&self, op: &IoOp) {
         let metadata = op.file.metadata().expect("it is open");
         let mut positions = self.positions.lock().unwrap();
-        positions.insert(op.offset / SEALED_SEGMENT_BYTES as u64);
+        positions.insert(op.offset / ENCRYPTED_SEGMENT_BYTES as u64);
         // Of those that were written to before, none is given back meanwhile; so this one is there if there is space for all.
-        let wanted = positions.len() as u64 * SEALED_SEGMENT_BYTES as u64;
+        let wanted = positions.len() as u64 * ENCRYPTED_SEGMENT_BYTES as u64;
         let (space, end) = (metadata.blocks() * 512, op.offset + op.len as u64);
         if space < wanted || metadata.len() < end {
             let text = format!("{space} of {wanted} bytes claimed, {} of {end} long", metadata.len());

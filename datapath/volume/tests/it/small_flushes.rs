@@ -10,7 +10,7 @@ use headwater_block::{Device, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
 use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
 use headwater_writecache::Host;
-use headwater_writecache::overflow::seal::{SEALED_SEGMENT_BYTES, SealKey};
+use headwater_writecache::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, SlotKey};
 use headwater_writecache::persist::format::{HEADER_BYTES, Header, Record, VERSION, decode};
 
 use crate::power::{CrashEngine, Fails};
@@ -111,7 +111,7 @@ fn what_was_never_written_to_the_data_file_comes_from_the_map() {
     let map = records(dir.path());
     assert!(map.sealed.len() >= 40 && map.extents == 0 && map.version == VERSION);
     // As after a crash, with what was claimed of the data file and without.
-    for data_bytes in [None, Some(0), Some(SEALED_SEGMENT_BYTES as u64 / 2)] {
+    for data_bytes in [None, Some(0), Some(ENCRYPTED_SEGMENT_BYTES as u64 / 2)] {
         let copy = copied(dir.path());
         let data = std::fs::OpenOptions::new().write(true).open(copy.path().join("kept/data")).unwrap();
         data.set_len(data_bytes.unwrap_or_else(|| data.metadata().unwrap().len())).unwrap();
@@ -214,7 +214,7 @@ fn make_older(at: &Path, version: u32) {
     let mut bytes = [0; HEADER_BYTES];
     map.read_exact_at(&mut bytes, 0).unwrap();
     let found = Header::decode(&bytes).unwrap();
-    let key = SealKey::from_bytes(&KEY).unwrap();
+    let key = SlotKey::from_bytes(&KEY).unwrap();
     let part = Header::checked_part(version, found.size_bytes, &found.base_id);
     let key_check = key.check(version, &part).unwrap();
     map.write_all_at(&Header { version, key_check, ..found }.encode(), 0).unwrap();

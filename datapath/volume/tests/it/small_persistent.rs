@@ -7,7 +7,7 @@ use std::time::Duration;
 use headwater_block::{Device, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
 use headwater_volume::{CacheMode, LittleSpace, PersistentOptions, VolumeOptions};
-use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
+use headwater_writecache::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 
 use crate::setup;
 
@@ -34,7 +34,7 @@ fn overwrite_at_random(places: u64, (mode, ram_mib): (CacheMode, u64), part: u64
     let blocks = (places - OTHER_PLACES) * (SLOTS - MIN_GAIN);
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(blocks * BLOCK as u64));
     let options = VolumeOptions {
-        disk_bytes: places * SEALED_SEGMENT_BYTES as u64,
+        disk_bytes: places * ENCRYPTED_SEGMENT_BYTES as u64,
         persistent: Some(PersistentOptions { name: "small".into(), key: [7; 16], base_id: [9; 32] }),
         pause_limit: Duration::from_secs(20),
         // Some are smaller than what a cache begins with, as those of earlier releases may be.

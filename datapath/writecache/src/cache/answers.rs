@@ -4,7 +4,7 @@ use crate::units::{BlockNumber, Location, SegmentId, Slot};
 
 /// Which write goes first when space is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Admission {
     /// A new request: it queues behind those that wait for space, or for the disk.
     New,
     /// The rest of a request of which a part is stored: it queues behind those that wait for space.
@@ -75,14 +75,14 @@ pub struct Ticket {
 
 /// What a write did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrote {
+pub enum WriteResult {
     /// Stored.
     Done,
     /// There is no slot now: make room ([`WriteCache::make_room`](super::WriteCache::make_room)), or wait for it.
     NoRoom,
-    /// Others wait for room: wait behind them ([`WriteCache::park_for_room`](super::WriteCache::park_for_room)).
+    /// Others wait for room: wait behind them ([`WriteCache::queue_for_space`](super::WriteCache::queue_for_space)).
     Behind,
-    /// Writers are ahead of the disk: wait until it has caught up ([`WriteCache::park_for_disk`](super::WriteCache::park_for_disk)).
+    /// Writers are ahead of the disk: wait until it has caught up ([`WriteCache::queue_for_disk`](super::WriteCache::queue_for_disk)).
     Ahead,
     /// Part of a block of which this has to be fetched first, besides what was fetched already.
     NeedOld(Old),
@@ -94,7 +94,7 @@ pub enum Wrote {
 ///
 /// [`WriteCache::takes_notes`]: crate::WriteCache::takes_notes
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slotless {
+pub enum UnloggedBlocks {
     /// They stay as they are, as after a discard they may.
     Stay,
     /// They are cleared later: a zero write.

@@ -11,11 +11,11 @@ use crate::log::Log;
 use crate::map::TABLE_BYTES;
 use crate::persist;
 use crate::segment::RECORD_BYTES;
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
 use crate::units::{SEGMENT_BYTES, SLOTS};
 
 /// Where blocks lie side by side the index takes no more than 0.2 % of them: a table and a record for each 2 MiB.
-const _: () = assert!(EXPLORED || (TABLE_BYTES + RECORD_BYTES) * 500 <= SEGMENT_BYTES as u64);
+const _: () = assert!(UNDER_MODEL_CHECKER || (TABLE_BYTES + RECORD_BYTES) * 500 <= SEGMENT_BYTES as u64);
 
 impl WriteCache {
     /// RAM that the cache may use now: its own limit, or its share of the host's where that is less.
@@ -221,7 +221,9 @@ mod tests {
 
     use super::*;
     use crate::budget::{Budget, DEFAULT_WEIGHT, Divider, Share};
-    use crate::cache::{BLOCK, CacheOptions, LittleSpace, OverflowOptions, Slotless, Turn, Wrote};
+    use crate::cache::{
+        Admission, BLOCK, CacheOptions, LittleSpace, OverflowOptions, UnloggedBlocks, WriteResult,
+    };
     use crate::host::Host;
     use crate::overflow::buffering::Buffering;
     use crate::units::{BlockNumber, Location};
@@ -241,7 +243,7 @@ mod tests {
             overflow: Some(place),
             pause_limit: Duration::from_secs(1),
             persistent: None,
-            beneath: None,
+            base: None,
         };
         WriteCache::open(&options, &host.shared()).unwrap()
     }
@@ -258,7 +260,7 @@ mod tests {
                 overflow: None,
                 pause_limit: Duration::from_secs(1),
                 persistent: None,
-                beneath: None,
+                base: None,
             };
             WriteCache::open(&options, &host.shared())
         };
@@ -276,7 +278,7 @@ mod tests {
         cache.set_ram_bytes(24 << 20);
         for leaf in 0..20 << 10 {
             let first = leaf * SLOTS as u32;
-            cache.clear(BlockNumber(first), BlockNumber(first + 1), Location::ZERO, Slotless::Stay);
+            cache.clear(BlockNumber(first), BlockNumber(first + 1), Location::ZERO, UnloggedBlocks::Stay);
         }
         let allowed = || cache.allowed_segments(&cache.log.lock());
         let index_bytes = cache.index_bytes(&cache.log.lock());
@@ -306,16 +308,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let host = Host::start(u64::MAX).unwrap();
         let cache = cache(&host, dir.path());
-        let write = |block, byte| cache.write(BlockNumber(block), &[byte; BLOCK], Turn::New);
-        assert_eq!((write(1, 1), cache.snapshot().paced_writes), (Wrote::Done, 0));
+        let write = |block, byte| cache.write(BlockNumber(block), &[byte; BLOCK], Admission::New);
+        assert_eq!((write(1, 1), cache.snapshot().throttled_writes), (WriteResult::Done, 0));
         // Longer than any pause of this thread.
-        cache.pace.delay_for(1 << 50);
-        assert_eq!((write(2, 1), cache.snapshot().paced_writes), (Wrote::Done, 1));
+        cache.throttle.delay_for(1 << 50);
+        assert_eq!((write(2, 1), cache.snapshot().throttled_writes), (WriteResult::Done, 1));
         // In place.
-        assert_eq!((write(2, 2), cache.snapshot().paced_writes), (Wrote::Done, 1));
+        assert_eq!((write(2, 2), cache.snapshot().throttled_writes), (WriteResult::Done, 1));
         // A change of the limits begins anew.
         cache.set_ram_bytes(48 << 20);
-        assert_eq!((write(3, 1), cache.snapshot().paced_writes), (Wrote::Done, 1));
+        assert_eq!((write(3, 1), cache.snapshot().throttled_writes), (WriteResult::Done, 1));
     }
 
     #[test]

@@ -12,19 +12,19 @@
 //! | `part` | writes of parts of blocks |
 //! | `together` | the hit path of several overwrites at once |
 //! | `freeze` | the state at one instant, while the machine goes on |
-//! | `second_look` | blocks that turned out to hold what the image holds |
+//! | `dedup_scan` | blocks that turned out to hold what the image holds |
 //! | `room` | slots and RAM: begun, given back |
 //! | `limits` | what the cache may take, and takes |
 //! | `statistics` | the counters |
 
 mod answers;
+mod dedup_scan;
 mod freeze;
 mod limits;
 mod options;
 mod part;
 mod read;
-mod room;
-mod second_look;
+mod space;
 mod statistics;
 mod together;
 mod write;
@@ -37,15 +37,15 @@ use std::time::Duration;
 use headwater_block::{BLOCK_BYTES, FaultLog, IoError, IoErrorKind, VOLUME_MAX_BYTES};
 
 pub use self::answers::{
-    Cleared, Found, Kind, Now, Old, ReadTally, Residence, Slotless, Ticket, Turn, Wrote,
+    Admission, Cleared, Found, Kind, Now, Old, ReadTally, Residence, Ticket, UnloggedBlocks, WriteResult,
 };
+pub use self::dedup_scan::BaseImage;
+use self::dedup_scan::DedupScan;
+pub(crate) use self::dedup_scan::DedupSchedule;
 pub use self::freeze::FrozenCache;
 pub use self::options::{CacheOptions, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, OverflowOptions};
 pub use self::part::FetchedOld;
 pub use self::read::EachPart;
-pub use self::second_look::Beneath;
-pub(crate) use self::second_look::Looks;
-use self::second_look::SecondLook;
 pub use self::together::{Block, TOGETHER};
 use crate::budget::Share;
 use crate::clean::Cleaner;
@@ -54,13 +54,13 @@ use crate::host::HostShared;
 use crate::log::Log;
 use crate::map::Map;
 use crate::overflow::Overflow;
-use crate::pace::Pace;
 use crate::packed::PackedTable;
-use crate::park::Waiting;
 use crate::persist::{self, Persist};
 use crate::segment::SegmentTable;
 use crate::sync::Mutex;
+use crate::throttle::Throttle;
 use crate::units::{SEGMENT_BYTES, SegmentId};
+use crate::write_queue::Waiting;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -95,9 +95,9 @@ pub struct WriteCache {
     pub(crate) faults: FaultLog,
     /// Lines about room: apart, for a disk that fails is why there is none.
     pub(crate) shortages: FaultLog,
-    pub(crate) pace: Pace,
-    beneath: Option<Arc<dyn Beneath>>,
-    second_look: SecondLook,
+    pub(crate) throttle: Throttle,
+    base: Option<Arc<dyn BaseImage>>,
+    dedup_scan: DedupScan,
     ram_bytes: AtomicU64,
     /// Its part of the host's budget.
     pub(crate) share: Share,
@@ -156,9 +156,9 @@ impl WriteCache {
             counters: Counters::default(),
             faults: FaultLog::new("write cache", WARNINGS_PER_10_S),
             shortages: FaultLog::new("write cache", WARNINGS_PER_10_S),
-            pace: Pace::default(),
-            beneath: options.beneath.clone(),
-            second_look: SecondLook::default(),
+            throttle: Throttle::default(),
+            base: options.base.clone(),
+            dedup_scan: DedupScan::default(),
             ram_bytes: AtomicU64::new(options.ram_bytes),
             share: Share::new(options.weight),
             disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),

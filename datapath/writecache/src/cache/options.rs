@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Beneath, MIN_SEGMENTS};
+use super::{BaseImage, MIN_SEGMENTS};
 use crate::overflow::buffering::Buffering;
-use crate::overflow::seal::SEALED_SEGMENT_BYTES;
+use crate::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use crate::persist::PersistentOptions;
 use crate::spill::RESERVED_POSITIONS;
 use crate::units::SEGMENT_BYTES;
@@ -18,7 +18,7 @@ pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 pub const MIN_DISK_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
 const _: () = assert!(
-    MIN_DISK_BYTES >= (MIN_SEGMENTS + RESERVED_POSITIONS as u64) * SEALED_SEGMENT_BYTES as u64,
+    MIN_DISK_BYTES >= (MIN_SEGMENTS + RESERVED_POSITIONS as u64) * ENCRYPTED_SEGMENT_BYTES as u64,
     "a persistent cache has a place on disk for each segment"
 );
 
@@ -65,5 +65,5 @@ pub struct CacheOptions {
     /// Whether the cache survives; then it has an overflow in a directory. `None`: it is forgotten.
     pub persistent: Option<PersistentOptions>,
     /// What it lies over, where blocks equal to that need not be kept.
-    pub beneath: Option<Arc<dyn Beneath>>,
+    pub base: Option<Arc<dyn BaseImage>>,
 }

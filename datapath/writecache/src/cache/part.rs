@@ -18,7 +18,7 @@ use std::ops::Range;
 use headwater_block::BLOCK_BYTES;
 
 use super::write::is_zero;
-use super::{BLOCK, Old, Turn, WriteCache, Wrote};
+use super::{Admission, BLOCK, Old, WriteCache, WriteResult};
 use crate::counters::Hot;
 use crate::log::Stream;
 use crate::map::{LeafWrite, split};
@@ -104,9 +104,9 @@ impl WriteCache {
         block: BlockNumber,
         skip: usize,
         data: &[u8],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce() -> bool,
-    ) -> Wrote {
+    ) -> WriteResult {
         self.write_at_pace(turn, |this| this.merge_now(block, Part { skip, data }, &[], turn, same))
     }
 
@@ -118,8 +118,8 @@ impl WriteCache {
         skip: usize,
         data: &[u8],
         fetched: &[FetchedOld],
-        turn: Turn,
-    ) -> Wrote {
+        turn: Admission,
+    ) -> WriteResult {
         self.write_at_pace(turn, |this| this.merge_now(block, Part { skip, data }, fetched, turn, || false))
     }
 
@@ -130,9 +130,9 @@ impl WriteCache {
         block: BlockNumber,
         skip: usize,
         data: &[u8],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce() -> bool,
-    ) -> Option<Wrote> {
+    ) -> Option<WriteResult> {
         let (first, second) = data.split_at_checked(BLOCK.checked_sub(skip)?)?;
         let parts = [Part { skip, data: first }, Part { skip: 0, data: second }];
         let is_pair = parts.iter().all(|part| part.sectors().is_some()) && data.len() <= BLOCK;
@@ -144,16 +144,20 @@ impl WriteCache {
             Some(wrote) => wrote,
             None => {
                 alone = true;
-                (Wrote::Done, false)
+                (WriteResult::Done, false)
             }
         });
         (!alone).then_some(wrote)
     }
 
-    fn write_at_pace(&self, turn: Turn, write: impl FnOnce(&Self) -> (Wrote, bool)) -> Wrote {
+    fn write_at_pace(
+        &self,
+        turn: Admission,
+        write: impl FnOnce(&Self) -> (WriteResult, bool),
+    ) -> WriteResult {
         let (wrote, took_slot) = write(self);
-        if took_slot && turn != Turn::Waited {
-            self.pace.wait(&self.host.spinner);
+        if took_slot && turn != Admission::Waited {
+            self.throttle.wait(&self.host.spinner);
         }
         wrote
     }
@@ -164,15 +168,15 @@ impl WriteCache {
         block: BlockNumber,
         part: Part<'_>,
         fetched: &[FetchedOld],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce() -> bool,
-    ) -> (Wrote, bool) {
-        let Ok(_entered) = self.enter_to_write() else { return (Wrote::Closed, false) };
+    ) -> (WriteResult, bool) {
+        let Ok(_entered) = self.enter_to_write() else { return (WriteResult::Closed, false) };
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
         if !is_zero(part.data) && self.overwrite_whole(&leaf, index, part) {
             self.counters.hot(Hot::WriteInPlace, 1);
-            return (Wrote::Done, false);
+            return (WriteResult::Done, false);
         }
         let mut target = Target { leaf: &mut leaf, index, block, took_slot: false };
         let wrote = self.write_elsewhere(&mut target, part, fetched, turn, same);
@@ -229,12 +233,12 @@ impl WriteCache {
         target: &mut Target<'_, '_>,
         part: Part<'_>,
         fetched: &[FetchedOld],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce() -> bool,
-    ) -> Wrote {
+    ) -> WriteResult {
         let sectors = target.leaf.sectors(target.index);
         if !is_zero(part.data) && self.overwrite_sectors(target, &sectors, part) {
-            return Wrote::Done;
+            return WriteResult::Done;
         }
         let mut whole = [0; BLOCK];
         let missing = self.gather(target, &sectors, part, fetched, &mut whole);
@@ -247,9 +251,9 @@ impl WriteCache {
             // The block stays absent.
             let which = if is_zero(part.data) { Hot::ElidedZero } else { Hot::ElidedEqual };
             self.counters.hot(which, 1);
-            return Wrote::Done;
+            return WriteResult::Done;
         }
-        let Some(into) = whole.get_mut(part.skip..part.end()) else { return Wrote::NoRoom };
+        let Some(into) = whole.get_mut(part.skip..part.end()) else { return WriteResult::NoRoom };
         into.copy_from_slice(part.data);
         // Only zeroes make a block zero.
         if missing.is_none() && is_zero(part.data) && is_zero(&whole) {
@@ -259,11 +263,11 @@ impl WriteCache {
             }
         }
         if is_zero(part.data) && self.overwrite_sectors(target, &sectors, part) {
-            return Wrote::Done;
+            return WriteResult::Done;
         }
         let Some(missing) = missing else {
             let wrote = self.store(target.leaf, target.index, target.block, &whole, turn);
-            target.took_slot = wrote == Wrote::Done;
+            target.took_slot = wrote == WriteResult::Done;
             return wrote;
         };
         if fetched.is_empty()
@@ -271,7 +275,7 @@ impl WriteCache {
         {
             return wrote;
         }
-        Wrote::NeedOld(missing)
+        WriteResult::NeedOld(missing)
     }
 
     /// Overwrites a part where it is, if all of it may be. Whether it did.
@@ -364,8 +368,8 @@ impl WriteCache {
         target: &mut Target<'_, '_>,
         sectors: &Sectors,
         part: Part<'_>,
-        turn: Turn,
-    ) -> Option<Wrote> {
+        turn: Admission,
+    ) -> Option<WriteResult> {
         let Target { leaf, index, block, took_slot } = target;
         if !self.takes_partial(leaf, *index, 1) {
             return None;
@@ -377,18 +381,18 @@ impl WriteCache {
                 return None;
             }
             self.counters.hot(Hot::ElidedZero, 1);
-            return self.replace_sectors(leaf, *index, *block, &zero).then_some(Wrote::Done);
+            return self.replace_sectors(leaf, *index, *block, &zero).then_some(WriteResult::Done);
         }
         if let Some((at, open)) = self.slot_of_its_own(leaf, *index, *block, sectors) {
             let changed = part.put_in(*sectors, at)?;
             copy_in(open.address, open.slot, part.skip, part.data, leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
-            return self.replace_sectors(leaf, *index, *block, &changed).then_some(Wrote::Done);
+            return self.replace_sectors(leaf, *index, *block, &changed).then_some(WriteResult::Done);
         }
         if let Some(queues) = self.queues(turn) {
             return Some(queues);
         }
-        let Some(new) = self.take_slot(Stream::Fresh, *block) else { return Some(Wrote::NoRoom) };
+        let Some(new) = self.take_slot(Stream::Fresh, *block) else { return Some(WriteResult::NoRoom) };
         // Nothing of what another block had there goes to the disk, and zeroes pack well.
         let (before, after) = (ZEROES.get(..part.skip)?, ZEROES.get(part.end()..)?);
         copy_in(new.address, new.slot, 0, before, leaf);
@@ -399,8 +403,8 @@ impl WriteCache {
         let _ = self.replace_sectors(leaf, *index, *block, &changed);
         *took_slot = true;
         self.counters.hot(Hot::WriteNew, 1);
-        self.pace.took_slot(&self.host.spinner);
-        Some(Wrote::Done)
+        self.throttle.took_slot(&self.host.spinner);
+        Some(WriteResult::Done)
     }
 
     /// Whether it took a slot, too. `None`: each part has to be written by itself.
@@ -408,10 +412,10 @@ impl WriteCache {
         &self,
         block: BlockNumber,
         parts: [Part<'_>; 2],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce() -> bool,
-    ) -> Option<(Wrote, bool)> {
-        let Ok(_entered) = self.enter_to_write() else { return Some((Wrote::Closed, false)) };
+    ) -> Option<(WriteResult, bool)> {
+        let Ok(_entered) = self.enter_to_write() else { return Some((WriteResult::Closed, false)) };
         let (leaf, index) = split(block);
         let mut leaf = self.map.write(leaf)?;
         let [first, second] = parts;
@@ -425,7 +429,7 @@ impl WriteCache {
             copy_in(open.address, open.slot, first.skip, first.data, &leaf);
             copy_in(next.address, next.slot, 0, second.data, &leaf);
             self.counters.hot(Hot::WriteInPlace, 2);
-            return Some((Wrote::Done, false));
+            return Some((WriteResult::Done, false));
         }
         let sectors = [leaf.sectors(index), leaf.sectors(index + 1)];
         let [ours, next] = &sectors;
@@ -435,12 +439,12 @@ impl WriteCache {
             copy_sectors(&open, first, &leaf);
             copy_sectors(&next_open, second, &leaf);
             self.counters.hot(Hot::WriteInPlace, 2);
-            return Some((Wrote::Done, false));
+            return Some((WriteResult::Done, false));
         }
         let is_absent = |sectors: &Sectors| sectors.iter().all(|sector| *sector == Location::ABSENT);
         if is_absent(ours) && is_absent(next) && same() {
             self.counters.hot(Hot::ElidedEqual, 2);
-            return Some((Wrote::Done, false));
+            return Some((WriteResult::Done, false));
         }
         let next_block = BlockNumber(block.0.checked_add(1)?);
         let targets = [(index, block, ours, first), (index + 1, next_block, next, second)];
@@ -455,7 +459,9 @@ impl WriteCache {
         if let Some(queues) = self.queues(turn) {
             return Some((queues, false));
         }
-        let Some(new) = self.take_slot(Stream::Fresh, block) else { return Some((Wrote::NoRoom, false)) };
+        let Some(new) = self.take_slot(Stream::Fresh, block) else {
+            return Some((WriteResult::NoRoom, false));
+        };
         let place = Location::at(new.id, new.slot);
         copy_in(new.address, new.slot, first.skip, first.data, &leaf);
         copy_in(new.address, new.slot, 0, second.data, &leaf);
@@ -468,8 +474,8 @@ impl WriteCache {
             let _ = self.replace_sectors(&mut leaf, index, block, &changed);
         }
         self.counters.hot(Hot::WriteNew, 2);
-        self.pace.took_slot(&self.host.spinner);
-        Some((Wrote::Done, true))
+        self.throttle.took_slot(&self.host.spinner);
+        Some((WriteResult::Done, true))
     }
 
     /// Whether all that a part leaves of a block is in RAM, and some of it in a slot, which is free once the block is whole again.

@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
     use crate::budget::DEFAULT_WEIGHT;
-    use crate::cache::{CacheOptions, Turn, Wrote};
+    use crate::cache::{Admission, CacheOptions, WriteResult};
     use crate::host::Host;
     use crate::overflow::io::open_engine;
 
@@ -231,13 +231,13 @@ mod tests {
             overflow: None,
             pause_limit: Duration::ZERO,
             persistent: None,
-            beneath: None,
+            base: None,
         };
         let cache = WriteCache::open(&options, &host.shared()).unwrap();
         let data = Rng::new(1).bytes(BLOCK);
         // What finds no slot in the third closes it.
         for block in 0..=3 * u32::from(crate::units::SLOT_COUNT) {
-            assert_eq!(cache.write(BlockNumber(block), &data, Turn::New), Wrote::Done);
+            assert_eq!(cache.write(BlockNumber(block), &data, Admission::New), WriteResult::Done);
         }
         let segment = |id| cache.segments.get(SegmentId(id)).unwrap();
         (0..3).for_each(|id| {
@@ -262,13 +262,14 @@ mod tests {
     #[test]
     fn what_the_machine_overwrites_is_not_the_coldest() {
         let other = Rng::new(2).bytes(BLOCK);
-        let in_place = |wrote: Wrote, cache: &WriteCache| {
-            assert_eq!((wrote, cache.counters.total(Hot::WriteInPlace)), (Wrote::Done, 1));
+        let in_place = |wrote: WriteResult, cache: &WriteCache| {
+            assert_eq!((wrote, cache.counters.total(Hot::WriteInPlace)), (WriteResult::Done, 1));
         };
-        let overwrite = |cache: &WriteCache| in_place(cache.write(BlockNumber(0), &other, Turn::New), cache);
+        let overwrite =
+            |cache: &WriteCache| in_place(cache.write(BlockNumber(0), &other, Admission::New), cache);
         assert_eq!(coldest_after(overwrite), SegmentId(1));
         let overwrite_part = |cache: &WriteCache| {
-            in_place(cache.write_part(BlockNumber(0), 512, &other[..512], Turn::New, || false), cache)
+            in_place(cache.write_part(BlockNumber(0), 512, &other[..512], Admission::New, || false), cache)
         };
         assert_eq!(coldest_after(overwrite_part), SegmentId(1), "a part");
     }

@@ -50,7 +50,7 @@ impl WriteCache {
             evicted_segments: load(&c.evicted_segments),
             paused_writes: load(&c.paused_writes),
             paused_ns: load(&c.paused_ns),
-            paced_writes: self.pace.paced_writes(),
+            throttled_writes: self.throttle.throttled_writes(),
             refused_writes: load(&c.refused_writes),
             disk_errors: load(&c.disk_errors),
             corrupt_blocks: load(&c.corrupt_blocks),

@@ -1,6 +1,6 @@
 //! Writes of whole blocks, discards, and what becomes of a block's old slot.
 
-use super::{Cleared, Now, Slotless, Turn, WriteCache, Wrote};
+use super::{Admission, Cleared, Now, UnloggedBlocks, WriteCache, WriteResult};
 use crate::counters::Hot;
 use crate::log::{REFILL_LIVE, Stream};
 use crate::map::{LeafWrite, split};
@@ -18,7 +18,7 @@ pub(super) struct Closed;
 impl WriteCache {
     /// Stores a whole block.
     #[inline]
-    pub fn write(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
+    pub fn write(&self, block: BlockNumber, data: &[u8], turn: Admission) -> WriteResult {
         self.write_unless(block, data, turn, |_| false)
     }
 
@@ -30,12 +30,12 @@ impl WriteCache {
         &self,
         block: BlockNumber,
         data: &[u8],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce(Now) -> bool,
-    ) -> Wrote {
+    ) -> WriteResult {
         let (wrote, took_slot) = self.write_at_speed(block, data, turn, same);
-        if took_slot && turn != Turn::Waited {
-            self.pace.wait(&self.host.spinner);
+        if took_slot && turn != Admission::Waited {
+            self.throttle.wait(&self.host.spinner);
         }
         wrote
     }
@@ -46,10 +46,10 @@ impl WriteCache {
         &self,
         block: BlockNumber,
         data: &[u8],
-        turn: Turn,
+        turn: Admission,
         same: impl FnOnce(Now) -> bool,
-    ) -> (Wrote, bool) {
-        let Ok(_entered) = self.enter_to_write() else { return (Wrote::Closed, false) };
+    ) -> (WriteResult, bool) {
+        let Ok(_entered) = self.enter_to_write() else { return (WriteResult::Closed, false) };
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
         if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
@@ -67,13 +67,13 @@ impl WriteCache {
             segment.touch_to_write();
             copy_in(address, slot, 0, data, &leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
-            return (Wrote::Done, false);
+            return (WriteResult::Done, false);
         }
         if same(Now::Elsewhere) && (old == Location::ABSENT || self.takes_notes()) {
             return (self.elide(&mut leaf, index, block), false);
         }
         let wrote = self.store(&mut leaf, index, block, data, turn);
-        (wrote, wrote == Wrote::Done)
+        (wrote, wrote == WriteResult::Done)
     }
 
     /// Whether the index has changed so much that the host should hear of it. Each turn of its thread looks at all caches.
@@ -88,7 +88,7 @@ impl WriteCache {
     }
 
     /// The block is all zero from now on.
-    pub(super) fn set_zero(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+    pub(super) fn set_zero(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> WriteResult {
         let tables_bytes = self.map.table_bytes();
         if leaf.get(index) != Location::ZERO {
             self.note(block, 1, Location::ZERO);
@@ -100,12 +100,12 @@ impl WriteCache {
             self.host.signal();
         }
         self.counters.hot(Hot::ElidedZero, 1);
-        Wrote::Done
+        WriteResult::Done
     }
 
     /// The image holds what is written: the block is as if it had never been changed.
     #[cold]
-    pub(super) fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+    pub(super) fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> WriteResult {
         if leaf.get(index) != Location::ABSENT {
             self.note(block, 1, Location::ABSENT);
             self.replace(leaf, index, block, Location::ABSENT);
@@ -115,11 +115,17 @@ impl WriteCache {
             leaf.fold();
         }
         self.counters.hot(Hot::ElidedEqual, 1);
-        Wrote::Done
+        WriteResult::Done
     }
 
     /// Makes the whole blocks `first..end` absent or zero.
-    pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location, slotless: Slotless) -> Cleared {
+    pub fn clear(
+        &self,
+        first: BlockNumber,
+        end: BlockNumber,
+        to: Location,
+        slotless: UnloggedBlocks,
+    ) -> Cleared {
         let mut block = first.0;
         let mut cleared = 0;
         let mut came = Cleared::All;
@@ -142,7 +148,7 @@ impl WriteCache {
             // Of those with a slot there are only so many.
             let has_slot = |at: Location| at.place().is_some() || at.entry().is_some();
             let changes = |at: Location| at != to && (notes_all || has_slot(at));
-            if !notes_all && slotless == Slotless::Wait {
+            if !notes_all && slotless == UnloggedBlocks::Wait {
                 let waits = |index| leaf.get(index) != to && !has_slot(leaf.get(index));
                 if range.clone().any(waits) {
                     came = Cleared::UpTo(first);
@@ -172,17 +178,17 @@ impl WriteCache {
 
     /// Whether a write has to wait before it may take anything, and what for.
     #[inline]
-    pub(super) fn queues(&self, turn: Turn) -> Option<Wrote> {
+    pub(super) fn queues(&self, turn: Admission) -> Option<WriteResult> {
         match turn {
-            Turn::New | Turn::Rest if self.waiting.any() => Some(Wrote::Behind),
-            Turn::New if self.pace.is_ahead(&self.host.spinner) => Some(Wrote::Ahead),
+            Admission::New | Admission::Rest if self.waiting.any() => Some(WriteResult::Behind),
+            Admission::New if self.throttle.is_ahead(&self.host.spinner) => Some(WriteResult::Ahead),
             _ => None,
         }
     }
 
     /// There is no room for a table of the index.
-    pub(super) fn no_room(&self, turn: Turn) -> Wrote {
-        self.queues(turn).unwrap_or(Wrote::NoRoom)
+    pub(super) fn no_room(&self, turn: Admission) -> WriteResult {
+        self.queues(turn).unwrap_or(WriteResult::NoRoom)
     }
 
     pub(super) fn store(
@@ -191,12 +197,12 @@ impl WriteCache {
         index: usize,
         block: BlockNumber,
         data: &[u8],
-        turn: Turn,
-    ) -> Wrote {
+        turn: Admission,
+    ) -> WriteResult {
         if let Some(queues) = self.queues(turn) {
             return queues;
         }
-        let Some(new) = self.take_slot(Stream::Fresh, block) else { return Wrote::NoRoom };
+        let Some(new) = self.take_slot(Stream::Fresh, block) else { return WriteResult::NoRoom };
         // Who the old slot belonged to is as cold as the block; it comes while the data is copied.
         if let Some((id, slot)) = leaf.get(index).place()
             && let Some(segment) = self.segments.get(id)
@@ -207,8 +213,8 @@ impl WriteCache {
         self.replace(leaf, index, block, Location::at(new.id, new.slot));
         self.note(block, 1, Location::at(new.id, new.slot));
         self.counters.hot(Hot::WriteNew, 1);
-        self.pace.took_slot(&self.host.spinner);
-        Wrote::Done
+        self.throttle.took_slot(&self.host.spinner);
+        WriteResult::Done
     }
 
     /// Keeps an epoch of a persistent cache from ending while the map is changed.

@@ -70,15 +70,15 @@ impl GcmKey {
         self.slot.as_ptr().cast_const().cast()
     }
 
-    /// Seals `plain` into `sealed`, which is as long, and gives the tag. `None`: the lengths differ.
-    pub fn seal(
+    /// Seals `plain` into `encrypted`, which is as long, and gives the tag. `None`: the lengths differ.
+    pub fn encrypt(
         &self,
         nonce: &[u8; NONCE_BYTES],
         identity: &[u8],
         plain: &[u8],
-        sealed: &mut [u8],
+        encrypted: &mut [u8],
     ) -> Option<[u8; TAG_BYTES]> {
-        if plain.len() != sealed.len() {
+        if plain.len() != encrypted.len() {
             return None;
         }
         let mut tag = [0; TAG_BYTES];
@@ -88,7 +88,7 @@ impl GcmKey {
         let done = unsafe {
             EVP_AEAD_CTX_seal_scatter(
                 self.context(),
-                sealed.as_mut_ptr(),
+                encrypted.as_mut_ptr(),
                 tag.as_mut_ptr(),
                 &mut tag_len,
                 TAG_BYTES,
@@ -105,9 +105,9 @@ impl GcmKey {
         (done == 1 && tag_len == TAG_BYTES).then_some(tag)
     }
 
-    /// Opens `sealed` into `plain`, which is as long. `false`: it is not what was sealed.
-    pub fn open(&self, nonce: &[u8; NONCE_BYTES], sealed: &[u8], tag: &[u8], plain: &mut [u8]) -> bool {
-        if plain.len() != sealed.len() {
+    /// Opens `encrypted` into `plain`, which is as long. `false`: it is not what was sealed.
+    pub fn open(&self, nonce: &[u8; NONCE_BYTES], encrypted: &[u8], tag: &[u8], plain: &mut [u8]) -> bool {
+        if plain.len() != encrypted.len() {
             return false;
         }
         // SAFETY: as for sealing.
@@ -117,8 +117,8 @@ impl GcmKey {
                 plain.as_mut_ptr(),
                 nonce.as_ptr(),
                 NONCE_BYTES,
-                sealed.as_ptr(),
-                sealed.len(),
+                encrypted.as_ptr(),
+                encrypted.len(),
                 tag.as_ptr(),
                 tag.len(),
                 std::ptr::null(),
@@ -154,12 +154,12 @@ mod tests {
             "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72",
             "1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b39"
         ));
-        let mut sealed = vec![0; plain.len()];
+        let mut encrypted = vec![0; plain.len()];
         let identity = hex("feedfacedeadbeeffeedfacedeadbeefabaddad2");
-        let tag = key.seal(&nonce, &identity, &plain, &mut sealed).unwrap();
+        let tag = key.encrypt(&nonce, &identity, &plain, &mut encrypted).unwrap();
         assert_eq!(tag.to_vec(), hex("5bc94fbc3221a5db94fae95ae7121a47"));
         assert_eq!(
-            sealed,
+            encrypted,
             hex(concat!(
                 "42831ec2217774244b7221b784d0d49ce3aa212f2c02a4e035c17e2329aca12e",
                 "21d514b25466931c7d8f6a5aac84aa051ba30b396a0aac973d58e091"
@@ -182,13 +182,13 @@ mod tests {
     #[test]
     fn lengths_that_differ_are_refused() {
         let key = key([7; 16]);
-        assert!(key.seal(&[0; 12], &[], &[1, 2, 3], &mut [0; 2]).is_none());
-        let mut sealed = [0; 3];
-        let tag = key.seal(&[0; 12], &[], &[1, 2, 3], &mut sealed).unwrap();
+        assert!(key.encrypt(&[0; 12], &[], &[1, 2, 3], &mut [0; 2]).is_none());
+        let mut encrypted = [0; 3];
+        let tag = key.encrypt(&[0; 12], &[], &[1, 2, 3], &mut encrypted).unwrap();
         let mut plain = [0; 3];
-        assert!(!key.open(&[0; 12], &sealed, &tag, &mut plain[..2]));
-        assert!(!key.open(&[0; 12], &sealed, &tag[..15], &mut plain));
-        assert!(key.open(&[0; 12], &sealed, &tag, &mut plain));
+        assert!(!key.open(&[0; 12], &encrypted, &tag, &mut plain[..2]));
+        assert!(!key.open(&[0; 12], &encrypted, &tag[..15], &mut plain));
+        assert!(key.open(&[0; 12], &encrypted, &tag, &mut plain));
         assert_eq!(plain, [1, 2, 3]);
     }
 }

@@ -10,8 +10,8 @@ use std::sync::mpsc;
 use headwater_block::CompletionQueue;
 use parking_lot::Mutex;
 
-use crate::containment::survives;
 use crate::memory::AlignedBuffer;
+use crate::panic_guard::without_panic;
 
 /// Called when an operation is over, on a thread of the engine or in [`CompletionQueue::take`]; must not block.
 pub type IoDone = Box<dyn FnOnce(io::Result<()>, AlignedBuffer) + Send>;
@@ -109,7 +109,7 @@ impl ThreadEngine {
                 loop {
                     let next = ops.lock().recv();
                     let Ok(op) = next else { return };
-                    survives("a thread of the disk", || run(op));
+                    without_panic("a thread of the disk", || run(op));
                 }
             })?;
         }

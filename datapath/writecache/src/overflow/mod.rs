@@ -1,6 +1,6 @@
 //! The overflow disk of one volume: positions for spilled segments, sealed and read with direct I/O.
 //!
-//! A position is [`seal::SEALED_SEGMENT_BYTES`] long. Space is claimed with `fallocate` before a segment
+//! A position is [`encrypt::ENCRYPTED_SEGMENT_BYTES`] long. Space is claimed with `fallocate` before a segment
 //! is written there, so that a full host file system is found before data is accepted, and returned with a
 //! punched hole. The file of an ephemeral cache has no name: it is gone with the process, however that ends.
 //! That of a persistent cache has one, and [`crate::persist`] says what of it counts.
@@ -12,15 +12,15 @@
 //! | `positions` | claimed, used, given back, punched out |
 //! | `buffering` | direct or buffered, and measuring which |
 //! | `io`, `uring` | carrying out reads and writes |
-//! | `seal`, `gcm`, `key_memory` | sealing slots, and where the key is |
+//! | `encrypt`, `gcm`, `key_memory` | sealing slots, and where the key is |
 
 pub mod buffering;
+pub mod encrypt;
 pub mod gcm;
 pub mod io;
 pub mod key_memory;
 mod place;
 mod positions;
-pub mod seal;
 mod signature;
 pub mod uring;
 
@@ -35,20 +35,20 @@ use std::time::{Duration, Instant};
 use headwater_block::{CompletionQueue, IoError, IoErrorKind};
 
 use self::buffering::{Chosen, OpenFile};
+use self::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES, SlotKey};
 use self::io::{Direction, IoEngine, IoOp};
 pub use self::place::{BRIEF_NAME, check_directory};
 use self::place::{check_space, direct_alignment, is_memory, open_file};
 use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, LOW_POSITIONS, NoPosition};
-use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
 use crate::cache::{LittleSpace, OverflowOptions};
 use crate::memory::AlignedBuffer;
 use crate::persist::directory::open_rw;
-use crate::sync::{EXPLORED, Mutex, thread};
+use crate::sync::{Mutex, UNDER_MODEL_CHECKER, thread};
 use crate::units::Slot;
 
 /// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
-const REST: Duration = Duration::from_millis(if EXPLORED { 0 } else { 50 });
+const REST: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 50 });
 
 /// Slots read at once at most (264 KiB).
 pub const MAX_READ_SLOTS: usize = 64;
@@ -63,7 +63,7 @@ const SMALL_BUFFER_BYTES: usize = 8192;
 pub struct Overflow {
     file: Arc<File>,
     engine: Arc<dyn IoEngine>,
-    key: SealKey,
+    key: SlotKey,
     align: usize,
     buffering: Chosen,
     is_device: bool,
@@ -87,15 +87,15 @@ struct Buffers {
 }
 
 /// Slots as they came from the disk, not yet opened.
-pub struct SealedRun<'a> {
+pub struct EncryptedRun<'a> {
     /// Consecutive sealed slots.
     pub bytes: &'a [u8],
 }
 
-impl SealedRun<'_> {
+impl EncryptedRun<'_> {
     /// The sealed slot with this index in the run.
     pub fn slot(&self, index: usize) -> Option<&[u8]> {
-        self.bytes.get(index * SEALED_SLOT_BYTES..(index + 1) * SEALED_SLOT_BYTES)
+        self.bytes.get(index * ENCRYPTED_SLOT_BYTES..(index + 1) * ENCRYPTED_SLOT_BYTES)
     }
 }
 
@@ -111,7 +111,7 @@ impl Overflow {
         let at = &place.at;
         let open = |direct| open_file(at, direct);
         let chosen = buffering::choose(place.buffering, at, &open)?;
-        let key = SealKey::random().map_err(device)?;
+        let key = SlotKey::random().map_err(device)?;
         Self::open_with(place, chosen, engine, key, &open)
     }
 
@@ -120,7 +120,7 @@ impl Overflow {
         place: &OverflowOptions,
         data: &Path,
         engine: Arc<dyn IoEngine>,
-        key: SealKey,
+        key: SlotKey,
     ) -> Result<Self, IoError> {
         // What is measured is written to a file beside it.
         let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct))?;
@@ -131,7 +131,7 @@ impl Overflow {
         place: &OverflowOptions,
         buffering: Chosen,
         engine: Arc<dyn IoEngine>,
-        key: SealKey,
+        key: SlotKey,
         open_file: OpenFile<'_>,
     ) -> Result<Self, IoError> {
         let (at, limit_bytes) = (&place.at, place.limit_bytes);
@@ -199,7 +199,7 @@ impl Overflow {
 
     /// Where a position begins in the file.
     pub fn offset_of(position: u32) -> u64 {
-        u64::from(position) * SEALED_SEGMENT_BYTES as u64
+        u64::from(position) * ENCRYPTED_SEGMENT_BYTES as u64
     }
 
     /// Makes everything written durable. Blocks.
@@ -233,7 +233,7 @@ impl Overflow {
     /// A write failed: the disk is left alone for a while.
     pub fn failed(&self) {
         *self.failed_at.lock() = Some(Instant::now());
-        if EXPLORED {
+        if UNDER_MODEL_CHECKER {
             // There the rest takes no time, and whoever tries again would go on alone.
             thread::yield_now();
         }
@@ -250,8 +250,8 @@ impl Overflow {
     }
 
     /// Seals a block as one slot.
-    pub fn seal(&self, generation: u64, slot: Slot, plain: &[u8], sealed: &mut [u8]) -> bool {
-        self.key.seal(generation, slot, plain, sealed)
+    pub fn encrypt(&self, generation: u64, slot: Slot, plain: &[u8], encrypted: &mut [u8]) -> bool {
+        self.key.encrypt(generation, slot, plain, encrypted)
     }
 
     /// How the key is kept from swap, for statistics.
@@ -260,8 +260,8 @@ impl Overflow {
     }
 
     /// Opens one sealed slot. `false`: damaged, or not the one that was asked for.
-    pub fn open_slot(&self, generation: u64, slot: Slot, sealed: &[u8], into: &mut [u8]) -> bool {
-        self.key.open(generation, slot, sealed, into)
+    pub fn open_slot(&self, generation: u64, slot: Slot, encrypted: &[u8], into: &mut [u8]) -> bool {
+        self.key.open(generation, slot, encrypted, into)
     }
 
     /// Writes a whole sealed segment.
@@ -276,7 +276,7 @@ impl Overflow {
             direction: Direction::Write,
             offset: Self::offset_of(position),
             buffer,
-            len: SEALED_SEGMENT_BYTES,
+            len: ENCRYPTED_SEGMENT_BYTES,
             done: Box::new(done),
         });
     }
@@ -293,7 +293,7 @@ impl Overflow {
             direction: Direction::Read,
             offset: Self::offset_of(position),
             buffer,
-            len: SEALED_SEGMENT_BYTES,
+            len: ENCRYPTED_SEGMENT_BYTES,
             done: Box::new(done),
         });
     }
@@ -304,12 +304,12 @@ impl Overflow {
         position: u32,
         first: Slot,
         count: usize,
-        done: impl FnOnce(stdio::Result<SealedRun<'_>>) + Send + 'static,
+        done: impl FnOnce(stdio::Result<EncryptedRun<'_>>) + Send + 'static,
     ) {
-        let start = usize::from(first.0) * SEALED_SLOT_BYTES;
-        let end = (start + count.min(MAX_READ_SLOTS) * SEALED_SLOT_BYTES).min(SEALED_SEGMENT_BYTES);
+        let start = usize::from(first.0) * ENCRYPTED_SLOT_BYTES;
+        let end = (start + count.min(MAX_READ_SLOTS) * ENCRYPTED_SLOT_BYTES).min(ENCRYPTED_SEGMENT_BYTES);
         let aligned = start - start % self.align;
-        let len = (end - aligned).next_multiple_of(self.align).min(SEALED_SEGMENT_BYTES - aligned);
+        let len = (end - aligned).next_multiple_of(self.align).min(ENCRYPTED_SEGMENT_BYTES - aligned);
         let Some(buffer) = self.take_buffer(len) else {
             done(Err(stdio::ErrorKind::OutOfMemory.into()));
             return;
@@ -323,7 +323,7 @@ impl Overflow {
             len,
             done: Box::new(move |result, buffer| {
                 match (result, buffer.get(start - aligned..end - aligned)) {
-                    (Ok(()), Some(bytes)) => done(Ok(SealedRun { bytes })),
+                    (Ok(()), Some(bytes)) => done(Ok(EncryptedRun { bytes })),
                     (Ok(()), None) => done(Err(stdio::ErrorKind::UnexpectedEof.into())),
                     (Err(error), _) => done(Err(error)),
                 }
@@ -357,7 +357,7 @@ impl Overflow {
     /// Gives read buffers back to the system, where none was taken since the last call.
     pub fn trim_buffers(&self) {
         let mut buffers = self.buffers.lock();
-        if EXPLORED || std::mem::take(&mut buffers.taken) {
+        if UNDER_MODEL_CHECKER || std::mem::take(&mut buffers.taken) {
             return;
         }
         // What comes back from now on is not kept, until somebody reads again.

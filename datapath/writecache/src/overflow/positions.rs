@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use rustix::fs::FallocateFlags;
 
 use super::Overflow;
+use super::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use super::place::device_bytes;
-use super::seal::SEALED_SEGMENT_BYTES;
 use crate::units::SegmentId;
 
 /// Positions claimed at once, while there is room: fewer, larger extents.
@@ -94,7 +94,7 @@ impl Overflow {
         if self.is_device {
             bytes = bytes.min(device_bytes(&self.file));
         }
-        let limit = bytes / SEALED_SEGMENT_BYTES as u64;
+        let limit = bytes / ENCRYPTED_SEGMENT_BYTES as u64;
         // There are not more segments.
         self.positions.lock().limit =
             u32::try_from(limit).map_or(SegmentId::LIMIT, |n| n.min(SegmentId::LIMIT));
@@ -118,7 +118,7 @@ impl Overflow {
 
     /// Bytes of disk that hold segments.
     pub fn used_bytes(&self) -> u64 {
-        u64::from(self.positions.lock().used) * SEALED_SEGMENT_BYTES as u64
+        u64::from(self.positions.lock().used) * ENCRYPTED_SEGMENT_BYTES as u64
     }
 
     /// Takes a position. Blocks for the file system; called by the host's thread only.
@@ -236,7 +236,7 @@ impl Overflow {
             return Ok(());
         }
         let offset = Self::offset_of(position);
-        let len = u64::from(count) * SEALED_SEGMENT_BYTES as u64;
+        let len = u64::from(count) * ENCRYPTED_SEGMENT_BYTES as u64;
         match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), offset, len) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::OPNOTSUPP) => {
@@ -263,7 +263,7 @@ impl Overflow {
     /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
     pub fn restore(&self, used: &[u32]) {
         let in_file =
-            u32::try_from(self.file_bytes().div_ceil(SEALED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
+            u32::try_from(self.file_bytes().div_ceil(ENCRYPTED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
         let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
         let mut taken = used.iter().copied().peekable();
         let mut free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
@@ -391,7 +391,7 @@ impl Overflow {
     fn punch(&self, positions: &[u32]) {
         for run in positions.chunk_by(|one, next| *one == next + 1) {
             let Some(lowest) = run.last() else { continue };
-            self.punch_range(Self::offset_of(*lowest), run.len() as u64 * SEALED_SEGMENT_BYTES as u64);
+            self.punch_range(Self::offset_of(*lowest), run.len() as u64 * ENCRYPTED_SEGMENT_BYTES as u64);
         }
     }
 
@@ -414,8 +414,8 @@ mod tests {
     use super::*;
     use crate::cache::{LittleSpace, OverflowOptions};
     use crate::overflow::buffering::{Buffering, Chosen, OpenFile};
+    use crate::overflow::encrypt::SlotKey;
     use crate::overflow::io::ThreadEngine;
-    use crate::overflow::seal::SealKey;
     use crate::units::Slot;
 
     fn open_file(at: &Path, open: OpenFile<'_>) -> Overflow {
@@ -427,7 +427,7 @@ mod tests {
         };
         let chosen = Chosen { direct: false, text: "buffered".to_owned() };
         let engine = std::sync::Arc::new(ThreadEngine::open().unwrap());
-        let key = SealKey::random().unwrap();
+        let key = SlotKey::random().unwrap();
         Overflow::open_with(&place, chosen, engine, key, open).unwrap()
     }
 
@@ -451,7 +451,7 @@ mod tests {
         let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");
         let overflow = open_file(Path::new("/proc"), &open);
         let set_limit =
-            |positions: u32| overflow.set_limit_bytes(u64::from(positions) * SEALED_SEGMENT_BYTES as u64);
+            |positions: u32| overflow.set_limit_bytes(u64::from(positions) * ENCRYPTED_SEGMENT_BYTES as u64);
         let trim = || {
             while overflow.wants_trim() {
                 overflow.trim()
@@ -482,8 +482,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
         let set_limit =
-            |positions: u32| overflow.set_limit_bytes(u64::from(positions) * SEALED_SEGMENT_BYTES as u64);
-        let used = || overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
+            |positions: u32| overflow.set_limit_bytes(u64::from(positions) * ENCRYPTED_SEGMENT_BYTES as u64);
+        let used = || overflow.used_bytes() / ENCRYPTED_SEGMENT_BYTES as u64;
         set_limit(40);
         let mut taken: Vec<u32> = (0..38).map(|_| overflow.take_position().unwrap()).collect();
         taken.drain(..30).for_each(|position| overflow.give_position(position));
@@ -515,7 +515,7 @@ mod tests {
         // As with a device: it is as long as it is, and nothing is reserved there.
         overflow.is_device = true;
         overflow.no_fallocate.store(true, Ordering::Relaxed);
-        let device_bytes = u64::from(PLACES) * SEALED_SEGMENT_BYTES as u64 + 4096;
+        let device_bytes = u64::from(PLACES) * ENCRYPTED_SEGMENT_BYTES as u64 + 4096;
         overflow.file.set_len(device_bytes).unwrap();
         overflow.set_limit_bytes(device_bytes);
         let mut taken: Vec<u32> = (0..PLACES).map(|_| overflow.take_position().unwrap()).collect();
@@ -524,7 +524,7 @@ mod tests {
         assert!(matches!(overflow.take_beyond(NoPosition::Limit), Err(NoPosition::Limit)));
         overflow.prepare(1).unwrap();
         assert_eq!((overflow.ready_positions(), overflow.free_positions()), (0, 0));
-        assert_eq!(overflow.used_bytes(), u64::from(PLACES) * SEALED_SEGMENT_BYTES as u64);
+        assert_eq!(overflow.used_bytes(), u64::from(PLACES) * ENCRYPTED_SEGMENT_BYTES as u64);
         // Within it there are places beyond the limit.
         let given = taken.pop().unwrap();
         overflow.give_position(given);
@@ -536,7 +536,7 @@ mod tests {
     fn read_buffers_are_kept_while_there_are_reads() {
         let dir = tempfile::tempdir().unwrap();
         let overflow = std::sync::Arc::new(open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path())));
-        overflow.file.set_len(SEALED_SEGMENT_BYTES as u64).unwrap();
+        overflow.file.set_len(ENCRYPTED_SEGMENT_BYTES as u64).unwrap();
         let kept = || overflow.buffers.lock().free.len();
         for _ in 0..2 {
             assert!(overflow.begins_to_keep_buffers() && !overflow.begins_to_keep_buffers());
@@ -556,7 +556,7 @@ mod tests {
         const LIMIT: u32 = 20;
         let dir = tempfile::tempdir().unwrap();
         let overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
-        overflow.set_limit_bytes(u64::from(LIMIT) * SEALED_SEGMENT_BYTES as u64);
+        overflow.set_limit_bytes(u64::from(LIMIT) * ENCRYPTED_SEGMENT_BYTES as u64);
         // Each is tried before any of them is again, and then those that were tried longest ago.
         for round in 0..3 {
             for expected in 0..LIMIT {
@@ -573,13 +573,13 @@ mod tests {
         }
         let claimed = |overflow: &Overflow| overflow.file.metadata().unwrap().blocks() * 512;
         // And what the file system needs to know where they are.
-        let most = KEEP_DOUBTFUL as u64 * SEALED_SEGMENT_BYTES as u64 + (64 << 10);
+        let most = KEEP_DOUBTFUL as u64 * ENCRYPTED_SEGMENT_BYTES as u64 + (64 << 10);
         assert!(claimed(&overflow) <= most, "{} bytes are claimed", claimed(&overflow));
         // All of them work again, and have their space before they are written to.
         let mut taken: Vec<u32> = (0..LIMIT).map(|_| overflow.take_position().unwrap()).collect();
         assert!(matches!(overflow.take_position(), Err(NoPosition::Limit)));
         taken.sort_unstable();
         assert!(taken.into_iter().eq(0..LIMIT));
-        assert!(claimed(&overflow) >= u64::from(LIMIT) * SEALED_SEGMENT_BYTES as u64);
+        assert!(claimed(&overflow) >= u64::from(LIMIT) * ENCRYPTED_SEGMENT_BYTES as u64);
     }
 }

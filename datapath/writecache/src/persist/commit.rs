@@ -12,18 +12,18 @@ use super::epoch::Epoch;
 use super::format::Encoder;
 use super::{Change, FlushDone, Persist};
 use crate::cache::WriteCache;
-use crate::containment::{Otherwise, survives};
 use crate::counters::count;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
-use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
+use crate::panic_guard::{UnlessAnswered, without_panic};
 use crate::sync::{mpsc, thread};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
 
 /// Segments on their way to the disk at once.
 const DEPTH: usize = 2;
 /// RAM that they take.
-pub const BUFFERS_BYTES: u64 = (DEPTH * SEALED_SEGMENT_BYTES) as u64;
+pub const BUFFERS_BYTES: u64 = (DEPTH * ENCRYPTED_SEGMENT_BYTES) as u64;
 
 /// Slots of a segment that are to be written: from the first that is not on disk up to `end`.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ impl Persist {
                     cache.save_cold(self, &overflow);
                 }
             };
-            if !survives("the thread of a persistent cache", turn) {
+            if !without_panic("the thread of a persistent cache", turn) {
                 self.give_up();
                 // Not tried again at once.
                 overflow.failed();
@@ -184,14 +184,14 @@ impl WriteCache {
                 all = result;
             }
             if buffer.is_none() {
-                persist.buffers_made_bytes.fetch_sub(SEALED_SEGMENT_BYTES as u64, Ordering::Relaxed);
-                self.host.give_ram(SEALED_SEGMENT_BYTES as u64);
+                persist.buffers_made_bytes.fetch_sub(ENCRYPTED_SEGMENT_BYTES as u64, Ordering::Relaxed);
+                self.host.give_ram(ENCRYPTED_SEGMENT_BYTES as u64);
             }
             buffer
         };
         loop {
             if buffers.is_empty() && flying < DEPTH {
-                let made = AlignedBuffer::new(SEALED_SEGMENT_BYTES);
+                let made = AlignedBuffer::new(ENCRYPTED_SEGMENT_BYTES);
                 let bytes = made.as_ref().map_or(0, |buffer| buffer.len() as u64);
                 persist.buffers_made_bytes.fetch_add(bytes, Ordering::Relaxed);
                 self.host.add_ram(bytes);
@@ -229,7 +229,7 @@ impl WriteCache {
     fn launch(&self, overflow: &Overflow, job: Job, mut buffer: AlignedBuffer, tx: mpsc::Sender<Landed>) {
         // The receiver waits for all that were sent.
         let given_up = tx.clone();
-        let otherwise = Otherwise::new(move || {
+        let otherwise = UnlessAnswered::new(move || {
             let _ = given_up.send((job, Err(io::Error::other("its write was given up")), None));
         });
         let done = move |job, result, buffer| {
@@ -248,31 +248,33 @@ impl WriteCache {
         }
         let generation = segment.generation();
         let align = overflow.align();
-        let from = usize::from(segment.saved()) * SEALED_SLOT_BYTES;
+        let from = usize::from(segment.saved()) * ENCRYPTED_SLOT_BYTES;
         let start = from - from % align;
-        let end =
-            (usize::from(job.end) * SEALED_SLOT_BYTES).next_multiple_of(align).min(SEALED_SEGMENT_BYTES);
+        let end = (usize::from(job.end) * ENCRYPTED_SLOT_BYTES)
+            .next_multiple_of(align)
+            .min(ENCRYPTED_SEGMENT_BYTES);
         // The sector where the last increment ended is written again, with the same bytes.
         let first = segment.saved().saturating_sub(1);
-        let mut sealed = [0u8; SEALED_SLOT_BYTES];
+        let mut encrypted = [0u8; ENCRYPTED_SLOT_BYTES];
         for slot in first..job.end {
-            let at = usize::from(slot) * SEALED_SLOT_BYTES;
+            let at = usize::from(slot) * ENCRYPTED_SLOT_BYTES;
             let sealed_well = with_frozen(address, Slot(slot), |plain| {
-                overflow.seal(generation, Slot(slot), plain, &mut sealed)
+                overflow.encrypt(generation, Slot(slot), plain, &mut encrypted)
             });
             if !sealed_well {
                 return done(job, Err(io::Error::other("a block could not be sealed")), buffer);
             }
             let skip = start.saturating_sub(at);
             let into = (at + skip).saturating_sub(start);
-            if let (Some(from), Some(into)) =
-                (sealed.get(skip..), buffer.get_mut(into..into + SEALED_SLOT_BYTES.saturating_sub(skip)))
-            {
+            if let (Some(from), Some(into)) = (
+                encrypted.get(skip..),
+                buffer.get_mut(into..into + ENCRYPTED_SLOT_BYTES.saturating_sub(skip)),
+            ) {
                 into.copy_from_slice(from);
             }
         }
         // Nothing of what the buffer held before goes out.
-        let used = usize::from(job.end) * SEALED_SLOT_BYTES - start;
+        let used = usize::from(job.end) * ENCRYPTED_SLOT_BYTES - start;
         if let Some(rest) = buffer.get_mut(used..end - start) {
             rest.fill(0);
         }
@@ -289,7 +291,7 @@ impl WriteCache {
                 segment.set_saved(job.end);
                 count(&self.counters.spilled_segments, u64::from(job.end == SLOT_COUNT));
                 count(&self.counters.spilled_blocks, slots);
-                count(&self.counters.spilled_bytes, slots * SEALED_SLOT_BYTES as u64);
+                count(&self.counters.spilled_bytes, slots * ENCRYPTED_SLOT_BYTES as u64);
             }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);

@@ -13,16 +13,16 @@ use crate::cache::WriteCache;
 use crate::counters::count;
 use crate::memory::with_frozen;
 use crate::overflow::Overflow;
-use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
 use crate::segment::State;
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
 use crate::units::{Location, SLOT_COUNT, SegmentId, Slot};
 
 /// Bytes of a full segment's record in a checkpoint, about.
-const CHECKPOINT_SEGMENT_BYTES: u64 = if EXPLORED { 16 } else { 2080 };
+const CHECKPOINT_SEGMENT_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 } else { 2080 };
 
 /// The slots of an epoch that has more are written to the data file alone: what they take there counts for more than a sync.
-const MOST_SEALED: usize = if EXPLORED { 2 } else { 16 };
+const MOST_SEALED: usize = if UNDER_MODEL_CHECKER { 2 } else { 16 };
 
 /// Slots of a segment that are in RAM alone, and of a closed epoch.
 struct Fresh {
@@ -51,7 +51,7 @@ impl WriteCache {
         // First the flushes, then the epoch: what was answered before them is in it.
         let waiters = std::mem::take(&mut persist.asked.lock().waiters);
         let mut checkpoint = {
-            let used = overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
+            let used = overflow.used_bytes() / ENCRYPTED_SEGMENT_BYTES as u64;
             let bytes = used * CHECKPOINT_SEGMENT_BYTES;
             let journal = persist.journal.lock();
             // With room for all before the gate is closed; what is not used of it takes no memory.
@@ -123,13 +123,14 @@ impl WriteCache {
         let mut journal = persist.journal.lock();
         let next = persist.next_generation.load(Ordering::Relaxed);
         let reserve = next + LOW_GENERATIONS > journal.generation_limit();
-        let sealed = if checkpoint.is_none() { self.seal(persist, overflow, epoch, &journal) } else { None };
-        let done = match sealed {
+        let encrypted =
+            if checkpoint.is_none() { self.encrypt(persist, overflow, epoch, &journal) } else { None };
+        let done = match encrypted {
             Some(_) if epoch.changes.is_empty() && !reserve => {
                 self.unpin(&epoch.jobs);
                 Ok(())
             }
-            Some(records) => self.append_sealed(&mut journal, epoch, records, reserve),
+            Some(records) => self.append_encrypted(&mut journal, epoch, records, reserve),
             None => self.save_then_append(persist, overflow, epoch, &mut journal, (checkpoint, reserve)),
         };
         // Where that fails, no new segments are begun.
@@ -143,19 +144,19 @@ impl WriteCache {
     /// map no room, or what was written to the data file counts from this commit on; after a failure it is the other way
     /// that finds out whether the disk is well again; and where RAM is short, the other way frees some, which a spill does not
     /// get to while the next flush always waits.
-    fn seal(
+    fn encrypt(
         &self,
         persist: &Persist,
         overflow: &Overflow,
         epoch: &Epoch,
         journal: &Journal,
     ) -> Option<Encoder> {
-        if persist.disk_fails() || !journal.takes_sealed() || self.wants_spill() {
+        if persist.disk_fails() || !journal.takes_encrypted() || self.wants_spill() {
             return None;
         }
         let fresh: Vec<Fresh> = epoch.jobs.iter().filter_map(|job| self.fresh(*job)).collect();
         let slots: usize = fresh.iter().map(|fresh| usize::from(fresh.end - fresh.first)).sum();
-        let bytes = (slots * SEALED_SLOT_BYTES) as u64;
+        let bytes = (slots * ENCRYPTED_SLOT_BYTES) as u64;
         if slots > MOST_SEALED || !persist.room.is_enough_beside(bytes, persist.pending_changes()) {
             return None;
         }
@@ -164,7 +165,7 @@ impl WriteCache {
         if epoch.changes.iter().filter(is_slot).take(slots + 1).count() != slots {
             return None;
         }
-        let mut records = Encoder::with_room(journal.sequence(), slots * (SEALED_SLOT_BYTES + 64));
+        let mut records = Encoder::with_room(journal.sequence(), slots * (ENCRYPTED_SLOT_BYTES + 64));
         let mut all = true;
         encode(&epoch.changes, &mut records, &mut |records, (position, generation), slot, blocks| {
             let of_it = fresh.iter().find(|it| {
@@ -175,13 +176,13 @@ impl WriteCache {
             });
             let Some(fresh) = of_it else { return all = false };
             for (some, slot) in blocks.chunks(MAX_SEALED).zip((slot..).step_by(MAX_SEALED)) {
-                let mut sealed = vec![0; some.len() * SEALED_SLOT_BYTES];
-                for (into, slot) in sealed.chunks_exact_mut(SEALED_SLOT_BYTES).zip(slot..) {
+                let mut encrypted = vec![0; some.len() * ENCRYPTED_SLOT_BYTES];
+                for (into, slot) in encrypted.chunks_exact_mut(ENCRYPTED_SLOT_BYTES).zip(slot..) {
                     all &= with_frozen(fresh.address, Slot(slot), |plain| {
-                        overflow.seal(generation, Slot(slot), plain, into)
+                        overflow.encrypt(generation, Slot(slot), plain, into)
                     });
                 }
-                records.sealed((position, generation), slot, some, &sealed);
+                records.encrypted((position, generation), slot, some, &encrypted);
             }
         });
         all.then_some(records)
@@ -196,7 +197,7 @@ impl WriteCache {
         (first < job.end).then_some(Fresh { address, position, generation, first, end: job.end })
     }
 
-    fn append_sealed(
+    fn append_encrypted(
         &self,
         journal: &mut Journal,
         epoch: &Epoch,

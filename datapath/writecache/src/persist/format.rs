@@ -3,7 +3,7 @@
 //! A map is a [`Header`] and records. Each record has a checksum and a sequence number, and the records up
 //! to a [`Record::Commit`] count together or not at all.
 
-use crate::overflow::seal::{SEALED_SLOT_BYTES, TAG_BYTES};
+use crate::overflow::encrypt::{ENCRYPTED_SLOT_BYTES, TAG_BYTES};
 use crate::units::SLOT_COUNT;
 
 /// The first bytes of the file.
@@ -31,7 +31,7 @@ pub const MAX_RANGES: usize = 1024;
 pub const MAX_SEALED: usize = 16;
 
 /// Bytes of the longest record.
-pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 16 + MAX_SEALED * (4 + SEALED_SLOT_BYTES);
+pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 16 + MAX_SEALED * (4 + ENCRYPTED_SLOT_BYTES);
 
 const KIND_EXTENT: u8 = 1;
 const KIND_ABSENT: u8 = 2;
@@ -51,7 +51,7 @@ pub struct Header {
     pub size_bytes: u64,
     /// Identity of the base that the cache was made over.
     pub base_id: [u8; 32],
-    /// Authentication tag over the bytes before it, under the cache's key: see [`SealKey::check`](crate::overflow::seal::SealKey::check).
+    /// Authentication tag over the bytes before it, under the cache's key: see [`SlotKey::check`](crate::overflow::seal::SlotKey::check).
     pub key_check: [u8; TAG_BYTES],
     /// Sequence number of the first record.
     pub first_sequence: u64,
@@ -214,7 +214,7 @@ impl Header {
 pub struct Encoder {
     bytes: Vec<u8>,
     sequence: u64,
-    sealed_bytes: u64,
+    encrypted_bytes: u64,
 }
 
 impl Encoder {
@@ -225,12 +225,12 @@ impl Encoder {
 
     /// The same, with room for so many bytes.
     pub fn with_room(sequence: u64, bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), sequence, sealed_bytes: 0 }
+        Self { bytes: Vec::with_capacity(bytes), sequence, encrypted_bytes: 0 }
     }
 
     /// Bytes of sealed slots in its records.
-    pub fn sealed_bytes(&self) -> u64 {
-        self.sealed_bytes
+    pub fn encrypted_bytes(&self) -> u64 {
+        self.encrypted_bytes
     }
 
     /// Bytes of memory that it takes.
@@ -258,7 +258,7 @@ impl Encoder {
         words.iter().for_each(|word| self.bytes.extend(word.to_le_bytes()));
         self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
         self.bytes.extend(slots);
-        self.sealed_bytes += slots.len() as u64;
+        self.encrypted_bytes += slots.len() as u64;
         let sum = crc32c::crc32c(self.bytes.get(start + 4..).unwrap_or_default());
         put(&mut self.bytes, start, &sum.to_le_bytes());
         self.sequence += 1;
@@ -270,14 +270,14 @@ impl Encoder {
     }
 
     /// Blocks in consecutive slots with these, sealed: [`MAX_SEALED`] at most.
-    pub fn sealed(
+    pub fn encrypted(
         &mut self,
         (position, generation): (u32, u64),
         first_slot: u16,
         blocks: &[u32],
         slots: &[u8],
     ) {
-        debug_assert_eq!(slots.len(), blocks.len() * SEALED_SLOT_BYTES);
+        debug_assert_eq!(slots.len(), blocks.len() * ENCRYPTED_SLOT_BYTES);
         let head = extent_head(position, generation, first_slot);
         self.record(KIND_SEALED, blocks.len(), &head, blocks, slots);
     }
@@ -321,7 +321,7 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
     let count = usize::from(u16_at(rest, 6)?);
     let body_bytes = match kind {
         KIND_EXTENT if count <= usize::from(SLOT_COUNT) => 16 + blocks_bytes(count),
-        KIND_SEALED if count <= MAX_SEALED => 16 + blocks_bytes(count) + count * SEALED_SLOT_BYTES,
+        KIND_SEALED if count <= MAX_SEALED => 16 + blocks_bytes(count) + count * ENCRYPTED_SLOT_BYTES,
         KIND_ABSENT | KIND_ZERO if count <= MAX_RANGES => count * 8,
         KIND_COMMIT if count == 0 => 16,
         _ => return None,
@@ -358,7 +358,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::overflow::seal::SealKey;
+    use crate::overflow::encrypt::SlotKey;
 
     fn header() -> Header {
         let (version, size_bytes) = (VERSION, 1 << 30);
@@ -388,8 +388,8 @@ mod tests {
         encoder.extent(3, 0x1122, 5, &[9, NO_BLOCK, 11]);
         encoder.ranges(false, &[(1, 2)]);
         encoder.ranges(true, &[(3, 4), (5, 6)]);
-        let slot: Vec<u8> = (0..SEALED_SLOT_BYTES).map(|at| (at % 251) as u8).collect();
-        encoder.sealed((4, 0x3344), 6, &[12], &slot);
+        let slot: Vec<u8> = (0..ENCRYPTED_SLOT_BYTES).map(|at| (at % 251) as u8).collect();
+        encoder.encrypted((4, 0x3344), 6, &[12], &slot);
         encoder.commit(8, 99);
         let (bytes, next) = encoder.finish();
         assert_eq!(next, 12);
@@ -421,7 +421,7 @@ mod tests {
     /// As other implementations of AES-GCM and HMAC give them (Python's `cryptography` and `hmac`).
     #[test]
     fn the_key_checks_are_those_of_the_document() {
-        let key = SealKey::from_bytes(&[7; 16]).unwrap();
+        let key = SlotKey::from_bytes(&[7; 16]).unwrap();
         let check = |version, size_bytes, base_id| {
             hex(&key.check(version, &Header::checked_part(version, size_bytes, &base_id)).unwrap())
         };
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(Header::decode(&header().encode()), Ok(header()));
         let mut encoder = Encoder::new(1);
         encoder.extent(4, 77, SLOT_COUNT - 3, &[1, 2, 3]);
-        encoder.sealed((5, 78), 2, &[8, 9], &[7; 2 * SEALED_SLOT_BYTES]);
+        encoder.encrypted((5, 78), 2, &[8, 9], &[7; 2 * ENCRYPTED_SLOT_BYTES]);
         encoder.commit(1, 2);
         let (bytes, _) = encoder.finish();
         let (sequence, record, next) = decode(&bytes, 0).unwrap();
@@ -447,7 +447,7 @@ mod tests {
         let Record::Sealed { position, generation, first_slot, blocks, slots } = record else { panic!() };
         assert_eq!((sequence, position, generation, first_slot), (2, 5, 78, 2));
         assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![8, 9]);
-        assert_eq!(slots, [7; 2 * SEALED_SLOT_BYTES]);
+        assert_eq!(slots, [7; 2 * ENCRYPTED_SLOT_BYTES]);
         assert_eq!(
             decode(&bytes, next),
             Some((3, Record::Commit { epoch: 1, generation_limit: 2 }, bytes.len()))

@@ -22,12 +22,12 @@ use headwater_block::{IoError, IoErrorKind};
 
 use super::directory::{ID_BYTES, Lock, identity, lock, open_dir, open_found, open_rw};
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, OLDEST_VERSION, VERSION};
-use super::room::MapRoom;
+use super::map_space::MapSpace;
 use super::scan::{Scan, ScanFault, Window, scan};
 use super::{DATA_FILE, PersistentOptions};
+use crate::overflow::encrypt::SlotKey;
 use crate::overflow::io::IoEngine;
-use crate::overflow::seal::SealKey;
-use crate::sync::EXPLORED;
+use crate::sync::UNDER_MODEL_CHECKER;
 
 /// Generations that a commit reserves ahead: so many segments may be begun before the next one.
 pub const GENERATION_STEP: u64 = 1 << 20;
@@ -36,16 +36,16 @@ pub const GENERATION_STEP: u64 = 1 << 20;
 const JUMP_DIVISOR: u64 = 1 << 14;
 
 /// A map is not replaced by a checkpoint while it is shorter than this.
-const MIN_CHECKPOINT_BYTES: u64 = if EXPLORED { 1 << 10 } else { 64 << 10 };
+const MIN_CHECKPOINT_BYTES: u64 = if UNDER_MODEL_CHECKER { 1 << 10 } else { 64 << 10 };
 
 /// A map longer than this many checkpoints is replaced by one.
 const CHECKPOINT_RATIO: u64 = 4;
 
 /// Bytes of sealed slots in a map after which it is replaced by a checkpoint, where that is shorter than they are.
-const MAX_SEALED_BYTES: u64 = if EXPLORED { 16 << 10 } else { 8 << 20 };
+const MAX_SEALED_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 << 10 } else { 8 << 20 };
 
 /// Zeroes written behind a commit that goes beyond those of an earlier one, within what is claimed.
-const ZEROES_BYTES: u64 = if EXPLORED { 256 } else { 256 << 10 };
+const ZEROES_BYTES: u64 = if UNDER_MODEL_CHECKER { 256 } else { 256 << 10 };
 
 /// Longest name of a cache.
 const MAX_NAME_BYTES: usize = 64;
@@ -56,7 +56,7 @@ pub struct Journal {
     dir: PathBuf,
     dir_file: File,
     file: Arc<File>,
-    room: Arc<MapRoom>,
+    room: Arc<MapSpace>,
     /// Of the maps that are written. The open one may be of an older version.
     header: Header,
     version: u32,
@@ -67,7 +67,7 @@ pub struct Journal {
     /// How long the map was after the last checkpoint; 0: it was made before this session.
     checkpoint_bytes: u64,
     /// Of the map's length, what sealed slots take that were added in this session. Those of before are in the data file.
-    sealed_bytes: u64,
+    encrypted_bytes: u64,
     /// Where a checkpoint failed: it is not tried again before the map is this long.
     retry_bytes: u64,
     sequence: u64,
@@ -144,7 +144,7 @@ impl Journal {
         parent: &Path,
         options: &PersistentOptions,
         size_bytes: u64,
-        key: &SealKey,
+        key: &SlotKey,
         engine: &Arc<dyn IoEngine>,
     ) -> Result<Opened, IoError> {
         check_name(&options.name)?;
@@ -186,7 +186,7 @@ impl Journal {
         };
         let file = Arc::new(file);
         let mut journal = Self {
-            room: Arc::new(MapRoom::new(Arc::clone(&file), 0)),
+            room: Arc::new(MapSpace::new(Arc::clone(&file), 0)),
             engine: Arc::clone(engine),
             dir: dir.clone(),
             dir_file,
@@ -196,7 +196,7 @@ impl Journal {
             tail: 0,
             zeroes_end: 0,
             checkpoint_bytes: 0,
-            sealed_bytes: 0,
+            encrypted_bytes: 0,
             retry_bytes: 0,
             sequence: 1,
             epoch: 0,
@@ -270,19 +270,19 @@ impl Journal {
         let most = (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES);
         // Not more often than what is written anew is worth.
         let most_sealed = checkpoint_bytes.max(MAX_SEALED_BYTES);
-        let is_due = self.tail.saturating_sub(self.sealed_bytes) > most
-            || self.sealed_bytes >= most_sealed
+        let is_due = self.tail.saturating_sub(self.encrypted_bytes) > most
+            || self.encrypted_bytes >= most_sealed
             || self.version != VERSION;
         is_due && self.tail > self.retry_bytes
     }
 
     /// Whether a commit may have sealed slots in it: not while they cannot be taken out again by a checkpoint.
-    pub fn takes_sealed(&self) -> bool {
+    pub fn takes_encrypted(&self) -> bool {
         self.version == VERSION && self.retry_bytes == 0
     }
 
     /// The space of the map.
-    pub fn room(&self) -> Arc<MapRoom> {
+    pub fn room(&self) -> Arc<MapSpace> {
         Arc::clone(&self.room)
     }
 
@@ -314,7 +314,7 @@ impl Journal {
     pub fn append(&mut self, mut records: Encoder, reserve: bool) -> io::Result<()> {
         let limit = if reserve { self.next_limit() } else { self.generation_limit };
         records.commit(self.epoch + 1, limit);
-        let sealed_bytes = records.sealed_bytes();
+        let encrypted_bytes = records.encrypted_bytes();
         let (mut bytes, sequence) = records.finish();
         let tail = self.tail + bytes.len() as u64;
         let zeroes_end = self.zeroes_behind(tail);
@@ -331,7 +331,7 @@ impl Journal {
             return Err(error);
         }
         self.tail = tail;
-        self.sealed_bytes += sealed_bytes;
+        self.encrypted_bytes += encrypted_bytes;
         self.zeroes_end = self.zeroes_end.max(zeroes_end);
         self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
@@ -381,7 +381,7 @@ impl Journal {
         self.tail = (HEADER_BYTES + records.len()) as u64;
         self.zeroes_end = self.tail;
         self.checkpoint_bytes = self.tail;
-        (self.version, self.sealed_bytes, self.retry_bytes) = (VERSION, 0, 0);
+        (self.version, self.encrypted_bytes, self.retry_bytes) = (VERSION, 0, 0);
         self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
         Ok(())

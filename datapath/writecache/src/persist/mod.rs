@@ -34,9 +34,9 @@ pub mod directory;
 mod epoch;
 pub mod format;
 pub mod journal;
+mod map_space;
 pub mod recover;
 mod restore;
-mod room;
 pub mod scan;
 
 use std::io;
@@ -48,18 +48,18 @@ use headwater_block::{IoError, IoErrorKind};
 pub use self::commit::BUFFERS_BYTES;
 use self::directory::{ID_BYTES, Lock};
 use self::journal::{Journal, Opened};
+use self::map_space::MapSpace;
 use self::recover::{Contradiction, Recovered};
-use self::room::MapRoom;
 use crate::cache::OverflowOptions;
 use crate::log::Stream;
 use crate::map::Map;
 use crate::memory::AlignedBuffer;
+use crate::overflow::encrypt::SlotKey;
 use crate::overflow::io::IoEngine;
-use crate::overflow::seal::SealKey;
 use crate::overflow::{KEEP_POSITIONS, Overflow};
 use crate::segment::SegmentTable;
 use crate::spill::RESERVED_POSITIONS;
-use crate::sync::{Condvar, EXPLORED, Mutex, RwLock, RwLockReadGuard, thread};
+use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, UNDER_MODEL_CHECKER, thread};
 
 /// What makes a cache persistent.
 #[derive(Clone, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl std::fmt::Debug for PersistentOptions {
 pub const DATA_FILE: &str = "data";
 
 /// Changes noted in an epoch before it is committed without a flush: 6 MiB of memory, 1 GiB of blocks.
-const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
+const MAX_CHANGES: usize = if UNDER_MODEL_CHECKER { 24 } else { 256 << 10 };
 
 /// Changes noted in an epoch at most, but for those that are bounded by themselves: 12 MiB of memory. A write that needs no
 /// place on disk takes one then; of those there are only so many, and what a discard or zero write clears has to be in one.
@@ -114,7 +114,7 @@ const LOW_GENERATIONS: u64 = 1 << 16;
 pub const READY_POSITIONS: usize = 8;
 
 /// Freed positions that wait for a commit, at most.
-const MAX_FREED: usize = if EXPLORED { 4 } else { 64 };
+const MAX_FREED: usize = if UNDER_MODEL_CHECKER { 4 } else { 64 };
 
 /// The answer to a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), IoError>) + Send>;
@@ -217,7 +217,7 @@ pub struct Persist {
     asked: Mutex<Asked>,
     wake: Condvar,
     journal: Mutex<Journal>,
-    room: Arc<MapRoom>,
+    room: Arc<MapSpace>,
     /// Buffers of the thread, made when first needed.
     buffers: parking_lot::Mutex<Vec<AlignedBuffer>>,
     buffers_made_bytes: AtomicU64,
@@ -265,7 +265,7 @@ pub fn open(
 ) -> Result<Recovery, IoError> {
     let parent = place.at.as_path();
     let device = |why: String| IoError::new(IoErrorKind::Device, why);
-    let key = SealKey::from_bytes(&options.key).map_err(device)?;
+    let key = SlotKey::from_bytes(&options.key).map_err(device)?;
     let Opened { mut journal, lock, data, recovered: mut found, first_generation, id } =
         Journal::open(parent, options, size_bytes, &key, engine)?;
     let overflow = Overflow::open_named(place, &data, Arc::clone(engine), key)?;
@@ -294,7 +294,7 @@ pub fn open(
     }
     overflow.restore(&recovered.used);
     if let Some((records, scan)) = &mut found
-        && recovered.sealed > 0
+        && recovered.encrypted > 0
     {
         let unwritten =
             |e| IoError::from_os(format!("cannot write what was flushed to {}", data.display()), e);
@@ -451,7 +451,7 @@ impl Persist {
 
     /// Whether the thread has buffers that it may not need.
     pub fn has_spare_buffers(&self) -> bool {
-        !EXPLORED && self.buffers_made_bytes.load(Ordering::Relaxed) > 0
+        !UNDER_MODEL_CHECKER && self.buffers_made_bytes.load(Ordering::Relaxed) > 0
     }
 
     /// Gives the thread's buffers back to the system, where it took none since the last call. How many bytes that was.

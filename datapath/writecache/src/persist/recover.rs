@@ -20,7 +20,7 @@ pub struct Recovered {
     /// Live slots in them.
     pub blocks: u64,
     /// Slots that the map holds itself, live or not.
-    pub sealed: u64,
+    pub encrypted: u64,
 }
 
 /// The record at this byte contradicts those before it, or the volume.
@@ -35,7 +35,7 @@ pub fn replay<R: Read + Seek>(
     segments: &SegmentTable,
 ) -> io::Result<Result<Recovered, Contradiction>> {
     let mut at = HEADER_BYTES as u64;
-    let (mut numbers, mut sealed) = (0, 0);
+    let (mut numbers, mut encrypted) = (0, 0);
     while at < scan.end {
         let Some((_, record, next)) = records.record(at)? else { return Ok(Err(Contradiction(at))) };
         let applied = match record {
@@ -45,7 +45,7 @@ pub fn replay<R: Read + Seek>(
             }
             Record::Sealed { position, generation, first_slot, blocks, .. } => {
                 numbers = numbers.max(position.saturating_add(1));
-                sealed += blocks.len() as u64;
+                encrypted += blocks.len() as u64;
                 extent(map, segments, position, generation, first_slot, blocks)
             }
             Record::Absent(ranges) => clear(map, segments, ranges, Location::ABSENT),
@@ -57,7 +57,7 @@ pub fn replay<R: Read + Seek>(
         }
         at = next;
     }
-    let mut recovered = Recovered { sealed, ..Recovered::default() };
+    let mut recovered = Recovered { encrypted, ..Recovered::default() };
     for number in 0..numbers {
         let Some(segment) = segments.get(SegmentId(number)) else { continue };
         if segment.live() > 0 {
@@ -173,7 +173,7 @@ mod tests {
             encoder.ranges(false, &[(4000, 1000)]);
         })
         .unwrap();
-        assert_eq!(recovered, Recovered { used: vec![2, 4], blocks: 2, sealed: 0 });
+        assert_eq!(recovered, Recovered { used: vec![2, 4], blocks: 2, encrypted: 0 });
         assert_eq!(at(&map, 7), Location::at(SegmentId(2), Slot(0)));
         assert_eq!(at(&map, 8), Location::at(SegmentId(4), Slot(3)));
         assert_eq!(at(&map, 9), Location::ZERO);

@@ -14,8 +14,8 @@ use rustix::fs::FallocateFlags;
 use super::format::{HEADER_BYTES, Record};
 use super::scan::{Scan, Window};
 use crate::overflow::Overflow;
+use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
 use crate::overflow::io::IoEngine;
-use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::segment::SegmentTable;
 use crate::units::{BlockNumber, SegmentId, Slot};
 
@@ -38,10 +38,10 @@ fn live_slots<R: Read + Seek>(
             && segment.position() == Some(position)
             && segment.generation() == generation
         {
-            let slots = slots.chunks_exact(SEALED_SLOT_BYTES);
-            for ((slot, block), sealed) in (first_slot..).map(Slot).zip(blocks.iter()).zip(slots) {
+            let slots = slots.chunks_exact(ENCRYPTED_SLOT_BYTES);
+            for ((slot, block), encrypted) in (first_slot..).map(Slot).zip(blocks.iter()).zip(slots) {
                 if segment.owner(slot) == Some(BlockNumber(block)) {
-                    each(position, slot, sealed)?;
+                    each(position, slot, encrypted)?;
                 }
             }
         }
@@ -78,7 +78,7 @@ struct Run {
 
 impl Run {
     fn takes(&self, at: u64) -> bool {
-        self.start + self.slots.len() as u64 == at && self.slots.len() < SEALED_SEGMENT_BYTES
+        self.start + self.slots.len() as u64 == at && self.slots.len() < ENCRYPTED_SEGMENT_BYTES
     }
 
     /// Writes it, and begins the next one.
@@ -100,18 +100,18 @@ pub fn put_back<R: Read + Seek>(
     engine: &dyn IoEngine,
 ) -> io::Result<u64> {
     let (mut count, mut claimed, mut run) = (0, None, Run::default());
-    live_slots(map, segments, &mut |position, slot, sealed| {
+    live_slots(map, segments, &mut |position, slot, encrypted| {
         let start = Overflow::offset_of(position);
         if claimed != Some(position) {
             claim(data, start, engine)?;
             claimed = Some(position);
         }
         count += 1;
-        let at = start + u64::from(slot.0) * SEALED_SLOT_BYTES as u64;
+        let at = start + u64::from(slot.0) * ENCRYPTED_SLOT_BYTES as u64;
         if !run.takes(at) {
             run.write(data, engine, at)?;
         }
-        run.slots.extend_from_slice(sealed);
+        run.slots.extend_from_slice(encrypted);
         Ok(())
     })?;
     if count > 0 {
@@ -123,7 +123,7 @@ pub fn put_back<R: Read + Seek>(
 
 /// A crash may have taken back what was claimed, and with it the file's end; what is read there is more than the slots alone.
 fn claim(data: &File, start: u64, engine: &dyn IoEngine) -> io::Result<()> {
-    let len = SEALED_SEGMENT_BYTES as u64;
+    let len = ENCRYPTED_SEGMENT_BYTES as u64;
     match rustix::fs::fallocate(data, FallocateFlags::empty(), start, len) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP) if data.metadata()?.len() < start + len => {

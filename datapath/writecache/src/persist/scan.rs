@@ -143,7 +143,7 @@ mod tests {
 
     use super::super::format::{Encoder, Header, VERSION};
     use super::*;
-    use crate::overflow::seal::SEALED_SLOT_BYTES;
+    use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
 
     /// Through a window that is as small as can be.
     fn scanned(bytes: &[u8]) -> Result<Scan, ScanFault> {
@@ -225,7 +225,7 @@ mod tests {
             let ranges: Vec<(u32, u32)> = (0..round * 30).map(|n| (n * 3, 1)).collect();
             encoder.ranges(round % 2 == 0, &ranges);
             encoder.extent(round, 1, 0, &[round; 300]);
-            encoder.sealed((round, 1), 300, &[round; 2], &[7; 2 * SEALED_SLOT_BYTES]);
+            encoder.encrypted((round, 1), 300, &[round; 2], &[7; 2 * ENCRYPTED_SLOT_BYTES]);
             encoder.commit(u64::from(round), 9);
         }
         let (records, next) = encoder.finish();

@@ -12,12 +12,13 @@ use headwater_testkit::wait_until;
 use super::format::{HEADER_BYTES, Header, VERSION};
 use super::{Change, MOST_IN_ALL, PersistentOptions};
 use crate::cache::{
-    Block, CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, Slotless, Turn, WriteCache, Wrote,
+    Admission, Block, CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, UnloggedBlocks,
+    WriteCache, WriteResult,
 };
 use crate::host::Host;
 use crate::overflow::buffering::Buffering;
+use crate::overflow::encrypt::SlotKey;
 use crate::overflow::io::{Direction, IoEngine, IoOp, open_engine};
-use crate::overflow::seal::SealKey;
 use crate::units::{BlockNumber, Location, SLOT_COUNT};
 
 #[test]
@@ -98,7 +99,7 @@ fn options(dir: &Path) -> CacheOptions {
         }),
         pause_limit: Duration::from_secs(60),
         persistent: Some(PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [1; 32] }),
-        beneath: None,
+        base: None,
     }
 }
 
@@ -111,14 +112,14 @@ fn a_map_of_version_2_is_known_by_its_own_key_check_and_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let host = Host::start(u64::MAX).unwrap();
     let cache = open(dir.path(), &host);
-    assert_eq!(cache.write(BlockNumber(3), &[8; 4096], Turn::New), Wrote::Done);
+    assert_eq!(cache.write(BlockNumber(3), &[8; 4096], Admission::New), WriteResult::Done);
     assert!(flush(&cache));
     cache.close().unwrap();
     let map = dir.path().join("kept/map");
     let mut bytes = std::fs::read(&map).unwrap();
     let found = header(dir.path());
     let older = |key| {
-        let key = SealKey::from_bytes(&key).unwrap();
+        let key = SlotKey::from_bytes(&key).unwrap();
         let part = Header::checked_part(2, found.size_bytes, &found.base_id);
         let key_check = key.check(2, &part).unwrap();
         Header { version: 2, key_check, ..found.clone() }
@@ -131,7 +132,7 @@ fn a_map_of_version_2_is_known_by_its_own_key_check_and_replaced() {
     std::fs::write(&map, &bytes).unwrap();
     let cache = open(dir.path(), &host);
     assert_eq!((cache.residence(BlockNumber(3)), header(dir.path()).version), (Residence::Disk, 2));
-    assert_eq!(cache.write(BlockNumber(4), &[9; 4096], Turn::New), Wrote::Done);
+    assert_eq!(cache.write(BlockNumber(4), &[9; 4096], Admission::New), WriteResult::Done);
     assert!(flush(&cache));
     cache.close().unwrap();
     let now = header(dir.path());
@@ -150,7 +151,7 @@ fn a_spill_that_has_nothing_to_do_does_not_make_good_a_commit_that_failed() {
     let persist = cache.persist.as_ref().unwrap();
     // More than go into the map alone.
     for block in 0..32 {
-        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::New), WriteResult::Done);
     }
     engine.writes_fail.store(true, Ordering::SeqCst);
     assert!(!flush(&cache) && cache.is_failing() && !cache.is_broken());
@@ -176,7 +177,7 @@ fn blocks_of_a_request_are_not_stored_in_front_of_one_before_them() {
     let blocks = numbers.map(|number| Block { number: BlockNumber(number), data: &[8; 4096] });
     let stored = |cache: &WriteCache| {
         for number in [0, 1, 3, 4, 9] {
-            assert_eq!(cache.write(BlockNumber(number), &[7; 4096], Turn::New), Wrote::Done);
+            assert_eq!(cache.write(BlockNumber(number), &[7; 4096], Admission::New), WriteResult::Done);
         }
         let mut done = [true; 7];
         cache.overwrite_together(&blocks, &mut done, |_, _| false);
@@ -199,14 +200,14 @@ fn discards_are_noted_within_a_bound_while_commits_fail() {
     const LAST: u32 = (16 << 18) - 1;
     // More than go into the map alone.
     for block in LAST - 31..=LAST {
-        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::New), WriteResult::Done);
     }
     engine.writes_fail.store(true, Ordering::SeqCst);
     assert!(!flush(&cache));
     // Scattered, so that no two of them are one change.
     let scattered = || (0..u32::try_from(MOST_IN_ALL).unwrap() * 3 / 2).map(|number| number * 2);
     for block in scattered() {
-        assert_eq!(clear(block, Slotless::Stay), Cleared::All);
+        assert_eq!(clear(block, UnloggedBlocks::Stay), Cleared::All);
     }
     let noted = persist.pending_changes();
     assert!(noted <= MOST_IN_ALL + 1, "{noted} changes are noted");
@@ -214,15 +215,15 @@ fn discards_are_noted_within_a_bound_while_commits_fail() {
     let mut last = scattered().next_back().unwrap();
     wait_until("what has no slot stays as it is, or waits", || {
         last += 2;
-        assert_eq!(clear(last, Slotless::Stay), Cleared::All);
-        (residence(last), clear(last, Slotless::Wait))
+        assert_eq!(clear(last, UnloggedBlocks::Stay), Cleared::All);
+        (residence(last), clear(last, UnloggedBlocks::Wait))
             == (Residence::Absent, Cleared::UpTo(BlockNumber(last)))
     });
-    assert_eq!((residence(0), clear(0, Slotless::Wait)), (Residence::Zero, Cleared::All));
-    assert_eq!((clear(LAST, Slotless::Wait), residence(LAST)), (Cleared::All, Residence::Zero));
+    assert_eq!((residence(0), clear(0, UnloggedBlocks::Wait)), (Residence::Zero, Cleared::All));
+    assert_eq!((clear(LAST, UnloggedBlocks::Wait), residence(LAST)), (Cleared::All, Residence::Zero));
     engine.writes_fail.store(false, Ordering::SeqCst);
     assert!(flush(&cache));
-    assert_eq!((clear(last, Slotless::Wait), residence(last)), (Cleared::All, Residence::Zero));
+    assert_eq!((clear(last, UnloggedBlocks::Wait), residence(last)), (Cleared::All, Residence::Zero));
 }
 
 #[test]
@@ -234,16 +235,16 @@ fn a_broken_cache_tries_no_commit_and_waits_for_none() {
     let persist = cache.persist.as_ref().unwrap();
     let blocks = 3 * u32::from(SLOT_COUNT);
     for block in 0..blocks {
-        assert_eq!(cache.write(BlockNumber(block), &[7; 4096], Turn::New), Wrote::Done);
+        assert_eq!(cache.write(BlockNumber(block), &[7; 4096], Admission::New), WriteResult::Done);
     }
     assert!(flush(&cache));
     engine.syncs_fail.store(true, Ordering::SeqCst);
-    assert_eq!(cache.write(BlockNumber(0), &[8; 4096], Turn::New), Wrote::Done);
+    assert_eq!(cache.write(BlockNumber(0), &[8; 4096], Admission::New), WriteResult::Done);
     assert!(!flush(&cache) && cache.is_broken());
     // The disk works again, and would say so.
     engine.syncs_fail.store(false, Ordering::SeqCst);
     let commits = persist.commits();
-    cache.clear(BlockNumber(0), BlockNumber(blocks), Location::ZERO, Slotless::Stay);
+    cache.clear(BlockNumber(0), BlockNumber(blocks), Location::ZERO, UnloggedBlocks::Stay);
     assert!(!persist.pending.lock().freed.is_empty(), "places wait for a commit");
     persist.ask_for_room(true);
     persist.ask_for_commit();
@@ -264,17 +265,17 @@ fn a_flush_of_few_blocks_writes_segments_where_ram_is_short() {
     // The host's thread, which asks for spills, stands still.
     let held = cache.persist.as_ref().unwrap().shut.lock();
     let mut block = 0;
-    while cache.write(BlockNumber(block), &[8; 4096], Turn::New) == Wrote::Done {
+    while cache.write(BlockNumber(block), &[8; 4096], Admission::New) == WriteResult::Done {
         block += 1;
         assert!(!block.is_multiple_of(16) || flush(&cache));
     }
     assert!(cache.wants_spill() && cache.snapshot().spilled_blocks == 0, "{:?}", cache.snapshot());
     // It needs no slot.
-    cache.clear(BlockNumber(0), BlockNumber(1), Location::ZERO, Slotless::Stay);
+    cache.clear(BlockNumber(0), BlockNumber(1), Location::ZERO, UnloggedBlocks::Stay);
     assert!(flush(&cache) && !cache.wants_spill());
     assert!(cache.snapshot().spilled_blocks >= u64::from(block) - 1, "{:?}", cache.snapshot());
     assert!(cache.make_room());
-    assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+    assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::New), WriteResult::Done);
     drop(held);
 }
 
@@ -284,7 +285,7 @@ fn slots_side_by_side_are_put_back_by_one_write() {
     let host = Host::with_engine(u64::MAX, Failing::new()).unwrap();
     let cache = open(dir.path(), &host);
     for block in 0..40 {
-        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::New), WriteResult::Done);
         assert!(flush(&cache));
     }
     cache.close().unwrap();

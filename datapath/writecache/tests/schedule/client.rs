@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
-    Block, BlockNumber, Cleared, EachPart, Fetched, FetchedOld, Found, FrozenCache, Location, Old, Parked,
-    ReadTally, Retried, Slotless, Ticket, Turn, WriteCache, Wrote,
+    Admission, Block, BlockNumber, Cleared, EachPart, Fetched, FetchedOld, Found, FrozenCache, Location, Old,
+    QueuedWrite, ReadTally, RetryResult, Ticket, UnloggedBlocks, WriteCache, WriteResult,
 };
 use shuttle::rand::Rng;
 use shuttle::sync::mpsc;
@@ -96,12 +96,12 @@ impl Client {
         let begun = [(block, [false, true]), (block + 1, [true, false])]
             .map(|(block, halves)| (block, self.oracle.begin(block, value, halves)));
         let wrote = loop {
-            match self.cache.write_pair(BlockNumber(block), HALF, &data.concat(), Turn::New, || false) {
-                Some(Wrote::NoRoom) if self.cache.make_room() => {}
+            match self.cache.write_pair(BlockNumber(block), HALF, &data.concat(), Admission::New, || false) {
+                Some(WriteResult::NoRoom) if self.cache.make_room() => {}
                 wrote => break wrote,
             }
         };
-        if wrote == Some(Wrote::Done) {
+        if wrote == Some(WriteResult::Done) {
             begun.into_iter().for_each(|(block, number)| self.oracle.end(block, number));
             self.paired.fetch_add(1, Ordering::Relaxed);
             return;
@@ -145,7 +145,9 @@ impl Client {
         let begun: Vec<_> =
             blocks.clone().map(|block| (block, self.oracle.begin(block, value, [true; 2]))).collect();
         let mut first = BlockNumber(blocks.start);
-        while let Cleared::UpTo(left) = self.cache.clear(first, BlockNumber(blocks.end), to, Slotless::Wait) {
+        while let Cleared::UpTo(left) =
+            self.cache.clear(first, BlockNumber(blocks.end), to, UnloggedBlocks::Wait)
+        {
             first = left;
             thread::yield_now();
         }
@@ -321,12 +323,12 @@ impl Client {
                 fetched: fetched.clone(),
                 answer: answer.clone(),
             };
-            let stepped = match task.step(Turn::New) {
+            let stepped = match task.step(Admission::New) {
                 Ok(stepped) => stepped,
                 Err(waits) => {
                     match waits {
-                        Waits::ForRoom => self.cache.park_for_room(Box::new(task)),
-                        Waits::ForDisk => self.cache.park_for_disk(Box::new(task)),
+                        Waits::ForRoom => self.cache.queue_for_space(Box::new(task)),
+                        Waits::ForDisk => self.cache.queue_for_disk(Box::new(task)),
                     }
                     answers.recv().unwrap()
                 }
@@ -371,7 +373,7 @@ struct Task {
 
 impl Task {
     /// What it waits for where it did not end.
-    fn step(&self, turn: Turn) -> Result<Stepped, Waits> {
+    fn step(&self, turn: Admission) -> Result<Stepped, Waits> {
         let (cache, block) = (&self.client.cache, BlockNumber(self.block));
         loop {
             let wrote = match &*self.fetched {
@@ -380,27 +382,27 @@ impl Task {
                 fetched => cache.merge(block, self.skip, &self.data, fetched, turn),
             };
             match wrote {
-                Wrote::Done => {
+                WriteResult::Done => {
                     self.client.oracle.end(self.block, self.number);
                     return Ok(Stepped::Done);
                 }
-                Wrote::NeedOld(old) => return Ok(Stepped::Fetch(old)),
-                Wrote::Closed => panic!("nobody has closed it"),
-                Wrote::NoRoom if cache.make_room() => {}
-                Wrote::NoRoom | Wrote::Behind => return Err(Waits::ForRoom),
-                Wrote::Ahead => return Err(Waits::ForDisk),
+                WriteResult::NeedOld(old) => return Ok(Stepped::Fetch(old)),
+                WriteResult::Closed => panic!("nobody has closed it"),
+                WriteResult::NoRoom if cache.make_room() => {}
+                WriteResult::NoRoom | WriteResult::Behind => return Err(Waits::ForRoom),
+                WriteResult::Ahead => return Err(Waits::ForDisk),
             }
         }
     }
 }
 
-impl Parked for Task {
-    fn retry(self: Box<Self>) -> Result<Retried, Box<dyn Parked>> {
-        match self.step(Turn::Waited) {
+impl QueuedWrite for Task {
+    fn retry(self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
+        match self.step(Admission::Waited) {
             Ok(stepped) => {
                 let retried = match stepped {
-                    Stepped::Done => Retried::Stored,
-                    Stepped::Fetch(_) => Retried::Gone,
+                    Stepped::Done => RetryResult::Stored,
+                    Stepped::Fetch(_) => RetryResult::Gone,
                 };
                 self.answer.send(stepped).unwrap();
                 Ok(retried)

@@ -19,10 +19,10 @@ use uuid::Uuid;
 use super::shortage::Failing;
 use super::{at_least, blocking, kind_of};
 use crate::adapters::frozen::FrozenVolume;
-use crate::adapters::kept::KeptFiles;
-use crate::adapters::lending::{Lending, Reader, being_read};
 use crate::adapters::metrics;
+use crate::adapters::persistent_disks::PersistentDiskFiles;
 use crate::adapters::release::release;
+use crate::adapters::snapshot_leases::{Reader, SnapshotLeases, being_read};
 use crate::adapters::totals::Totals;
 use crate::streaming::Streamed;
 
@@ -83,7 +83,7 @@ impl Server {
 pub(super) struct ServedVolume {
     pub(super) machine: String,
     pub(super) mode: CacheMode,
-    pub(super) files: KeptFiles,
+    pub(super) files: PersistentDiskFiles,
     /// It, where it is kept.
     pub(super) kept: Option<Uuid>,
     /// Since when its write cache cannot be saved.
@@ -96,7 +96,7 @@ pub(super) struct ServedVolume {
     /// What is done in the background for its image, while the disk is open.
     pub(super) image: Weak<Streamed>,
     /// To readers outside.
-    pub(super) lending: Lending,
+    pub(super) snapshot_leases: SnapshotLeases,
     pub(super) totals: Arc<Totals>,
     /// Gone once the disk is closed.
     pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
@@ -116,8 +116,8 @@ impl ServedVolume {
         self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
     }
 
-    pub(super) fn lend(&self) -> Result<Reader, BackendError> {
-        self.lending.borrow(|| self.frozen())
+    pub(super) fn open_reader(&self) -> Result<Reader, BackendError> {
+        self.snapshot_leases.borrow(|| self.frozen())
     }
 
     fn frozen(&self) -> Result<FrozenVolume, BackendError> {
@@ -169,7 +169,7 @@ impl Disk for ServedVolume {
     }
 
     fn can_freeze(&self) -> Result<(), BackendError> {
-        match self.lending.readers() {
+        match self.snapshot_leases.readers() {
             0 => Ok(()),
             readers => Err(being_read(readers)),
         }
@@ -206,19 +206,20 @@ impl Disk for ServedVolume {
         if !self.is_full() {
             return;
         }
-        let readers = self.lending.take_back().readers;
+        let readers = self.snapshot_leases.take_back().readers;
         if readers > 0 {
             tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
         }
     }
 
     async fn close(&self) -> Result<(), BackendError> {
-        let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
+        let (volume, parts, snapshot_leases) =
+            (self.volume.clone(), self.parts.clone(), self.snapshot_leases.clone());
         let (totals, files, kept) = (Arc::clone(&self.totals), self.files.clone(), self.kept);
         blocking("close the disk", move || {
             let parts = parts.lock().take();
             // Or what the machine wrote would live as long as its readers.
-            drop(lending.take_back());
+            drop(snapshot_leases.take_back());
             // Writes that wait for space give up, or the server would wait for them.
             let saved = volume.try_close();
             let used = volume.counters();
@@ -238,17 +239,16 @@ impl Disk for ServedVolume {
     }
 }
 
-/// Leaves a note beside a kept disk where its last writes are not on it, and takes it away where they are: no version is to be
+/// Leaves a note beside a persistent disk where its last writes are not on it, and takes it away where they are: no version is to be
 /// made of it without them.
-fn noted(files: &KeptFiles, kept: Uuid, saved: Result<(), IoError>) -> Result<(), BackendError> {
+fn noted(files: &PersistentDiskFiles, kept: Uuid, saved: Result<(), IoError>) -> Result<(), BackendError> {
     if let Err(error) = files.set_incomplete(kept, saved.is_err()) {
-        tracing::error!(disk = %kept, %error, "cannot note whether a kept disk has its last writes");
+        tracing::error!(disk = %kept, %error, "cannot note whether a persistent disk has its last writes");
     }
     saved.map_err(not_saved)
 }
 
 fn not_saved(error: IoError) -> BackendError {
-    let message =
-        "its last writes are not on its kept disk, which is as at its last flush that succeeded, or later";
+    let message = "its last writes are not on its persistent disk, which is as at its last flush that succeeded, or later";
     BackendError::new(kind_of(&error), message).because(error)
 }

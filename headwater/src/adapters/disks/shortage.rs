@@ -15,10 +15,10 @@ const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
 /// An overflow file that has less than so many bytes left below its limit is full: it grows by segments.
 const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
 
-/// A kept disk that could not be written for so long is not one that had no room for a moment.
+/// A persistent disk that could not be written for so long is not one that had no room for a moment.
 const FAILING_AFTER: Duration = Duration::from_secs(3);
 
-/// Since when each look found a kept disk that could not be written.
+/// Since when each look found a persistent disk that could not be written.
 #[derive(Debug, Default)]
 pub(super) struct Failing(Option<Instant>);
 
@@ -46,7 +46,7 @@ impl ServedVolume {
 
     fn not_durable(&self) -> Option<Shortage> {
         self.volume.is_broken().then(|| Shortage {
-            message: "its kept disk cannot be made durable any more, because the disk below failed at a flush: \
+            message: "its persistent disk cannot be made durable any more, because the disk below failed at a flush: \
                       what it wrote since may be lost, and its flushes fail"
                 .into(),
             advice: format!(
@@ -59,7 +59,7 @@ impl ServedVolume {
 
     fn not_saved(&self) -> Option<Shortage> {
         self.failing.lock().look(self.volume.is_failing(), Instant::now()).then(|| Shortage {
-            message: "its kept disk cannot be written, because the disk below fails or is full: what it wrote since \
+            message: "its persistent disk cannot be written, because the disk below fails or is full: what it wrote since \
                       the last flush that succeeded is lost if it is stopped now"
                 .into(),
             advice: format!(

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headwater_api::DiskTransport;
 use headwater_block::blocking;
 use headwater_image::{ImportOptions, null_device};
-use headwater_service::backend::{Kept, SealOrder};
+use headwater_service::backend::{PersistentDiskRef, SealOrder};
 use headwater_store::{Access, LocalDir};
 use headwater_testkit::wait_until;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
@@ -24,7 +24,7 @@ fn small() -> CacheSettings {
 struct Fixture {
     dir: tempfile::TempDir,
     volumes: Volumes,
-    request: KeptRequest,
+    request: PersistentDiskRequest,
 }
 
 impl Fixture {
@@ -55,14 +55,14 @@ impl Fixture {
         std::fs::create_dir(&cache).unwrap();
         let volumes = Volumes::new(offer(store), cache, keys, caches, &StreamArgs::default(), None).unwrap();
         let cache = CacheSettings { persistent: true, ..small() };
-        let kept = Kept { id: Uuid::from_u128(7), is_begun: false };
-        let request = KeptRequest { kept, version, cache, is_edit: false };
+        let kept = PersistentDiskRef { id: Uuid::from_u128(7), is_begun: false };
+        let request = PersistentDiskRequest { kept, version, cache, is_edit: false };
         Self { dir, volumes, request }
     }
 
     /// Opens the disk as a machine's start does, and closes it.
     fn begin(&self) -> Result<(), BackendError> {
-        let KeptRequest { kept, version, cache, .. } = &self.request;
+        let PersistentDiskRequest { kept, version, cache, .. } = &self.request;
         let opened =
             self.volumes.opener().volume("vm1", version, cache, Some(*kept), LittleSpace::Refused)?;
         opened.volume.close();
@@ -101,20 +101,20 @@ impl Fixture {
         self.dir.path().join(format!("keys/disk-{}", self.request.kept.id)).exists()
     }
 
-    fn lend(&self) -> Result<(), BackendError> {
-        self.volumes.lend_kept(&self.request).map(drop)
+    fn open_reader(&self) -> Result<(), BackendError> {
+        self.volumes.read_persistent(&self.request).map(drop)
     }
 }
 
 #[test]
 fn a_disk_that_was_discarded_does_not_come_back_empty_to_a_reader() {
     let fixture = Fixture::new();
-    assert_eq!(fixture.lend().unwrap_err().kind(), ProblemKind::Conflict);
+    assert_eq!(fixture.open_reader().unwrap_err().kind(), ProblemKind::Conflict);
     fixture.begin().unwrap();
-    fixture.lend().unwrap();
+    fixture.open_reader().unwrap();
     // The reader looked it up before that.
     fixture.discard();
-    assert_eq!(fixture.lend().unwrap_err().kind(), ProblemKind::Conflict);
+    assert_eq!(fixture.open_reader().unwrap_err().kind(), ProblemKind::Conflict);
     assert!(!fixture.key_exists());
 }
 
@@ -153,7 +153,7 @@ fn a_disk_whose_daemon_was_killed_while_it_began_is_begun_again() {
     unfinished();
     unfinished();
     std::fs::remove_file(&map).unwrap();
-    assert_eq!(fixture.lend().unwrap_err().kind(), ProblemKind::Conflict);
+    assert_eq!(fixture.open_reader().unwrap_err().kind(), ProblemKind::Conflict);
     fixture.begin().unwrap();
     assert!(fixture.key_exists() && map.exists());
     assert_eq!(std::fs::read_dir(&keys).unwrap().count(), 1);
@@ -179,7 +179,7 @@ fn that_a_disk_is_being_read_is_known_before_it_is_to_be_frozen() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
     disk.can_freeze().unwrap();
-    let reader = fixture.volumes.lend("lab").unwrap().unwrap();
+    let reader = fixture.volumes.open_reader("lab").unwrap().unwrap();
     for refused in [disk.can_freeze().unwrap_err(), disk.freeze().err().unwrap()] {
         assert_eq!(refused.kind(), ProblemKind::Conflict);
         assert!(
@@ -197,9 +197,9 @@ fn that_a_disk_is_being_read_is_known_before_it_is_to_be_frozen() {
 fn a_seal_takes_a_kept_disk_from_nobody_who_reads_it() {
     let fixture = Fixture::new();
     fixture.begin().unwrap();
-    let reader = fixture.volumes.lend_kept(&fixture.request).unwrap();
+    let reader = fixture.volumes.read_persistent(&fixture.request).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let open = || runtime.block_on(fixture.volumes.open_kept(fixture.request.clone()));
+    let open = || runtime.block_on(fixture.volumes.open_persistent(fixture.request.clone()));
     let refused = open().err().unwrap();
     assert_eq!(refused.kind(), ProblemKind::Conflict);
     assert!(refused.to_string().contains("by 1 connection(s)"), "{refused}");
@@ -207,9 +207,9 @@ fn a_seal_takes_a_kept_disk_from_nobody_who_reads_it() {
     drop(reader);
     // Nor can anybody read it while it is sealed.
     let frozen = open().unwrap();
-    fixture.lend().unwrap_err();
+    fixture.open_reader().unwrap_err();
     drop(frozen);
-    fixture.lend().unwrap();
+    fixture.open_reader().unwrap();
 }
 
 #[test]
@@ -218,8 +218,8 @@ fn a_seal_begins_no_disk_that_its_machine_did_not_begin() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     // The image's edit, if it has one, is another machine's: only who is asked for an edit says how to give it up.
     for is_edit in [false, true] {
-        let request = KeptRequest { is_edit, ..fixture.request.clone() };
-        let refused = runtime.block_on(fixture.volumes.open_kept(request)).err().unwrap();
+        let request = PersistentDiskRequest { is_edit, ..fixture.request.clone() };
+        let refused = runtime.block_on(fixture.volumes.open_persistent(request)).err().unwrap();
         assert_eq!(refused.kind(), ProblemKind::Conflict);
         assert!(refused.to_string().contains("has not begun the disk"), "{refused}");
         let advice = refused.advice().unwrap();
@@ -280,7 +280,7 @@ fn what_a_kept_disk_answered_before_it_was_closed_is_there_at_the_next_start() {
     const BLOCKS: u64 = 256;
     let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let KeptRequest { kept, cache, .. } = fixture.request;
+    let PersistentDiskRequest { kept, cache, .. } = fixture.request;
     let open = || {
         let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
         runtime.block_on(fixture.volumes.open(request)).unwrap()
@@ -329,7 +329,7 @@ fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let cache = CacheSettings { mode: CacheMode::Ram, ram_bytes: MIN_RAM_BYTES, ..small() };
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(cache))).unwrap();
-    let reader = fixture.volumes.lend("lab").unwrap().unwrap();
+    let reader = fixture.volumes.open_reader("lab").unwrap().unwrap();
     disk.relieve();
     assert_eq!(disk.shortage(), None);
     let served = fixture.volumes.readable.of_machine("lab").unwrap();
@@ -369,7 +369,7 @@ fn what_a_backup_reads_is_no_part_of_a_boot() {
 
     // Of a machine that is off.
     fixture.begin().unwrap();
-    let reader = fixture.volumes.lend_kept(&fixture.request).unwrap();
+    let reader = fixture.volumes.read_persistent(&fixture.request).unwrap();
     blocking::read(&reader, 0, &mut bytes).unwrap();
     assert!(bytes == image);
     drop(reader);
@@ -378,7 +378,7 @@ fn what_a_backup_reads_is_no_part_of_a_boot() {
     // Of one that boots meanwhile.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
-    let reader = fixture.volumes.lend("lab").unwrap().unwrap();
+    let reader = fixture.volumes.open_reader("lab").unwrap().unwrap();
     blocking::read(&reader, 0, &mut bytes).unwrap();
     // What is in memory by now is read without a thread.
     blocking::read(&reader, 0, &mut bytes).unwrap();
@@ -435,7 +435,7 @@ fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
     let (fails, _) = fixture.fails_on_demand();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let open = |is_begun| {
-        let kept = Some(Kept { is_begun, ..fixture.request.kept });
+        let kept = Some(PersistentDiskRef { is_begun, ..fixture.request.kept });
         let request = DiskRequest { kept, ..fixture.disk(fixture.request.cache) };
         let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
         (disk, fixture.volumes.readable.of_machine("lab").unwrap())
@@ -464,13 +464,13 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
     let mut fixture = Fixture::new();
     let (_, is_full) = fixture.fails_on_demand();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let KeptRequest { kept, cache, .. } = fixture.request;
+    let PersistentDiskRequest { kept, cache, .. } = fixture.request;
     let open = || {
         let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
         let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
         (disk, fixture.volumes.readable.of_machine("lab").unwrap())
     };
-    let seals = || runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop);
+    let seals = || runtime.block_on(fixture.volumes.open_persistent(fixture.request.clone())).map(drop);
     let (disk, served) = open();
     blocking::write(&*served.volume, 0, &[1; 4096]).unwrap();
     blocking::flush(&*served.volume).unwrap();
@@ -486,7 +486,7 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
     drop((disk, served));
     is_full.store(false, Ordering::Relaxed);
     let refused = seals().unwrap_err();
-    let says = (refused.kind(), refused.to_string().contains("last writes are not on its kept disk"));
+    let says = (refused.kind(), refused.to_string().contains("last writes are not on its persistent disk"));
     assert_eq!(says, (ProblemKind::Conflict, true), "{refused}");
     // A start that fails changes nothing of that.
     let (disk, served) = open();
@@ -508,7 +508,7 @@ fn a_kept_disk_without_its_last_writes_is_no_version_where_that_cannot_be_noted_
     let mut fixture = Fixture::new();
     let (_, is_full) = fixture.fails_on_demand();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let KeptRequest { kept, cache, .. } = fixture.request;
+    let PersistentDiskRequest { kept, cache, .. } = fixture.request;
     let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
     let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
     let served = fixture.volumes.readable.of_machine("lab").unwrap();
@@ -520,7 +520,7 @@ fn a_kept_disk_without_its_last_writes_is_no_version_where_that_cannot_be_noted_
     assert_eq!(runtime.block_on(disk.close()).unwrap_err().kind(), ProblemKind::NoSpace);
     drop((disk, served));
     is_full.store(false, Ordering::Relaxed);
-    let seals = || runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop);
+    let seals = || runtime.block_on(fixture.volumes.open_persistent(fixture.request.clone())).map(drop);
     assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
     // And it is noted as soon as it can be.
     std::fs::remove_file(&note).unwrap();
@@ -594,8 +594,8 @@ fn only_a_start_that_somebody_asks_for_needs_room_for_the_whole_limit() {
     // What is only read needs no room at all.
     fixture.request.cache.disk_bytes = 1 << 60;
     assert_eq!(fixture.begin().unwrap_err().kind(), ProblemKind::Invalid);
-    fixture.lend().unwrap();
-    runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop).unwrap();
+    fixture.open_reader().unwrap();
+    runtime.block_on(fixture.volumes.open_persistent(fixture.request.clone())).map(drop).unwrap();
 }
 
 /// Ends writers also where the test panics.

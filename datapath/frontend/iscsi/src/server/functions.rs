@@ -175,7 +175,7 @@ impl Session<'_> {
         if pending.ends_sessions
             && let Some(target) = &self.target
         {
-            self.shared.sessions.end_sessions_of(target, self.seat.id());
+            self.shared.sessions.end_sessions_of(target, self.permit.id());
             self.flush_batch(&[])?;
             return Err(End::Orderly("it reset the target, which ends all sessions"));
         }

@@ -134,10 +134,10 @@ impl FrontEnd for Shared {
         &self.faults
     }
 
-    fn serve(&self, seat: &Seat, socket: &Arc<Socket>, peer: &Peer) {
-        serve::serve(self, seat, socket, peer);
+    fn serve(&self, permit: &Permit, socket: &Arc<Socket>, peer: &Peer) {
+        serve::serve(self, permit, socket, peer);
     }
 }
 
 /// A connection's place in the server.
-type Seat = headwater_connections::Seat<Socket>;
+type Permit = headwater_connections::Permit<Socket>;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use headwater_connections::{FrontEnd as _, Owner, Peer, Socket};
 
 use super::session::Session;
-use super::sessions::{NoPlace, Place, SessionKey, Wanted};
-use super::{Seat, Shared, TICK_MS_MAX};
+use super::sessions::{SessionKey, SessionPermit, SessionRefusal, Wanted};
+use super::{Permit, Shared, TICK_MS_MAX};
 use crate::login::chap::CHALLENGE_BYTES;
 use crate::login::{Established, Login, Step, status};
 use crate::wire::header::{
@@ -33,7 +33,7 @@ pub(super) enum End {
     Fault(String),
 }
 
-pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Arc<Socket>, peer: &Peer) {
+pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer: &Peer) {
     let at = Shared::client(peer);
     tracing::debug!("iSCSI: {at} connected");
     let tell = |who: &dyn Display, end: End| match end {
@@ -46,9 +46,9 @@ pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Arc<Socket>, peer: &P
     if let Err(error) = socket.limit_wait(tick).and_then(|()| socket.limit_stall(stall)) {
         return tell(&at, End::Fault(format!("its socket cannot be set up: {error}")));
     }
-    let (established, place) = match log_in(shared, seat, socket, peer) {
+    let (established, place) = match log_in(shared, permit, socket, peer) {
         Ok(logged_in) => logged_in,
-        Err(_) if seat.is_evicted() => {
+        Err(_) if permit.is_evicted() => {
             let why =
                 format!("more than {} others wanted to log in, and it had not", limits.half_open_logins);
             return tell(&at, End::Fault(why));
@@ -60,12 +60,12 @@ pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Arc<Socket>, peer: &P
     let proved = established.proved.as_deref().unwrap_or("-").escape_debug();
     tracing::info!(tsih = place.tsih, "iSCSI: {who} logged in to {target}, CHAP name {proved}");
     let is_discovery = established.target.is_none();
-    let end = match Session::new(shared, seat, socket, &who, *established) {
+    let end = match Session::new(shared, permit, socket, &who, *established) {
         Ok(mut session) => session.run(),
         Err(error) => End::Fault(format!("no resources for the session: {error}")),
     };
     let end = match end {
-        _ if seat.gave_way() => {
+        _ if permit.gave_way() => {
             let limit = limits.connections;
             let why = format!(
                 "{limit} were connected, which is the limit: it had most of them, and gave way to one that had none"
@@ -93,10 +93,10 @@ pub(super) fn say_farewell(socket: &Socket) {
 
 fn log_in<'a>(
     shared: &'a Shared,
-    seat: &Seat,
+    permit: &Permit,
     socket: &Arc<Socket>,
     peer: &Peer,
-) -> Result<(Box<Established>, Place<'a>), End> {
+) -> Result<(Box<Established>, SessionPermit<'a>), End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.login_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -107,7 +107,7 @@ fn log_in<'a>(
         .map_err(|_| End::Fault("the system gave no random bytes for a challenge".into()))?;
     let mut login = Login::new(&*shared.targets, limits, random);
     for _ in 0..limits.login_pdus {
-        let (header, data) = receive_pdu(shared, seat, socket, deadline)?;
+        let (header, data) = receive_pdu(shared, permit, socket, deadline)?;
         let request = match LoginRequest::decode(&header) {
             Ok(request) => request,
             Err(_) => return Err(not_a_login(&mut login, socket, &header)),
@@ -115,7 +115,7 @@ fn log_in<'a>(
         match login.step(&request, &data) {
             Step::More(response, text) => send(socket, &response, &text)?,
             Step::Done(response, text, established) => {
-                let place = match find_place(shared, seat, socket, peer, &established) {
+                let place = match find_place(shared, permit, socket, peer, &established) {
                     Ok(place) => place,
                     Err((status, why)) => {
                         let response = LoginResponse { transit: false, next_stage: 0, status, ..response };
@@ -140,11 +140,11 @@ fn log_in<'a>(
 
 fn find_place<'a>(
     shared: &'a Shared,
-    seat: &Seat,
+    permit: &Permit,
     socket: &Arc<Socket>,
     peer: &Peer,
     established: &Established,
-) -> Result<Place<'a>, (u16, &'static str)> {
+) -> Result<SessionPermit<'a>, (u16, &'static str)> {
     let key = established.target.as_ref().map(|(target, _)| SessionKey {
         initiator: established.initiator.clone(),
         isid: established.isid,
@@ -154,19 +154,23 @@ fn find_place<'a>(
     let owner = Owner::of(account.as_deref(), peer);
     let wanted = Wanted { key, tsih: established.tsih, cid: established.cid, account, owner };
     let patience = Duration::from_millis(shared.limits.stop_timeout_ms);
-    shared.sessions.establish(seat, socket, &wanted, patience).map_err(|no_place| match no_place {
-        NoPlace::NoSuchSession => {
+    shared.sessions.establish(permit, socket, &wanted, patience).map_err(|no_place| match no_place {
+        SessionRefusal::NoSuchSession => {
             (status::SESSION_DOES_NOT_EXIST, "it wants to go on with a session that is not here")
         }
-        NoPlace::TooManyConnections => {
+        SessionRefusal::TooManyConnections => {
             (status::TOO_MANY_CONNECTIONS, "it wants a second connection in its session")
         }
-        NoPlace::OfAnother => {
+        SessionRefusal::OfAnother => {
             (status::AUTHORIZATION_FAILURE, "there is such a session already, of another CHAP name")
         }
-        NoPlace::Busy => (status::SERVICE_UNAVAILABLE, "its session before has commands that do not end"),
-        NoPlace::Evicted => (status::OUT_OF_RESOURCES, "too many others log in"),
-        NoPlace::Full => (status::OUT_OF_RESOURCES, "all connections are taken, and nobody gives way to it"),
+        SessionRefusal::Busy => {
+            (status::SERVICE_UNAVAILABLE, "its session before has commands that do not end")
+        }
+        SessionRefusal::Evicted => (status::OUT_OF_RESOURCES, "too many others log in"),
+        SessionRefusal::Full => {
+            (status::OUT_OF_RESOURCES, "all connections are taken, and nobody gives way to it")
+        }
     })
 }
 
@@ -199,13 +203,13 @@ fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
 
 fn receive_pdu(
     shared: &Shared,
-    seat: &Seat,
+    permit: &Permit,
     socket: &Socket,
     deadline: Instant,
 ) -> Result<(Bhs, Vec<u8>), End> {
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
-        Ok(false) | Err(_) if seat.is_stopping() => Err(End::Orderly("the server stops")),
+        Ok(false) | Err(_) if permit.is_stopping() => Err(End::Orderly("the server stops")),
         Ok(false) => Err(End::Orderly("it closed before its login was done")),
         Err(error) => Err(End::Fault(match error.kind() {
             ErrorKind::TimedOut => {

@@ -29,7 +29,7 @@ use super::serve::{End, say_farewell};
 use super::tasks::Tasks;
 use super::texts::Texts;
 use super::window::{Verdict, Window};
-use super::{Seat, Shared};
+use super::{Permit, Shared};
 use crate::limits::Limits;
 use crate::login::keys::Parameters;
 use crate::login::{Established, PORTAL_GROUP};
@@ -45,7 +45,7 @@ const HELD_BYTES: usize = 8 << 20;
 
 pub(super) struct Session<'a> {
     pub(super) shared: &'a Shared,
-    pub(super) seat: &'a Seat,
+    pub(super) permit: &'a Permit,
     pub(super) socket: &'a Socket,
     pub(super) who: &'a str,
     pub(super) limits: &'a Limits,
@@ -116,7 +116,7 @@ struct Keepalive {
 impl<'a> Session<'a> {
     pub(super) fn new(
         shared: &'a Shared,
-        seat: &'a Seat,
+        permit: &'a Permit,
         socket: &'a Socket,
         who: &'a str,
         established: Established,
@@ -140,7 +140,7 @@ impl<'a> Session<'a> {
         };
         Ok(Self {
             shared,
-            seat,
+            permit,
             socket,
             who,
             limits,

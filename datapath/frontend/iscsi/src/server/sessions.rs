@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use headwater_connections::{NotOpened, Owner, Socket};
 use parking_lot::{Condvar, Mutex};
 
-use super::Seat;
+use super::Permit;
 use crate::name::IscsiName;
 
 /// What makes two logins the same session.
@@ -65,7 +65,7 @@ struct Registered {
 }
 
 /// A place in the full feature phase; leaves it when dropped, also by a panic.
-pub(super) struct Place<'a> {
+pub(super) struct SessionPermit<'a> {
     sessions: &'a Sessions,
     connection: u64,
     pub(super) tsih: u16,
@@ -75,7 +75,7 @@ pub(super) struct Place<'a> {
 
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoPlace {
+pub(super) enum SessionRefusal {
     /// There is no session with that TSIH.
     NoSuchSession,
     /// The session has its one connection.
@@ -94,11 +94,11 @@ impl Sessions {
     /// Makes a connection a session's. Waits up to `patience` for a session that it replaces.
     pub(super) fn establish(
         &self,
-        seat: &Seat,
+        permit: &Permit,
         socket: &Arc<Socket>,
         wanted: &Wanted,
         patience: Duration,
-    ) -> Result<Place<'_>, NoPlace> {
+    ) -> Result<SessionPermit<'_>, SessionRefusal> {
         let deadline = Instant::now().checked_add(patience);
         let mut state = self.state.lock();
         let mut tsih = 0;
@@ -108,33 +108,33 @@ impl Sessions {
                 break;
             }
             if wanted.account != old.account {
-                return Err(NoPlace::OfAnother);
+                return Err(SessionRefusal::OfAnother);
             }
             if wanted.tsih != 0 && wanted.cid != old.cid {
-                return Err(NoPlace::TooManyConnections);
+                return Err(SessionRefusal::TooManyConnections);
             }
             if wanted.tsih != 0 {
                 tsih = old.tsih;
             }
             found = true;
             old.end();
-            let Some(deadline) = deadline else { return Err(NoPlace::Busy) };
+            let Some(deadline) = deadline else { return Err(SessionRefusal::Busy) };
             if self.left.wait_until(&mut state, deadline).timed_out() && state.session_of(wanted).is_some() {
-                return Err(NoPlace::Busy);
+                return Err(SessionRefusal::Busy);
             }
         }
         if wanted.tsih != 0 && !found {
-            return Err(NoPlace::NoSuchSession);
+            return Err(SessionRefusal::NoSuchSession);
         }
-        seat.open(wanted.owner.clone()).map_err(|not_opened| match not_opened {
-            NotOpened::Cut => NoPlace::Evicted,
-            NotOpened::Full => NoPlace::Full,
+        permit.open(wanted.owner.clone()).map_err(|not_opened| match not_opened {
+            NotOpened::Cut => SessionRefusal::Evicted,
+            NotOpened::Full => SessionRefusal::Full,
         })?;
         if tsih == 0 {
             tsih = state.free_tsih();
         }
         let replaced = Arc::new(AtomicBool::new(false));
-        let connection = seat.id();
+        let connection = permit.id();
         let session = Registered {
             socket: Arc::clone(socket),
             tsih,
@@ -147,7 +147,7 @@ impl Sessions {
         if let Some(key) = &wanted.key {
             state.named.insert(key.clone(), connection);
         }
-        Ok(Place { sessions: self, connection, tsih, replaced })
+        Ok(SessionPermit { sessions: self, connection, tsih, replaced })
     }
 
     /// Ends all sessions of a target but this connection's.
@@ -167,7 +167,7 @@ impl Sessions {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for SessionPermit<'_> {
     fn drop(&mut self) {
         let mut state = self.sessions.state.lock();
         if let Some(Registered { key: Some(key), .. }) = state.sessions.remove(&self.connection) {

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use headwater_block::Lent;
+use headwater_block::SharedSlice;
 
 use crate::socket::{PagePipe, Socket};
 
@@ -64,14 +64,14 @@ impl Batch {
     }
 
     /// Sends all, followed by what a device lends.
-    pub(super) fn send_lent(
+    pub(super) fn send_shared(
         &mut self,
         socket: &Socket,
-        lent: &[Lent],
+        slices: &[SharedSlice],
         pipe: &mut PagePipe,
     ) -> std::io::Result<()> {
         let bytes = self.bytes.get(..self.used).unwrap_or_default();
-        let sent = socket.send_lent(bytes, lent, pipe);
+        let sent = socket.send_shared(bytes, slices, pipe);
         self.used = 0;
         sent
     }

@@ -19,7 +19,7 @@ use crate::wire::transmission::{RequestHead, command, command_flag, state};
 
 /// Reads of at least this length are sent from where the device holds them, if it lends them: one copy less, and one
 /// system call more than where small replies are collected.
-const LENT_BYTES: usize = 32 << 10;
+const SHARED_BYTES: usize = 32 << 10;
 
 /// Why a request is answered with an error before the device saw it.
 pub(super) struct Refusal {
@@ -294,8 +294,8 @@ impl Connection<'_> {
         if sectors != range {
             return self.read_buffered(head, sectors);
         }
-        if len >= LENT_BYTES && self.device.lend(range, &mut self.lent) {
-            return self.send_lent(head, len);
+        if len >= SHARED_BYTES && self.device.read_shared(range, &mut self.slices) {
+            return self.send_shared(head, len);
         }
         if len > INLINE_BYTES {
             return self.read_buffered(head, range);
@@ -347,16 +347,16 @@ impl Connection<'_> {
     }
 
     /// Sends what the device holds from where it is. An image's chunks of zeroes are not lent, so holes are not looked for.
-    fn send_lent(&mut self, head: &RequestHead, len: usize) -> Result<(), End> {
+    fn send_shared(&mut self, head: &RequestHead, len: usize) -> Result<(), End> {
         let sent = match self.form.data_head(answered(head), len) {
             Some(bytes) => self.put(&bytes).and_then(|()| {
                 self.batch
-                    .send_lent(self.socket, &self.lent, &mut self.pipe)
+                    .send_shared(self.socket, &self.slices, &mut self.pipe)
                     .map_err(|error| End::unsent(&error, self.limits))
             }),
             None => Err(End::Fault("a read's length does not fit the protocol".into())),
         };
-        self.lent.clear();
+        self.slices.clear();
         sent
     }
 

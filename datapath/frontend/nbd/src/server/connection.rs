@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_block::{
-    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, IoErrorKind, Lent, Outcome,
-    Polling, Request, Share,
+    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, IoErrorKind, Outcome, Polling,
+    Request, Share, SharedSlice,
 };
 
 use super::batch::{Batch, INLINE_BYTES};
@@ -37,7 +37,7 @@ use super::inbound::Inbound;
 use super::pool::Pool;
 use super::serve::End;
 use super::ticket::Ticket;
-use super::{Seat, Shared};
+use super::{Permit, Shared};
 use crate::error::NbdError;
 use crate::limits::Limits;
 use crate::socket::{PagePipe, Socket};
@@ -46,7 +46,7 @@ use crate::wire::transmission::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, RequestHe
 
 pub(super) struct Connection<'a> {
     pub(super) shared: &'a Shared,
-    seat: &'a Seat,
+    permit: &'a Permit,
     pub(super) socket: &'a Socket,
     pub(super) who: &'a str,
     pub(super) limits: &'a Limits,
@@ -67,7 +67,7 @@ pub(super) struct Connection<'a> {
     /// Scratch for replies of variable length.
     pub(super) scratch: Vec<u8>,
     /// Parts of a read that the device lends; empty between requests.
-    pub(super) lent: Vec<Lent>,
+    pub(super) slices: Vec<SharedSlice>,
     /// What those pass through on their way.
     pub(super) pipe: PagePipe,
     pub(super) in_flight: InFlight,
@@ -123,7 +123,7 @@ pub(super) enum Progress {
 impl<'a> Connection<'a> {
     pub(super) fn new(
         shared: &'a Shared,
-        seat: &'a Seat,
+        permit: &'a Permit,
         socket: &'a Socket,
         who: &'a str,
         chosen: Chosen,
@@ -136,7 +136,7 @@ impl<'a> Connection<'a> {
         };
         Ok(Self {
             shared,
-            seat,
+            permit,
             socket,
             who,
             limits: &shared.limits,
@@ -154,7 +154,7 @@ impl<'a> Connection<'a> {
             answers: Vec::new(),
             pool: Pool::default(),
             scratch: Vec::new(),
-            lent: Vec::new(),
+            slices: Vec::new(),
             pipe: PagePipe::default(),
             in_flight: InFlight::default(),
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),

@@ -7,7 +7,7 @@ use headwater_connections::{FrontEnd as _, NotOpened, Owner, Peer};
 
 use super::connection::Connection;
 use super::handshake::{Chosen, Denial, Encryption, Handshake, Step};
-use super::{Seat, Shared};
+use super::{Permit, Shared};
 use crate::limits::Limits;
 use crate::socket::Socket;
 use crate::wire::handshake::{OPTION_BYTES, decode_option, encode_option_reply, greeting, reply};
@@ -30,19 +30,19 @@ impl End {
     }
 }
 
-pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Socket, peer: &Peer) {
+pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer) {
     let who = Shared::client(peer);
     let who = who.as_str();
     tracing::debug!("NBD: {who} connected");
-    let end = match shake_hands(shared, seat, socket, who, peer) {
-        _ if seat.is_evicted() => {
+    let end = match shake_hands(shared, permit, socket, who, peer) {
+        _ if permit.is_evicted() => {
             let limit = shared.limits.half_open;
             End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
         }
-        Ok(chosen) => transmit(shared, seat, socket, who, chosen),
+        Ok(chosen) => transmit(shared, permit, socket, who, chosen),
         Err(end) => end,
     };
-    let end = if seat.gave_way() {
+    let end = if permit.gave_way() {
         let limit = shared.limits.connections;
         End::Fault(format!(
             "{limit} were connected, which is the limit: it had most of them, and gave way to one that had none"
@@ -59,10 +59,10 @@ pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Socket, peer: &Peer) 
 }
 
 /// Takes a place for whoever has shown a certificate, or for a host.
-fn take_place(shared: &Shared, seat: &Seat, socket: &Socket, peer: &Peer) -> Result<(), End> {
+fn take_place(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer) -> Result<(), End> {
     let names = socket.peer_names();
     let name = (!names.is_empty()).then(|| names.join(","));
-    seat.open(Owner::of(name.as_deref(), peer)).map_err(|not_opened| match not_opened {
+    permit.open(Owner::of(name.as_deref(), peer)).map_err(|not_opened| match not_opened {
         NotOpened::Cut => End::Orderly("it was cut in its handshake"),
         NotOpened::Full => {
             let limit = shared.limits.connections;
@@ -71,7 +71,7 @@ fn take_place(shared: &Shared, seat: &Seat, socket: &Socket, peer: &Peer) -> Res
     })
 }
 
-fn transmit(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, chosen: Chosen) -> End {
+fn transmit(shared: &Shared, permit: &Permit, socket: &Socket, who: &str, chosen: Chosen) -> End {
     tracing::debug!(
         "NBD: {who} opened the export '{}', replies: {:?}, base:allocation: {}",
         chosen.name.escape_debug(),
@@ -80,7 +80,7 @@ fn transmit(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, chosen: Ch
     );
     let stall = Duration::from_millis(shared.limits.send_stall_ms);
     let limited = socket.limit_wait(shared.limits.send_check()).and_then(|()| socket.limit_stall(stall));
-    match limited.and_then(|()| Connection::new(shared, seat, socket, who, chosen)) {
+    match limited.and_then(|()| Connection::new(shared, permit, socket, who, chosen)) {
         Ok(mut connection) => {
             let end = connection.run();
             socket.say_goodbye();
@@ -90,7 +90,13 @@ fn transmit(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, chosen: Ch
     }
 }
 
-fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, peer: &Peer) -> Result<Chosen, End> {
+fn shake_hands(
+    shared: &Shared,
+    permit: &Permit,
+    socket: &Socket,
+    who: &str,
+    peer: &Peer,
+) -> Result<Chosen, End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.handshake_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -105,7 +111,7 @@ fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, peer: &
     };
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
-        Ok(false) if seat.is_stopping() => Err(End::Orderly("the server stops")),
+        Ok(false) if permit.is_stopping() => Err(End::Orderly("the server stops")),
         Ok(false) => Err(End::Orderly("it hung up in the handshake")),
         Err(error) => Err(failed(error)),
     };
@@ -146,7 +152,7 @@ fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, peer: &
             is_told |= tell(shared, who, &denial, is_told);
         }
         if matches!(step, Step::Start(_)) {
-            take_place(shared, seat, socket, peer)?;
+            take_place(shared, permit, socket, peer)?;
         }
         let sent = socket.send_before(&out, deadline);
         match step {

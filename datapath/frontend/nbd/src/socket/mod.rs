@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use headwater_block::Lent;
+use headwater_block::SharedSlice;
 pub(crate) use headwater_connections::Received;
 use headwater_connections::Socket as Plain;
 
@@ -81,14 +81,19 @@ impl Socket {
     }
 
     /// Sends `first` and then what is lent, without copying that where it can be avoided; waits like [`Socket::send_all`].
-    pub(crate) fn send_lent(&self, first: &[u8], lent: &[Lent], pipe: &mut PagePipe) -> std::io::Result<()> {
+    pub(crate) fn send_shared(
+        &self,
+        first: &[u8],
+        slices: &[SharedSlice],
+        pipe: &mut PagePipe,
+    ) -> std::io::Result<()> {
         // What is encrypted is copied anyway.
         let ends = if self.secure.get().is_none() { pipe.ends() } else { None };
         if let Some(ends) = ends {
             self.plain.send_first(&mut [IoSlice::new(first)])?;
-            return splice::send_pages(&self.plain, ends, lent);
+            return splice::send_pages(&self.plain, ends, slices);
         }
-        let parts = std::iter::once(first).chain(lent.iter().map(|part| &**part));
+        let parts = std::iter::once(first).chain(slices.iter().map(|part| &**part));
         self.send_parts(&mut parts.map(IoSlice::new).collect::<Vec<IoSlice<'_>>>(), None)
     }
 

@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use headwater_block::{Lent, Pages};
+use headwater_block::{Pages, SharedSlice};
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
@@ -73,30 +73,30 @@ impl Ends {
 
     /// Fails where a sandbox forbids what is needed, before anything of a reply has been sent.
     fn probe(&self) -> std::io::Result<()> {
-        let byte = Lent::new(Pages::new(1)?.share(), 0, 1);
+        let byte = SharedSlice::new(Pages::new(1)?.share(), 0, 1);
         fill(self, byte.as_slice(), 0)?;
         rustix::io::read(&self.read, &mut [0])?;
         Ok(())
     }
 }
 
-/// Sends all of `lent`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe may hold a rest, and the
+/// Sends all of `slices`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe may hold a rest, and the
 /// connection is at its end.
 ///
 /// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
-pub(super) fn send_pages(plain: &Plain, pipe: &Ends, mut lent: &[Lent]) -> std::io::Result<()> {
+pub(super) fn send_pages(plain: &Plain, pipe: &Ends, mut slices: &[SharedSlice]) -> std::io::Result<()> {
     // How much of the first part is on its way already.
     let mut begun = 0_usize;
-    while !lent.is_empty() {
-        let filled = fill(pipe, lent, begun)?;
+    while !slices.is_empty() {
+        let filled = fill(pipe, slices, begun)?;
         begun = begun.saturating_add(filled);
-        while let Some((first, rest)) = lent.split_first()
+        while let Some((first, rest)) = slices.split_first()
             && begun >= first.len()
         {
             begun = begun.saturating_sub(first.len());
-            lent = rest;
+            slices = rest;
         }
-        drain(plain, pipe, filled, !lent.is_empty())?;
+        drain(plain, pipe, filled, !slices.is_empty())?;
     }
     Ok(())
 }
@@ -122,12 +122,12 @@ fn drain(plain: &Plain, pipe: &Ends, mut left: usize, more: bool) -> std::io::Re
 }
 
 /// Puts as much into the empty pipe as fits, beginning `begun` bytes into the first part.
-fn fill(pipe: &Ends, lent: &[Lent], begun: usize) -> std::io::Result<usize> {
+fn fill(pipe: &Ends, slices: &[SharedSlice], begun: usize) -> std::io::Result<usize> {
     let parts: [IoSliceRaw<'_>; PARTS] = std::array::from_fn(|at| {
-        let bytes = lent.get(at).map_or(&[][..], Lent::hand_out);
+        let bytes = slices.get(at).map_or(&[][..], SharedSlice::hand_out);
         IoSliceRaw::from_slice(if at == 0 { bytes.get(begun..).unwrap_or_default() } else { bytes })
     });
-    let parts = parts.get(..lent.len().min(PARTS)).unwrap_or_default();
+    let parts = parts.get(..slices.len().min(PARTS)).unwrap_or_default();
     loop {
         // SAFETY: the memory was handed out, so nobody writes to it any more, and when it goes its pages stay with the
         // kernel for as long as that reads them.
@@ -155,9 +155,9 @@ mod tests {
             let size = sockopt::socket_send_buffer_size(&socket)?;
             sockopt::set_socket_send_buffer_size(&socket, size / 4)?;
             let mut pipe = PagePipe::default();
-            let lent = Lent::new(Pages::new(PIECE_BYTES)?.share(), 0, PIECE_BYTES).unwrap();
+            let slices = SharedSlice::new(Pages::new(PIECE_BYTES)?.share(), 0, PIECE_BYTES).unwrap();
             assert!(pipe.ends().is_some());
-            Socket::new(socket.into()).send_lent(&[], &[lent], &mut pipe)
+            Socket::new(socket.into()).send_shared(&[], &[slices], &mut pipe)
         });
     }
 }

@@ -5,8 +5,8 @@ mod any_bytes;
 mod extended;
 #[expect(dead_code, reason = "it is for the programs beside this one, too")]
 mod fixture;
-mod lent;
 mod lying_server;
 mod own_client;
 mod real_clients;
+mod shared_slices;
 mod whole_writes;

@@ -23,7 +23,7 @@ use std::time::Duration;
 use crate::disk::{Disk, RunningQueue};
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
-use crate::positions::StrangerFault;
+use crate::positions::ResumePositionFault;
 use post::{Post, PostBox};
 use rings::Rings;
 pub(crate) use rings::{QUEUE_SIZE, RingAddresses};
@@ -51,7 +51,7 @@ pub(crate) enum StartError {
     #[error(transparent)]
     Rings(#[from] RingFault),
     #[error(transparent)]
-    Stranger(#[from] StrangerFault),
+    ResumePosition(#[from] ResumePositionFault),
     #[error("cannot start its thread: {0}")]
     System(#[from] std::io::Error),
 }

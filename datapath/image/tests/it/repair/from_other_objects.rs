@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{CHUNK_BYTES, Noting, check, mend, object_path, place, spoil};
+use super::{CHUNK_BYTES, Noting, check, object_path, place, repair_object, spoil};
 use crate::fixture::{disk_of, files, flip, import_bytes, noise, read_all, store};
 use headwater_image::import::LEVEL_DEFAULT;
-use headwater_image::{Cancel, ChunkCache, ImportOptions, Round, VersionReader, repair, verify_in};
+use headwater_image::{Cancel, ChunkCache, ImportOptions, VerifyRound, VersionReader, repair, verify_in};
 use headwater_store::{LocalDir, Store, Version};
 use headwater_testkit::Rng;
 
@@ -73,15 +73,15 @@ impl Sites {
     }
 
     /// Repairs the newest version from the other store.
-    fn mend(&self) -> headwater_image::Repaired {
-        mend(&self.here, &self.newest, &[Arc::new(self.there.clone())])
+    fn repair_object(&self) -> headwater_image::Repaired {
+        repair_object(&self.here, &self.newest, &[Arc::new(self.there.clone())])
     }
 
     /// Repairs a packed chunk, which must fail, for this one reason, and change nothing.
     fn must_refuse(&self, says: &str) {
         self.spoil(&[PACKED]);
         let (bytes, listed) = (fs::read(self.shared()).unwrap(), files(self.dir.path()));
-        let done = self.mend();
+        let done = self.repair_object();
         assert_eq!((done.chunks, done.objects, done.left.damaged_chunks), (0, 0, 1));
         assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
         assert!(done.reasons[0].contains(says), "{:?}", done.reasons);
@@ -101,7 +101,7 @@ fn a_chunk_is_repaired_from_another_data_object_of_a_store_with_another_history(
         sites.spoil(spoilt);
         assert!(fs::read(sites.shared()).unwrap() != good);
         there.take_read();
-        let done = mend(&sites.here, &sites.newest, &sources);
+        let done = repair_object(&sites.here, &sites.newest, &sources);
         assert_eq!((done.chunks, done.objects), (spoilt.len() as u64, 0), "{:?}", done.reasons);
         assert!(done.left.is_sound() && done.reasons.is_empty(), "{:?}", done.reasons);
         assert!(fs::read(sites.shared()).unwrap() == good);
@@ -119,34 +119,34 @@ fn a_chunk_is_repaired_from_another_data_object_of_a_store_with_another_history(
 fn a_store_that_did_not_answer_is_asked_again_for_the_next_version_and_one_that_has_no_copy_is_not() {
     let sites = Sites::new(LEVEL_DEFAULT);
     sites.spoil(&[PACKED]);
-    let mend = |version: &Version, round: &Round, sources: &[Arc<dyn Store>]| {
+    let repair_object = |version: &Version, round: &VerifyRound, sources: &[Arc<dyn Store>]| {
         let found = verify_in(&sites.here, version.manifest, round, &Cancel::new(), &mut |_| {}).unwrap();
         assert_eq!(found.damaged_chunks, 1);
         let (manifest, how) = (version.manifest, (round, sources));
         repair(&sites.here, manifest, &found, how, &Cancel::new(), &mut |_| {}).unwrap()
     };
     let (_empty_dir, empty) = store();
-    let (round, lacking): (_, [Arc<dyn Store>; 1]) = (Round::new(None), [Arc::new(empty)]);
+    let (round, lacking): (_, [Arc<dyn Store>; 1]) = (VerifyRound::new(None), [Arc::new(empty)]);
     for (version, is_known) in [(&sites.older, false), (&sites.newest, true)] {
-        let done = mend(version, &round, &lacking);
+        let done = repair_object(version, &round, &lacking);
         assert_eq!((done.chunks, done.reasons.len()), (0, 1), "{:?}", done.reasons);
         assert_eq!(done.reasons[0].contains("found out for another version"), is_known, "{:?}", done.reasons);
     }
 
     let there = Arc::new(Noting::new(sites.there.clone()));
-    let (round, sources): (_, [Arc<dyn Store>; 1]) = (Round::new(None), [there.clone()]);
+    let (round, sources): (_, [Arc<dyn Store>; 1]) = (VerifyRound::new(None), [there.clone()]);
     there.falters.store(1, Ordering::Relaxed);
-    let done = mend(&sites.older, &round, &sources);
+    let done = repair_object(&sites.older, &round, &sources);
     assert_eq!((done.chunks, done.left.damaged_chunks), (0, 1));
     assert!(done.reasons[0].contains("it does not answer"), "{:?}", done.reasons);
-    let done = mend(&sites.newest, &round, &sources);
+    let done = repair_object(&sites.newest, &round, &sources);
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
 }
 
 /// Repairs the older and the newest version in turn, so many times, and returns how many manifests were read for each, here and there,
 /// and why its one damaged chunk stays.
 fn mended_in_turn(sites: &Sites, there: &Arc<Noting>, times: usize) -> Vec<(usize, usize, String)> {
-    let (here, round) = (Noting::new(sites.here.clone()), Round::new(None));
+    let (here, round) = (Noting::new(sites.here.clone()), VerifyRound::new(None));
     let sources: [Arc<dyn Store>; 1] = [Arc::clone(there) as Arc<dyn Store>];
     let versions = [&sites.older, &sites.newest].into_iter().cycle().take(times);
     let mended = versions.map(|version| {
@@ -191,7 +191,7 @@ fn a_store_that_never_answers_is_given_up_for_the_round_and_others_are_not_read_
     }
     // In the next round it is.
     there.falters.store(0, Ordering::Relaxed);
-    let done = mend(&sites.here, &sites.newest, &[there]);
+    let done = repair_object(&sites.here, &sites.newest, &[there]);
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
 }
 
@@ -213,7 +213,7 @@ fn a_chunk_that_is_packed_otherwise_elsewhere_is_refused_and_nothing_is_changed(
     assert!(check(&sites.there, &sites.theirs).is_sound());
     sites.must_refuse("its hash is not its name");
     flip(&theirs, unused_bit_at);
-    let done = sites.mend();
+    let done = sites.repair_object();
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
 }
 
@@ -223,7 +223,7 @@ fn of_an_object_with_more_damage_only_what_is_stored_as_it_is_is_repaired_from_a
     // The older version alone needs this one, and no other store has it.
     spoil(sites.dir.path(), place(&sites.here, &sites.older, 0));
     sites.spoil(&[PACKED, AS_IT_IS]);
-    let done = sites.mend();
+    let done = sites.repair_object();
     assert_eq!((done.chunks, done.left.damaged_chunks), (1, 1), "{:?}", done.reasons);
     assert_eq!(done.left.damaged[0].image_offset, PACKED * CHUNK_BYTES as u64);
     assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
@@ -242,7 +242,7 @@ fn a_chunk_is_repaired_from_another_data_object_of_the_store_itself() {
     spoil(dir.path(), place(&here, &version, 2));
     // An import of the same disk finds it damaged, and stores it again.
     assert_eq!(import_bytes(&here, "again", &disk).damaged_chunks, 1);
-    let done = mend(&here, &version, &[]);
+    let done = repair_object(&here, &version, &[]);
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Noting, check, mend, mend_telling, object_path};
+use super::{Noting, check, mend_telling, object_path, repair_object};
 use crate::fixture::{disk_of, flip, import_bytes, noise, read_all, store};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, ImportOptions, Manifests, Progress, RepairProgress, Round, Verified,
-    VersionReader, repair, repair_manifest, verify_in, versions_touched,
+    Cancel, ChunkCache, ImageErrorKind, ImportOptions, Manifests, Progress, RepairProgress, Verified,
+    VerifyRound, VersionReader, repair, repair_manifest, verify_in, versions_touched,
 };
 use headwater_store::{Access, Copied, LocalDir, Store, Version};
 
@@ -28,21 +28,21 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     // Open all the time: what is repaired in place is right for who has it open.
     let reader = VersionReader::open(&here, version.manifest, ChunkCache::new(0)).unwrap();
 
-    assert_eq!(mend(&here, &version, &sources), headwater_image::Repaired::default());
+    assert_eq!(repair_object(&here, &version, &sources), headwater_image::Repaired::default());
     for at in [20, 70_000, 1_000_000, good.len() as u64 - 1] {
         flip(&path, at);
     }
-    let done = mend(&here, &version, &sources);
+    let done = repair_object(&here, &version, &sources);
     assert_eq!((done.chunks, done.objects, done.left.is_sound()), (4, 0, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
     assert!(read_all(reader.as_ref()) == disk);
 
     flip(&path, 3);
-    assert_eq!(mend(&here, &version, &sources).objects, 1);
+    assert_eq!(repair_object(&here, &version, &sources).objects, 1);
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
-    assert_eq!(mend(&here, &version, &sources).objects, 1);
+    assert_eq!(repair_object(&here, &version, &sources).objects, 1);
     fs::remove_file(&path).unwrap();
-    assert_eq!(mend(&here, &version, &sources).objects, 1);
+    assert_eq!(repair_object(&here, &version, &sources).objects, 1);
     assert!(fs::read(&path).unwrap() == good);
     assert!(check(&here, &version).is_sound());
 
@@ -51,16 +51,16 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     flip(&theirs, 100);
     flip(&path, 90);
     flip(&path, 200_000);
-    let done = mend(&here, &version, &sources);
+    let done = repair_object(&here, &version, &sources);
     assert_eq!((done.chunks, done.left.damaged_chunks, done.reasons.len()), (1, 1, 1));
     assert!(done.reasons[0].contains("hash"), "{:?}", done.reasons);
-    let done = mend(&here, &version, &[]);
+    let done = repair_object(&here, &version, &[]);
     assert_eq!((done.chunks, done.left.damaged_chunks), (0, 1));
     assert!(done.reasons[0].contains("no other store"), "{:?}", done.reasons);
     // A second source has it.
     let (_kept, third) = store();
     import_bytes(&third, "disk", &disk);
-    let done = mend(&here, &version, &[Arc::new(other), Arc::new(third)]);
+    let done = repair_object(&here, &version, &[Arc::new(other), Arc::new(third)]);
     assert!(done.left.is_sound(), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 }
@@ -137,7 +137,7 @@ fn any_number_of_chunks_is_repaired_in_little_memory_where_there_is_no_room_for_
     assert_eq!(found.damaged_chunks, DAMAGED_LISTED_MAX as u64 + 500);
     let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
     here.is_full.store(true, Ordering::Relaxed);
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let done =
         repair(&here, version.manifest, &found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap();
     assert!(done.left.is_sound(), "{} are left", done.left.damaged_chunks);
@@ -171,12 +171,12 @@ fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
     let found = check(&here, &version);
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, CHUNKS as u64));
     let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
-    let mend = |found: &Verified| {
-        let how = (&Round::new(None), sources.as_slice());
+    let repair_object = |found: &Verified| {
+        let how = (&VerifyRound::new(None), sources.as_slice());
         repair(&here, version.manifest, found, how, &Cancel::new(), &mut |_| {}).unwrap()
     };
     here.is_full.store(true, Ordering::Relaxed);
-    let done = mend(&found);
+    let done = repair_object(&found);
     assert_eq!((done.chunks, done.objects, done.left.objects.len()), (CHUNKS as u64, 0, 1));
     assert_eq!((done.left.damaged_chunks, here.refusals.load(Ordering::Relaxed)), (0, 1));
     // It is told all the same.
@@ -184,7 +184,7 @@ fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
     assert!(done.reasons[0].contains("there is no room"), "{:?}", done.reasons);
     // The next repair looks for room again.
     here.is_full.store(false, Ordering::Relaxed);
-    let done = mend(&done.left);
+    let done = repair_object(&done.left);
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 }
@@ -207,7 +207,7 @@ fn an_object_of_which_all_is_damaged_is_copied_and_not_read_again_for_each_list_
 
     let (here, there) = (Noting::new(here), Arc::new(Noting::new(other)));
     let sources: [Arc<dyn Store>; 1] = [there.clone()];
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let done =
         repair(&here, version.manifest, &found, (&round, &sources), &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((done.objects, done.chunks, done.left.is_sound()), (1, 0, true), "{:?}", done.reasons);
@@ -271,7 +271,8 @@ fn a_verification_holds_its_rate() {
     let version = import_bytes(&store, "disk", &disk).version;
     let began = Instant::now();
     let found =
-        verify_in(&store, version.manifest, &Round::new(Some(4 << 20)), &Cancel::new(), &mut |_| {}).unwrap();
+        verify_in(&store, version.manifest, &VerifyRound::new(Some(4 << 20)), &Cancel::new(), &mut |_| {})
+            .unwrap();
     assert!(found.is_sound());
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
 }
@@ -288,10 +289,10 @@ fn a_round_reads_what_versions_share_once_and_tells_damage_of_each() {
     let second = import_bytes(&here, "disk", &disk).version;
     import_bytes(&other, "disk", &disk);
     let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
-    let check = |version: &Version, round: &Round| {
+    let check = |version: &Version, round: &VerifyRound| {
         verify_in(&here, version.manifest, round, &Cancel::new(), &mut |_| {}).unwrap()
     };
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     assert!(check(&first, &round).is_sound());
     assert!(here.take_read() >= 4 << 20);
     let found = check(&second, &round);
@@ -300,7 +301,7 @@ fn a_round_reads_what_versions_share_once_and_tells_damage_of_each() {
 
     // The next round reads all of it again, and each version is told of what is damaged in it.
     flip(&object_path(dir.path(), &first), 3 << 20);
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let found = check(&first, &round);
     assert_eq!((found.damaged_chunks, check(&second, &round).damaged_chunks), (1, 1));
     let mut told = Vec::new();
@@ -345,7 +346,7 @@ fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_
     let (object_bytes, image_bytes) = (good.len() as u64, disk.len() as u64);
     let noting = Noting::new(here.clone());
     // What comes of it, how many bytes were read, and of how many it told at its end.
-    let verified = |version: &Version, round: &Round| {
+    let verified = |version: &Version, round: &VerifyRound| {
         let mut told = Vec::new();
         let tell = &mut |at: Progress| told.push((at.done_bytes, at.total_bytes));
         noting.take_read();
@@ -355,7 +356,7 @@ fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_
         (found, noting.take_read(), total)
     };
     // While the first version is there its chunks are all of the object.
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let mut read_bytes = 0;
     for version in [&third, &second, &first] {
         let (found, more, total) = verified(version, &round);
@@ -366,7 +367,7 @@ fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_
 
     here.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
     // The last of those that need it has it read as a whole, once.
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     let (found, read_bytes, total) = verified(&third, &round);
     assert!(found.is_sound() && read_bytes < object_bytes && total == image_bytes, "{read_bytes} bytes");
     let (found, read_bytes, total) = verified(&second, &round);
@@ -379,7 +380,7 @@ fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_
     assert_eq!(synced(&here).failed.len(), 0);
 
     flip(&path, 100_000);
-    let round = Round::new(None);
+    let round = VerifyRound::new(None);
     assert!(verified(&second, &round).0.is_sound());
     let found = verified(&third, &round).0;
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 0), "{found:?}");
@@ -388,13 +389,13 @@ fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_
     assert_eq!(touched, ["disk@2", "disk@3"]);
     let copied = synced(&here);
     assert_eq!((copied.versions, copied.failed.len()), (0, 2), "{copied:?}");
-    let mend = |sources: &[Arc<dyn Store>]| {
+    let repair_object = |sources: &[Arc<dyn Store>]| {
         repair(&here, third.manifest, &found, (&round, sources), &Cancel::new(), &mut |_| {}).unwrap()
     };
-    let done = mend(&[]);
+    let done = repair_object(&[]);
     assert_eq!((done.objects, done.left.objects.len(), done.reasons.len()), (0, 1, 1), "{done:?}");
     let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
-    let done = mend(&sources);
+    let done = repair_object(&sources);
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
     let copied = synced(&here);
@@ -418,7 +419,7 @@ fn a_repair_goes_on_with_damage_that_it_finds_behind_what_it_has_repaired() {
     flip(&path, 3 << 20);
     let found = check(&here, &second);
     assert_eq!((found.objects.len(), found.damaged_chunks), (0, 1), "{found:?}");
-    let done = mend(&here, &second, &[Arc::new(other)]);
+    let done = repair_object(&here, &second, &[Arc::new(other)]);
     assert_eq!((done.chunks, done.objects, done.left.is_sound()), (1, 1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good && check(&here, &second).is_sound());
 }

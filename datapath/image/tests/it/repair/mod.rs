@@ -2,14 +2,14 @@
 
 mod from_other_objects;
 mod from_stores;
-mod holes_again;
+mod holes_uncached;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use headwater_image::manifest::ChunkRef;
-use headwater_image::{Cancel, Manifest, RepairProgress, Round, Verified, repair, verify};
+use headwater_image::{Cancel, Manifest, RepairProgress, Verified, VerifyRound, repair, verify};
 use headwater_store::{
     Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store, StoreError,
     StoreErrorKind, Version,
@@ -28,7 +28,7 @@ pub(crate) fn check(store: &LocalDir, version: &Version) -> Verified {
     verify(store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap()
 }
 
-pub(crate) fn mend(
+pub(crate) fn repair_object(
     store: &LocalDir,
     version: &Version,
     sources: &[Arc<dyn Store>],
@@ -43,7 +43,7 @@ pub(crate) fn mend_telling(
     sources: &[Arc<dyn Store>],
     progress: &mut dyn FnMut(RepairProgress),
 ) -> headwater_image::Repaired {
-    let (found, round) = (check(store, version), Round::new(None));
+    let (found, round) = (check(store, version), VerifyRound::new(None));
     repair(store, version.manifest, &found, (&round, sources), &Cancel::new(), progress).unwrap()
 }
 
@@ -161,9 +161,9 @@ impl Store for Noting {
         self.store.change(name, change)
     }
 
-    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+    fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.mended_bytes.fetch_max(patches.iter().map(|patch| patch.bytes.len()).sum(), Ordering::Relaxed);
-        self.store.mend(object, patches)
+        self.store.repair_object(object, patches)
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {

@@ -149,5 +149,5 @@ pub fn common(lists: &[Holes; 2]) -> Holes {
 
 /// The object as it is opened by who found it wrong before.
 pub fn found_wrong(remote: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {
-    remote.open_object_past_caches(Hash::of(bytes)).unwrap()
+    remote.open_object_uncached(Hash::of(bytes)).unwrap()
 }

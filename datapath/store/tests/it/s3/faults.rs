@@ -508,12 +508,12 @@ fn what_is_behind_the_first_thousand_keys_counts() {
     };
     // A hold.
     fill(format!("holds/{first}/b"));
-    let held = hold(going.manifest, "d1", Purpose::Pin);
-    store.hold(&held).unwrap();
+    let held = root(going.manifest, "d1", RetentionPurpose::Pin);
+    store.retain(&held).unwrap();
     assert_eq!(kind(store.remove(&name("a"), Some(2))), StoreErrorKind::InUse);
     assert_eq!(
-        store.holds_of("d1").unwrap(),
-        [held.clone()].map(|held| Hold { holder: String::new(), ..held })
+        store.roots_of("d1").unwrap(),
+        [held.clone()].map(|held| RetentionRoot { holder: String::new(), ..held })
     );
     store.release(&held).unwrap();
     // A pin that came after the removal.

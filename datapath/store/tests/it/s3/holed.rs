@@ -242,8 +242,8 @@ fn copies_with_different_holes_complete_each_other_until_a_whole_one_comes() {
         assert!(holes.overlap(&GONE));
         let opened = store.open_object(id).unwrap();
         let unseen = store.open_object_of(id, len as u64).unwrap();
-        let patient = store.patient().unwrap().open_object_of(id, len as u64).unwrap();
-        let all_open = [&opened, &unseen, &patient];
+        let retrying = store.retrying().unwrap().open_object_of(id, len as u64).unwrap();
+        let all_open = [&opened, &unseen, &retrying];
         // Also from one to the other, over what neither has.
         let across = |opened: &Arc<dyn Object>| {
             let mut bytes = vec![0xaa; (OTHER.end - ONE.start) as usize];
@@ -447,7 +447,7 @@ fn who_asks_past_caches_gets_what_a_damaged_copy_has_from_the_other_one() {
         }
         into
     };
-    let anew = || store.open_object_past_caches(id).unwrap();
+    let anew = || store.open_object_uncached(id).unwrap();
     let mut were_read_first = 0;
     for file in names.each_ref().map(|name| file_of(&place, name)) {
         let right = fs::read(&file).unwrap();
@@ -507,7 +507,7 @@ fn who_asks_past_caches_for_what_is_whole_gets_it_once_more() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     copy_all(&whole(dir.path(), "a", &object), store.as_ref()).unwrap();
-    let opened = store.open_object_past_caches(Hash::of(&object)).unwrap();
+    let opened = store.open_object_uncached(Hash::of(&object)).unwrap();
     let unseen = store.open_object_of(Hash::of(&object), object.len() as u64).unwrap();
     for opened in [opened, unseen] {
         for reading in [None, Some(0), Some(1)] {
@@ -523,7 +523,7 @@ fn what_is_kept_with_holes_is_not_mended_but_copied() {
     let (place, object, names) = with_two(27, LENGTHS[0]);
     let store = suite::writable(&place);
     let patch = Patch { offset: ONE.start, bytes: object[20_000..20_010].to_vec() };
-    let error = store.mend(Hash::of(&object), &[patch]).unwrap_err();
+    let error = store.repair_object(Hash::of(&object), &[patch]).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged);
     assert!(error.to_string().contains("with holes"), "{error}");
     assert_eq!(place.keys("holed").len(), names.len());
@@ -649,11 +649,11 @@ fn what_cannot_be_looked_for_is_not_taken_for_lost() {
         read_right(unseen.as_ref(), &object, &ONE).unwrap();
     }
     // Reads of volumes wait.
-    let patient = store.patient().unwrap();
-    let waits = patient.open_object_of(id, len).unwrap();
+    let retrying = store.retrying().unwrap();
+    let waits = retrying.open_object_of(id, len).unwrap();
     relay.fail("GET", "holed", Fault::Status(503), 7);
     read_right(waits.as_ref(), &object, &OTHER).unwrap();
-    assert!(patient.traffic().unwrap().waits > 0);
+    assert!(retrying.traffic().unwrap().waits > 0);
     // And what is nowhere is not found.
     assert_eq!(kind(store.open_object(Hash::of(b"none")).map(drop)), StoreErrorKind::NotFound);
     let none = store.open_object_of(Hash::of(b"none"), 5).unwrap();

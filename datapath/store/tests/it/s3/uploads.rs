@@ -384,12 +384,12 @@ fn a_mend_that_the_server_did_not_make_is_not_taken_for_made() {
     fs::write(&key, &damaged).unwrap();
     // The server tells times in seconds.
     make_older(&key, Duration::from_secs(60));
-    let mend = || store.mend(id, &[Patch { offset: 1000, bytes: vec![bytes[1000]] }]);
+    let repair_object = || store.repair_object(id, &[Patch { offset: 1000, bytes: vec![bytes[1000]] }]);
     // The first time it never hears of it.
     for first in [Fault::Status(500), Fault::LoseAnswer] {
         relay.fail("POST", "uploadId=", first, 1);
         relay.fail("POST", "uploadId=", Fault::Status(404), u32::MAX);
-        let mended = mend();
+        let mended = repair_object();
         relay.heal();
         let is_made = first == Fault::LoseAnswer;
         assert_eq!(mended.is_ok(), is_made, "{first:?}: {mended:?}");

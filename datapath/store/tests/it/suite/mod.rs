@@ -596,15 +596,15 @@ pub fn a_damaged_object_is_mended(place: &dyn Place) {
     let reader = store.open_object(id).unwrap();
     let file = place.dir().join("objects").join(id.to_string());
     fs::write(&file, b"some oXXect").unwrap();
-    store.mend(id, &[Patch { offset: 6, bytes: b"bj".to_vec() }]).unwrap();
+    store.repair_object(id, &[Patch { offset: 6, bytes: b"bj".to_vec() }]).unwrap();
     let mut bytes = [0; 11];
     reader.read_range(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"some object");
     assert_eq!(Hash::of(&fs::read(&file).unwrap()), id);
     let beyond = Patch { offset: 10, bytes: b"bj".to_vec() };
-    assert!(store.mend(Hash::of(b"other"), &[beyond]).is_err());
+    assert!(store.repair_object(Hash::of(b"other"), &[beyond]).is_err());
     let reader = place.open(Access::Read).unwrap();
-    assert_eq!(kind(reader.mend(id, &[])), StoreErrorKind::ReadOnly);
+    assert_eq!(kind(reader.repair_object(id, &[])), StoreErrorKind::ReadOnly);
     assert!(store.stored_bytes().unwrap() >= 12);
     assert!(!store.shown().is_empty());
 }
@@ -835,7 +835,7 @@ pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
     assert_eq!((ours("a"), ours("b")), (theirs("a"), theirs("b")));
     assert_eq!((ours("a").scheduled().len(), numbers(&ours("a"))[1]), (1, (2, true)));
 
-    // A version comes back and is tested, another one is taken out of use, and of the promotions to come one is off and another one on.
+    // A version comes back and is tested, another one is taken out of use, and of the scheduled promotions one is off and another one on.
     change(&mut |image| {
         image.retire(2, false)?;
         image.promote(to(Channel::Test, 2, 5))?;

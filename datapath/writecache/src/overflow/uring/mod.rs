@@ -9,8 +9,8 @@
 #![expect(unsafe_code, reason = "the kernel uses the buffers of submitted entries; see above")]
 
 mod flight;
-mod manners;
 mod own;
+mod write_split;
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,9 +22,9 @@ use io_uring::{IoUring, opcode, squeue};
 use parking_lot::Mutex;
 
 use self::flight::{Flight, Landing};
-use self::manners::Manners;
+use self::write_split::WriteSplit;
 use super::io::{Direction, IoEngine, IoOp};
-use crate::containment::survives;
+use crate::panic_guard::without_panic;
 
 /// Entries of the ring, and operations in flight at most. More of them queue up here, without anybody
 /// waiting: a thread that completes one operation may submit the next, and would wait for itself. How many
@@ -39,7 +39,7 @@ struct Shared {
     submit: Mutex<()>,
     in_flight: AtomicU32,
     queued: Mutex<VecDeque<Box<Flight>>>,
-    manners: Manners,
+    write_split: WriteSplit,
 }
 
 impl Shared {
@@ -69,7 +69,7 @@ impl Shared {
     }
 
     fn launch(&self, mut flight: Box<Flight>) {
-        let entry = flight.entry(self.manners.write_bytes());
+        let entry = flight.entry(self.write_split.write_bytes());
         let address = Box::into_raw(flight);
         let entry = entry.user_data(address.expose_provenance() as u64);
         if !self.push(&entry) {
@@ -147,7 +147,7 @@ impl UringEngine {
             submit: Mutex::new(()),
             in_flight: AtomicU32::new(0),
             queued: Mutex::default(),
-            manners: Manners::new(),
+            write_split: WriteSplit::new(),
         });
         let reaper = Arc::clone(&shared);
         std::thread::Builder::new().name("hw-disk".into()).spawn(move || reap(&reaper))?;
@@ -172,7 +172,7 @@ fn reap(shared: &Shared) {
             let Some((user_data, result)) = next else { break };
             // Callbacks are the caches', and the others' operations end here too.
             let mut goes_on = true;
-            survives("the thread of the disk", || goes_on = shared.complete(user_data, result));
+            without_panic("the thread of the disk", || goes_on = shared.complete(user_data, result));
             if !goes_on {
                 return;
             }
@@ -201,7 +201,7 @@ impl IoEngine for UringEngine {
         let (reads, len) = (op.direction == Direction::Read, op.len);
         let mut flight = Flight::new(op);
         if reads {
-            self.shared.manners.read_starts(len);
+            self.shared.write_split.read_starts(len);
             match own::start(flight) {
                 Ok(()) => return,
                 Err(back) => flight = back,

@@ -72,8 +72,8 @@ pub(crate) fn with_session(
     };
     let socket = Arc::new(socket);
     let register = Register::new(headwater_connections::Limits { connections: 1, half_open: 1 });
-    let seat = register.admit(&socket, &Peer::Unix(None)).ok_or(std::io::ErrorKind::ResourceBusy)?;
-    let session = Session::new(&shared, &seat, &socket, "an initiator", established)?;
+    let permit = register.admit(&socket, &Peer::Unix(None)).ok_or(std::io::ErrorKind::ResourceBusy)?;
+    let session = Session::new(&shared, &permit, &socket, "an initiator", established)?;
     act(&mut Alone { session, peer: &peer, sent: 0, end: None });
     Ok(())
 }

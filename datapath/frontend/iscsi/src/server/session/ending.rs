@@ -76,7 +76,7 @@ impl Session<'_> {
     }
 
     pub(super) fn hung_up(&mut self) -> Result<(), End> {
-        if self.seat.is_stopping() {
+        if self.permit.is_stopping() {
             return self.ask_for_logout();
         }
         if self.inbound.is_empty() && self.tasks.is_clear() {

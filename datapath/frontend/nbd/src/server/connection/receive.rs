@@ -70,7 +70,7 @@ impl Connection<'_> {
     }
 
     fn hung_up(&mut self) -> Result<(), End> {
-        if self.seat.is_stopping() {
+        if self.permit.is_stopping() {
             self.stage = Stage::Closing("the server stops");
             return Ok(());
         }

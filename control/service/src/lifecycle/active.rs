@@ -1,0 +1,164 @@
+//! A machine that is on: its disk, its VM, and its rate of requests.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use headwater_api::{CacheSettings, DiskCounters};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::backend::{Disk, Vm};
+use crate::lifecycle::alarm::RaisedAlarm;
+
+/// A boot that ends with a restart of the guest before this counts as quick.
+const QUICK_BOOT: Duration = Duration::from_secs(10);
+
+/// The same of one that ends before the guest was up.
+const QUICK_BOOT_NOT_UP: Duration = Duration::from_secs(300);
+
+/// How long the console's last client may take to let go of it.
+const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What belongs to a machine while it is on.
+pub struct Active {
+    pub(crate) name: String,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) vm: Arc<dyn Vm>,
+    pub(crate) version_hash: String,
+    /// Limits that its disk has, and that could not be noted.
+    pending_events: Mutex<Option<CacheSettings>>,
+    rate: Mutex<Option<Sample>>,
+    iops: AtomicU64,
+    alarm: Mutex<Option<RaisedAlarm>>,
+    boot: OnceLock<BootEnd>,
+    /// When its start began, and when its VM ran. No time of day: a clock that is set would count as part of the boot.
+    store_view_cache: Instant,
+    since: Instant,
+    /// Quick boots in a row before this one.
+    quick_boots: AtomicU32,
+    /// QEMU serves one client, and lets others wait without a word.
+    console: Arc<Semaphore>,
+    console_client: Mutex<String>,
+}
+
+/// How long it took until the guest was up, and what was read from the image until then.
+struct BootEnd {
+    took: Duration,
+    read_bytes: u64,
+}
+
+struct Sample {
+    at: Instant,
+    operations: u64,
+}
+
+impl Active {
+    /// Limits that its disk has, and that could not be noted.
+    pub(super) fn pending_limits(&self) -> MutexGuard<'_, Option<CacheSettings>> {
+        self.pending_events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn new(
+        name: String,
+        disk: Arc<dyn Disk>,
+        vm: Arc<dyn Vm>,
+        version_hash: String,
+        store_view_cache: Instant,
+    ) -> Self {
+        Self {
+            name,
+            disk,
+            vm,
+            version_hash,
+            pending_events: Mutex::new(None),
+            rate: Mutex::new(None),
+            iops: AtomicU64::new(0),
+            alarm: Mutex::new(None),
+            boot: OnceLock::new(),
+            store_view_cache,
+            since: Instant::now(),
+            quick_boots: AtomicU32::new(0),
+            console: Arc::new(Semaphore::new(1)),
+            console_client: Mutex::default(),
+        }
+    }
+
+    /// The disk's counters, with the rate of the last sample.
+    pub(crate) fn counters(&self) -> DiskCounters {
+        DiskCounters { iops: self.iops.load(Ordering::Relaxed), ..self.disk.counters() }
+    }
+
+    /// What runs it, for the history.
+    pub(crate) fn in_words(&self) -> String {
+        format!("{} with process {}", self.vm.accelerator(), self.vm.pid())
+    }
+
+    /// The guest is up: notes how long that took, and what was read from the image until now.
+    pub(crate) fn has_booted(&self) {
+        let took = self.store_view_cache.elapsed();
+        self.disk.has_booted();
+        self.boot.get_or_init(|| BootEnd { took, read_bytes: self.disk.counters().image_read_bytes });
+    }
+
+    /// How long the start took until the guest was up, once it is.
+    pub(crate) fn boot_time(&self) -> Option<Duration> {
+        self.boot.get().map(|boot| boot.took)
+    }
+
+    /// Bytes that were read from the image until the guest was up.
+    pub(crate) fn boot_bytes(&self) -> Option<u64> {
+        self.boot.get().map(|boot| boot.read_bytes)
+    }
+
+    /// How many boots in a row were quick, where this one ends now.
+    pub(crate) fn quick_boots(&self) -> u32 {
+        let before = self.quick_boots.load(Ordering::Relaxed);
+        let quick = if self.boot_time().is_some() { QUICK_BOOT } else { QUICK_BOOT_NOT_UP };
+        if self.since.elapsed() < quick { before.saturating_add(1) } else { 0 }
+    }
+
+    /// Notes how many boots before this one were quick, in a row.
+    pub(crate) fn follows_quick_boots(&self, count: u32) {
+        self.quick_boots.store(count, Ordering::Relaxed);
+    }
+
+    /// Takes the console for a client until the permit is dropped. An error says who has it.
+    pub(crate) async fn take_console(&self, client: &str) -> Result<OwnedSemaphorePermit, String> {
+        // One that has just gone is perhaps not yet noticed to be.
+        let turn = tokio::time::timeout(CONSOLE_PATIENCE, self.console.clone().acquire_owned()).await;
+        let mut holder = self.console_client.lock().unwrap_or_else(PoisonError::into_inner);
+        match turn {
+            Ok(Ok(permit)) => {
+                client.clone_into(&mut holder);
+                Ok(permit)
+            }
+            _ => Err(holder.clone()),
+        }
+    }
+
+    /// What stands in its way.
+    pub(crate) fn alarm(&self) -> MutexGuard<'_, Option<RaisedAlarm>> {
+        self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a sample. The rate is that between this one and the one before.
+    pub(crate) fn sample(&self, now: Instant) {
+        let counters = self.disk.counters();
+        let operations = counters.reads.saturating_add(counters.writes);
+        let mut last = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = &*last {
+            let passed_ms = now.saturating_duration_since(before.at).as_millis();
+            let done = u128::from(operations.saturating_sub(before.operations));
+            if let Some(rate) = (done * 1000).checked_div(passed_ms) {
+                self.iops.store(u64::try_from(rate).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        }
+        *last = Some(Sample { at: now, operations });
+    }
+}
+
+impl std::fmt::Debug for Active {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Active").field("pid", &self.vm.pid()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,171 @@
+//! What stands in a machine's way: looked for at every tick, shown with the machine, and noted in the history.
+//!
+//! ```text
+//!   no alarm --its disk has no room or is not made durable, or no server of its image answers--> alarm, event "alarm"
+//!   alarm    --none of it for ALARM_LINGER--> no alarm, event "alarm over"
+//! ```
+//! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
+//! alarm ends only when nothing was wrong for a while.
+//!
+//! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is wanted no more.
+//! The history has that as its state.
+
+use std::time::{Duration, Instant};
+
+use headwater_api::{Alarm, Wanted};
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::backend::Shortage;
+use crate::extract::Actor;
+use crate::lifecycle::Active;
+
+/// How long all must be well before an alarm ends.
+const ALARM_LINGER: Duration = Duration::from_secs(4);
+
+/// An alarm, and when its cause was seen last.
+#[derive(Clone, Debug)]
+pub(crate) struct RaisedAlarm {
+    pub(crate) alarm: Alarm,
+    /// No time of day: a clock that is set back would keep an alarm that is over.
+    began: Instant,
+    seen: Instant,
+}
+
+/// What a look changed.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    None,
+    RaisedAlarm,
+    Over { lasted: Duration },
+}
+
+/// Updates what is raised after a look that found `cause`.
+fn look(
+    raised: &mut Option<RaisedAlarm>,
+    subject: impl FnOnce() -> String,
+    cause: Option<Shortage>,
+    now_ms: u64,
+    now: Instant,
+) -> Change {
+    match (raised.as_mut(), cause) {
+        (Some(raised), Some(cause)) => {
+            raised.seen = now;
+            raised.alarm.message = cause.message;
+            raised.alarm.advice = cause.advice;
+            Change::None
+        }
+        (None, Some(Shortage { message, advice })) => {
+            let alarm = Alarm { subject: subject(), since_ms: now_ms, message, advice };
+            *raised = Some(RaisedAlarm { alarm, began: now, seen: now });
+            Change::RaisedAlarm
+        }
+        (Some(over), None) if now.saturating_duration_since(over.seen) >= ALARM_LINGER => {
+            let lasted = over.seen.saturating_duration_since(over.began);
+            *raised = None;
+            Change::Over { lasted }
+        }
+        (_, None) => Change::None,
+    }
+}
+
+/// Why a machine's disk takes no writes, is not made durable, or its reads wait.
+pub(super) fn cause(active: &Active) -> Option<Shortage> {
+    let stands_still = active.vm.is_out_of_space();
+    let shortage = active.disk.shortage().or_else(|| {
+        // It is about to try again, and will be told why not.
+        stands_still.then(|| Shortage {
+            message: "its disk had no room for a write".to_owned(),
+            advice: "it tries again by itself".to_owned(),
+        })
+    })?;
+    let message = if stands_still {
+        format!("it stands still, and goes on by itself when there is room: {}", shortage.message)
+    } else {
+        shortage.message
+    };
+    Some(Shortage { message, advice: shortage.advice })
+}
+
+impl Service {
+    /// What stands in a machine's way, or keeps one off whose guest restarted.
+    pub(crate) fn alarm_of(&self, machine: &MachineRecord) -> Option<Alarm> {
+        match self.active(machine.uuid) {
+            Some(active) => active.alarm().as_ref().map(|raised| raised.alarm.clone()),
+            None if machine.wanted == Wanted::Running => self.failing_restart(machine.uuid),
+            None => None,
+        }
+    }
+
+    /// Looks at all machines that are on. The history follows as soon as it can be written.
+    pub(crate) async fn look_for_alarms(&self) {
+        let machines: Vec<_> = self.active_map().values().cloned().collect();
+        let mut is_news = false;
+        for active in machines {
+            is_news |= self.look_for_alarm(&active);
+        }
+        if let Err(e) = self.write_pending_events().await
+            && is_news
+        {
+            tracing::error!("cannot note an alarm in the history now: {e}");
+        }
+    }
+
+    /// Whether an alarm began or is over.
+    fn look_for_alarm(&self, active: &Active) -> bool {
+        let subject = format!("machine {}", active.name);
+        let found = cause(active);
+        if found.is_some() {
+            // The machine comes before those who read its disk.
+            active.disk.relieve();
+        }
+        let (change, alarm) = {
+            let mut raised = active.alarm();
+            let change = look(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());
+            (change, raised.as_ref().map(|raised| raised.alarm.to_string()))
+        };
+        let event = match change {
+            Change::None => return false,
+            Change::RaisedAlarm => {
+                let text = alarm.unwrap_or_default();
+                tracing::warn!(machine = %active.name, "alarm: {text}");
+                self.event(&Actor::daemon(), subject, "alarm", text)
+            }
+            Change::Over { lasted } => {
+                tracing::info!(machine = %active.name, lasted_s = lasted.as_secs(), "the alarm is over");
+                let text = format!("all is well again, after {} s", lasted.as_secs());
+                self.event(&Actor::daemon(), subject, "alarm over", text)
+            }
+        };
+        self.pending_events().add(event);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alarm_ends_only_after_a_while_without_its_cause() {
+        let full = |message: &str| Some(Shortage { message: message.to_owned(), advice: "more".to_owned() });
+        let subject = || "machine a".to_owned();
+        let (mut raised, start) = (None, Instant::now());
+        // The clock that is shown says something else.
+        let mut look_at = |clock_ms: u64, cause, at_ms: u64| {
+            let change = look(&mut raised, subject, cause, clock_ms, start + Duration::from_millis(at_ms));
+            (change, raised.as_ref().map(|raised| raised.alarm.clone()))
+        };
+        assert_eq!(look_at(90_000, None, 0).0, Change::None);
+        assert_eq!(look_at(91_000, full("RAM"), 1_000).0, Change::RaisedAlarm);
+        assert_eq!(look_at(92_000, None, 2_000).0, Change::None);
+        let (change, alarm) = look_at(93_000, full("disk"), 3_000);
+        let alarm = alarm.unwrap();
+        assert_eq!(change, Change::None);
+        assert_eq!((alarm.since_ms, alarm.to_string().as_str()), (91_000, "disk; more"));
+        // It is set back.
+        assert_eq!(look_at(6_999, None, 6_999).0, Change::None);
+        let lasted = Duration::from_secs(2);
+        assert_eq!(look_at(7_000, None, 7_000), (Change::Over { lasted }, None));
+    }
+}

@@ -1,0 +1,225 @@
+//! What a machine boots: a version and a disk over it.
+//!
+//! | the machine | version | disk |
+//! |---|---|---|
+//! | edits an image | that of the edit | the edit's, kept until it is sealed or discarded |
+//! | has a persistent write cache | where it began, until a reset | its own, kept |
+//! | any other | its pin, that of its catalog, or what its image means now | a fresh one at each start |
+
+use headwater_api::name::ImageRef;
+use headwater_api::{CacheMode, CacheSettings, ImageVersion};
+use headwater_db::{MachineRecord, NewEvent, PersistentDisk, Purpose};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::backend::{BackendError, PersistentDiskRef};
+use crate::extract::Actor;
+use crate::lifecycle::LifecycleError;
+
+/// What a machine is started with.
+pub(crate) struct Boot {
+    pub(crate) version: ImageVersion,
+    pub(crate) cache: CacheSettings,
+    /// The disk, where it is kept.
+    pub(crate) kept: Option<PersistentDisk>,
+    /// Whether that was begun for this start.
+    pub(crate) begun: bool,
+}
+
+/// A persistent disk as its opener knows it.
+pub(crate) fn files_of(disk: &PersistentDisk) -> PersistentDiskRef {
+    PersistentDiskRef { id: disk.id, is_begun: disk.is_begun }
+}
+
+impl Boot {
+    /// What is to be said of its disk.
+    pub(crate) fn in_words(&self) -> &'static str {
+        match &self.kept {
+            None => "",
+            Some(_) if self.begun => ", on a disk that is kept from now on",
+            Some(kept) if kept.purpose == Purpose::MaintenanceSession => ", on the private disk of an edit",
+            Some(_) => ", on its disk as it was left",
+        }
+    }
+}
+
+/// The write cache of an edit: always kept, and so never without a disk.
+pub(crate) fn session_cache(cache: CacheSettings) -> CacheSettings {
+    let mode = if cache.mode == CacheMode::Ram { CacheMode::RamDisk } else { cache.mode };
+    let disk_bytes =
+        if cache.disk_bytes == 0 { CacheSettings::default_disk_bytes() } else { cache.disk_bytes };
+    CacheSettings { mode, disk_bytes, persistent: true, ..cache }
+}
+
+impl Service {
+    /// The write cache of the disk that a machine has now: that of its edit is not always as it was given.
+    pub(crate) async fn cache_in_use(&self, record: &MachineRecord) -> Result<CacheSettings, LifecycleError> {
+        let edit = self.persistent_disk(record.uuid, Purpose::MaintenanceSession).await?;
+        Ok(if edit.is_some() { session_cache(record.cache) } else { record.cache })
+    }
+
+    /// What a machine boots now. Begins its persistent disk, where it is to have one and has none.
+    pub(crate) async fn what_to_boot(
+        &self,
+        record: &MachineRecord,
+        actor: &Actor,
+    ) -> Result<Boot, LifecycleError> {
+        let disks = self.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
+        let find = |purpose| disks.iter().find(|disk| disk.purpose == purpose).cloned();
+        if let Some(edit) = find(Purpose::MaintenanceSession) {
+            self.not_sealed_yet(record, &edit, actor).await?;
+            let cache = session_cache(record.cache);
+            return self.boot_persistent(record, edit, cache).await;
+        }
+        if !record.cache.persistent {
+            let version = self.version_of("start", record, record.reference()).await?;
+            return Ok(Boot { version, cache: record.cache, kept: None, begun: false });
+        }
+        if let Some(kept) = find(Purpose::Persistent) {
+            if self.is_sealing(kept.id) || self.may_have_run(record, &kept).await? {
+                return self.boot_persistent(record, kept, record.cache).await;
+            }
+            // A start that broke off left it.
+            self.forget_persistent(&kept, None).await?;
+        }
+        let using = self.using_versions_for(record.uuid).await;
+        let _using = using.map_err(LifecycleError::backend("start", &record.name))?;
+        let version = self.version_of("start", record, record.reference()).await?;
+        let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, actor)?;
+        self.retain_disk(&kept, &record.name)
+            .await
+            .map_err(LifecycleError::backend("start", &record.name))?;
+        let mut repo = self.db().write().await?;
+        repo.persistent_disks().add(&kept).await?;
+        repo.save().await?;
+        Ok(Boot { version, cache: record.cache, kept: Some(kept), begun: true })
+    }
+
+    /// Refuses the disk of an edit that a version was made of, and ends the edit: what the machine would write to it from
+    /// now on is in no version. The caller holds the machine's lock.
+    async fn not_sealed_yet(
+        &self,
+        record: &MachineRecord,
+        edit: &PersistentDisk,
+        actor: &Actor,
+    ) -> Result<(), LifecycleError> {
+        if self.is_sealing(edit.id) {
+            return Err(LifecycleError::SealGuard { what: "start", machine: record.name.clone() });
+        }
+        let Some(version) = self.sealed_from(edit, record.started_at_ms).await? else { return Ok(()) };
+        self.end_session(edit, &record.name, &version, actor).await?;
+        let version = format!("{}@{}", version.image, version.number);
+        Err(LifecycleError::EditOver { machine: record.name.clone(), image: edit.image.clone(), version })
+    }
+
+    /// Whether a machine may have had a persistent disk open. That it did is noted after the fact, so a disk that is there counts.
+    pub(super) async fn may_have_run(
+        &self,
+        record: &MachineRecord,
+        kept: &PersistentDisk,
+    ) -> Result<bool, LifecycleError> {
+        if kept.is_begun {
+            return Ok(true);
+        }
+        self.disks().is_there(kept.id).await.map_err(LifecycleError::backend("start", &record.name))
+    }
+
+    async fn boot_persistent(
+        &self,
+        record: &MachineRecord,
+        kept: PersistentDisk,
+        cache: CacheSettings,
+    ) -> Result<Boot, LifecycleError> {
+        if self.is_sealing(kept.id) {
+            return Err(LifecycleError::SealGuard { what: "start", machine: record.name.clone() });
+        }
+        let version = self.version_of("start", record, &kept.below()).await?;
+        Ok(Boot { version, cache, kept: Some(kept), begun: false })
+    }
+
+    /// What a reference means now. The caller may have the machine's turn.
+    pub(crate) async fn version_of(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+        reference: &str,
+    ) -> Result<ImageVersion, LifecycleError> {
+        let reference = ImageRef::parse(reference)
+            .map_err(|source| LifecycleError::Reference { machine: record.name.clone(), source })?;
+        let resolved = self.unless_given_up(record.uuid, self.images().resolve(&reference)).await;
+        resolved.map_err(LifecycleError::backend(what, &record.name))
+    }
+
+    /// A disk to keep, not noted yet.
+    pub(crate) fn new_disk(
+        &self,
+        machine: Uuid,
+        purpose: Purpose,
+        version: &ImageVersion,
+        actor: &Actor,
+    ) -> Result<PersistentDisk, LifecycleError> {
+        let mut id = [0; 16];
+        self.random().fill(&mut id).map_err(|e| {
+            LifecycleError::Orphans("name a disk", BackendError::from_io("there are no random numbers", e))
+        })?;
+        Ok(PersistentDisk {
+            id: uuid::Builder::from_random_bytes(id).into_uuid(),
+            machine,
+            purpose,
+            image: version.image.clone(),
+            version: version.number,
+            hash: version.hash.clone(),
+            author: actor.0.clone(),
+            created_at_ms: self.now_ms(),
+            is_begun: false,
+        })
+    }
+
+    /// Forgets the disk that a start began and that no machine ran on: it would tie the machine to a version that it never ran.
+    pub(crate) async fn forget_begun(&self, boot: &Boot, machine: &str) {
+        let Some(kept) = boot.kept.as_ref().filter(|_| boot.begun) else { return };
+        if let Err(stays) = self.forget_persistent(kept, None).await {
+            tracing::warn!(
+                machine,
+                "the disk that its start began may stay until a reset: {}",
+                problem(&stays)
+            );
+        }
+    }
+
+    /// Forgets a persistent disk whose machine is off: first in the database, together with the event that says why, then
+    /// its files. What of those a crash leaves, the next daemon removes.
+    pub(crate) async fn forget_persistent(
+        &self,
+        disk: &PersistentDisk,
+        event: Option<NewEvent>,
+    ) -> Result<(), LifecycleError> {
+        let mut repo = self.db().write().await?;
+        repo.persistent_disks().remove(disk.id).await?;
+        if let Some(event) = event {
+            repo.events().append(event).await?;
+        }
+        repo.save().await?;
+        self.discard_files(disk).await;
+        self.release_disk(disk).await;
+        Ok(())
+    }
+
+    /// Removes the files of a disk that the database has forgotten.
+    pub(crate) async fn discard_files(&self, disk: &PersistentDisk) {
+        if let Err(e) = self.disks().discard(disk.id).await {
+            tracing::error!(disk = %disk.id, "cannot remove a disk that nobody needs; the next daemon tries again: {e}");
+        }
+    }
+
+    /// The persistent disk of a machine for a purpose.
+    pub(crate) async fn persistent_disk(
+        &self,
+        machine: Uuid,
+        purpose: Purpose,
+    ) -> Result<Option<PersistentDisk>, LifecycleError> {
+        let disks = self.db().read().await?.persistent_disks().of_machine(machine).await?;
+        Ok(disks.into_iter().find(|disk| disk.purpose == purpose))
+    }
+}

@@ -1,0 +1,116 @@
+//! Machines' disks as those see them who read them from outside, and the history of who did.
+
+use std::time::Duration;
+
+use headwater_api::MachineState;
+use headwater_db::{MachineRecord, Purpose};
+
+use crate::Service;
+use crate::backend::PersistentDiskRequest;
+use crate::extract::Actor;
+use crate::lifecycle::LifecycleError;
+use crate::lifecycle::boot::{files_of, session_cache};
+
+/// How many notes of readers wait at most to be written.
+pub(crate) const MAX_NOTES: usize = 256;
+
+/// A machine, and what there is of its disk.
+#[derive(Clone, Debug)]
+pub struct ReadableDisk {
+    /// The machine.
+    pub machine: String,
+    /// What it does.
+    pub state: MachineState,
+    /// What there is.
+    pub disk: OfflineDisk,
+}
+
+/// What there is of a machine's disk.
+#[derive(Clone, Debug)]
+pub enum OfflineDisk {
+    /// The machine is on; this is the version below, as `IMAGE@NUMBER`.
+    On(String),
+    /// The machine is off, and its disk is kept.
+    PersistentDiskRef(Box<PersistentDiskRequest>),
+    /// The machine is off, and has no disk.
+    None,
+}
+
+impl Service {
+    /// The disks of all machines, by name.
+    pub async fn readable_disks(&self) -> Result<Vec<ReadableDisk>, LifecycleError> {
+        let records = self.db().read().await?.machines().list().await?;
+        let mut disks = Vec::new();
+        for record in records {
+            let (machine, state) = (record.name.clone(), record.state);
+            // One version that cannot be found does not hide the other machines.
+            let disk = self.residue(record).await.unwrap_or_else(|e| {
+                tracing::warn!(%machine, "cannot tell what its disk is: {e}");
+                OfflineDisk::None
+            });
+            disks.push(ReadableDisk { machine, state, disk });
+        }
+        Ok(disks)
+    }
+
+    /// The disk of one machine. `None`: there is no such machine.
+    pub async fn readable_disk(&self, name: &str) -> Result<Option<ReadableDisk>, LifecycleError> {
+        let Some(record) = self.db().read().await?.machines().by_name(name).await? else { return Ok(None) };
+        let (machine, state) = (record.name.clone(), record.state);
+        Ok(Some(ReadableDisk { machine, state, disk: self.residue(record).await? }))
+    }
+
+    /// Notes in the history who reads a machine's disk. It is written behind the caller's back: a reader does not wait for the
+    /// database's disk. Call it within a runtime.
+    pub fn note_reading(&self, machine: &str, who: &str, detail: &str) {
+        let Ok(place) = self.note_places().try_acquire_owned() else {
+            tracing::error!(machine, who, "not noted that its disk is read: {MAX_NOTES} notes wait already");
+            return;
+        };
+        let actor = Actor(who.to_owned());
+        let event = self.event(&actor, format!("machine {machine}"), "disk read", detail);
+        let (service, machine) = (self.clone(), machine.to_owned());
+        tokio::spawn(async move {
+            if let Err(error) = service.append(event).await {
+                tracing::error!(machine, "cannot note who reads its disk: {error}");
+            }
+            drop(place);
+        });
+    }
+
+    /// Waits until all that was noted is written, at most `limit`. Returns whether it is.
+    pub async fn notes_written(&self, limit: Duration) -> bool {
+        let all = u32::try_from(MAX_NOTES).unwrap_or(u32::MAX);
+        let written = async {
+            let places = self.note_places().acquire_many_owned(all).await;
+            self.write_pending_events().await.is_ok() && places.is_ok()
+        };
+        tokio::time::timeout(limit, written).await.is_ok_and(|written| written)
+    }
+
+    async fn residue(&self, record: MachineRecord) -> Result<OfflineDisk, LifecycleError> {
+        if self.active(record.uuid).is_some() {
+            return Ok(OfflineDisk::On(record.version.unwrap_or_default()));
+        }
+        let disks = self.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
+        let find = |purpose| disks.iter().find(|disk| disk.purpose == purpose);
+        let (kept, cache) = match (find(Purpose::MaintenanceSession), find(Purpose::Persistent)) {
+            (Some(edit), _) => (edit, session_cache(record.cache)),
+            (None, Some(own)) if record.cache.persistent => (own, record.cache),
+            _ => return Ok(OfflineDisk::None),
+        };
+        let version = self.version_of("read the disk of", &record, &kept.below()).await?;
+        // Last, as a store takes its time. A version of a machine that was on is still made when that is off, and of blocks that
+        // the disk no longer names: whoever opened it for a reader would give up their places, and the version would fail as damaged.
+        if self.is_sealing(kept.id) {
+            return Err(LifecycleError::SealGuard { what: "read the disk of", machine: record.name });
+        }
+        let is_edit = kept.purpose == Purpose::MaintenanceSession;
+        Ok(OfflineDisk::PersistentDiskRef(Box::new(PersistentDiskRequest {
+            kept: files_of(kept),
+            version,
+            cache,
+            is_edit,
+        })))
+    }
+}

@@ -1,0 +1,362 @@
+//! Why a machine's state could not be changed.
+
+use headwater_api::{Problem, ProblemKind};
+use headwater_db::DbError;
+
+use crate::answer::Explain;
+use crate::backend::BackendError;
+
+/// A failed change of a machine's state.
+#[derive(Debug, thiserror::Error)]
+pub enum LifecycleError {
+    /// No machine of that name.
+    #[error("there is no machine '{0}'")]
+    Unknown(String),
+    /// Its image reference is no longer legal.
+    #[error("cannot start machine '{machine}'")]
+    Reference {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: Problem,
+    },
+    /// It is not the daemon that switches it on.
+    #[error("cannot {what} machine '{machine}': it boots from the network")]
+    Target {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+    },
+    /// It must be off for that.
+    #[error("cannot remove machine '{machine}': it is {state}")]
+    NotOff {
+        /// The machine.
+        machine: String,
+        /// What it does.
+        state: &'static str,
+    },
+    /// It must be on for that.
+    #[error("cannot {what} machine '{machine}': it is {state}")]
+    NotOn {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// What it does.
+        state: &'static str,
+    },
+    /// It must be off for that.
+    #[error("cannot {what}: machine '{machine}' is {state}")]
+    StillOn {
+        /// What was to be done: `seal image 'debian'`.
+        what: String,
+        /// The machine.
+        machine: String,
+        /// What it does.
+        state: &'static str,
+    },
+    /// It edits an image, which stands in the way.
+    #[error("cannot {what} machine '{machine}': it edits image '{image}'")]
+    Edits {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// The image.
+        image: String,
+    },
+    /// Another machine edits the image.
+    #[error("cannot edit image '{image}' on machine '{machine}': machine '{holder}' edits it already")]
+    Held {
+        /// The image.
+        image: String,
+        /// Who was to edit it.
+        machine: String,
+        /// Who does.
+        holder: String,
+    },
+    /// Nobody edits the image.
+    #[error("cannot {what}: no machine edits image '{image}'")]
+    NoEdit {
+        /// What was to be done.
+        what: &'static str,
+        /// The image.
+        image: String,
+    },
+    /// What it did is over a version that is not the newest any more.
+    #[error(
+        "cannot seal {what} over {parent}: {newer} is newer, and what it changed would not be in the new version"
+    )]
+    Newer {
+        /// What was to be sealed: `image 'debian'`.
+        what: String,
+        /// The image.
+        image: String,
+        /// The version below, as `IMAGE@NUMBER`.
+        parent: String,
+        /// The newest one.
+        newer: String,
+    },
+    /// Its machine's identity could not be removed in the guest.
+    #[error("cannot seal image '{image}': the identity of machine '{machine}' was not removed in its guest")]
+    NotGeneralised {
+        /// The image.
+        image: String,
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: BackendError,
+    },
+    /// Its guest did not switch itself off after that.
+    #[error(
+        "cannot seal image '{image}': machine '{machine}' did not switch itself off, and was ended: {how}"
+    )]
+    NotInOrder {
+        /// The image.
+        image: String,
+        /// The machine.
+        machine: String,
+        /// What happened.
+        how: String,
+    },
+    /// Its machine's identity is still on its disk.
+    #[error("cannot seal {what}: the identity of machine '{machine}' is on its disk: {}", .found.join(", "))]
+    KeepsIdentity {
+        /// What was to be sealed: `image 'debian'`.
+        what: String,
+        /// The image, where it is edited.
+        image: Option<String>,
+        /// The machine.
+        machine: String,
+        /// What was found.
+        found: Vec<String>,
+    },
+    /// A version is being made of its disk.
+    #[error("cannot {what} machine '{machine}': a version is being made of its disk")]
+    SealGuard {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+    },
+    /// The version was made, and the edit is still noted.
+    #[error("sealed as {version}, but the edit could not be ended")]
+    EditStays {
+        /// The version, as `IMAGE@NUMBER`.
+        version: String,
+        /// Why.
+        #[source]
+        source: Box<LifecycleError>,
+    },
+    /// Its edit was sealed, and ended only now.
+    #[error("cannot start machine '{machine}' on the private disk of its edit: that was sealed as {version}")]
+    EditOver {
+        /// The machine.
+        machine: String,
+        /// The image.
+        image: String,
+        /// The version, as `IMAGE@NUMBER`.
+        version: String,
+    },
+    /// The daemon stops and starts nothing any more.
+    #[error("cannot start machine '{0}': the daemon is stopping")]
+    Stopping(String),
+    /// A disk, an image or the hypervisor failed.
+    #[error("cannot {what} machine '{machine}'")]
+    Backend {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: BackendError,
+    },
+    /// What an earlier daemon left could not be cleaned up.
+    #[error("cannot {0}")]
+    Orphans(&'static str, #[source] BackendError),
+    /// The database is new, or another one: to sweep would destroy what machines wrote.
+    #[error(
+        "the database knows no machine, and persistent disks are there, {count} in number, the first with the key {first} \
+         (restore the database from its backup, or move cache/disk-* and keys/disk-* of the data \
+         directory away)"
+    )]
+    Forgotten {
+        /// How many.
+        count: usize,
+        /// The key of one.
+        first: String,
+    },
+    /// The database failed before the machine was on.
+    #[error("cannot start machine '{machine}'")]
+    NotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
+    /// The database failed when the machine was on.
+    #[error("machine '{machine}' is on, but that could not be noted")]
+    OnNotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
+    /// The database failed when the machine was off.
+    #[error("machine '{machine}' is off, but that could not be noted")]
+    OffNotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
+    /// The database failed in the middle of a reset, when the machine was off.
+    #[error("machine '{machine}' is off, and its reset did not come to its end")]
+    OffNotReset {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
+    /// The database failed, and the machine's disk has the limits all the same.
+    #[error("machine '{machine}' has the new limits until it is off, but that could not be noted")]
+    LimitsNotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
+    /// The database failed.
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl LifecycleError {
+    pub(crate) fn backend(what: &'static str, machine: &str) -> impl FnOnce(BackendError) -> Self {
+        let machine = machine.to_owned();
+        move |source| Self::Backend { what, machine, source }
+    }
+}
+
+impl Explain for LifecycleError {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Unknown(_) => ProblemKind::NotFound,
+            Self::Reference { source, .. } => source.kind,
+            Self::Target { .. }
+            | Self::NotOff { .. }
+            | Self::NotOn { .. }
+            | Self::StillOn { .. }
+            | Self::Edits { .. }
+            | Self::Held { .. }
+            | Self::Newer { .. }
+            | Self::NotGeneralised { .. }
+            | Self::NotInOrder { .. }
+            | Self::KeepsIdentity { .. }
+            | Self::SealGuard { .. }
+            | Self::EditOver { .. }
+            | Self::Forgotten { .. } => ProblemKind::Conflict,
+            Self::EditStays { source, .. } => source.kind(),
+            Self::NoEdit { .. } => ProblemKind::NotFound,
+            Self::Stopping(_) => ProblemKind::Unavailable,
+            Self::Backend { source, .. } | Self::Orphans(_, source) => source.kind(),
+            Self::Db(source)
+            | Self::NotNoted { source, .. }
+            | Self::OnNotNoted { source, .. }
+            | Self::OffNotNoted { source, .. }
+            | Self::OffNotReset { source, .. }
+            | Self::LimitsNotNoted { source, .. } => source.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
+            Self::Target { .. } => Some(
+                "switch it on where it stands; each time it boots, what it wrote before is forgotten".to_owned(),
+            ),
+            Self::NotOff { machine, .. } => {
+                Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
+            }
+            Self::StillOn { machine, .. } => {
+                Some(format!("stop it first: 'headwater machine stop {machine}'"))
+            }
+            Self::Edits { image, .. } => Some(format!(
+                "'headwater image seal {image}' makes a version of what it did, 'headwater image discard {image}' \
+                 forgets it"
+            )),
+            Self::Held { image, holder, .. } => Some(format!(
+                "seal or discard what '{holder}' did first: 'headwater image seal {image}', 'headwater image discard \
+                 {image}'"
+            )),
+            Self::NoEdit { image, .. } => {
+                Some(format!("'headwater image edit {image} --machine MACHINE' begins an edit"))
+            }
+            Self::Newer { image, newer, .. } => Some(format!(
+                "discard the edit ('headwater image discard {image}') and edit {newer}, or seal it all the same with \
+                 --over-newer"
+            )),
+            Self::NotGeneralised { image, machine, source } => {
+                let advice = source.advice().map(|advice| format!("{advice}; or ")).unwrap_or_default();
+                Some(format!(
+                    "{advice}stop it first ('headwater machine stop {machine}') and seal: 'headwater image seal {image}' of a machine that is \
+                     off looks for that on its disk"
+                ))
+            }
+            Self::NotInOrder { image, machine, .. } => Some(format!(
+                "'headwater image seal {image}' seals its disk as it is; or start it, see that all is there, and seal again: 'headwater machine \
+                 start {machine}'"
+            )),
+            Self::KeepsIdentity { image: Some(image), machine, .. } => Some(format!(
+                "start it ('headwater machine start {machine} --wait') and seal while it is on: 'headwater image seal {image}' removes that in \
+                 the guest and switches it off; or keep it in the version with --keep-identity"
+            )),
+            Self::KeepsIdentity { .. } => {
+                Some("--keep-identity makes a version that is marked as not generalised".to_owned())
+            }
+            Self::SealGuard { .. } => Some("try again when it is made".to_owned()),
+            Self::EditStays { .. } => Some(
+                "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"
+                    .to_owned(),
+            ),
+            Self::EditOver { machine, image, .. } => Some(format!(
+                "the edit is over now: 'headwater image edit {image} --machine {machine}' begins another, 'headwater \
+                 machine start {machine}' starts without one"
+            )),
+            Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
+            Self::Backend { source, .. } | Self::Orphans(_, source) => source.advice().map(str::to_owned),
+            Self::NotNoted { source: source @ DbError::NoSpace(_), .. } => source.advice(),
+            Self::NotNoted { machine, .. } => Some(format!(
+                "'headwater machine show {machine}' tells how it is; start it again when no other process holds the \
+                 database"
+            )),
+            Self::OnNotNoted { machine, .. } => Some(format!(
+                "it goes on, and is noted when the database can be written: 'headwater machine show {machine}'"
+            )),
+            Self::OffNotNoted { .. } => {
+                Some("it is noted as lost when the database can be written, and can be started then".to_owned())
+            }
+            Self::OffNotReset { machine, source } => {
+                let again = format!(
+                    "'headwater machine reset {machine}' forgets what it wrote, 'headwater machine start {machine}' starts it"
+                );
+                Some(source.advice().map_or_else(|| again.clone(), |advice| format!("{advice}; then {again}")))
+            }
+            Self::LimitsNotNoted { source, .. } => {
+                let again = "give them again when the database can be written, for its later starts";
+                Some(source.advice().map_or_else(|| again.to_owned(), |advice| format!("{advice}, and {again}")))
+            }
+            Self::Db(source) => source.advice(),
+            Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
+        }
+    }
+}

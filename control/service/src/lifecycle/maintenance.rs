@@ -1,0 +1,288 @@
+//! Editing an image: one machine gets a private disk over its newest version, until that is sealed or discarded.
+//!
+//! ```text
+//!   edit     noted in the database: from its next start on, the machine boots the private disk
+//!   seal     machine off -> version made of the disk -> forgotten in the database -> files removed
+//!   discard  machine off ->                             forgotten in the database -> files removed
+//! ```
+//! A daemon that dies between the second and the third step of a seal, or whose database fails there, leaves a version
+//! *and* an edit. The version's source names the disk and the last start before it: the next daemon, seal or start knows, and
+//! goes on. The disk is not booted again, as what it would take from then on is in no version. Where that happened all the
+//! same, since a store showed the version only later, the edit is not over: what came after is sealed as another version.
+
+use std::time::Duration;
+
+use headwater_api::name::ImageRef;
+use headwater_api::{Channel, ImageVersion, ProblemKind};
+use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose, Repository};
+use tokio::time::Instant;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::backend::BackendError;
+use crate::extract::Actor;
+use crate::lifecycle::LifecycleError;
+
+/// How long a start waits for the store to tell which edits were sealed.
+const EDITS_WAIT: Duration = Duration::from_secs(10);
+
+impl Service {
+    /// Begins an edit on a machine that is off.
+    pub(crate) async fn edit_image(
+        &self,
+        image: &str,
+        machine: &str,
+        actor: &Actor,
+    ) -> Result<(PersistentDisk, MachineRecord), LifecycleError> {
+        let (_turn, record) = self.turn_of(machine).await?;
+        Self::is_vm("edit on", &record)?;
+        self.can_seal("edit on", machine)?;
+        let uuid = record.uuid;
+        if let Some(state) = self.not_off(&record) {
+            let (what, machine) = (format!("edit image '{image}' on it"), record.name);
+            return Err(LifecycleError::StillOn { what, machine, state });
+        }
+        self.not_in_maintenance("begin an edit on", &record).await?;
+        let _using =
+            self.using_versions_for(uuid).await.map_err(LifecycleError::backend("edit on", machine))?;
+        let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
+        let version = self.unless_given_up(uuid, self.images().resolve(&newest)).await;
+        let version = version.map_err(LifecycleError::backend("edit on", machine))?;
+        let disk = self.new_disk(uuid, Purpose::MaintenanceSession, &version, actor)?;
+        if let Err(e) = self.retain_disk(&disk, machine).await {
+            self.release_disk(&disk).await;
+            return Err(LifecycleError::backend("edit on", machine)(e));
+        }
+        let mut repo = self.db().write().await?;
+        let added = repo.persistent_disks().add(&disk).await;
+        match added {
+            Err(DbError::Taken { .. }) => {
+                let holder = editor(&mut *repo, image).await?;
+                let (image, machine) = (image.to_owned(), record.name);
+                let holder = holder.unwrap_or_else(|| machine.clone());
+                drop(repo);
+                self.release_disk(&disk).await;
+                return Err(LifecycleError::Held { image, machine, holder });
+            }
+            other => other?,
+        }
+        let detail = format!("machine {machine}, over {}", disk.below());
+        repo.events().append(self.event(actor, format!("image {image}"), "edit", detail)).await?;
+        let detail = format!("it edits {} from its next start on", disk.below());
+        repo.events().append(self.event(actor, format!("machine {machine}"), "edit", detail)).await?;
+        repo.save().await?;
+        tracing::info!(image, machine, actor = %actor.0, "an edit begins");
+        Ok((disk, record))
+    }
+
+    /// Refuses a store that takes no version, before anybody works for one.
+    pub(crate) fn can_seal(&self, what: &'static str, machine: &str) -> Result<(), LifecycleError> {
+        if !self.images().is_read_only() {
+            return Ok(());
+        }
+        let error =
+            BackendError::new(ProblemKind::Invalid, "this daemon only reads its store, through servers")
+                .advise("do it on a daemon that has the store itself: a directory, or s3://..");
+        Err(LifecycleError::backend(what, machine)(error))
+    }
+
+    /// Gives up what was edited.
+    pub(crate) async fn discard_session(
+        &self,
+        image: &str,
+        actor: &Actor,
+    ) -> Result<PersistentDisk, LifecycleError> {
+        let what = "discard what was edited";
+        let (edit, record) = self.session_of(what, image).await?;
+        let _turn = self.lock(record.uuid).await;
+        self.still_session_of(what, &edit).await?;
+        self.off_for_maintenance("discard the edit of", &edit, &record)?;
+        if self.is_sealing(edit.id) {
+            return Err(LifecycleError::SealGuard {
+                what: "discard what was edited on",
+                machine: record.name,
+            });
+        }
+        let detail = format!("what machine {} did over {}", record.name, edit.below());
+        let event = self.event(actor, format!("image {image}"), "discarded", detail);
+        let may_have_run = self.may_have_run(&record, &edit).await.unwrap_or(true);
+        self.forget_persistent(&edit, Some(event)).await?;
+        if may_have_run {
+            // What was done is in the console's log, too.
+            self.remove_logs(&record.name).await;
+        }
+        tracing::info!(image, machine = %record.name, actor = %actor.0, "an edit was discarded");
+        Ok(edit)
+    }
+
+    /// The machine that edits an image.
+    pub(crate) async fn maintainer_of(&self, image: &str) -> Result<Option<String>, LifecycleError> {
+        Ok(editor(&mut *self.db().read().await?, image).await?)
+    }
+
+    /// The edit of an image, and its machine.
+    pub(crate) async fn session_of(
+        &self,
+        what: &'static str,
+        image: &str,
+    ) -> Result<(PersistentDisk, MachineRecord), LifecycleError> {
+        let mut repo = self.db().read().await?;
+        let none = || LifecycleError::NoEdit { what, image: image.to_owned() };
+        let edit = repo.persistent_disks().session_of(image).await?.ok_or_else(none)?;
+        let record = repo.machines().by_uuid(edit.machine).await?.ok_or_else(none)?;
+        Ok((edit, record))
+    }
+
+    /// Refuses an edit that is over by now, also where another one has taken its place. Else its machine as it is now. The
+    /// caller holds the machine's lock.
+    pub(crate) async fn still_session_of(
+        &self,
+        what: &'static str,
+        edit: &PersistentDisk,
+    ) -> Result<MachineRecord, LifecycleError> {
+        let (now, record) = self.session_of(what, &edit.image).await?;
+        if now.id != edit.id {
+            return Err(LifecycleError::NoEdit { what, image: edit.image.clone() });
+        }
+        Ok(record)
+    }
+
+    /// Refuses a machine that is on. The caller holds its lock.
+    pub(crate) fn off_for_maintenance(
+        &self,
+        what: &str,
+        edit: &PersistentDisk,
+        record: &MachineRecord,
+    ) -> Result<(), LifecycleError> {
+        if self.active(record.uuid).is_none() {
+            return Ok(());
+        }
+        let (what, machine) = (format!("{what} image '{}'", edit.image), record.name.clone());
+        Err(LifecycleError::StillOn { what, machine, state: "on, and writes to its disk" })
+    }
+
+    /// Refuses a machine that edits an image.
+    pub(crate) async fn not_in_maintenance(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+    ) -> Result<(), LifecycleError> {
+        match self.persistent_disk(record.uuid, Purpose::MaintenanceSession).await? {
+            Some(edit) => {
+                Err(LifecycleError::Edits { what, machine: record.name.clone(), image: edit.image })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The last step of a seal: the edit is over.
+    pub(crate) async fn end_session(
+        &self,
+        edit: &PersistentDisk,
+        machine: &str,
+        version: &ImageVersion,
+        actor: &Actor,
+    ) -> Result<(), LifecycleError> {
+        // Also where the edit cannot be ended.
+        self.store_changed();
+        let detail =
+            format!("version {} of what machine {machine} did over {}", version.number, edit.below());
+        let event = self.event(actor, format!("image {}", edit.image), "sealed", detail);
+        self.forget_persistent(edit, Some(event)).await
+    }
+
+    /// Ends the edits whose version was made by a daemon that died before it could. One that cannot be looked at now, or not
+    /// in time, stays: its next start or seal looks again.
+    pub(crate) async fn end_sealed_sessions(&self) -> Result<(), LifecycleError> {
+        let disks = self.db().read().await?.persistent_disks().list().await?;
+        let end = Instant::now() + EDITS_WAIT;
+        for edit in disks.into_iter().filter(|disk| disk.purpose == Purpose::MaintenanceSession) {
+            let record = self.db().read().await?.machines().by_uuid(edit.machine).await?;
+            let started_at_ms = record.as_ref().and_then(|record| record.started_at_ms);
+            let look = self.sealed_from(&edit, started_at_ms);
+            let Ok(sealed) = tokio::time::timeout_at(end, look).await else {
+                let seconds = EDITS_WAIT.as_secs();
+                tracing::warn!(image = %edit.image, "the store did not tell within {seconds} s whether its edit was sealed");
+                return Ok(());
+            };
+            let sealed = sealed.unwrap_or_else(|e| {
+                tracing::error!(image = %edit.image, "cannot tell whether its edit was sealed: {}", problem(&e));
+                None
+            });
+            if let Some(version) = sealed {
+                let machine = record.map_or_else(|| edit.machine.to_string(), |record| record.name);
+                tracing::warn!(image = %edit.image, version = version.number, "an edit was sealed, and is over");
+                self.end_session(&edit, &machine, &version, &Actor::daemon()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The version that was made of an edit since its machine's last start, if there is one: what the machine did after an
+    /// earlier one is in no version.
+    pub(crate) async fn sealed_from(
+        &self,
+        edit: &PersistentDisk,
+        started_at_ms: Option<u64>,
+    ) -> Result<Option<ImageVersion>, LifecycleError> {
+        let failed = |e| LifecycleError::Orphans("look for sealed versions", e);
+        let image = self.unless_given_up(edit.machine, self.images().image(&edit.image)).await;
+        // An edit holds its image: that there is none says nothing of its versions.
+        let image = image.and_then(|image| image.ok_or_else(|| no_image(edit))).map_err(failed)?;
+        Ok(image.versions.into_iter().find(|it| ends_session(it, edit, started_at_ms)))
+    }
+}
+
+async fn editor(repo: &mut dyn Repository, image: &str) -> Result<Option<String>, DbError> {
+    let Some(edit) = repo.persistent_disks().session_of(image).await? else { return Ok(None) };
+    Ok(repo.machines().by_uuid(edit.machine).await?.map(|record| record.name))
+}
+
+fn no_image(edit: &PersistentDisk) -> BackendError {
+    let image = &edit.image;
+    let message = format!("the store says that there is no image '{image}', which is being edited");
+    BackendError::new(ProblemKind::NotFound, message).advise(format!(
+        "try again when the store has it; 'headwater image discard {image}' gives up what was edited"
+    ))
+}
+
+/// Whether a version was made of an edit since its machine's last start.
+fn ends_session(version: &ImageVersion, edit: &PersistentDisk, started_at_ms: Option<u64>) -> bool {
+    // An earlier release did not name the start. Versions have whole seconds: one of the second of the start may be from
+    // before it, and is not taken. That costs one more version, the other way round work would be lost.
+    let is_since = started_at_ms.is_none_or(|ms| version.created_at_ms > ms);
+    version.source.ends_with(&mark(edit, started_at_ms))
+        || (is_since && version.source.ends_with(&mark_of_disk(edit)))
+}
+
+/// Where a version comes from that is made of an edit.
+pub(crate) fn source(edit: &PersistentDisk, machine: &MachineRecord) -> String {
+    let mark = mark(edit, machine.started_at_ms);
+    format!("{} edited by machine {}{mark}", edit.below(), machine.name)
+}
+
+/// Where a version comes from that is made of a machine's disk, and the edit goes on if it is that.
+pub(crate) fn source_of_copy(parent: &str, machine: &str, edit: Option<&PersistentDisk>) -> String {
+    format!("{parent} as machine {machine} had it{}", edit.map(mark_of_copy).unwrap_or_default())
+}
+
+/// Whether a version was made of an edit that went on: what is sealed of that edit has what it changed.
+pub(crate) fn is_copy(version: &ImageVersion, edit: &PersistentDisk) -> bool {
+    version.source.ends_with(&mark_of_copy(edit)) || version.source.contains(&mark_of_disk(edit))
+}
+
+/// Has no [`mark`]: it does not end the edit.
+fn mark_of_copy(edit: &PersistentDisk) -> String {
+    format!(", so far on disk {}", edit.id)
+}
+
+/// The start tells what the disk had then from what it took later. Starts are told apart and not ordered, as a clock may be
+/// set; only for versions of an earlier release there is nothing but the time.
+fn mark(edit: &PersistentDisk, started_at_ms: Option<u64>) -> String {
+    let since = started_at_ms.map(|ms| format!(" since its start at {ms} ms")).unwrap_or_default();
+    mark_of_disk(edit) + &since
+}
+
+fn mark_of_disk(edit: &PersistentDisk) -> String {
+    format!(", disk {}", edit.id)
+}

@@ -1,0 +1,241 @@
+//! Reading and saving a machine's record together with the event that says what happened.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use headwater_api::{BootFrom, ImageVersion, Machine, MachineState};
+use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
+use tokio::sync::OwnedMutexGuard;
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::extract::Actor;
+use crate::lifecycle::LifecycleError;
+
+/// Two reasons as one.
+pub(super) fn joined(one: Option<String>, other: Option<String>) -> Option<String> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(format!("{one}; {other}")),
+        (one, other) => one.or(other),
+    }
+}
+
+impl Service {
+    /// The record of a machine that must exist.
+    pub(crate) async fn record(&self, name: &str) -> Result<MachineRecord, LifecycleError> {
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))
+    }
+
+    /// The same, of a machine that was looked up before.
+    pub(crate) async fn record_of(&self, uuid: Uuid, name: &str) -> Result<MachineRecord, LifecycleError> {
+        let found = self.db().read().await?.machines().by_uuid(uuid).await?;
+        found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))
+    }
+
+    /// The turn of the machine that has this name now, and its record at that turn. One that is removed meanwhile is unknown,
+    /// also where another one has its name by then: that one's turn would be another.
+    pub(crate) async fn turn_of(
+        &self,
+        name: &str,
+    ) -> Result<(OwnedMutexGuard<()>, MachineRecord), LifecycleError> {
+        let uuid = self.record(name).await?.uuid;
+        let turn = self.lock(uuid).await;
+        Ok((turn, self.record_of(uuid, name).await?))
+    }
+
+    /// Refuses what only the daemon's own machines can have done to them.
+    pub(crate) fn is_vm(what: &'static str, record: &MachineRecord) -> Result<(), LifecycleError> {
+        match record.boot {
+            BootFrom::Vm => Ok(()),
+            BootFrom::Network => Err(LifecycleError::Target { what, machine: record.name.clone() }),
+        }
+    }
+
+    /// Saves the changed state and its event, together.
+    pub(crate) async fn save(
+        &self,
+        record: &MachineRecord,
+        actor: &Actor,
+        action: &'static str,
+        detail: impl Into<String>,
+    ) -> Result<(), LifecycleError> {
+        let detail = detail.into();
+        tracing::info!(machine = %record.name, state = %record.state, actor = %actor.0, action, "{detail}");
+        let event = self.event(actor, format!("machine {}", record.name), action, detail);
+        let mut repo = self.db().write().await?;
+        if !repo.machines().update_state(record).await? {
+            return Err(LifecycleError::Unknown(record.name.clone()));
+        }
+        repo.events().append(event).await?;
+        Ok(repo.save().await?)
+    }
+
+    /// A machine as clients see it.
+    pub(crate) fn view(&self, record: MachineRecord) -> Machine {
+        let active = self.active(record.uuid);
+        Machine {
+            warning: None,
+            alarm: self.alarm_of(&record),
+            disk: active.as_ref().map(|active| active.counters()),
+            pid: active.as_ref().map(|active| active.vm.pid()),
+            accelerator: active.as_ref().map(|active| active.vm.accelerator()),
+            name: record.name,
+            uuid: record.uuid,
+            mac: record.mac,
+            boot: record.boot,
+            image: record.image,
+            pin: record.pin.or(record.catalog_pin),
+            catalog: record.catalog,
+            version: record.version,
+            next_version: None,
+            old: false,
+            kept: None,
+            edits: None,
+            cache: record.cache,
+            transport: record.transport,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            wanted: record.wanted,
+            state: record.state,
+            reason: record.reason,
+            boot_ms: record.boot_ms,
+            started_at_ms: record.started_at_ms,
+            created_at_ms: record.created_at_ms,
+            identity: record.identity,
+        }
+    }
+
+    /// Machines as clients see them, with what each would boot now.
+    pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Result<Vec<Machine>, DbError> {
+        let kept = self.db().read().await?.persistent_disks().list().await?;
+        // Asked for all at once, and waited for together.
+        let references: HashSet<&str> = records.iter().map(MachineRecord::reference).collect();
+        let store_view_cache = references.into_iter().map(|reference| {
+            let version = self.version_to_show(reference);
+            let reference = reference.to_owned();
+            async move { (reference, version.await) }
+        });
+        let known: HashMap<String, Option<ImageVersion>> =
+            join_all(store_view_cache).await.into_iter().collect();
+        let mut views = Vec::new();
+        for record in records {
+            let next = known.get(record.reference()).cloned().flatten();
+            let disk = |purpose| kept.iter().find(|it| it.machine == record.uuid && it.purpose == purpose);
+            let (edit, own) = (disk(Purpose::MaintenanceSession), disk(Purpose::Persistent));
+            let own = own.filter(|_| record.cache.persistent);
+            let running = self.active(record.uuid).map(|active| active.version_hash.clone());
+            let has = running.or_else(|| own.map(|disk| disk.hash.clone()));
+            // Off, and nothing is kept: what it ran last is gone, and people see its number beside what comes next.
+            let last = record.version.clone();
+            let mut view = self.view(record);
+            if let Some(next) = next {
+                let number = format!("{}@{}", next.image, next.number);
+                let differs =
+                    has.map_or_else(|| last.is_some_and(|last| last != number), |has| has != next.hash);
+                view.old = edit.is_none() && differs;
+                view.next_version = Some(number);
+            }
+            if let Some(disk) = edit.or(own) {
+                view.next_version = Some(disk.below());
+            }
+            view.kept = own.map(PersistentDisk::below);
+            view.edits = edit.map(PersistentDisk::below);
+            views.push(view);
+        }
+        Ok(views)
+    }
+
+    /// One machine, as [`Service::views`] shows it.
+    pub(crate) async fn full_view(&self, record: MachineRecord) -> Result<Machine, LifecycleError> {
+        let name = record.name.clone();
+        self.views(vec![record]).await?.pop().ok_or(LifecycleError::Unknown(name))
+    }
+
+    /// The same of one that was changed. That was done, and must not be done again because it cannot be told in full.
+    pub(crate) async fn changed_view(&self, record: MachineRecord) -> Machine {
+        self.full_view(record.clone()).await.unwrap_or_else(|error| {
+            tracing::warn!(
+                machine = record.name,
+                "what a machine boots and keeps cannot be told: {}",
+                problem(&error)
+            );
+            self.view(record)
+        })
+    }
+
+    /// Closes the disk of a machine whose VM ended, unless it was put away before, and saves the state that follows.
+    pub(crate) async fn switched_off(
+        &self,
+        record: &mut MachineRecord,
+        actor: &Actor,
+        state: MachineState,
+        reason: Option<String>,
+        detail: impl Into<String>,
+    ) -> Result<(), LifecycleError> {
+        let unsaved = self.put_away(record.uuid, &record.name).await;
+        record.state = state;
+        record.reason = joined(reason, unsaved);
+        self.save(record, actor, "state", detail).await
+    }
+
+    /// Forgets that a machine is on, closes its disk and removes its sockets. Its VM has ended. What its disk lost by that, which
+    /// is in the history by then.
+    pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) -> Option<String> {
+        let unsaved = self.close_disk(uuid, name).await?;
+        let event = self.event(&Actor::daemon(), format!("machine {name}"), "not saved", unsaved.clone());
+        self.note(event).await;
+        Some(unsaved)
+    }
+
+    /// The same, and what its disk lost was to be forgotten.
+    pub(crate) async fn put_away_forgotten(&self, uuid: Uuid, name: &str) {
+        self.close_disk(uuid, name).await;
+    }
+
+    async fn close_disk(&self, uuid: Uuid, name: &str) -> Option<String> {
+        let active = self.active_map().remove(&uuid);
+        let closed = match active {
+            Some(active) => active.disk.close().await,
+            None => Ok(()),
+        };
+        self.remove_sockets(name).await;
+        // The machine is off all the same.
+        let unsaved = problem(&closed.err()?).to_string();
+        tracing::error!(machine = %name, "its disk was not closed in order: {unsaved}");
+        Some(unsaved)
+    }
+
+    /// Removes all that a machine's directory holds but the logs, which are for whoever asks what happened.
+    pub(crate) async fn remove_sockets(&self, machine: &str) {
+        self.remove_files(machine, |is_log| !is_log).await;
+    }
+
+    /// Removes the logs of a machine that is off.
+    pub(crate) async fn remove_logs(&self, machine: &str) {
+        self.remove_files(machine, |is_log| is_log).await;
+    }
+
+    async fn remove_files(&self, machine: &str, go: impl Fn(bool) -> bool) {
+        let Ok(mut entries) = tokio::fs::read_dir(self.run_dir(machine)).await else { return };
+        while let Ok(Some(entry)) = entries.next_entry().await {
+            let name = entry.file_name();
+            let is_log = [&b".log"[..], b".log.old"].iter().any(|end| name.as_encoded_bytes().ends_with(end));
+            if go(is_log) {
+                // What cannot be removed now is replaced at the next start.
+                let _ = tokio::fs::remove_file(entry.path()).await;
+            }
+        }
+    }
+
+    /// Takes a sample of every active disk's counters.
+    pub(crate) fn sample_rates(&self) {
+        let now = Instant::now();
+        let all: Vec<_> = self.active_map().values().cloned().collect();
+        for active in all {
+            active.sample(now);
+        }
+    }
+}

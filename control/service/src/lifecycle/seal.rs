@@ -1,0 +1,441 @@
+//! Making versions of disks: of an edit whose machine is off, and of a machine that runs.
+//!
+//! ```text
+//!   a machine that runs:  guest writes out (where its agent answers), and the machine can be stopped and changed meanwhile
+//!                           -> guest freezes its file systems
+//!                           -> disk frozen: one instant, and the machine goes on writing beside it
+//!                           -> guest thaws -> in the background: what changed is read, packed, stored
+//!   an edit on a machine that is on: the machine's identity is removed in the guest -> switched off
+//! ```
+//! Before a version is made, the disk is searched for its machine's identity (`generalise.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use headwater_api::name::ImageRef;
+use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, SealRequest, Sealed};
+use headwater_db::{MachineRecord, PersistentDisk, Purpose};
+use tokio::sync::OwnedMutexGuard;
+
+use crate::Service;
+use crate::answer::{Explain, problem};
+use crate::backend::{
+    BackendError, FrozenDisk, IdentityLeft, JobControl, NOTE_MAX_BYTES, PersistentDiskRequest, SealOrder,
+    SealOutcome,
+};
+use crate::extract::Actor;
+use crate::lifecycle::boot::{files_of, session_cache};
+use crate::lifecycle::generalise::keeps_identity;
+use crate::lifecycle::maintenance::{is_copy, source, source_of_copy};
+use crate::lifecycle::{Active, LifecycleError, alarm};
+
+/// How often it is looked whether somebody still waits for a version.
+const CANCEL_POLL: Duration = Duration::from_millis(100);
+
+/// What something is sealed over.
+struct Over {
+    image: String,
+    /// As `IMAGE@NUMBER`.
+    parent: String,
+    /// The newest version that is newer than that, and was not made of the same edit.
+    newer: Option<String>,
+    /// The highest number of a version that is not retired.
+    newest: u64,
+}
+
+impl Over {
+    /// Refuses to leave out what newer versions changed, unless that is wanted.
+    fn allowed(&self, what: &str, over_newer: bool) -> Result<(), LifecycleError> {
+        match &self.newer {
+            Some(newer) if !over_newer => Err(LifecycleError::Newer {
+                what: what.to_owned(),
+                image: self.image.clone(),
+                parent: self.parent.clone(),
+                newer: newer.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Service {
+    /// Makes a version of what was edited, and ends the edit.
+    pub(crate) async fn seal_session(
+        &self,
+        image: &str,
+        request: SealRequest,
+        actor: &Actor,
+        job: Arc<JobControl>,
+    ) -> Result<Sealed, LifecycleError> {
+        let (edit, record) = self.session_of("seal", image).await?;
+        let sealing =
+            || LifecycleError::SealGuard { what: "seal what was edited on", machine: record.name.clone() };
+        let what = format!("image '{image}'");
+        let mut removed = None;
+        let (guard, record) = {
+            let _turn = self.lock(record.uuid).await;
+            if request.keep_identity {
+                self.off_for_maintenance("seal", &edit, &record)?;
+            }
+            let guard = self.begin_sealing(edit.id).ok_or_else(sealing)?;
+            // Now that nobody else ends it.
+            let mut record = self.still_session_of("seal", &edit).await?;
+            if let Some(active) = self.active(record.uuid) {
+                let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
+                over.allowed(&what, request.over_newer)?;
+                check_note(&request.note).map_err(LifecycleError::backend("seal", &record.name))?;
+                removed = Some(self.generalise(&edit, &record, &active, &job).await?);
+                record = self.switch_off_generalised(&edit, record, actor).await?;
+            }
+            (guard, record)
+        };
+        let mut left = IdentityLeft::default();
+        let sealed = self.sealed_from(&edit, record.started_at_ms).await?;
+        let (version, changed_bytes, newer, production) = match sealed {
+            Some(version) => (version, 0, None, None),
+            None => {
+                let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
+                over.allowed(&what, request.over_newer)?;
+                let frozen = self.open_persistent(&record, &edit).await?;
+                left = self.identity_left(&*frozen, &record, &job).await?;
+                if !left.found.is_empty() && !request.keep_identity {
+                    let (image, machine) = (Some(edit.image.clone()), record.name);
+                    return Err(LifecycleError::KeepsIdentity { what, image, machine, found: left.found });
+                }
+                let order = SealOrder {
+                    source: source(&edit, &record),
+                    note: request.note,
+                    author: actor.0.clone(),
+                    newest_at_most: (!request.over_newer).then_some(over.newest),
+                    is_edit: true,
+                    keeps_identity: keeps_identity(&left, removed.is_some()),
+                };
+                let sealed = frozen.seal(order, job).await;
+                let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
+                let outcome = match self.or_tried(actor, image, ("seal tried", &tried), sealed).await {
+                    Ok(outcome) => outcome,
+                    Err(e) => return Err(self.not_sealed(e, &what, &record, &edit).await),
+                };
+                self.production_kept(&outcome, actor).await;
+                (outcome.version, outcome.changed_bytes, over.newer, outcome.production)
+            }
+        };
+        self.end_session(&edit, &record.name, &version, actor).await.map_err(|e| {
+            LifecycleError::EditStays {
+                version: format!("{}@{}", version.image, version.number),
+                source: Box::new(e),
+            }
+        })?;
+        drop(guard);
+        tracing::info!(image, version = version.number, actor = %actor.0, "sealed");
+        Ok(Sealed {
+            version,
+            parent: edit.below(),
+            newer,
+            changed_bytes,
+            production,
+            pause: None,
+            removed: removed.unwrap_or_default(),
+            identity: left.found,
+            not_looked_into: left.unread,
+        })
+    }
+
+    async fn open_persistent(
+        &self,
+        record: &MachineRecord,
+        disk: &PersistentDisk,
+    ) -> Result<Box<dyn FrozenDisk>, LifecycleError> {
+        let version = self.version_of("seal", record, &disk.below()).await?;
+        let is_edit = disk.purpose == Purpose::MaintenanceSession;
+        let cache = if is_edit { session_cache(record.cache) } else { record.cache };
+        let request = PersistentDiskRequest { kept: files_of(disk), version, cache, is_edit };
+        self.disks().open_persistent(request).await.map_err(LifecycleError::backend("seal", &record.name))
+    }
+
+    /// Makes a version of a machine's disk: of one that runs as it is at this moment, of one that is off and whose
+    /// disk is kept as it was left. The machine goes on as it did.
+    pub(crate) async fn seal_machine(
+        &self,
+        name: &str,
+        request: SealRequest,
+        actor: &Actor,
+        job: Arc<JobControl>,
+    ) -> Result<Sealed, LifecycleError> {
+        let (turn, record) = self.turn_of(name).await?;
+        self.can_seal("seal", name)?;
+        // The store refuses it, too, but only when the guest has been frozen.
+        check_note(&request.note).map_err(LifecycleError::backend("seal", name))?;
+        let uuid = record.uuid;
+        let kept = match self.persistent_disk(uuid, Purpose::MaintenanceSession).await? {
+            Some(edit) => Some(edit),
+            None if record.cache.persistent => self.persistent_disk(uuid, Purpose::Persistent).await?,
+            None => None,
+        };
+        // A persistent disk is not opened again before the version is made of what it was. And none is frozen twice: who comes second is told
+        // before the guest does anything for it.
+        let sealing = || LifecycleError::SealGuard { what: "seal", machine: name.to_owned() };
+        let disk = kept.as_ref().map_or(uuid, |kept| kept.id);
+        let guard = self.begin_sealing(disk).ok_or_else(sealing)?;
+        let not_on = || {
+            let (machine, state) = (record.name.clone(), record.state.name());
+            LifecycleError::NotOn { what: "seal", machine, state }
+        };
+        let active = self.active(uuid);
+        let parent = match (&active, &kept) {
+            (Some(active), _) => self.version_that_runs(&record, active).await?,
+            (None, Some(kept)) => self.version_of("seal", &record, &kept.below()).await?,
+            (None, None) => return Err(not_on()),
+        };
+        let edit = kept.as_ref().filter(|kept| kept.purpose == Purpose::MaintenanceSession);
+        let (what, is_bound) = (format!("machine '{name}'"), edit.is_some() && !request.over_newer);
+        let over = self.over(&record, &parent.image, parent.number, edit).await?;
+        over.allowed(&what, !is_bound)?;
+        let (frozen, pause) = match (&active, &kept) {
+            (Some(active), _) => {
+                let (frozen, pause) = self.freeze(turn, &record, active, &job).await?;
+                (frozen, Some(pause))
+            }
+            (None, Some(kept)) => {
+                let frozen = self.open_persistent(&record, kept).await?;
+                drop(turn);
+                (frozen, None)
+            }
+            (None, None) => return Err(not_on()),
+        };
+        let left = self.identity_left(&*frozen, &record, &job).await?;
+        if active.is_none() && !left.found.is_empty() && !request.keep_identity {
+            let image = edit.map(|edit| edit.image.clone());
+            return Err(LifecycleError::KeepsIdentity {
+                what,
+                image,
+                machine: record.name,
+                found: left.found,
+            });
+        }
+        let parent = over.parent;
+        let order = SealOrder {
+            source: source_of_copy(&parent, name, edit),
+            note: request.note,
+            author: actor.0.clone(),
+            newest_at_most: is_bound.then_some(over.newest),
+            is_edit: edit.is_some(),
+            keeps_identity: keeps_identity(&left, false),
+        };
+        let sealed = frozen.seal(order, job).await;
+        let tried = format!("a version of the disk of machine {name} over {parent}");
+        let sealed = self.or_tried(actor, &over.image, ("seal tried", &tried), sealed).await;
+        let outcome = match (sealed, edit) {
+            (Ok(outcome), _) => outcome,
+            (Err(e), Some(edit)) => return Err(self.not_sealed(e, &what, &record, edit).await),
+            (Err(e), None) => return Err(LifecycleError::backend("seal", name)(e)),
+        };
+        drop(guard);
+        self.production_kept(&outcome, actor).await;
+        let SealOutcome { version, changed_bytes, production } = outcome;
+        let detail = format!("version {} of the disk of machine {name} over {parent}", version.number);
+        self.image_changed(actor, &version.image, "sealed", detail).await;
+        let detail = format!("its disk is {}@{}", version.image, version.number);
+        self.note(self.event(actor, format!("machine {name}"), "sealed", detail)).await;
+        Ok(Sealed {
+            version,
+            parent,
+            newer: over.newer,
+            changed_bytes,
+            production,
+            pause,
+            removed: Vec::new(),
+            identity: left.found,
+            not_looked_into: left.unread,
+        })
+    }
+
+    /// What there is above a version that something is sealed over.
+    async fn over(
+        &self,
+        machine: &MachineRecord,
+        image: &str,
+        parent: u64,
+        edit: Option<&PersistentDisk>,
+    ) -> Result<Over, LifecycleError> {
+        let found = self.unless_given_up(machine.uuid, self.images().image(image)).await;
+        let found = found.map_err(|e| LifecycleError::Orphans("look for newer versions", e))?;
+        let versions = found.map(|image| image.versions).unwrap_or_default();
+        let mut over = Over {
+            image: image.to_owned(),
+            parent: format!("{image}@{parent}"),
+            newer: None,
+            newest: parent,
+        };
+        for version in versions.iter().filter(|it| it.number > parent && !it.retired) {
+            over.newest = over.newest.max(version.number);
+            if !edit.is_some_and(|edit| is_copy(version, edit)) {
+                over.newer = Some(format!("{image}@{}", version.number));
+            }
+        }
+        Ok(over)
+    }
+
+    /// Notes that `production` was set with a seal.
+    async fn production_kept(&self, outcome: &SealOutcome, actor: &Actor) {
+        let Some(production) = outcome.production else { return };
+        let ImageVersion { image, number, .. } = &outcome.version;
+        let detail = format!("production to version {production}, as version {number} was sealed");
+        self.image_changed(actor, image, "promoted", detail).await;
+    }
+
+    /// Why an edit was not sealed: a version that came in this moment is told of like one that was there before.
+    async fn not_sealed(
+        &self,
+        error: BackendError,
+        what: &str,
+        machine: &MachineRecord,
+        edit: &PersistentDisk,
+    ) -> LifecycleError {
+        if error.kind() == ProblemKind::Conflict
+            && let Ok(over) = self.over(machine, &edit.image, edit.version, Some(edit)).await
+            && let Err(newer) = over.allowed(what, false)
+        {
+            return newer;
+        }
+        LifecycleError::backend("seal", &machine.name)(error)
+    }
+
+    async fn version_that_runs(
+        &self,
+        record: &MachineRecord,
+        active: &Active,
+    ) -> Result<ImageVersion, LifecycleError> {
+        // By its number: that tells what came later, and other numbers may have its hash.
+        let running = record.version.as_deref().unwrap_or_default();
+        match self.version_of("seal", record, running).await {
+            Ok(version) if version.hash == active.version_hash => return Ok(version),
+            Err(e) if e.kind() != ProblemKind::NotFound => return Err(e),
+            _ => {}
+        }
+        // Another daemon has removed that number, which it may where another one has the same hash.
+        let image = ImageRef::parse(running).map(|reference| reference.image).unwrap_or_default();
+        self.version_of("seal", record, &format!("{image}@{}", active.version_hash)).await
+    }
+
+    /// Freezes a machine's disk, and its guest's file systems for so long, where its agent does that. The machine's turn is let go of while
+    /// the guest writes out: that takes long where its write cache is full, and who gives that more room, or stops the machine, waits for
+    /// the turn.
+    async fn freeze(
+        &self,
+        turn: OwnedMutexGuard<()>,
+        record: &MachineRecord,
+        active: &Arc<Active>,
+        job: &JobControl,
+    ) -> Result<(Box<dyn FrozenDisk>, Pause), LifecycleError> {
+        let failed = || LifecycleError::backend("seal", &record.name);
+        let can_freeze = || active.disk.can_freeze().map_err(failed());
+        can_freeze()?;
+        let running = record.state == MachineState::Running;
+        let (written, _turn) = if running {
+            drop(turn);
+            let written = write_out(active, job).await;
+            (written, self.turn_again(record, active, job).await.map_err(failed())?)
+        } else {
+            (Ok(()), turn)
+        };
+        // A slow guest, or who had the turn, takes minutes, and who asked may be gone: no guest is frozen for nothing.
+        if job.is_cancelled() {
+            return Err(failed()(cancelled()));
+        }
+        // Somebody may have begun to read it meanwhile.
+        can_freeze()?;
+        let mut remark = match written {
+            Err(error) => Some(problem(&error).to_string()),
+            Ok(()) if !running => Some(format!("the guest is not up: the machine is {}", record.state)),
+            // What it writes out waits for room, and who gives it some waits for the turn.
+            Ok(()) => alarm::cause(active)
+                .map(|shortage| format!("the guest was not asked to, as {}", shortage.message)),
+        };
+        // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
+        // before the answer: what is still dirty is written out meanwhile.
+        let store_view_cache = Instant::now();
+        if remark.is_none()
+            && let Err(error) = active.vm.freeze_file_systems().await
+        {
+            remark = Some(problem(&error).to_string());
+        }
+        let refused = if job.is_cancelled() {
+            Some(cancelled())
+        } else {
+            // Who notes that it ended waits for the turn, and until then it counts as on.
+            active.vm.exited().now_or_never().map(|_| gone())
+        };
+        let since = Instant::now();
+        let frozen = refused.map_or_else(|| active.disk.freeze(), Err);
+        let disk_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let mut guest_ms = None;
+        if remark.is_none() {
+            // Whatever became of the disk. A guest that stays frozen is worse than a version that is not made.
+            let thawed = active.vm.thaw_file_systems().await;
+            guest_ms = Some(u64::try_from(store_view_cache.elapsed().as_millis()).unwrap_or(u64::MAX));
+            thawed.map_err(LifecycleError::backend("thaw the file systems of", &record.name))?;
+        }
+        Ok((frozen.map_err(failed())?, Pause { disk_us, guest_ms, remark }))
+    }
+
+    /// The turn of a machine that is to be sealed once more. Refused where the machine was off meanwhile, also where it is on again: its
+    /// disk is another one, or begins anew.
+    async fn turn_again(
+        &self,
+        record: &MachineRecord,
+        active: &Arc<Active>,
+        job: &JobControl,
+    ) -> Result<OwnedMutexGuard<()>, BackendError> {
+        let turn = tokio::select! {
+            biased;
+            // Before the turn: a machine that was removed has none any more. And at once: its disk is not to be there, with its RAM, beside
+            // that of its next start.
+            _ = active.vm.exited() => return Err(gone()),
+            () = given_up(job) => return Err(cancelled()),
+            turn = self.lock(record.uuid) => turn,
+        };
+        if self.is_present(record.uuid, active) { Ok(turn) } else { Err(gone()) }
+    }
+}
+
+/// Nobody waits for the version any more.
+pub(super) fn cancelled() -> BackendError {
+    BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen")
+}
+
+/// The machine that was to be sealed has ended.
+fn gone() -> BackendError {
+    let why = "it was stopped, or started anew, before its disk was frozen";
+    BackendError::new(ProblemKind::Conflict, why).advise("seal it again once it is on")
+}
+
+/// Waits until nobody waits for the version, or the daemon stops.
+pub(super) async fn given_up(job: &JobControl) {
+    while !job.is_cancelled() {
+        tokio::time::sleep(CANCEL_POLL).await;
+    }
+}
+
+fn check_note(note: &str) -> Result<(), BackendError> {
+    let len = note.len();
+    if len <= NOTE_MAX_BYTES {
+        return Ok(());
+    }
+    let message = format!("the note has {len} bytes, and at most {NOTE_MAX_BYTES} are allowed");
+    Err(BackendError::new(ProblemKind::Invalid, message))
+}
+
+/// Has a guest write out what it can, for as long as it is on, somebody waits for the version and the daemon does not stop.
+async fn write_out(active: &Active, job: &JobControl) -> Result<(), BackendError> {
+    tokio::select! {
+        biased;
+        written = active.vm.write_file_systems_out() => written,
+        // The shell is ended in the guest. A `sync` that it started goes on to its end, which harms nobody. Who asked is told by
+        // the caller.
+        () = given_up(job) => Ok(()),
+        // So is who asked for a machine that is off.
+        _ = active.vm.exited() => Ok(()),
+    }
+}

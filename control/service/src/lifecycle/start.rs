@@ -1,0 +1,230 @@
+//! Starting a machine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_api::{MachineState, Wanted};
+use headwater_db::{DbError, MachineRecord, PersistentDisk};
+
+use crate::Service;
+use crate::answer::problem;
+use crate::backend::{Disk, DiskRequest, Vm, VmRequest};
+use crate::extract::Actor;
+use crate::lifecycle::boot::{Boot, files_of};
+use crate::lifecycle::{Active, LifecycleError};
+
+/// Why a machine is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StartReason {
+    /// Somebody wants it.
+    StoreView,
+    /// It was on until it was reset.
+    Reset,
+    /// Its guest restarted, and it is started until that works.
+    Restart,
+    /// It was on when the daemon ended, and it is started until that works.
+    Resume,
+}
+
+impl StartReason {
+    /// What is wanted of a machine whose start failed.
+    fn otherwise(self) -> Wanted {
+        match self {
+            Self::StoreView | Self::Reset => Wanted::Stopped,
+            Self::Restart | Self::Resume => Wanted::Running,
+        }
+    }
+
+    /// Why it is started until that works.
+    pub(super) fn because(self) -> &'static str {
+        if self == Self::Resume { "it was on when the daemon ended" } else { "its guest restarted" }
+    }
+}
+
+impl Service {
+    /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
+    pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifecycleError> {
+        let started = async {
+            let (_turn, record) = self.turn_of(name).await?;
+            Self::is_vm("start", &record)?;
+            if self.active(record.uuid).is_some() {
+                return Ok(record);
+            }
+            self.start_locked(record, actor, StartReason::StoreView).await
+        };
+        started.await.map_err(|e| match e {
+            LifecycleError::Db(source) => LifecycleError::NotNoted { machine: name.to_owned(), source },
+            e => e,
+        })
+    }
+
+    /// Starts a machine that is off; the caller holds its lock.
+    pub(crate) async fn start_locked(
+        &self,
+        mut record: MachineRecord,
+        actor: &Actor,
+        occasion: StartReason,
+    ) -> Result<MachineRecord, LifecycleError> {
+        if self.is_stopping() {
+            return Err(LifecycleError::Stopping(record.name));
+        }
+        let boot = match self.what_to_boot(&record, actor).await {
+            Ok(boot) => boot,
+            // Refused, and nothing is wrong with the machine.
+            Err(e @ (LifecycleError::SealGuard { .. } | LifecycleError::EditOver { .. })) => return Err(e),
+            Err(e) => return self.start_failed(record, actor, occasion, None, e).await,
+        };
+        let version = boot.version.clone();
+        record.wanted = Wanted::Running;
+        record.state = MachineState::Starting;
+        record.reason = None;
+        record.boot_ms = None;
+        record.started_at_ms = Some(self.now_ms());
+        let store_view_cache = Instant::now();
+        record.version = Some(format!("{}@{}", version.image, version.number));
+        let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
+        if let Err(e) = self.save(&record, actor, "start", detail).await {
+            self.forget_begun(&boot, &record.name).await;
+            return Err(e);
+        }
+
+        match self.bring_up(&record, &boot, occasion, store_view_cache).await {
+            // It takes seconds, and the daemon may have begun to stop meanwhile.
+            Ok(active) if self.is_stopping() => {
+                let reason = self.take_down(&record, &active).await;
+                self.start_failed(record, actor, occasion, Some(&boot), reason).await
+            }
+            Ok(active) => {
+                self.is_on_now(record.uuid, active.clone());
+                if let Some(kept) = boot.kept.as_ref().filter(|kept| !kept.is_begun) {
+                    self.note_begun(kept).await;
+                }
+                record.state = MachineState::Booting;
+                let saved = self.save(&record, actor, "state", active.in_words()).await;
+                self.watch(record.uuid, record.name.clone(), active);
+                match saved {
+                    Err(LifecycleError::Db(source)) => {
+                        Err(LifecycleError::OnNotNoted { machine: record.name, source })
+                    }
+                    saved => saved.map(|()| record),
+                }
+            }
+            Err(e) => self.start_failed(record, actor, occasion, Some(&boot), e).await,
+        }
+    }
+
+    /// From now on a persistent disk of which nothing is there is lost. Where that cannot be noted, the next start notes it.
+    async fn note_begun(&self, kept: &PersistentDisk) {
+        let note = async {
+            let mut repo = self.db().write().await?;
+            repo.persistent_disks().begun(kept.id).await?;
+            repo.save().await
+        };
+        let noted: Result<(), DbError> = note.await;
+        if let Err(error) = noted {
+            tracing::warn!(disk = %kept.id, %error, "cannot note that a persistent disk was begun");
+        }
+    }
+
+    async fn start_failed(
+        &self,
+        mut record: MachineRecord,
+        actor: &Actor,
+        occasion: StartReason,
+        boot: Option<&Boot>,
+        error: LifecycleError,
+    ) -> Result<MachineRecord, LifecycleError> {
+        if let Some(boot) = boot {
+            self.forget_begun(boot, &record.name).await;
+        }
+        let why = problem(&error).to_string();
+        let otherwise = occasion.otherwise();
+        let reason = match otherwise {
+            Wanted::Stopped => why.clone(),
+            Wanted::Running => {
+                let because = occasion.because();
+                format!("{because}, and it is started again until that works or the daemon ends: {why}")
+            }
+        };
+        if boot.is_none() && otherwise == Wanted::Running && record.reason.as_ref() == Some(&reason) {
+            // The history has it already.
+            return Err(error);
+        }
+        record.state = MachineState::Stopped;
+        record.wanted = otherwise;
+        record.reason = Some(reason);
+        self.remove_sockets(&record.name).await;
+        if let Err(e) = self.save(&record, actor, "state", format!("the start failed: {why}")).await {
+            // Why it failed is what whoever asked needs; that it is off is noted when the database can be written.
+            tracing::error!(machine = %record.name, "its start failed, and that cannot be noted now: {}", problem(&e));
+        }
+        Err(error)
+    }
+
+    /// Undoes [`Service::bring_up`]. Returns why: the daemon stops, and the VM perhaps did not.
+    async fn take_down(&self, record: &MachineRecord, active: &Active) -> LifecycleError {
+        let ended = active.vm.stop(Duration::ZERO).await;
+        if let Err(close) = active.disk.close().await {
+            tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");
+        }
+        match ended {
+            Ok(_) => LifecycleError::Stopping(record.name.clone()),
+            Err(e) => LifecycleError::backend("end", &record.name)(e),
+        }
+    }
+
+    /// Opens the disk and starts the VM on it; where the second fails, the first is undone.
+    async fn bring_up(
+        &self,
+        record: &MachineRecord,
+        boot: &Boot,
+        occasion: StartReason,
+        store_view_cache: Instant,
+    ) -> Result<Arc<Active>, LifecycleError> {
+        let failed = || LifecycleError::backend("start", &record.name);
+        let run_dir = self.run_dir(&record.name);
+        tokio::fs::create_dir_all(&run_dir).await.map_err(|e| {
+            let message = format!("cannot create the directory {}", run_dir.display());
+            failed()(crate::backend::BackendError::from_io(message, e))
+        })?;
+        let version_hash = boot.version.hash.clone();
+        let request = DiskRequest {
+            machine: record.name.clone(),
+            uuid: record.uuid,
+            run_dir,
+            version: boot.version.clone(),
+            cache: boot.cache,
+            kept: boot.kept.as_ref().map(files_of),
+            goes_on: occasion != StartReason::StoreView,
+            transport: record.transport,
+        };
+        let disk = self.disks().open(request).await.map_err(failed())?;
+        match self.start_vm(record, &*disk).await {
+            Ok(vm) => {
+                Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, store_view_cache)))
+            }
+            Err(e) => {
+                if let Err(close) = disk.close().await {
+                    tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    async fn start_vm(&self, record: &MachineRecord, disk: &dyn Disk) -> Result<Arc<dyn Vm>, LifecycleError> {
+        let request = VmRequest {
+            name: record.name.clone(),
+            uuid: record.uuid,
+            mac: record.mac.clone(),
+            run_dir: self.run_dir(&record.name),
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            disk_socket: disk.socket().to_owned(),
+            transport: record.transport,
+            identity: record.identity.clone(),
+            ssh_host_key_private: record.ssh_host_key_private.clone(),
+        };
+        self.hypervisor().start(request).await.map_err(LifecycleError::backend("start", &record.name))
+    }
+}

@@ -1,0 +1,988 @@
+//! Lives that go wrong, with backends that the tests steer.
+
+mod creation;
+mod damage;
+mod database;
+mod done;
+mod endings;
+mod generalise;
+mod maintenance;
+mod notes;
+mod promotions;
+mod pulls;
+mod removals;
+mod seals;
+mod slow_store;
+mod targets;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use headwater_api::metrics::Sample;
+use headwater_api::name::ImageRef;
+use headwater_api::{
+    BootTrace, CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image,
+    ImageVersion, MachineState, ProblemKind, Removed, TracePlace, VerifyReport, VerifyRequest, Wanted,
+};
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_db::{Database, DbError, MachineRecord, Repository};
+use tokio::sync::{Notify, mpsc, watch};
+use uuid::Uuid;
+
+use crate::backend::{
+    BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Given, Hypervisor, IdentityLeft,
+    Images, ImportOrder, ImportOutcome, JobControl, Listed, PersistentDiskRef, PersistentDiskRequest,
+    Promoted, Promotion, PullOrder, PullOutcome, Pulled, RetentionRoot, SealOrder, SealOutcome, Shortage,
+    SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+};
+use crate::extract::Actor;
+use crate::lifecycle::LifecycleError;
+use crate::{Parts, Service};
+use database::FragileDatabase;
+
+/// One image, of which nothing but its versions is ever asked.
+struct OneImage(Arc<Host>);
+
+fn unused<T>() -> Result<T, BackendError> {
+    Err(BackendError::new(ProblemKind::Failed, "not in this test"))
+}
+
+#[async_trait]
+impl Images for OneImage {
+    async fn list(&self) -> Result<Listed, BackendError> {
+        let images = self.image("image").await?.into_iter().collect();
+        Ok(Listed { images, ..Listed::default() })
+    }
+    async fn image(&self, name: &str) -> Result<Option<Image>, BackendError> {
+        self.0.answers().await;
+        if self.0.damaged.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Damaged, format!("the list of '{name}' is damaged")));
+        }
+        if self.0.image_hides.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let versions = self.0.versions.lock().unwrap().clone();
+        let (pointers, scheduled) = (Vec::new(), Vec::new());
+        Ok(Some(Image { name: name.to_owned(), versions, pointers, scheduled, edit: None }))
+    }
+    async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
+        self.0.answers().await;
+        let text = reference.to_string();
+        if self.0.unreadable.lock().unwrap().as_ref() == Some(&text) {
+            return unused();
+        }
+        if self.0.hangs_on.lock().unwrap().take_if(|it| *it == text).is_some() {
+            self.0.resolve_waits.notify_one();
+            self.0.resolve_goes_on.notified().await;
+        }
+        self.0.resolved.lock().unwrap().push(text.clone());
+        let versions = self.0.versions.lock().unwrap();
+        let missing = || BackendError::new(ProblemKind::NotFound, format!("there is no {reference}"));
+        let production = *self.0.production.lock().unwrap();
+        let named = |it: &&ImageVersion| match &reference.version {
+            Some(text) => *text == it.number.to_string() || *text == it.hash,
+            None if reference.channel.is_some() => true,
+            None => production.is_none_or(|number| number == it.number),
+        };
+        let is_there = reference.image == "image" && self.0.hidden.lock().unwrap().as_ref() != Some(&text);
+        let found = versions.iter().rev().find(named).filter(|_| is_there);
+        found.cloned().ok_or_else(missing)
+    }
+    async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
+        unused()
+    }
+    async fn pull(
+        &self,
+        order: PullOrder,
+        job: Arc<JobControl>,
+        told: mpsc::Sender<Pulled>,
+    ) -> Result<PullOutcome, BackendError> {
+        self.0.pull(order, &job, &told).await
+    }
+    async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError> {
+        self.0.promote(promotion)
+    }
+    async fn schedule(&self, promotion: &Promotion) -> Result<Option<Promotion>, BackendError> {
+        let forgets = self.0.forget_scheduled(promotion.channel);
+        self.0.scheduled.lock().unwrap().push(promotion.clone());
+        Ok(forgets)
+    }
+    async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
+        unused()
+    }
+    async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError> {
+        if self.0.promotions_wait.load(Ordering::SeqCst) {
+            self.0.promotion_waits.notify_one();
+            self.0.promotion_goes_on.notified().await;
+            let (image, author) = ("image".to_owned(), "uid 7".to_owned());
+            let promotion = Promotion { image, version: 1, channel: Channel::Test, at_ms: now_ms, author };
+            return Ok(Promoted { done: vec![(promotion, None)], failed: Vec::new() });
+        }
+        let due =
+            self.0.scheduled.lock().unwrap().extract_if(.., |it| it.at_ms <= now_ms).collect::<Vec<_>>();
+        if let Err(lost) = self.0.answer() {
+            return Ok(Promoted { done: Vec::new(), failed: vec![("image".to_owned(), lost)] });
+        }
+        Ok(Promoted { done: due.into_iter().map(|it| (it, None)).collect(), failed: Vec::new() })
+    }
+    async fn revert(&self, _: &str, _: Channel) -> Result<(u64, Option<u64>), BackendError> {
+        Ok((2, Some(1)))
+    }
+    async fn retire(&self, _: &ImageVersion, _: bool) -> Result<(), BackendError> {
+        unused()
+    }
+    async fn set_note(&self, version: &ImageVersion, note: &str) -> Result<String, BackendError> {
+        self.0.change_of_the_store().await;
+        let mut versions = self.0.versions.lock().unwrap();
+        let missing = || BackendError::new(ProblemKind::NotFound, "it was removed meanwhile");
+        let noted = versions.iter_mut().find(|it| it.number == version.number).ok_or_else(missing)?;
+        Ok(std::mem::replace(&mut noted.note, note.to_owned()))
+    }
+    async fn verify(
+        &self,
+        version: &ImageVersion,
+        _: &VerifyRequest,
+        _: Arc<JobControl>,
+    ) -> Result<VerifyReport, BackendError> {
+        let version = version.clone();
+        let is_whole = self.0.is_whole.load(Ordering::SeqCst);
+        let damage: Vec<String> = (!is_whole).then(|| "chunk 0".to_owned()).into_iter().collect();
+        let versions = damage.iter().map(|_| format!("image@{}", version.number)).collect();
+        let (checked_bytes, damaged_chunks, repaired) = (4096, u64::from(!is_whole), 0);
+        let (files, remarks, uses) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(VerifyReport {
+            version,
+            checked_bytes,
+            damage,
+            damaged_chunks,
+            repaired,
+            files,
+            remarks,
+            versions,
+            uses,
+        })
+    }
+    async fn diff(
+        &self,
+        _: &ImageVersion,
+        _: &ImageVersion,
+        _: Arc<JobControl>,
+    ) -> Result<DiffReport, BackendError> {
+        unused()
+    }
+    async fn export(
+        &self,
+        _: &ImageVersion,
+        _: &Path,
+        _: ExportFormat,
+        _: Arc<JobControl>,
+    ) -> Result<u64, BackendError> {
+        unused()
+    }
+    async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError> {
+        let is_promoted = reference.version.is_none() && self.0.production.lock().unwrap().is_some();
+        if is_promoted && !with_channels {
+            return Err(BackendError::new(ProblemKind::Conflict, "production points to a version"));
+        }
+        let gone = self.resolve(reference).await?;
+        self.0.change_of_the_store().await;
+        self.0.versions.lock().unwrap().retain(|it| it.number != gone.number);
+        if self.0.removals_fail.load(Ordering::SeqCst) {
+            return unused();
+        }
+        Ok(Removed { removed: vec![reference.to_string()], freed_bytes: 0 })
+    }
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only.load(Ordering::SeqCst)
+    }
+    fn keeps_roots(&self) -> bool {
+        self.0.is_shared.load(Ordering::SeqCst)
+    }
+    async fn retain(&self, root: &RetentionRoot) -> Result<(), BackendError> {
+        self.0.holds_asked.fetch_add(1, Ordering::SeqCst);
+        if self.0.removed_from.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Unavailable, "somebody removes for long"));
+        }
+        if self.0.holds_fail.load(Ordering::SeqCst) {
+            return unused();
+        }
+        if self.0.holds_wait.load(Ordering::SeqCst) {
+            self.0.hold_waits.notify_one();
+            self.0.hold_goes_on.notified().await;
+        }
+        self.0.holds.lock().unwrap().push(root.clone());
+        Ok(())
+    }
+    async fn release(&self, root: &RetentionRoot) -> Result<(), BackendError> {
+        if self.0.holds_fail.load(Ordering::SeqCst) {
+            return unused();
+        }
+        self.0.holds.lock().unwrap().retain(|it| !it.is_same(root));
+        Ok(())
+    }
+    async fn holds(&self) -> Result<Vec<RetentionRoot>, BackendError> {
+        Ok(self.0.holds.lock().unwrap().clone())
+    }
+    async fn trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
+        unused()
+    }
+    async fn merge_trace(&self, version: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
+        self.0.change_of_the_store().await;
+        Ok(trace(version))
+    }
+    async fn save_trace(&self, _: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
+        unused()
+    }
+    async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
+        self.0.change_of_the_store().await;
+        Ok(trace(version))
+    }
+    async fn stored_bytes(&self) -> Result<u64, BackendError> {
+        unused()
+    }
+}
+
+/// A version of the one image.
+fn version(number: u64, source: &str) -> ImageVersion {
+    ImageVersion {
+        image: "image".to_owned(),
+        number,
+        hash: format!("{number:064}"),
+        size_bytes: 4096,
+        stored_bytes: 0,
+        created_at_ms: 0,
+        source: source.to_owned(),
+        note: String::new(),
+        author: String::new(),
+        retired: false,
+        keeps_identity: false,
+        channels: Vec::new(),
+    }
+}
+
+fn trace(version: &ImageVersion) -> BootTrace {
+    let (version, place) = (version.clone(), TracePlace::Store);
+    let (boots, chunks, image_bytes, stored_bytes) = (1, 1, 1, 1);
+    BootTrace { version, boots, boots_wanted: 3, chunks, image_bytes, stored_bytes, lasts_ms: 1, place }
+}
+
+/// Disks and VMs that only remember what became of them.
+#[derive(Default)]
+struct Host {
+    versions: Mutex<Vec<ImageVersion>>,
+    /// Promotions to come.
+    scheduled: Mutex<Vec<Promotion>>,
+    production: Mutex<Option<u64>>,
+    /// The store makes changes, and its answers are lost.
+    answers_lost: AtomicBool,
+    /// What the clock says; 0: the time.
+    now_ms: AtomicU64,
+    /// The persistent disk, version and mode of each disk that was opened.
+    opened: Mutex<Vec<(Option<Uuid>, u64, CacheMode)>>,
+    /// The limits that disks were given.
+    limits: Mutex<Vec<CacheSettings>>,
+    discarded: Mutex<Vec<Uuid>>,
+    kept_by_sweep: Mutex<Vec<Uuid>>,
+    /// The keys of persistent disks.
+    keys: Mutex<Vec<PathBuf>>,
+    /// What was done to guests' file systems and to disks, in order.
+    freezes: Mutex<Vec<&'static str>>,
+    /// Whoever waits for this hangs up while a guest freezes.
+    cancelled_by_freeze: Mutex<Option<Arc<JobControl>>>,
+    seals: Mutex<Vec<SealOrder>>,
+    /// No agent answers.
+    no_agent: AtomicBool,
+    /// A start fails.
+    start_fails: AtomicBool,
+    /// A seal waits while this is set, then fails where it was cancelled.
+    seals_wait: AtomicBool,
+    seal_waits: Notify,
+    seal_goes_on: Notify,
+    /// The image's list of versions is damaged.
+    damaged: AtomicBool,
+    /// Its versions are found whole; else a chunk of each is damaged.
+    is_whole: AtomicBool,
+    /// The store says that it has no such image.
+    image_hides: AtomicBool,
+    /// The reference of which it says that there is none.
+    hidden: Mutex<Option<String>>,
+    /// The reference that the store cannot be asked for.
+    unreadable: Mutex<Option<String>>,
+    /// The reference that the store takes its time for, once.
+    hangs_on: Mutex<Option<String>>,
+    /// The store does not answer while this is set.
+    away: AtomicBool,
+    back: Notify,
+    resolve_waits: Notify,
+    resolve_goes_on: Notify,
+    /// References that were asked for.
+    resolved: Mutex<Vec<String>>,
+    /// Nothing can be changed in the store.
+    is_read_only: AtomicBool,
+    /// What was to come from other stores. A pull has brought a version, which is told, and waits while `pulls_wait` is set, or until
+    /// it is cancelled.
+    pulls: Mutex<Vec<PullOrder>>,
+    pulls_wait: AtomicBool,
+    /// Other daemons use the store, too.
+    is_shared: AtomicBool,
+    /// What it was told that is needed.
+    holds: Mutex<Vec<RetentionRoot>>,
+    /// How often it was told.
+    holds_asked: AtomicU64,
+    /// It cannot be told anything.
+    holds_fail: AtomicBool,
+    /// Nor while another daemon removes from it.
+    removed_from: AtomicBool,
+    /// It takes its time to be told while this is set.
+    holds_wait: AtomicBool,
+    hold_waits: Notify,
+    hold_goes_on: Notify,
+    /// A removal, or a change of a boot trace or a note, waits while this is set.
+    removals_wait: AtomicBool,
+    removal_waits: Notify,
+    removal_goes_on: Notify,
+    /// A removal fails when it is done.
+    removals_fail: AtomicBool,
+    /// A promotion is due, and waits, while this is set.
+    promotions_wait: AtomicBool,
+    promotion_waits: Notify,
+    promotion_goes_on: Notify,
+    open_disks: Mutex<usize>,
+    /// Disks have no room for writes.
+    disks_full: AtomicBool,
+    relieved: AtomicBool,
+    /// Somebody reads them from outside.
+    disks_read: AtomicBool,
+    /// Closing a disk does not save its last writes.
+    closes_fail: AtomicBool,
+    vms: Mutex<Vec<Arc<FakeVm>>>,
+    /// How machines were stopped: by their power button, or at once.
+    stops: Mutex<Vec<&'static str>>,
+    /// What is found on disks of what makes their machines themselves.
+    identity_left: Mutex<IdentityLeft>,
+    /// Guests do not hear their power buttons.
+    deaf: AtomicBool,
+    button_pressed: Notify,
+    /// A disk's removal waits while this is set.
+    discards_wait: AtomicBool,
+    discard_waits: Notify,
+    discard_goes_on: Notify,
+    /// By how much somebody has set the clock.
+    clock_set_ms: AtomicI64,
+    /// Guests are up.
+    boots: watch::Sender<bool>,
+    /// A command in a guest does not end while this is set, and to write out goes on when it is told to.
+    execs_hang: AtomicBool,
+    exec_hangs: Notify,
+    exec_goes_on: Notify,
+    /// A start waits while this is set.
+    starts_wait: AtomicBool,
+    start_waits: Notify,
+    go_on: Notify,
+}
+
+/// Tells the time that a test sets.
+struct SetClock(Arc<Host>);
+
+impl Clock for SetClock {
+    fn now_ms(&self) -> u64 {
+        let ms = match self.0.now_ms.load(Ordering::SeqCst) {
+            0 => SystemClock.now_ms(),
+            set_ms => set_ms,
+        };
+        ms.saturating_add_signed(self.0.clock_set_ms.load(Ordering::SeqCst))
+    }
+}
+
+impl Host {
+    /// Takes its time, where it is to.
+    async fn change_of_the_store(&self) {
+        if self.removals_wait.load(Ordering::SeqCst) {
+            self.removal_waits.notify_one();
+            self.removal_goes_on.notified().await;
+        }
+    }
+
+    /// Waits for the store.
+    async fn answers(&self) {
+        let back = self.back.notified();
+        if self.away.load(Ordering::SeqCst) {
+            back.await;
+        }
+    }
+}
+
+/// How long a guest takes to freeze its file systems.
+const FREEZING: Duration = Duration::from_millis(20);
+
+struct FakeDisk(Arc<Host>, AtomicBool);
+
+#[async_trait]
+impl Disk for FakeDisk {
+    fn socket(&self) -> &Path {
+        Path::new("/disk.sock")
+    }
+    fn counters(&self) -> DiskCounters {
+        DiskCounters::default()
+    }
+    fn has_booted(&self) {}
+    fn metrics(&self) -> Vec<Sample> {
+        Vec::new()
+    }
+    fn check_limits(&self, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn set_limits(&self, cache: &CacheSettings) {
+        self.0.limits.lock().unwrap().push(*cache);
+    }
+    fn can_freeze(&self) -> Result<(), BackendError> {
+        let read = BackendError::new(ProblemKind::Conflict, "its disk is being read");
+        let is_read = self.0.disks_read.load(Ordering::SeqCst);
+        if is_read { Err(read.advise("try again when that is done")) } else { Ok(()) }
+    }
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        self.can_freeze()?;
+        self.0.freezes.lock().unwrap().push("disk");
+        Ok(Box::new(FakeFrozen(self.0.clone())))
+    }
+    fn shortage(&self) -> Option<Shortage> {
+        let full = || Shortage { message: "its disk is full".to_owned(), advice: "more".to_owned() };
+        self.0.disks_full.load(Ordering::SeqCst).then(full)
+    }
+    fn relieve(&self) {
+        self.0.relieved.store(true, Ordering::SeqCst);
+    }
+    async fn close(&self) -> Result<(), BackendError> {
+        if self.1.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        *self.0.open_disks.lock().unwrap() -= 1;
+        match self.0.closes_fail.load(Ordering::SeqCst) {
+            true => {
+                Err(BackendError::new(ProblemKind::NoSpace, "its last writes are not on its persistent disk"))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// Its version is the next one.
+struct FakeFrozen(Arc<Host>);
+
+#[async_trait]
+impl FrozenDisk for FakeFrozen {
+    async fn identity_left(&self, given: Given, _: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+        assert!(given.ssh_host_key_private.reveal().contains("PRIVATE KEY") && !given.machine_id.is_empty());
+        Ok(self.0.identity_left.lock().unwrap().clone())
+    }
+    async fn seal(
+        self: Box<Self>,
+        order: SealOrder,
+        job: Arc<JobControl>,
+    ) -> Result<SealOutcome, BackendError> {
+        if self.0.seals_wait.load(Ordering::SeqCst) {
+            self.0.seal_waits.notify_one();
+            self.0.seal_goes_on.notified().await;
+        }
+        if job.is_cancelled() {
+            return Err(BackendError::new(ProblemKind::Cancelled, "cancelled"));
+        }
+        let mut versions = self.0.versions.lock().unwrap();
+        let newest = versions.iter().rev().find(|version| !version.retired);
+        if order.newest_at_most.is_some_and(|most| newest.is_some_and(|newest| newest.number > most)) {
+            return Err(BackendError::new(ProblemKind::Conflict, "there is a newer one"));
+        }
+        let mut set = self.0.production.lock().unwrap();
+        let production = if set.is_none() { newest.map(|newest| newest.number) } else { None };
+        *set = set.or(production);
+        let version = version(versions.len() as u64 + 1, &order.source);
+        let version = ImageVersion { keeps_identity: order.keeps_identity, ..version };
+        versions.push(version.clone());
+        self.0.seals.lock().unwrap().push(order);
+        self.0.answer()?;
+        Ok(SealOutcome { version, changed_bytes: 4096, production })
+    }
+}
+
+struct FakeDisks(Arc<Host>);
+
+#[async_trait]
+impl Disks for FakeDisks {
+    async fn check(&self, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn check_change(&self, _: &CacheSettings, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn check_space(&self, _: &CacheSettings, _: Option<PersistentDiskRef>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        let opened = (request.kept.map(|kept| kept.id), request.version.number, request.cache.mode);
+        self.0.opened.lock().unwrap().push(opened);
+        *self.0.open_disks.lock().unwrap() += 1;
+        Ok(Arc::new(FakeDisk(self.0.clone(), AtomicBool::new(false))))
+    }
+    fn metrics(&self) -> Vec<Sample> {
+        Vec::new()
+    }
+    async fn open_persistent(
+        &self,
+        request: PersistentDiskRequest,
+    ) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        assert!(request.cache.persistent && request.cache.mode != CacheMode::Ram, "{request:?}");
+        Ok(Box::new(FakeFrozen(self.0.clone())))
+    }
+    async fn is_there(&self, id: Uuid) -> Result<bool, BackendError> {
+        let was_opened = self.0.opened.lock().unwrap().iter().any(|it| it.0 == Some(id));
+        Ok(was_opened && !self.0.discarded.lock().unwrap().contains(&id))
+    }
+    async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
+        if self.0.discards_wait.load(Ordering::SeqCst) {
+            self.0.discard_waits.notify_one();
+            self.0.discard_goes_on.notified().await;
+        }
+        self.0.discarded.lock().unwrap().push(id);
+        Ok(())
+    }
+    fn host_ram(&self) -> HostRam {
+        HostRam::default()
+    }
+    async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
+        Ok(self.0.keys.lock().unwrap().clone())
+    }
+    async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
+        *self.0.kept_by_sweep.lock().unwrap() = keep.to_vec();
+        Ok(Vec::new())
+    }
+}
+
+struct FakeVm(watch::Sender<Option<VmExit>>, Arc<Host>);
+
+impl FakeVm {
+    fn end(&self, exit: VmExit) {
+        self.0.send_if_modified(|ended| {
+            let first = ended.is_none();
+            if first {
+                *ended = Some(exit);
+            }
+            first
+        });
+    }
+}
+
+#[async_trait]
+impl Vm for FakeVm {
+    fn pid(&self) -> u32 {
+        1
+    }
+    fn accelerator(&self) -> String {
+        "none".to_owned()
+    }
+    fn is_out_of_space(&self) -> bool {
+        false
+    }
+    async fn booted(&self) {
+        self.1.boots.subscribe().wait_for(|up| *up).await.unwrap();
+    }
+    async fn exited(&self) -> VmExit {
+        let mut ended = self.0.subscribe();
+        let exit = ended.wait_for(Option::is_some).await.unwrap();
+        exit.clone().unwrap()
+    }
+    async fn stop(&self, grace: Duration) -> Result<VmExit, BackendError> {
+        self.1.stops.lock().unwrap().push(if grace.is_zero() { "at once" } else { "ACPI" });
+        if !grace.is_zero() && self.1.deaf.load(Ordering::SeqCst) {
+            self.1.button_pressed.notify_one();
+            return Ok(self.exited().await);
+        }
+        self.end(VmExit::PoweredOff);
+        Ok(self.exited().await)
+    }
+    async fn kill(&self) -> Result<(), BackendError> {
+        self.end(VmExit::Killed);
+        Ok(())
+    }
+    async fn write_file_systems_out(&self) -> Result<(), BackendError> {
+        if self.1.no_agent.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
+        }
+        self.1.freezes.lock().unwrap().push("write out");
+        if self.1.execs_hang.load(Ordering::SeqCst) {
+            self.1.exec_hangs.notify_one();
+            self.1.exec_goes_on.notified().await;
+        }
+        Ok(())
+    }
+    async fn freeze_file_systems(&self) -> Result<(), BackendError> {
+        self.1.freezes.lock().unwrap().push("freeze");
+        // The guest writes out what is dirty.
+        tokio::time::sleep(FREEZING).await;
+        if let Some(job) = &*self.1.cancelled_by_freeze.lock().unwrap() {
+            job.cancel();
+        }
+        Ok(())
+    }
+    async fn thaw_file_systems(&self) -> Result<(), BackendError> {
+        self.1.freezes.lock().unwrap().push("thaw");
+        Ok(())
+    }
+    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError> {
+        if self.1.no_agent.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
+        }
+        self.1.freezes.lock().unwrap().push("generalise");
+        self.1.identity_left.lock().unwrap().found.clear();
+        Ok(vec![format!("all of {host_name}")])
+    }
+    async fn exec(&self, _: &[String], _: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
+        if self.1.execs_hang.load(Ordering::SeqCst) {
+            self.1.exec_hangs.notify_one();
+            std::future::pending::<()>().await;
+        }
+        unused()
+    }
+}
+
+struct FakeHypervisor(Arc<Host>);
+
+#[async_trait]
+impl Hypervisor for FakeHypervisor {
+    async fn describe(&self) -> Result<String, BackendError> {
+        unused()
+    }
+    async fn check(&self, _: VmPlan<'_>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError> {
+        for name in ["console.log", "console.log.old", "qemu.log", "seed.img", "qemu.pid"] {
+            std::fs::write(request.run_dir.join(name), name).unwrap();
+        }
+        if self.0.start_fails.load(Ordering::SeqCst) {
+            return unused();
+        }
+        if self.0.starts_wait.load(Ordering::SeqCst) {
+            self.0.start_waits.notify_one();
+            self.0.go_on.notified().await;
+        }
+        let vm = Arc::new(FakeVm(watch::Sender::new(None), self.0.clone()));
+        self.0.vms.lock().unwrap().push(vm.clone());
+        Ok(vm)
+    }
+    async fn sweep_orphans(&self, _: &Path) -> Result<Vec<String>, BackendError> {
+        Ok(Vec::new())
+    }
+    fn console_log(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join("console.log")
+    }
+    fn console_socket(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join("console.sock")
+    }
+}
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    db: Arc<FragileDatabase>,
+    host: Arc<Host>,
+    service: Service,
+}
+
+impl Fixture {
+    /// A service with the machine `lab`.
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
+        let db = Arc::new(FragileDatabase {
+            inner,
+            fails: AtomicBool::default(),
+            failures: AtomicU64::default(),
+            full: AtomicBool::default(),
+            room: Mutex::default(),
+            writes_wait: AtomicBool::default(),
+            write_waits: Notify::default(),
+            write_goes_on: Notify::default(),
+            fails_after_write: AtomicBool::default(),
+        });
+        let host = Arc::new(Host::default());
+        host.versions.lock().unwrap().push(version(1, ""));
+        let service = Self::service(db.clone(), &host, dir.path());
+        let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
+        let record = MachineRecord {
+            uuid: new.uuid,
+            name: "lab".to_owned(),
+            mac: new.mac,
+            boot: headwater_api::BootFrom::Vm,
+            image: "image".to_owned(),
+            pin: None,
+            catalog: None,
+            catalog_pin: None,
+            cache: CacheSettings::default(),
+            transport: headwater_api::DiskTransport::default(),
+            memory_bytes: 1 << 29,
+            cpus: 1,
+            identity: new.identity,
+            ssh_host_key_private: new.ssh_host_key_private,
+            wanted: Wanted::Stopped,
+            state: MachineState::Created,
+            reason: None,
+            version: None,
+            boot_ms: None,
+            started_at_ms: None,
+            created_at_ms: 0,
+        };
+        let mut repo = db.write().await.unwrap();
+        repo.machines().add(&record).await.unwrap();
+        repo.save().await.unwrap();
+        Self { dir, db, host, service }
+    }
+
+    fn service(db: Arc<FragileDatabase>, host: &Arc<Host>, data_dir: &Path) -> Service {
+        Service::new(Parts {
+            db,
+            images: Arc::new(OneImage(host.clone())),
+            disks: Arc::new(FakeDisks(host.clone())),
+            hypervisor: Arc::new(FakeHypervisor(host.clone())),
+            clock: Arc::new(SetClock(host.clone())),
+            random: Arc::new(SystemRandom),
+            data_dir: data_dir.to_owned(),
+        })
+    }
+
+    async fn start(&self) -> Result<MachineRecord, LifecycleError> {
+        self.service.start("lab", &Actor::daemon()).await
+    }
+
+    async fn record(&self) -> MachineRecord {
+        self.service.record("lab").await.unwrap()
+    }
+
+    async fn events(&self) -> Vec<headwater_api::Event> {
+        self.db.read().await.unwrap().events().newest(None, 100).await.unwrap()
+    }
+
+    fn open_disks(&self) -> usize {
+        *self.host.open_disks.lock().unwrap()
+    }
+
+    fn vm(&self) -> Arc<FakeVm> {
+        self.host.vms.lock().unwrap().last().unwrap().clone()
+    }
+
+    /// Has the guest, which has restarted before, restart until its machine is seen in a pause of so many seconds or more
+    /// before its next start. A busy host misses a short one, or takes so long for a boot that it is not quick.
+    async fn restarts_until_a_pause_of(&self, least_s: u64) -> MachineRecord {
+        let noted = async || {
+            let events = self.events().await;
+            events.iter().filter(|event| event.detail.starts_with("the guest restarted")).count()
+        };
+        loop {
+            until("its start is over", async || self.record().await.state == MachineState::Booting).await;
+            let (restarts, starts) = (noted().await, self.host.vms.lock().unwrap().len());
+            self.vm().end(VmExit::Rebooted);
+            until("the restart is noted", async || noted().await > restarts).await;
+            let record = self.record().await;
+            let pause_s = record.reason.as_deref().map_or(0, pause_of);
+            if record.state == MachineState::Stopped && pause_s >= least_s {
+                assert_eq!(record.wanted, Wanted::Running);
+                return record;
+            }
+            until("it has started again", async || self.host.vms.lock().unwrap().len() > starts).await;
+        }
+    }
+}
+
+/// The seconds that a machine waits, as its reason says.
+fn pause_of(reason: &str) -> u64 {
+    let seconds = reason.strip_prefix("the guest restarts again and again; it is started again in ");
+    seconds.and_then(|rest| rest.strip_suffix(" s")?.parse().ok()).unwrap_or_else(|| panic!("{reason}"))
+}
+
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    for _ in 0..30_000 {
+        if is_so().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("five minutes passed, and not yet: {what}");
+}
+
+#[tokio::test]
+async fn a_machine_that_ends_while_the_database_fails_is_not_on_for_ever() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+    fixture.db.fails.store(true, Ordering::SeqCst);
+    fixture.vm().end(VmExit::PoweredOff);
+    until("its disk is closed", async || fixture.open_disks() == 0).await;
+    until("that could not be noted", async || fixture.db.failures.load(Ordering::SeqCst) > 0).await;
+    fixture.db.fails.store(false, Ordering::SeqCst);
+    let reconciling = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.keep_reconciling().await }
+    });
+    until("it is lost", async || fixture.record().await.state == MachineState::Lost).await;
+    reconciling.abort();
+    let reason = fixture.record().await.reason.unwrap();
+    assert!(reason.contains("could not be noted"), "{reason}");
+    fixture.start().await.unwrap();
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_hides_no_machine_and_no_status() {
+    let fixture = Fixture::new().await;
+    let views = async || {
+        let records = vec![fixture.record().await];
+        // The store answers when this test lets it, which it does not before the views are there.
+        tokio::time::timeout(Duration::from_secs(60), fixture.service.views(records)).await.unwrap().unwrap()
+    };
+    assert_eq!(views().await[0].next_version.as_deref(), Some("image@1"));
+    fixture.host.away.store(true, Ordering::SeqCst);
+    assert_eq!(views().await[0].next_version.as_deref(), Some("image@1"));
+    let figures =
+        tokio::time::timeout(Duration::from_secs(60), fixture.service.store_figures()).await.unwrap();
+    assert_eq!((figures.images, figures.bytes, figures.outdated), (None, None, true));
+    fixture.host.away.store(false, Ordering::SeqCst);
+    fixture.host.back.notify_waiters();
+    until("it is back", async || fixture.service.store_figures().await.images == Some(1)).await;
+    fixture.host.versions.lock().unwrap().clear();
+    until("it is gone", async || views().await[0].next_version.is_none()).await;
+}
+
+#[tokio::test]
+async fn a_start_that_a_stop_of_the_daemon_overtakes_is_undone() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    // The guest restarts, which starts it again.
+    fixture.host.starts_wait.store(true, Ordering::SeqCst);
+    fixture.vm().end(VmExit::Rebooted);
+    fixture.host.start_waits.notified().await;
+    fixture.service.begin_stop();
+    let stopping = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.stop_all(false).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!stopping.is_finished(), "the machine that is being started was not waited for");
+    fixture.host.go_on.notify_one();
+    stopping.await.unwrap();
+    let record = fixture.record().await;
+    // It is to be on all the same.
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+    assert!(record.reason.unwrap().contains("serve --resume"));
+    assert_eq!(fixture.open_disks(), 0);
+    assert!(fixture.vm().0.borrow().is_some(), "its VM was not ended");
+    assert!(matches!(fixture.start().await, Err(LifecycleError::Stopping(_))));
+}
+
+#[tokio::test]
+async fn it_is_known_when_all_vms_have_ended() {
+    let fixture = Fixture::new().await;
+    fixture.service.vms_ended().await;
+    fixture.start().await.unwrap();
+    let mut ended = Box::pin(fixture.service.vms_ended());
+    assert!(at_once(ended.as_mut()).is_none(), "the machine is on");
+    fixture.service.stop_all(true).await;
+    ended.await;
+}
+
+/// The outcome of a future that is there at once.
+fn at_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.poll(&mut context) {
+        std::task::Poll::Ready(outcome) => Some(outcome),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_only_restarts_is_started_ever_later_and_can_be_stopped_meanwhile() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let starts = || fixture.host.vms.lock().unwrap().len();
+    // The first one waits for nothing.
+    fixture.vm().end(VmExit::Rebooted);
+    until("it has started again", async || starts() == 2).await;
+    fixture.restarts_until_a_pause_of(1).await;
+    fixture.restarts_until_a_pause_of(2).await;
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    let at_stop = starts();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted, starts()), (MachineState::Stopped, Wanted::Stopped, at_stop));
+    // Whoever starts it does not wait.
+    fixture.start().await.unwrap();
+    assert_eq!(starts(), at_stop + 1);
+}
+
+#[tokio::test]
+async fn stopping_the_daemon_leaves_machines_alone_that_are_off() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.vm().end(VmExit::Crashed { reason: "it fell over".to_owned() });
+    until("it is crashed", async || fixture.record().await.state == MachineState::Crashed).await;
+    fixture.service.begin_stop();
+    fixture.service.stop_all(false).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Crashed, Wanted::Running));
+}
+
+#[tokio::test]
+async fn the_logs_of_a_machine_stay_when_it_is_off_and_its_secrets_do_not() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    let entries = std::fs::read_dir(fixture.dir.path().join("run/lab")).unwrap();
+    let mut left: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, ["console.log", "console.log.old", "qemu.log"]);
+}
+
+#[tokio::test]
+async fn a_guest_that_restarts_while_the_store_is_away_is_started_when_it_is_back() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    // It runs, and stays on: nothing could be started in its place.
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err();
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is said why", async || fixture.record().await.reason.is_some()).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+    assert!(record.reason.unwrap().contains("not in this test"));
+    *fixture.host.unreadable.lock().unwrap() = None;
+    until("it has started", async || fixture.host.vms.lock().unwrap().len() == 2).await;
+    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    assert_eq!(fixture.record().await.reason, None);
+
+    // Nobody starts one that is not wanted any more.
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is said why", async || fixture.record().await.reason.is_some()).await;
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    *fixture.host.unreadable.lock().unwrap() = None;
+    let record = fixture.record().await;
+    fixture
+        .service
+        .start_if_wanted(record.uuid, "lab", crate::lifecycle::start::StartReason::Restart)
+        .await
+        .unwrap();
+    assert_eq!((record.wanted, record.reason), (Wanted::Stopped, None));
+    assert_eq!(fixture.host.vms.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_start_that_finds_no_version_says_why_in_the_machine() {
+    let fixture = Fixture::new().await;
+    fixture.host.versions.lock().unwrap().clear();
+    fixture.start().await.unwrap_err();
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+    assert!(record.reason.unwrap().contains("there is no image"));
+}

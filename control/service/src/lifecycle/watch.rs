@@ -1,0 +1,245 @@
+//! Watching a machine that is on: the guest is up, the VM ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_api::{Alarm, MachineState, Wanted};
+use headwater_db::{MachineRecord, PersistentDisk};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::backend::VmExit;
+use crate::extract::Actor;
+use crate::lifecycle::record::joined;
+use crate::lifecycle::restart::DAEMON_ENDED;
+use crate::lifecycle::start::StartReason;
+use crate::lifecycle::{Active, LifecycleError, restart};
+
+/// How long after its guest restarted a machine that did not start is started again, at first and at most.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MOST: Duration = Duration::from_secs(60);
+
+/// Whether the start of a machine that is on is further than noted: the database could not be written then.
+pub(super) fn is_behind(record: &MachineRecord, active: &Active) -> bool {
+    match record.state {
+        MachineState::Starting => true,
+        MachineState::Booting => active.boot_time().is_some(),
+        _ => false,
+    }
+}
+
+/// For the history.
+fn how_it_restarted(kept: &[PersistentDisk]) -> &'static str {
+    if kept.is_empty() {
+        "the guest restarted; what it wrote is forgotten"
+    } else {
+        "the guest restarted; its disk is kept"
+    }
+}
+
+impl Service {
+    /// Watches until the VM ends.
+    pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
+        let service = self.clone();
+        tokio::spawn(async move {
+            let exit = tokio::select! {
+                exit = active.vm.exited() => exit,
+                () = active.vm.booted() => {
+                    if let Err(e) = service.has_booted(uuid, &name, &active).await {
+                        tracing::error!(machine = %name, "cannot note now that it has booted: {}", problem(&e));
+                    }
+                    active.vm.exited().await
+                }
+            };
+            let restarted = exit == VmExit::Rebooted;
+            // From before it is off: nobody is to take it for lost while that cannot be noted.
+            let _restart = restarted.then(|| service.begin_restart(uuid));
+            match service.has_ended(uuid, &name, active, exit).await {
+                Ok(()) => {}
+                Err(e) if restarted => service.start_again(uuid, &name, StartReason::Restart, e).await,
+                Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
+            }
+        });
+    }
+
+    async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifecycleError> {
+        // The time is taken now: the machine's turn, or an answer of the database, may come late.
+        active.has_booted();
+        let _turn = self.lock(uuid).await;
+        if !self.is_present(uuid, active) {
+            return Ok(());
+        }
+        let record = self.record(name).await?;
+        self.catch_up(record, active).await
+    }
+
+    /// Notes how far a machine's start is, where it is further than noted. The caller has the machine's turn.
+    pub(super) async fn catch_up(
+        &self,
+        mut record: MachineRecord,
+        active: &Active,
+    ) -> Result<(), LifecycleError> {
+        if !is_behind(&record, active) {
+            return Ok(());
+        }
+        let detail = match active.boot_time() {
+            Some(took) => {
+                let boot_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+                record.state = MachineState::Running;
+                record.boot_ms = Some(boot_ms);
+                format!("booted in {}.{:03} s", boot_ms / 1000, boot_ms % 1000)
+            }
+            None => {
+                record.state = MachineState::Booting;
+                active.in_words()
+            }
+        };
+        self.save(&record, &Actor::daemon(), "state", detail).await
+    }
+
+    async fn has_ended(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        active: Arc<Active>,
+        exit: VmExit,
+    ) -> Result<(), LifecycleError> {
+        let turn = self.lock(uuid).await;
+        if !self.is_present(uuid, &active) {
+            // Whoever stopped it has cleaned up.
+            return Ok(());
+        }
+        // Whatever the database says, or fails to say: where it cannot be read or written now, the record goes on
+        // saying that the machine is on, and the next comparison with the facts finds that it is lost.
+        let unsaved = self.put_away(uuid, name).await;
+        let quick_boots = active.quick_boots();
+        // Its disks, with their RAM: the next start makes its own.
+        drop(active);
+        let mut record = self.record(name).await?;
+        let daemon = Actor::daemon();
+        match exit {
+            VmExit::PoweredOff => {
+                record.wanted = Wanted::Stopped;
+                let detail = "the guest switched itself off";
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, unsaved, detail).await
+            }
+            VmExit::Rebooted => {
+                let kept = self.db().read().await?.persistent_disks().of_machine(uuid).await?;
+                let detail = how_it_restarted(&kept);
+                let pause = restart::pause(quick_boots);
+                let reason = if !pause.is_zero() {
+                    let seconds = pause.as_secs();
+                    Some(format!("the guest restarts again and again; it is started again in {seconds} s"))
+                } else if self.is_any_sealing(&kept) {
+                    Some(
+                        "the guest restarted; it is started again when the version of its disk is made"
+                            .to_owned(),
+                    )
+                } else {
+                    None
+                };
+                let reason = joined(reason, unsaved);
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, detail).await?;
+                let Some((_turn, record)) = self.pause_restart(pause, &kept, turn, record).await? else {
+                    return Ok(());
+                };
+                self.start_locked(record, &daemon, StartReason::Restart).await?;
+                if let Some(started) = self.active(uuid) {
+                    started.follows_quick_boots(quick_boots);
+                }
+                Ok(())
+            }
+            VmExit::Killed => {
+                // By the end of the daemon, which notes no more of it. Anybody else notes what was asked for.
+                let is_left_wanted = self.is_stopping() && record.wanted == Wanted::Running;
+                let how = if is_left_wanted {
+                    format!("it was ended; {DAEMON_ENDED}")
+                } else {
+                    "it was ended".to_owned()
+                };
+                let reason = joined(Some(how), unsaved);
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, "it was ended").await
+            }
+            VmExit::Crashed { reason } => {
+                let (detail, reason) = (reason.clone(), joined(Some(reason), unsaved));
+                self.switched_off(&mut record, &daemon, MachineState::Crashed, reason, detail).await
+            }
+        }
+    }
+
+    /// Goes on starting a machine whose guest restarted, or that was on when the daemon ended, for as long as it is wanted: the store may
+    /// only be away.
+    pub(super) async fn start_again(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        occasion: StartReason,
+        mut error: LifecycleError,
+    ) {
+        let because = occasion.because();
+        let mut pause = AGAIN_FIRST;
+        while !self.is_stopping() {
+            let mut why = problem(&error);
+            tracing::error!(machine = %name, "{because}, and it is not on again: {why}");
+            let again = "it is started again until that works";
+            let advice = why.advice.take();
+            let alarm = Alarm {
+                subject: format!("machine {name}"),
+                since_ms: self.now_ms(),
+                message: format!("{because}, and it is not on again: {why}"),
+                advice: advice.map_or_else(|| again.to_owned(), |advice| format!("{advice}; {again}")),
+            };
+            self.restart_failed(uuid, alarm);
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(AGAIN_MOST);
+            match self.start_if_wanted(uuid, name, occasion).await {
+                Ok(()) => return,
+                Err(e) => error = e,
+            }
+        }
+    }
+
+    /// Starts a machine whose guest restarted, or that was on when the daemon ended, where it is off and wanted. That it is off may be still
+    /// to be noted.
+    pub(super) async fn start_if_wanted(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        occasion: StartReason,
+    ) -> Result<(), LifecycleError> {
+        let is_wanted = |record: &MachineRecord| {
+            let is_off = match record.state {
+                MachineState::Stopped => true,
+                MachineState::Lost => occasion == StartReason::Resume,
+                _ => self.is_unrecorded_restart(record),
+            };
+            record.uuid == uuid && record.wanted == Wanted::Running && is_off && self.active(uuid).is_none()
+        };
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        if !found.as_ref().is_some_and(is_wanted) {
+            return Ok(());
+        }
+        let _turn = self.lock(uuid).await;
+        // Again, now that nobody else changes it.
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        let Some(mut record) = found.filter(is_wanted) else { return Ok(()) };
+        let daemon = Actor::daemon();
+        if record.state.is_active() {
+            let kept = self.db().read().await?.persistent_disks().of_machine(uuid).await?;
+            let detail = how_it_restarted(&kept);
+            self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
+        }
+        self.start_locked(record, &daemon, occasion).await.map(drop)
+    }
+
+    /// Whether the guest of a machine that is noted as on restarted, and the machine is off until it is started again.
+    pub(super) fn is_unrecorded_restart(&self, record: &MachineRecord) -> bool {
+        record.state.is_active() && self.is_restarting(record.uuid) && self.active(record.uuid).is_none()
+    }
+
+    /// Whether a machine is on, and was not off since it was found to be.
+    pub(super) fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
+        self.active(uuid).is_some_and(|present| Arc::ptr_eq(&present, active))
+    }
+}

@@ -1,0 +1,131 @@
+//! Files beside the chunks, named by hashes: what it takes to open versions while no server answers, also after a power cut, and boot
+//! traces.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use headwater_store::Hash;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
+
+use crate::disk_cache::{make_own, open_own};
+use crate::units::u64_of;
+
+/// What is not written in full has a name that begins like this, with a number behind it or, of an earlier release, nothing.
+const PART: &str = "part";
+
+/// Numbers what is being written: machines that start together may open the same version.
+static WRITES: AtomicU64 = AtomicU64::new(0);
+
+/// A bounded directory of such files. When one comes, those that were not used for longest go for it.
+pub(super) struct SidecarDirectory {
+    dir: PathBuf,
+    limit_bytes: u64,
+}
+
+impl SidecarDirectory {
+    pub(super) fn new(dir: PathBuf, limit_bytes: u64) -> Self {
+        Self { dir, limit_bytes }
+    }
+
+    /// A file of at most `max_bytes`, and when it was last used; not checked.
+    pub(super) fn read(&self, id: Hash, max_bytes: u64) -> Option<(Vec<u8>, SystemTime)> {
+        let file = open_own(File::options().read(true), &self.dir.join(id.to_string())).ok()?;
+        let metadata = file.metadata().ok()?;
+        if metadata.len() > max_bytes {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        file.take(max_bytes).read_to_end(&mut bytes).ok()?;
+        Some((bytes, metadata.modified().ok()?))
+    }
+
+    /// Marks a file as used now. Whether it is there.
+    pub(super) fn touch(&self, id: Hash) -> io::Result<bool> {
+        let now = || Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now(), last_modification: now() };
+        match utimensat(CWD, self.dir.join(id.to_string()), &times, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(rustix::io::Errno::NOENT) => Ok(false),
+            done => Ok(done.map(|()| true)?),
+        }
+    }
+
+    /// Keeps a file, in place of what has its name, durably.
+    pub(super) fn keep(&self, id: Hash, bytes: &[u8]) -> io::Result<()> {
+        make_own(&self.dir)?;
+        let Some(room) = self.limit_bytes.checked_sub(u64_of(bytes.len())) else {
+            let (len, limit_bytes) = (bytes.len(), self.limit_bytes);
+            let why = format!(
+                "it has {len} bytes, and at most {limit_bytes} are kept there: make the cache larger"
+            );
+            return Err(io::Error::other(why));
+        };
+        self.thin(room, id)?;
+        let part = self.dir.join(format!("{PART}-{}", WRITES.fetch_add(1, Ordering::Relaxed)));
+        let written = open_own(File::options().create(true).truncate(true).write(true), &part)
+            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+            .and_then(|()| fs::rename(&part, self.dir.join(id.to_string())));
+        if written.is_err() {
+            // The first failure is the one to tell.
+            let _ = fs::remove_file(&part);
+        }
+        written.and_then(|()| File::open(&self.dir)?.sync_all())
+    }
+
+    /// Forgets a file.
+    pub(super) fn remove(&self, id: Hash) -> io::Result<()> {
+        unless_missing(fs::remove_file(self.dir.join(id.to_string())))
+    }
+
+    /// Removes what a process left that ended while it wrote.
+    pub(super) fn remove_rest(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(PART) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the files that were not used for longest, until the others take at most `room` bytes. That of `id` is replaced
+    /// and takes none.
+    fn thin(&self, room: u64, id: Hash) -> io::Result<()> {
+        let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().parse::<Hash>().map_or(true, |other| other == id) {
+                continue;
+            }
+            match entry.metadata() {
+                Ok(metadata) => all.push((metadata.modified()?, metadata.len(), entry.path())),
+                // Another one that makes room removed it.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        all.sort_unstable();
+        let mut taken: u64 = all.iter().map(|(_, len, _)| len).sum();
+        for (_, len, path) in all {
+            if taken <= room {
+                break;
+            }
+            unless_missing(fs::remove_file::<&Path>(&path))?;
+            taken = taken.saturating_sub(len);
+        }
+        Ok(())
+    }
+}
+
+fn unless_missing(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,75 @@
+//! Holding a rate: who works faster waits.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// The longest wait at a time, so that a cancelled operation ends soon.
+const WAIT_MAX: Duration = Duration::from_millis(200);
+
+/// A rate for several threads together. Time that was not used is not saved up for later.
+#[derive(Debug)]
+pub struct RateLimit {
+    bytes_per_s: Option<u64>,
+    /// When the next bytes may be read.
+    next: Mutex<Instant>,
+}
+
+impl RateLimit {
+    /// At most so many bytes a second, at least one; `None` for as fast as possible.
+    pub fn new(bytes_per_s: Option<u64>) -> Self {
+        Self { bytes_per_s, next: Mutex::new(Instant::now()) }
+    }
+
+    /// Whether anybody ever waits.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.bytes_per_s.is_some()
+    }
+
+    /// Waits until `bytes` more may be read, or `is_over` says so.
+    pub(crate) fn take(&self, bytes: u64, is_over: impl Fn() -> bool) {
+        let Some(rate) = self.bytes_per_s else { return };
+        let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
+        let cost = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
+        let mine = {
+            let mut next = self.next.lock();
+            let mine = (*next).max(Instant::now());
+            *next = mine + cost;
+            mine
+        };
+        while !is_over() {
+            let left = mine.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(WAIT_MAX));
+        }
+        // It is not read, so nobody else has to wait for it.
+        let mut next = self.next.lock();
+        *next = next.checked_sub(cost).unwrap_or(*next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_share_a_rate() {
+        let rate_limit = RateLimit::new(Some(1_000_000));
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..5).for_each(|_| rate_limit.take(10_000, || false)));
+            }
+        });
+        // 200,000 bytes; the last ones need not be waited for.
+        assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
+        RateLimit::new(None).take(u64::MAX, || false);
+        let slow = RateLimit::new(Some(1));
+        slow.take(1 << 20, || false);
+        slow.take(1 << 20, || true);
+        // What was given up is not waited for; what was read is.
+        assert!(*slow.next.lock() < Instant::now() + Duration::from_secs((1 << 20) + 1));
+    }
+}

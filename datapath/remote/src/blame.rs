@@ -1,0 +1,252 @@
+//! Who gave the bytes of an object that is read as a whole, and is checked only then. Who said that parts of it are gone gave them, too.
+//!
+//! | it was wrong, and | from then on |
+//! |---|---|
+//! | it was read for the first time | nobody is to blame: caches on the way may keep what lay in holes, or what else was wrong. It is read once more, past them, and from one server alone, with the list of that one |
+//! | the one that was to give all of it did, and says just what it said before of what is gone | that one is distrusted, and another one is to give all of it; where there is no other, that one once more |
+//! | so did the same one another time | it is not asked for this object again |
+//! | others gave parts of it, too, or it says something else now | nobody is to blame; another one is to give all of it |
+//! | a part of it was not read here, or could not be | nobody can be blamed; it is read once more, from its start, and another one is to give all of it |
+//! | servers say now that other parts of it are gone, or do not say what is | nobody is to blame; it is read once more |
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hole_lists::HoleLists;
+
+/// Reads of all of an object, for each server and beyond, before it is given up.
+const ROUNDS_MAX: usize = 3;
+
+#[derive(Debug, Default)]
+pub(crate) struct Blame {
+    read_bytes: u64,
+    from: BTreeSet<usize>,
+    /// Who is to give all of it.
+    giver: Option<usize>,
+    /// Those that were to give all of it, and it came out wrong. The one that was asked longest ago comes first.
+    before: Vec<usize>,
+    /// Those whose bytes of it were wrong ..
+    wrong: BTreeSet<usize>,
+    /// .. and were so once more.
+    liars: BTreeSet<usize>,
+    /// Whether all of it is to come from one server.
+    alone: bool,
+    /// Whether it is read past caches also before it was wrong.
+    past_caches: bool,
+    /// How often each server was to give all of it.
+    readings: BTreeMap<usize, u32>,
+    rounds: u32,
+}
+
+/// Whom to ask.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ServerChoice {
+    /// Not these.
+    pub liars: BTreeSet<usize>,
+    /// Nor these, where what is asked for is gone ..
+    pub without: BTreeSet<usize>,
+    /// .. unless all others say that they do not have it: then as it lies there.
+    pub or_what_lies_there: bool,
+    /// One server alone, without another one where it is late ..
+    pub alone: bool,
+    /// .. and this one, as long as it is there.
+    pub first: Option<usize>,
+    /// These after all others, and in this order.
+    pub last: Vec<usize>,
+    /// All of them past caches on the way, as what came before was wrong.
+    pub past_caches: bool,
+    /// For the so manyeth time all of an object is read from that one, and all of it is to come from one place.
+    pub reading: Option<u32>,
+}
+
+/// What is done about wrong bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// Who gave them, if that is known.
+    pub liar: Option<usize>,
+    /// Whether to read it once more.
+    pub again: bool,
+}
+
+impl Blame {
+    pub(crate) fn choice(&self) -> ServerChoice {
+        ServerChoice {
+            liars: self.liars.clone(),
+            alone: self.giver.is_some(),
+            first: self.giver,
+            past_caches: self.past_caches || self.is_again(),
+            reading: self.giver.and_then(|giver| self.readings.get(&giver).copied()),
+            ..ServerChoice::default()
+        }
+    }
+
+    /// Who is to give all of it, if that is one: of those that were not to before, or else not for longest, the one on which the
+    /// least is gone.
+    pub(crate) fn choose_giver(&mut self, lists: &HoleLists) -> Option<usize> {
+        let turn = |server: usize| {
+            self.before.iter().position(|before| *before == server).map_or(0, |turn| turn + 1)
+        };
+        let candidates = lists.iter().filter(|(server, _)| self.alone && !self.liars.contains(server));
+        let best = candidates.min_by_key(|(server, holes)| (turn(*server), holes.bytes()));
+        self.giver = best.map(|(server, _)| server);
+        if let Some(giver) = self.giver {
+            let readings = self.readings.entry(giver).or_default();
+            *readings = readings.saturating_add(1);
+        }
+        self.giver
+    }
+
+    /// For the how manyeth time a server will have to give all of it, if it is the next one to do so. `None`: none is.
+    pub(crate) fn next_reading(&self, server: usize) -> Option<u32> {
+        self.alone.then(|| self.readings.get(&server).copied().unwrap_or_default().saturating_add(1))
+    }
+
+    pub(crate) fn read(&mut self, server: usize, len: u64) {
+        self.from.insert(server);
+        self.read_bytes = self.read_bytes.saturating_add(len);
+    }
+
+    /// What is gone of it was asked for once more: caches may keep what lay in holes that are none any more.
+    pub(crate) fn read_past_caches(&mut self) {
+        self.past_caches = true;
+    }
+
+    /// Whether it was wrong before.
+    pub(crate) fn is_again(&self) -> bool {
+        self.rounds > 0
+    }
+
+    /// It is another one than it was taken for when it was read, or may be. There are so many servers. Returns whether to read it once
+    /// more.
+    pub(crate) fn begin_again(&mut self, servers: usize) -> bool {
+        self.from.clear();
+        self.read_bytes = 0;
+        self.rounds = self.rounds.saturating_add(1);
+        self.may_be_read(servers)
+    }
+
+    fn may_be_read(&self, servers: usize) -> bool {
+        let rounds = usize::try_from(self.rounds).unwrap_or(usize::MAX);
+        self.liars.len() < servers && rounds < servers.saturating_add(ROUNDS_MAX)
+    }
+
+    /// It was wrong, and `len_bytes` of it are there. There are so many servers. `is_sure`: the one that was to give all of it says again
+    /// that just what was not read of it is gone there.
+    pub(crate) fn was_wrong(&mut self, len_bytes: u64, servers: usize, is_sure: bool) -> Verdict {
+        let from = std::mem::take(&mut self.from);
+        let is_all = std::mem::take(&mut self.read_bytes) >= len_bytes;
+        self.rounds = self.rounds.saturating_add(1);
+        self.alone = true;
+        let is_of_giver = |giver: &usize| is_all && is_sure && from.iter().all(|server| server == giver);
+        let liar = self.giver.filter(is_of_giver);
+        if let Some(liar) = liar
+            && !self.wrong.insert(liar)
+        {
+            self.liars.insert(liar);
+        }
+        if let Some(giver) = self.giver {
+            self.before.retain(|server| *server != giver);
+            self.before.push(giver);
+        }
+        Verdict { liar, again: self.may_be_read(servers) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nothing_is_gone() -> HoleLists {
+        (0..3).map(|server| (server, std::sync::Arc::default())).collect()
+    }
+
+    #[test]
+    fn who_lies_is_found_by_asking_one_alone() {
+        let mut whole = Blame::default();
+        assert!(!whole.choice().past_caches && whole.choose_giver(&nothing_is_gone()).is_none());
+        assert_eq!(whole.next_reading(0), None);
+        // What an earlier copy left was wrong.
+        whole.read(0, 60);
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
+        for server in 0..3 {
+            assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(server));
+            let choice = whole.choice();
+            assert!(choice.alone && choice.past_caches && choice.liars.is_empty(), "{choice:?}");
+            assert_eq!((choice.first, choice.reading), (Some(server), Some(1)));
+            assert_eq!((whole.next_reading(server), whole.next_reading(3)), (Some(2), Some(1)));
+            whole.read(server, 60);
+            whole.read(server, 40);
+            assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(server), again: true });
+        }
+        // All were wrong. A part of it is no proof; and the next time may be better; and if not, it is enough.
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
+        whole.read(0, 99);
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
+        whole.read(1, 100);
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(1), again: false });
+        assert_eq!(whole.choice().liars, [1].into());
+    }
+
+    #[test]
+    fn the_only_server_is_asked_once_more_when_it_was_wrong_past_caches() {
+        let (mut whole, one) = (Blame::default(), HoleLists::from_iter([(1, std::sync::Arc::default())]));
+        for (liar, again) in [(None, true), (Some(1), true), (Some(1), false)] {
+            whole.choose_giver(&one);
+            whole.read(1, 100);
+            assert_eq!(whole.was_wrong(100, 1, true), Verdict { liar, again });
+        }
+    }
+
+    #[test]
+    fn who_did_not_give_all_of_it_or_says_something_else_now_is_not_blamed() {
+        let mut whole = Blame::default();
+        whole.read(1, 100);
+        whole.was_wrong(100, 2, true);
+        // It failed on the way.
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
+        whole.read(0, 60);
+        whole.read(1, 40);
+        assert_eq!(whole.was_wrong(100, 2, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
+        whole.read(1, 100);
+        assert_eq!(whole.was_wrong(100, 2, false), Verdict { liar: None, again: true });
+        // The third one has been asked for nothing yet.
+        assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(2));
+        assert!(whole.choice().liars.is_empty());
+    }
+
+    #[test]
+    fn of_those_that_may_give_all_of_it_the_one_does_on_which_the_least_is_gone() {
+        let holes = |blocks: &[u64]| std::sync::Arc::new(headwater_store::Holes::of_blocks(blocks));
+        let lists: HoleLists =
+            [(0, holes(&[1, 2])), (1, holes(&[4])), (2, holes(&[5]))].into_iter().collect();
+        let mut whole = Blame::default();
+        assert_eq!(whole.choose_giver(&lists), None);
+        for expected in [1, 2, 0] {
+            whole.read(0, 50);
+            whole.read(1, 50);
+            assert_eq!(whole.was_wrong(100, 3, true).liar, None);
+            assert_eq!(whole.choose_giver(&lists), Some(expected));
+        }
+    }
+
+    #[test]
+    fn it_is_not_read_for_ever() {
+        let mut whole = Blame::default();
+        let again = |whole: &mut Blame| {
+            whole.choose_giver(&nothing_is_gone());
+            whole.read(0, 50);
+            whole.read(1, 50);
+            whole.was_wrong(100, 2, true).again
+        };
+        assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
+        // Nor where what is gone of it is said to be another part each time.
+        let mut whole = Blame::default();
+        let again = |whole: &mut Blame| {
+            whole.read(0, 50);
+            whole.begin_again(2)
+        };
+        assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
+        assert!(whole.choice().liars.is_empty() && !whole.was_wrong(100, 2, true).again);
+    }
+}

@@ -1,0 +1,156 @@
+//! Space for the map, claimed ahead: a commit must not be what finds the file system full.
+//!
+//! Space is claimed behind the end of the map (its length stays as it is). New segments are begun only while there is
+//! enough for all changes that are noted, and a margin: discards are always taken, and their commit is what gives
+//! space back.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::FallocateFlags;
+
+use crate::sync::Mutex;
+
+/// The most that one change takes in the map: the record of a block alone in its slot.
+const CHANGE_BYTES: u64 = 40;
+
+/// Claimed beyond what the noted changes take.
+const AHEAD_BYTES: u64 = 1 << 20;
+
+/// Of which so much is left for discards, and for the segment that is being filled.
+const MARGIN_BYTES: u64 = 256 << 10;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct MapSpace {
+    map: Mutex<Claimed>,
+    /// Bytes claimed behind the end of the map, for who must not wait.
+    bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Claimed {
+    file: Arc<File>,
+    tail: u64,
+    /// Where the claimed space ends.
+    end: u64,
+    /// How often the map was cut.
+    cuts: u64,
+}
+
+impl MapSpace {
+    /// Of a map of so many bytes, with nothing claimed.
+    pub fn new(file: Arc<File>, tail: u64) -> Self {
+        Self { map: Mutex::new(Claimed { file, tail, end: tail, cuts: 0 }), bytes: AtomicU64::new(0) }
+    }
+
+    /// Whether there is enough for so many changes, and for some more.
+    pub fn is_enough(&self, changes: usize) -> bool {
+        self.is_enough_beside(0, changes)
+    }
+
+    /// The same beside so many bytes.
+    pub fn is_enough_beside(&self, bytes: u64, changes: usize) -> bool {
+        let wanted = (changes as u64).saturating_mul(CHANGE_BYTES) + MARGIN_BYTES;
+        self.bytes.load(Ordering::Acquire) >= wanted.saturating_add(bytes)
+    }
+
+    /// Where the claimed space ends: at the end of the map, where the file system claims none.
+    pub fn claimed_end(&self) -> u64 {
+        let map = self.map.lock();
+        if map.end == u64::MAX { map.tail } else { map.end }
+    }
+
+    /// Claims enough for so many changes and those to come. Blocks for the file system.
+    pub fn claim(&self, changes: usize) -> io::Result<()> {
+        let wanted = (changes as u64).saturating_mul(CHANGE_BYTES) + AHEAD_BYTES;
+        if self.bytes.load(Ordering::Acquire) >= wanted - AHEAD_BYTES / 2 {
+            return Ok(());
+        }
+        let (file, tail, cuts) = {
+            let map = self.map.lock();
+            (Arc::clone(&map.file), map.tail, map.cuts)
+        };
+        let mut end = tail + wanted;
+        match rustix::fs::fallocate(&*file, FallocateFlags::KEEP_SIZE, tail, wanted) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                tracing::warn!(
+                    "the file system of a persistent cache cannot reserve space for its map; a flush may find it full"
+                );
+                end = u64::MAX;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let mut map = self.map.lock();
+        // Else it is of a map that is gone, or was cut off meanwhile.
+        if Arc::ptr_eq(&map.file, &file) && map.cuts == cuts {
+            map.end = map.end.max(end);
+            self.show(&map);
+        }
+        Ok(())
+    }
+
+    /// The map ends here now.
+    pub fn moved(&self, file: &Arc<File>, tail: u64) {
+        let mut map = self.map.lock();
+        if !Arc::ptr_eq(&map.file, file) {
+            *map = Claimed { file: Arc::clone(file), tail, end: tail, cuts: 0 };
+        }
+        map.tail = tail;
+        map.end = map.end.max(tail);
+        self.show(&map);
+    }
+
+    /// The map was cut at its end, and what was claimed behind that has gone.
+    pub fn cut(&self) {
+        let mut map = self.map.lock();
+        map.cuts += 1;
+        if map.end != u64::MAX {
+            map.end = map.tail;
+        }
+        self.show(&map);
+    }
+
+    fn show(&self, map: &Claimed) {
+        self.bytes.store(map.end.saturating_sub(map.tail), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_reserves_nothing_is_taken_at_its_word() {
+        // A regular file of a file system without `fallocate`.
+        let file = File::options().write(true).open("/proc/self/comm").unwrap();
+        let room = MapSpace::new(Arc::new(file), 0);
+        room.claim(0).unwrap();
+        assert!(room.is_enough(1 << 30));
+        room.cut();
+        assert!(room.is_enough(1 << 30));
+    }
+
+    #[test]
+    fn what_is_claimed_is_enough_for_what_is_noted() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let room = MapSpace::new(Arc::clone(&file), 0);
+        assert!(!room.is_enough(0));
+        room.claim(0).unwrap();
+        assert!(room.is_enough(19_000) && !room.is_enough(20_000));
+        assert!(room.is_enough_beside(360_000, 10_000) && !room.is_enough_beside(400_000, 10_000));
+        room.claim(100_000).unwrap();
+        assert!(room.is_enough(100_000));
+        room.moved(&file, 4 << 20);
+        assert!(room.is_enough(10_000) && !room.is_enough(100_000));
+        room.cut();
+        assert!(!room.is_enough(0));
+        // Another file has nothing yet.
+        room.claim(0).unwrap();
+        room.moved(&Arc::new(tempfile::tempfile().unwrap()), 100);
+        assert!(!room.is_enough(0));
+    }
+}

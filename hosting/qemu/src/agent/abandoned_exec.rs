@@ -1,0 +1,271 @@
+//! Commands that begin in the guest after whoever wanted them was told that they failed.
+//!
+//! A guest that stands still, as for want of disk space, reads a request when it goes on, and begins the command then. QEMU drops
+//! what the agent says while nobody is connected, and so the process of that command would not be known. The connection of a
+//! request that was not answered in time is kept for that: whoever has it next waits for its answer first, and where nobody comes,
+//! a task of its own does. What was begun is killed, unless it has ended by then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::connection::Connection;
+use super::{
+    Agent, KILL_TRIES, MAX_ANSWER_BYTES, MAX_OUTPUT_BYTES, Status, interpret, may_answer_later, unexpected,
+};
+use crate::error::{Error, Result};
+
+/// Has the guest begin a command.
+pub(super) const EXEC: &str = "guest-exec";
+
+/// How long a late answer is waited for at a time, after which the agent is asked anew whether it is there.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How long others may use the agent before that.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+impl Agent {
+    /// Has the guest begin a command, and gives its process. Where that is not answered within `patience`, it is killed when it is.
+    pub(super) async fn begin(&self, program: &str, request: Value, patience: Duration) -> Result<i64> {
+        let deadline = Instant::now() + patience;
+        // Others may have it for as long as they keep the guest frozen: that says nothing of whether there is one.
+        let others_have_it = || Error::Timeout {
+            what: format!("the turn of command '{program}' at the guest agent, which others use"),
+            after: patience,
+        };
+        let mut slot = timeout_at(deadline, self.turn(EXEC)).await.map_err(|_| others_have_it())?;
+        let taken = timeout_at(deadline, self.take_connection(&mut slot)).await;
+        let mut connection = taken.map_err(|_| Error::NoAgent { after: patience })??;
+        let asking = connection.request(&self.socket, EXEC, request, MAX_ANSWER_BYTES);
+        let answered = timeout_at(deadline, asking).await;
+        let Ok(answer) = answered else {
+            connection.give_up();
+            *slot = Some(connection);
+            self.go_on_listening();
+            let what = format!(
+                "the start of command '{program}' in the guest, which may begin later and is killed then"
+            );
+            return Err(Error::Timeout { what, after: patience });
+        };
+        let answer = answer?;
+        *slot = Some(connection);
+        process(&interpret::<Value>(EXEC, &answer)?)
+    }
+
+    /// The connection, taken out while in use: a call that is cancelled or fails half-way leaves none behind whose next answer
+    /// would belong to somebody else.
+    pub(super) async fn take_connection(&self, slot: &mut Option<Connection>) -> Result<Connection> {
+        self.hear_late_answer(slot).await;
+        match slot.take() {
+            Some(connection) => Ok(connection),
+            None => Connection::open(&self.socket).await,
+        }
+    }
+
+    /// Waits for the answer to a request that was given up, where one is to come, and has the command killed that was begun and runs. The
+    /// connection stays in its place: where this is given up too, the next one goes on.
+    async fn hear_late_answer(&self, slot: &mut Option<Connection>) {
+        let Some(connection) = slot.as_mut().filter(|connection| connection.is_late()) else { return };
+        let answer = connection.late_answer(&self.socket).await;
+        // The rest of the answer to the sync is stale for the next one.
+        *slot = None;
+        match answer.map(|answer| process_in(&answer)) {
+            Ok(Some(pid)) => {
+                tracing::warn!(
+                    pid,
+                    "a command that was given up began late in the guest, and is killed if it runs"
+                );
+                self.kill_if_it_runs(pid);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "it is not known whether a command that was given up began in the guest");
+            }
+        }
+    }
+
+    /// Has a command killed that goes on. The number of one that has ended may be that of another process by now, and what it wrote is kept
+    /// by the agent until somebody asks. In a task of its own: the caller has the connection.
+    fn kill_if_it_runs(&self, pid: i64) {
+        let agent = self.clone();
+        tokio::spawn(async move {
+            for left in (0..KILL_TRIES).rev() {
+                let asked = json!({ "pid": pid });
+                let looked = agent.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, agent.patience);
+                match looked.await {
+                    Ok(Status { exited: true, .. }) => return,
+                    Ok(_) => {
+                        agent.begin_to_kill(pid);
+                        return;
+                    }
+                    Err(error) if left > 0 && may_answer_later(&error) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, pid, "it is not known whether a command that was given up goes on in the guest");
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    /// Hears such an answer in the background until the agent answers, or until nobody has the machine any more.
+    fn go_on_listening(&self) {
+        let alive = Arc::downgrade(&self.connection);
+        let agent = Self { connection: Arc::default(), ..self.clone() };
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                let Some(connection) = alive.upgrade() else { return };
+                let agent = Self { connection, ..agent.clone() };
+                let mut slot = agent.connection.lock().await;
+                if timeout(LOOK, agent.hear_late_answer(&mut slot)).await.is_ok() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// The process that an answer to [`EXEC`] names.
+fn process(answer: &Value) -> Result<i64> {
+    answer.get("pid").and_then(Value::as_i64).ok_or_else(|| unexpected(EXEC, answer))
+}
+
+/// The same of one among other lines: the agent complains of the mark of a sync, too.
+fn process_in(answers: &[u8]) -> Option<i64> {
+    let mut lines = answers.split(|byte| *byte == b'\n');
+    lines.find_map(|line| process(&interpret::<Value>(EXEC, line).ok()?).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::{UnixListener, UnixStream};
+    use tokio::sync::oneshot;
+
+    use super::super::Exec;
+    use super::super::tests::{accept, answer, answer_to_sync};
+    use super::*;
+
+    /// Reads the next sync of a connection that is in use, and gives the answer to it as the agent sends it.
+    async fn sync_again(stream: &mut BufReader<UnixStream>) -> Vec<u8> {
+        let mut sync = Vec::new();
+        stream.read_until(b'\n', &mut sync).await.unwrap();
+        assert_eq!(sync.first(), Some(&0xFF), "no sync but {:?}", String::from_utf8_lossy(&sync));
+        let sync: Value = serde_json::from_slice(&sync[1..]).unwrap();
+        let mut bytes = b"{\"error\": {\"class\": \"GenericError\", \"desc\": \"stray mark\"}}\n".to_vec();
+        bytes.extend(answer_to_sync(sync["arguments"]["id"].as_u64().unwrap()));
+        bytes
+    }
+
+    /// An agent that answered so far, and has a command given up that it does not say to have begun.
+    async fn given_up(agent: &Agent) -> Error {
+        agent.ping(Duration::from_secs(60)).await.unwrap();
+        // Long enough for what follows on a busy host.
+        let agent = Agent { patience: Duration::from_secs(3), ..agent.clone() };
+        let (command, input) = (vec!["sleep".to_owned(), "9".to_owned()], Vec::new());
+        agent.exec(&Exec { command, input, timeout: Duration::from_secs(60) }).await.unwrap_err()
+    }
+
+    /// Takes the first connection, answers to a ping, and reads the command.
+    async fn begin(listener: &UnixListener) -> BufReader<UnixStream> {
+        let (mut stream, id) = accept(listener).await;
+        stream.write_all(&answer_to_sync(id)).await.unwrap();
+        answer(&mut stream, &[r#"{"return": {}}"#]).await;
+        let mut asked = String::new();
+        stream.read_line(&mut asked).await.unwrap();
+        assert!(asked.contains(EXEC) && asked.contains("sleep"), "{asked}");
+        stream
+    }
+
+    #[tokio::test]
+    async fn a_command_that_begins_after_it_was_given_up_is_killed_unless_it_has_ended() {
+        for (status, is_killed) in
+            [(r#"{"exited": false}"#, true), (r#"{"exited": true, "exitcode": 0}"#, false)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let socket = dir.path().join("agent.sock");
+            let listener = UnixListener::bind(&socket).unwrap();
+            let ((told, has_been_told), (looked, has_looked)) = (oneshot::channel(), oneshot::channel());
+            let player = tokio::spawn(async move {
+                let mut stream = begin(&listener).await;
+                // It stands still until nobody waits for the command.
+                has_been_told.await.unwrap();
+                stream.write_all(b"{\"return\": {\"pid\": 7}}\n").await.unwrap();
+                let synced = sync_again(&mut stream).await;
+                stream.write_all(&synced).await.unwrap();
+                let (mut stream, id) = accept(&listener).await;
+                stream.write_all(&answer_to_sync(id)).await.unwrap();
+                let mut line = String::new();
+                stream.read_line(&mut line).await.unwrap();
+                assert!(line.contains("guest-exec-status") && line.contains(r#""pid":7"#), "{line}");
+                // Whoever has the machine is there until now.
+                looked.send(()).unwrap();
+                stream.write_all(format!("{{\"return\": {status}}}\n").as_bytes()).await.unwrap();
+                line.clear();
+                if stream.read_line(&mut line).await.unwrap() > 0 {
+                    stream.write_all(b"{\"return\": {\"pid\": 8}}\n").await.unwrap();
+                }
+                line
+            });
+            let agent = Agent::new(&socket);
+            let error = given_up(&agent).await;
+            assert!(matches!(error, Error::Timeout { .. }) && error.to_string().contains("later"), "{error}");
+            told.send(()).unwrap();
+            timeout(Duration::from_secs(60), has_looked).await.expect("nobody looks at it").unwrap();
+            drop(agent);
+            let asked = timeout(Duration::from_secs(60), player).await.unwrap().unwrap();
+            assert_eq!(asked.contains(r#"["-KILL","7"]"#), is_killed, "{asked}");
+            assert_eq!(asked.is_empty(), !is_killed, "{asked}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_a_freeze_keeps_from_a_command_is_not_called_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": 1}"#]).await;
+            stream
+        });
+        let agent = Agent::new(&socket);
+        assert_eq!(agent.freeze_file_systems().await.unwrap(), 1);
+        let _stream = player.await.unwrap();
+        let command = vec!["true".to_owned()];
+        let exec = Exec { command, input: Vec::new(), timeout: Duration::from_secs(1) };
+        let error = agent.exec(&exec).await.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }) && error.to_string().contains("'true'"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_never_had_a_command_is_asked_for_other_things() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (told, has_been_told) = oneshot::channel();
+        let player = tokio::spawn(async move {
+            let mut stream = begin(&listener).await;
+            has_been_told.await.unwrap();
+            // The guest has restarted, and what it had not read is lost.
+            let synced = sync_again(&mut stream).await;
+            stream.write_all(&synced).await.unwrap();
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let mut asked = String::new();
+            stream.read_line(&mut asked).await.unwrap();
+            stream.write_all(b"{\"return\": {}}\n").await.unwrap();
+            asked
+        });
+        let agent = Agent::new(&socket);
+        given_up(&agent).await;
+        told.send(()).unwrap();
+        agent.ping(Duration::from_secs(60)).await.unwrap();
+        let asked = player.await.unwrap();
+        assert!(asked.contains("guest-ping"), "{asked}");
+    }
+}
