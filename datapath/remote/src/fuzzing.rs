@@ -68,7 +68,7 @@ fn plain(bytes: &[u8]) -> Result<Option<(Head, usize)>, ()> {
             "transfer-encoding" => head.encoded = true,
             "content-encoding" => head.encoded |= !value.eq_ignore_ascii_case("identity"),
             "location" => head.location = Some(value.chars().take(200).collect()),
-            "retry-after" => head.retry_after_s = number(value, true),
+            "retry-after" => (head.says_when, head.retry_after_s) = (true, number(value, true)),
             _ => {}
         }
     }

@@ -176,7 +176,7 @@ mod tests {
     fn what_is_known_and_not_read_is_told_and_nothing_else() {
         assert_eq!(look(vec![0; 1 << 20], &["/etc/hostname"]), []);
         for (kind, at, mark) in
-            [("XFS", 0, &b"XFSB"[..]), ("LUKS", 0, b"LUKS\xba\xbe"), ("btrfs", 0x1_0040, b"_BHRfS_M")]
+            [("XFS", 0, &b"XFSB"[..]), ("LUKS", 0, b"LUKS\xba\xbe"), ("Btrfs", 0x1_0040, b"_BHRfS_M")]
         {
             let mut disk = vec![0; 1 << 20];
             disk[at..][..mark.len()].copy_from_slice(mark);
