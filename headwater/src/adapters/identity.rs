@@ -37,9 +37,9 @@ const OVERLAP_BYTES: usize = 128;
 /// Runs of changed blocks that are looked up at a time.
 const RUNS: usize = 1024;
 
-/// Lines of a private key file before the first one that holds something of the secret: the opening one, and two with the format's and the
-/// public key's bytes.
-const OPEN_LINES: usize = 3;
+/// Lines of a private key file before the first one that holds something of the secret: the opening one, and three with the format's bytes
+/// and, twice, the public key.
+const OPEN_LINES: usize = 4;
 /// A line that is shorter may be by chance in other bytes.
 const LINE_CHARS_MIN: usize = 40;
 

@@ -92,7 +92,7 @@ pub enum ImageCommand {
         name: String,
     },
     /// Change an image on a machine: it boots the newest version on a private disk that is kept until seal or discard
-    MaintenanceSession {
+    Edit {
         /// IMAGE
         #[arg(add = complete::images())]
         image: String,

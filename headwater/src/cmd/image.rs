@@ -57,9 +57,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Revert { image, channel } => channels::revert(&client, &image, channel, json).await?,
         ImageCommand::Pin { name, image } => channels::pin(&client, &name, image, json).await?,
         ImageCommand::Unpin { name } => channels::unpin(&client, &name, json).await?,
-        ImageCommand::MaintenanceSession { image, machine } => {
-            seal::edit(&client, &image, machine, json).await?
-        }
+        ImageCommand::Edit { image, machine } => seal::edit(&client, &image, machine, json).await?,
         ImageCommand::Seal { image, note, over_newer, keep_identity } => {
             seal::image(&client, &image, seal::request(note, over_newer, keep_identity), json).await?;
         }

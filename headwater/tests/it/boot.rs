@@ -1,5 +1,5 @@
 //! Machines without a disk, from power on to power off: firmware, the site's DHCP server, `headwater serve --boot`, the agent, Debian.
-//! `boot/run` has the steps, in a network namespace of its own.
+//! `boot/run` has the steps, in a network namespace of its own. `make boot-demo` runs it for a UEFI machine too.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,9 +17,4 @@ fn boot(machine: &str) {
 #[test]
 fn a_bios_machine_boots_over_nbd_and_is_pristine_after_a_reboot() {
     boot("bios");
-}
-
-#[test]
-fn a_uefi_machine_boots_over_ublk_and_is_pristine_after_a_reboot() {
-    boot("uefi");
 }
