@@ -28,6 +28,19 @@ pub struct CreateCatalog {
     /// Its cloud-init user data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
+    /// The names of machines that `scale` makes: `#` signs stand for the digits of a number. `NAME-##` unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name_rule: Option<String>,
+    /// The number of the first of them.
+    #[serde(default = "CreateCatalog::default_first_number")]
+    pub first_number: u32,
+}
+
+impl CreateCatalog {
+    /// Numbers begin with 1.
+    pub const fn default_first_number() -> u32 {
+        1
+    }
 }
 
 /// What a catalog's machines boot from now on.
@@ -62,6 +75,10 @@ pub struct Catalog {
     /// Its cloud-init user data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
+    /// The names of machines that `scale` makes.
+    pub name_rule: String,
+    /// The number of the first of them.
+    pub first_number: u32,
     /// When it was created.
     pub created_at_ms: u64,
     /// The names of its machines.

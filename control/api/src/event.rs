@@ -13,8 +13,9 @@ pub struct Event {
     pub id: i64,
     /// When.
     pub at_ms: u64,
-    /// Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` where `/etc/passwd` has no name, `tcp 127.0.0.1:5000`, or `daemon`.
-    pub actor: String,
+    /// Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` where `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with
+    /// the token of the data directory, or `daemon`.
+    pub caller: String,
     /// On what: `machine web-1`, `image debian`.
     pub subject: String,
     /// What happened: `created`, `start`, `state`, ...
@@ -23,9 +24,9 @@ pub struct Event {
     pub detail: String,
 }
 
-/// The newest events.
+/// Some events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventList {
-    /// Newest first.
+    /// Newest first, or oldest first if they were asked for by `after`.
     pub events: Vec<Event>,
 }

@@ -1,8 +1,8 @@
 //! Long operations: one JSON object a line while they go on.
 //!
-//! Import, pull, verify, seal, diff and export answer with `application/x-ndjson`: any number of `waiting` lines while others run, then of `progress` lines, then
-//! exactly one `done` or `failed` line. A client that hangs up cancels the operation, which then leaves
-//! nothing behind; a pull leaves the versions that are here as a whole by then.
+//! Import, pull, verify, seal, diff, export, scale and roll are tasks ([`crate::task`]). Their answer is `application/x-ndjson`: any number
+//! of `waiting` lines while others run, then of `progress` lines, then exactly one `done` or `failed` line. The header
+//! `headwater-task` has the task's number. A client that hangs up leaves the task as it is.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::image::{DiffReport, ImageVersion, PullReport, VerifyReport};
 use crate::maintenance::Sealed;
 use crate::problem::Problem;
+use crate::roll::{RollReport, ScaleReport};
 
 /// How far an operation is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -59,6 +60,10 @@ pub enum JobResult {
         /// The file's size.
         size_bytes: u64,
     },
+    /// The machines that a catalog was given, or that were removed.
+    Scaled(Box<ScaleReport>),
+    /// The version that a catalog's machines were moved to.
+    Rolled(Box<RollReport>),
 }
 
 /// One line of the answer.

@@ -20,6 +20,7 @@
 //!
 //! Start reading at [`machine`].
 
+pub mod access;
 pub mod catalog;
 pub mod event;
 pub mod image;
@@ -29,10 +30,13 @@ pub mod maintenance;
 pub mod metrics;
 pub mod name;
 pub mod problem;
+pub mod roll;
 pub mod status;
+pub mod task;
 pub mod trace;
 pub mod words;
 
+pub use access::{CreateToken, NewToken, Role, TokenInfo, TokenList};
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use image::{
@@ -50,5 +54,7 @@ pub use machine::{
 pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
+pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
 pub use status::{HostRam, Status};
+pub use task::{MAX_TASKS, Task, TaskList, TaskState};
 pub use trace::{BootTrace, MergeTraceRequest, SaveTraceRequest, TracePlace};

@@ -12,6 +12,11 @@ pub const MAX_NAME_BYTES: usize = 63;
 
 /// Checks the name of a machine: it is also a host name and a directory.
 pub fn check_machine(name: &str) -> Result<(), Problem> {
+    check_label("machine", name)
+}
+
+/// Checks the name of something that is named as machines are.
+pub fn check_label(what: &str, name: &str) -> Result<(), Problem> {
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let bytes = name.as_bytes();
     let good = bytes.len() <= MAX_NAME_BYTES
@@ -21,11 +26,51 @@ pub fn check_machine(name: &str) -> Result<(), Problem> {
     if good {
         return Ok(());
     }
-    Err(Problem::new(ProblemKind::Invalid, format!("'{}' is not a machine name", name.escape_debug())).advise(
-        format!(
-            "use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and '-', with a letter or digit at the beginning and the end"
-        ),
-    ))
+    let message = format!("'{}' is not a {what} name", name.escape_debug());
+    Err(Problem::new(ProblemKind::Invalid, message).advise(format!(
+        "use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and '-', with a letter or digit at the beginning and the end"
+    )))
+}
+
+/// The names of machines that are made alike: text with one row of `#` signs, which stand for the digits of a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameRule {
+    before: String,
+    digits: usize,
+    after: String,
+}
+
+impl NameRule {
+    /// Reads `class-##`. Names of numbers with at most that many digits are names of machines.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let before: String = text.chars().take_while(|c| *c != '#').collect();
+        let rest = text.get(before.len()..).unwrap_or_default();
+        let after = rest.trim_start_matches('#');
+        let digits = rest.len() - after.len();
+        let rule = Self { before, digits, after: after.to_owned() };
+        let is_sound = (1..=9).contains(&digits) && !after.contains('#');
+        match check_machine(&rule.name(0)) {
+            Ok(()) if is_sound => Ok(rule),
+            _ => Err(Problem::new(
+                ProblemKind::Invalid,
+                format!("'{}' is no rule for names of machines", text.escape_debug()),
+            )
+            .advise(
+                "write a name with 1 to 9 '#' signs in a row for the digits of a number, such as class-##",
+            )),
+        }
+    }
+
+    /// The name with a number. A longer number has all its digits.
+    pub fn name(&self, number: u32) -> String {
+        format!("{}{number:0digits$}{}", self.before, self.after, digits = self.digits)
+    }
+
+    /// The number of a name that this rule made.
+    pub fn number(&self, name: &str) -> Option<u32> {
+        let number = name.strip_prefix(&self.before)?.strip_suffix(&self.after)?.parse().ok()?;
+        (self.name(number) == name).then_some(number)
+    }
 }
 
 /// The longest host name, with its dots.
@@ -180,6 +225,20 @@ pub fn image_name_of(file_name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rule_names_machines_by_number() {
+        let rule = NameRule::parse("class-##").unwrap();
+        assert_eq!([1, 40, 123].map(|number| rule.name(number)), ["class-01", "class-40", "class-123"]);
+        assert_eq!([rule.number("class-07"), rule.number("class-123")], [Some(7), Some(123)]);
+        for other in ["class-7", "class-0123", "class-", "class-ab", "lab-07", "class-07x"] {
+            assert_eq!(rule.number(other), None, "{other}");
+        }
+        assert_eq!(NameRule::parse("pc###x").unwrap().name(5), "pc005x");
+        for odd in ["", "class", "#-#", "Class-#", "-#", "class-#-", "class-##########"] {
+            assert!(NameRule::parse(odd).is_err(), "{odd}");
+        }
+    }
 
     #[test]
     fn machine_names_are_host_names() {

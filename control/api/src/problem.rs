@@ -11,6 +11,8 @@ pub enum ProblemKind {
     Invalid,
     /// The request does not say who sends it, or nobody who may: present the token.
     Unauthorized,
+    /// The caller is known, and its role does not allow this.
+    Forbidden,
     /// What the request names does not exist.
     NotFound,
     /// The request does not fit the present state: in use, already there, running.
@@ -35,6 +37,7 @@ impl ProblemKind {
         match self {
             Self::Invalid => 400,
             Self::Unauthorized => 401,
+            Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::Conflict => 409,
             Self::NoSpace => 507,
@@ -48,7 +51,7 @@ impl ProblemKind {
     /// The exit code of the command line (`docs/exit-codes.md`).
     pub const fn exit_code(self) -> u8 {
         match self {
-            Self::Failed | Self::Unavailable | Self::Unauthorized => 1,
+            Self::Failed | Self::Unavailable | Self::Unauthorized | Self::Forbidden => 1,
             Self::Invalid => 2,
             Self::NotFound => 3,
             Self::Conflict => 4,

@@ -38,7 +38,10 @@ pub mod repository;
 pub mod sqlite;
 
 pub use error::DbError;
-pub use record::{CatalogRecord, MachineRecord, NewEvent, PersistentDisk, Purpose, Secret};
+pub use record::{
+    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret, TaskRecord, TokenRecord,
+};
 pub use repository::{
     CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
+    TaskRepository, TokenRepository,
 };

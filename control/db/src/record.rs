@@ -1,6 +1,8 @@
 //! The rows, as the service sees them.
 
-use headwater_api::{BootFrom, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
+use headwater_api::{
+    BootFrom, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
+};
 use uuid::Uuid;
 
 /// Text that must not reach a log: its `Debug` says nothing.
@@ -103,6 +105,10 @@ pub struct CatalogRecord {
     pub cpus: u32,
     /// Their cloud-init user data.
     pub user_data: Option<String>,
+    /// The names of machines that it makes: `#` signs stand for the digits of a number.
+    pub name_rule: String,
+    /// The number of the first of them.
+    pub first_number: u32,
     /// When it was created.
     pub created_at_ms: u64,
 }
@@ -167,11 +173,72 @@ pub struct NewEvent {
     /// When.
     pub at_ms: u64,
     /// Who.
-    pub actor: String,
+    pub caller: String,
     /// On what.
     pub subject: String,
     /// What happened.
     pub action: &'static str,
     /// In words.
     pub detail: String,
+}
+
+/// A named token of the API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenRecord {
+    /// Its name; unique.
+    pub name: String,
+    /// The hash of its secret, in hexadecimal digits; unique.
+    pub hash: String,
+    /// The role of its holder.
+    pub role: Role,
+    /// Who made it.
+    pub created_by: String,
+    /// When.
+    pub created_at_ms: u64,
+    /// When it ends; `None` if only a revocation ends it.
+    pub expires_at_ms: Option<u64>,
+}
+
+/// A task to add; the database numbers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewTask {
+    /// What it does: `import`, `roll`.
+    pub kind: &'static str,
+    /// On what: `image debian`, `catalog class`.
+    pub subject: String,
+    /// Who asked for it.
+    pub caller: String,
+    /// What it needs to go on after a restart, as JSON. Without it, a restart ends it.
+    pub plan: Option<String>,
+    /// When.
+    pub created_at_ms: u64,
+}
+
+/// A task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskRecord {
+    /// Its number; later tasks have higher ones.
+    pub id: i64,
+    /// What it does.
+    pub kind: String,
+    /// On what.
+    pub subject: String,
+    /// Who asked for it.
+    pub caller: String,
+    /// How far it is.
+    pub state: TaskState,
+    /// Somebody asked for its end.
+    pub cancelling: bool,
+    /// What it needs to go on after a restart, as JSON.
+    pub plan: Option<String>,
+    /// A [`headwater_api::TaskProgress`], as JSON.
+    pub progress: Option<String>,
+    /// A result, or a problem, as JSON.
+    pub outcome: Option<String>,
+    /// When it was asked for.
+    pub created_at_ms: u64,
+    /// When it began.
+    pub started_at_ms: Option<u64>,
+    /// When it ended. It does not change after that.
+    pub ended_at_ms: Option<u64>,
 }

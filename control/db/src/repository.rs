@@ -5,7 +5,9 @@ use headwater_api::Event;
 use uuid::Uuid;
 
 use crate::error::DbError;
-use crate::record::{CatalogRecord, MachineRecord, NewEvent, PersistentDisk};
+use crate::record::{
+    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, TaskRecord, TokenRecord,
+};
 
 /// A database.
 #[async_trait]
@@ -31,6 +33,12 @@ pub trait Repository: Send {
 
     /// The disks that are kept.
     fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_>;
+
+    /// The named tokens of the API.
+    fn tokens(&mut self) -> Box<dyn TokenRepository + '_>;
+
+    /// The tasks.
+    fn tasks(&mut self) -> Box<dyn TaskRepository + '_>;
 
     /// The history.
     fn events(&mut self) -> Box<dyn EventRepository + '_>;
@@ -115,6 +123,48 @@ pub trait PersistentDiskRepository: Send {
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 }
 
+/// Named tokens, by the hash of their secret.
+#[async_trait]
+pub trait TokenRepository: Send {
+    /// Adds a token. Its name and hash must be new.
+    async fn add(&mut self, token: &TokenRecord) -> Result<(), DbError>;
+
+    /// The token whose secret has this hash.
+    async fn by_hash(&mut self, hash: &str) -> Result<Option<TokenRecord>, DbError>;
+
+    /// All tokens, by name.
+    async fn list(&mut self) -> Result<Vec<TokenRecord>, DbError>;
+
+    /// Removes a token. Returns whether it existed.
+    async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
+}
+
+/// How many tasks are kept: ended ones with lower numbers are removed as new ones come.
+pub const KEPT_TASKS: i64 = 10_000;
+
+/// Tasks, by number. A task that ended does not change any more.
+#[async_trait]
+pub trait TaskRepository: Send {
+    /// Adds a task that waits, and returns its number.
+    async fn add(&mut self, task: &NewTask) -> Result<i64, DbError>;
+
+    /// The task with this number.
+    async fn by_id(&mut self, id: i64) -> Result<Option<TaskRecord>, DbError>;
+
+    /// The newest `limit` tasks with numbers below `before`, newest first.
+    async fn older(&mut self, before: i64, limit: u32) -> Result<Vec<TaskRecord>, DbError>;
+
+    /// All that have not ended, oldest first.
+    async fn unended(&mut self) -> Result<Vec<TaskRecord>, DbError>;
+
+    /// Stores what changes in a task's life: state, plan, progress, outcome and times. Returns whether there is an unended
+    /// task of that number.
+    async fn update(&mut self, task: &TaskRecord) -> Result<bool, DbError>;
+
+    /// Notes that somebody asked for a task's end. Returns whether there is an unended task of that number.
+    async fn cancel(&mut self, id: i64) -> Result<bool, DbError>;
+}
+
 /// How many events are kept at least; older ones are removed now and then as new ones come.
 pub const KEPT_EVENTS: i64 = 100_000;
 
@@ -136,6 +186,9 @@ pub trait EventRepository: Send {
 
     /// The same of those older than the event with the number `before`.
     async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError>;
+
+    /// The oldest `limit` events newer than the event with the number `after`, oldest first.
+    async fn newer(&mut self, subject: Option<&str>, after: i64, limit: u32) -> Result<Vec<Event>, DbError>;
 
     /// Whether there are events of a subject whose name begins so.
     async fn any(&mut self, prefix: &str) -> Result<bool, DbError>;

@@ -33,6 +33,9 @@ on_sqlite!(
     disks_are_kept_once,
     a_dropped_unit_of_work_did_nothing,
     events_are_numbered_and_filtered,
+    events_are_read_forward,
+    tokens_are_found_by_their_hash,
+    tasks_are_kept_until_they_end_and_long_after,
 );
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,9 +102,9 @@ async fn old_events_are_forgotten() {
             .await
             .unwrap();
         let mut repo = db.write().await.unwrap();
-        for actor in ["uid 0", "daemon"] {
+        for caller in ["uid 0", "daemon"] {
             let event = suite::event("machine a", "x");
-            repo.events().append(NewEvent { actor: actor.to_owned(), ..event }).await.unwrap();
+            repo.events().append(NewEvent { caller: caller.to_owned(), ..event }).await.unwrap();
         }
         repo.save().await.unwrap();
     }
@@ -114,7 +117,7 @@ async fn old_events_are_forgotten() {
     assert_eq!(left().await, [newest, newest - 1, KEPT_EVENTS + 1, KEPT_EVENTS, 1001, 1000, 1]);
     sqlx::query(
         "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)
-         INSERT INTO events (at_ms, actor, subject, action, detail) SELECT 5, 'uid 0', 'image a', 'x', '' FROM numbers",
+         INSERT INTO events (at_ms, caller, subject, action, detail) SELECT 5, 'uid 0', 'image a', 'x', '' FROM numbers",
     )
     .bind(KEPT_ACTIONS)
     .execute(&mut beside)

@@ -106,6 +106,8 @@ fn alone(record: CatalogRecord) -> Catalog {
         cpus: record.cpus,
         transport: record.transport,
         user_data: record.user_data,
+        name_rule: record.name_rule,
+        first_number: record.first_number,
         created_at_ms: record.created_at_ms,
     }
 }

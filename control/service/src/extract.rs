@@ -1,11 +1,7 @@
 //! Reading requests: axum's extractors, with our errors instead of plain text.
 
-use std::convert::Infallible;
-use std::net::SocketAddr;
-
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
@@ -77,78 +73,4 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
 fn refused(what: &str, why: String) -> Failure {
     Failure(Problem::new(ProblemKind::Invalid, why).during(format!("cannot read {what}")))
-}
-
-/// The other end of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
-    /// A process on this host, through the socket.
-    Unix {
-        /// Its user, where the kernel said so.
-        uid: Option<u32>,
-    },
-    /// A client of the TCP port.
-    Tcp(SocketAddr),
-}
-
-/// Users of this host. One of a directory service is known by number alone, since asking for the name may take long.
-const USERS: &str = "/etc/passwd";
-
-/// The name of a user in the text of `passwd(5)`.
-fn name_of(uid: u32, users: &str) -> Option<&str> {
-    users.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (name, number) = (fields.next()?, fields.nth(1)?);
-        let is_plain =
-            !name.is_empty() && name.len() <= NAME_MAX_BYTES && name.chars().all(|c| c.is_ascii_graphic());
-        (number.parse() == Ok(uid) && is_plain).then_some(name)
-    })
-}
-
-/// The longest name of a user that is shown: with the number it is to fit where a store keeps authors (256 bytes).
-const NAME_MAX_BYTES: usize = 200;
-
-/// Who asks, as the history names them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Actor(pub(crate) String);
-
-impl Actor {
-    /// The daemon itself.
-    pub(crate) fn daemon() -> Self {
-        Self("daemon".to_owned())
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for Actor {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        let name = match parts.extensions.get::<ConnectInfo<Peer>>() {
-            Some(ConnectInfo(Peer::Unix { uid: Some(uid) })) => {
-                let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();
-                match name_of(*uid, &users) {
-                    Some(name) => format!("uid {uid} ({name})"),
-                    None => format!("uid {uid}"),
-                }
-            }
-            Some(ConnectInfo(Peer::Tcp(address))) => format!("tcp {address}"),
-            Some(ConnectInfo(Peer::Unix { uid: None })) | None => "unknown".to_owned(),
-        };
-        Ok(Self(name))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn users_are_found_by_number() {
-        let users = "root:x:0:0:root:/root:/bin/bash\n# odd\n\nanna:x:1000:1000::/home/anna:/bin/sh\n+::::::\nb ob:x:7:7:::\n";
-        assert_eq!(name_of(0, users), Some("root"));
-        assert_eq!(name_of(1000, users), Some("anna"));
-        for nobody in [1, 7, 100] {
-            assert_eq!(name_of(nobody, users), None);
-        }
-    }
 }

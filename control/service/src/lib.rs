@@ -24,10 +24,10 @@
 //! - A scheduled promotion is carried out once, when the clock has reached its time, also after a restart and
 //!   whatever the clock does.
 //! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
-//! - A long operation whose client is gone is cancelled and leaves nothing behind, a pull whole versions.
+//! - A long operation is a task: it goes on if its client is gone. One that is cancelled leaves nothing behind, a pull whole versions.
 //!
 //! # Limits
-//! - [`job::MAX_JOBS`] long operations at once, [`lifecycle::STOP_GRACE_MS`] for a guest to switch itself off,
+//! - [`tasks::MAX_JOBS`] long operations at once, [`lifecycle::STOP_GRACE_MS`] for a guest to switch itself off,
 //!   [`server::MAX_SOCKET_PATH_BYTES`] for a socket's path.
 //!
 //! # Errors
@@ -41,12 +41,12 @@
 
 mod answer;
 pub mod backend;
+mod caller;
 mod catalogs;
 mod console;
 mod damage;
 mod extract;
 mod identity;
-pub mod job;
 pub mod lifecycle;
 pub mod operations;
 mod promotions;
@@ -55,6 +55,7 @@ pub mod server;
 mod state;
 mod store_view_cache;
 mod targets;
+pub mod tasks;
 pub mod token;
 mod uses;
 

@@ -6,7 +6,7 @@ use headwater_api::{Channel, ChannelPointer, ImageVersion, Problem, ProblemKind}
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::{BackendError, Promoted, Promotion};
-use crate::extract::Actor;
+use crate::caller::Caller;
 
 impl Service {
     /// Carries out the promotions whose time has come, by the clock as it is now: one whose time passed while
@@ -19,7 +19,7 @@ impl Service {
                 return;
             }
         };
-        let daemon = Actor::daemon();
+        let daemon = Caller::daemon();
         for (image, e) in failed {
             tracing::error!(image, "cannot carry out the promotions that are due: {}", problem(&e));
             if e.is_unknown() {
@@ -48,20 +48,20 @@ impl Service {
     /// Notes a change of an image that was made in the store, which a history that cannot be written does not undo.
     pub(crate) async fn image_changed(
         &self,
-        actor: &Actor,
+        caller: &Caller,
         image: &str,
         action: &'static str,
         detail: String,
     ) {
-        tracing::info!(image, actor = %actor.0, action, "{detail}");
+        tracing::info!(image, caller = %caller.principal, action, "{detail}");
         self.store_changed();
-        self.note(self.event(actor, format!("image {image}"), action, detail)).await;
+        self.note(self.event(caller, format!("image {image}"), action, detail)).await;
     }
 
     /// What came of a change of an image in the store. Where its answer was lost, the history says that it was tried, and what it was.
     pub(crate) async fn or_tried<T>(
         &self,
-        actor: &Actor,
+        caller: &Caller,
         image: &str,
         tried: (&'static str, &str),
         outcome: Result<T, BackendError>,
@@ -69,7 +69,7 @@ impl Service {
         if let Err(e) = &outcome
             && e.is_unknown()
         {
-            self.image_change_tried(actor, image, tried, e).await;
+            self.image_change_tried(caller, image, tried, e).await;
         }
         outcome
     }
@@ -77,13 +77,13 @@ impl Service {
     /// Notes a change of an image that failed, and may have been made all the same.
     pub(crate) async fn image_change_tried(
         &self,
-        actor: &Actor,
+        caller: &Caller,
         image: &str,
         (action, what): (&'static str, &str),
         error: &BackendError,
     ) {
         let detail = format!("{what}, and whether that was done is not known: {}", problem(error));
-        self.image_changed(actor, image, action, detail).await;
+        self.image_changed(caller, image, action, detail).await;
     }
 }
 

@@ -15,7 +15,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use headwater_admission::{Admission, Entry, Permit};
-use headwater_api::{Problem, ProblemKind};
+use headwater_api::{Problem, ProblemKind, words};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,9 +24,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::answer::Failure;
-use crate::extract::Peer;
-use crate::token::Token;
+use crate::answer::{Explain, Failure};
+use crate::caller::{Peer, Presented};
+use crate::token::{self, Token};
 
 /// The longest path of a unix socket on Linux, without its closing zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -146,13 +146,22 @@ pub async fn serve_unix(
     axum::serve(listener, service).with_graceful_shutdown(stopped(stop)).await
 }
 
-/// Serves a TCP port, likewise. Requests without the token, and those that a web page could have caused, are
+/// The tokens that are let in over TCP.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// That of the data directory.
+    pub own: Token,
+    /// The service that knows the named tokens.
+    pub named: crate::Service,
+}
+
+/// Serves a TCP port, likewise. Requests without a token, and those that a web page could have caused, are
 /// refused: every process of every user of this host can connect. So it is bounded what those without the token take: so
 /// many connections, each for one refusal or for as long as a head may take, and no longer than others leave it its place.
 pub async fn serve_tcp(
     listener: TcpListener,
     router: Router,
-    token: Token,
+    tokens: Tokens,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let limits = Limits {
@@ -162,7 +171,7 @@ pub async fn serve_tcp(
         head: HEAD_TIMEOUT,
     };
     let router = router
-        .layer(middleware::from_fn_with_state(token, require_token))
+        .layer(middleware::from_fn_with_state(tokens, require_token))
         .layer(middleware::from_fn(refuse_browsers));
     serve_bounded(listener, router, limits, stop).await;
     Ok(())
@@ -271,22 +280,51 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-async fn require_token(State(token): State<Token>, request: Request, next: Next) -> Response {
-    if token.is_in(request.headers()) {
-        if request.extensions().get::<Entry>().is_some_and(|entry| !entry.let_in()) {
-            // It ends with its connection, which may be in the middle of it.
-            let message = "all places for connections are taken, and this one makes room for another";
-            let problem = Problem::new(ProblemKind::Unavailable, message);
-            return refusal(problem.advise("connect and ask again: nothing was begun"));
+async fn require_token(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
+    let presented = match presented(&tokens, request.headers()).await {
+        Ok(presented) => presented,
+        Err(problem) if problem.kind == ProblemKind::Unauthorized => {
+            return ([(header::WWW_AUTHENTICATE, "Bearer")], refusal(problem)).into_response();
         }
-        return next.run(request).await;
+        Err(problem) => return refusal(problem),
+    };
+    if request.extensions().get::<Entry>().is_some_and(|entry| !entry.let_in()) {
+        // It ends with its connection, which may be in the middle of it.
+        let message = "all places for connections are taken, and this one makes room for another";
+        let problem = Problem::new(ProblemKind::Unavailable, message);
+        return refusal(problem.advise("connect and ask again: nothing was begun"));
     }
-    let what = if request.headers().contains_key(header::AUTHORIZATION) { "another" } else { "none" };
-    let message = format!("requests over TCP must present the daemon's token, and this one has {what}");
-    let problem = Problem::new(ProblemKind::Unauthorized, message).advise(
-        "send 'Authorization: Bearer TOKEN'; the token is in the file api.token of the data directory",
-    );
-    ([(header::WWW_AUTHENTICATE, "Bearer")], refusal(problem)).into_response()
+    request.extensions_mut().insert(presented);
+    next.run(request).await
+}
+
+/// Which token a request presents, or why it is refused.
+async fn presented(tokens: &Tokens, headers: &HeaderMap) -> Result<Presented, Problem> {
+    if tokens.own.is_in(headers) {
+        return Ok(Presented::OfDirectory);
+    }
+    let unauthorized = |message: String| {
+        Problem::new(ProblemKind::Unauthorized, message).advise(
+            "send 'Authorization: Bearer TOKEN'; 'headwater token create' makes a token, and the file api.token of the data \
+             directory holds one that may do everything",
+        )
+    };
+    let Some(secret) = token::bearer(headers) else {
+        return Err(unauthorized("requests over TCP must present a token, and this one has none".to_owned()));
+    };
+    let found = tokens.named.token_of(secret).await;
+    let found = found.map_err(|error| {
+        let problem = Problem::from_error(ProblemKind::Unavailable, &error).during("cannot look a token up");
+        Problem { advice: error.advice(), ..problem }
+    })?;
+    let Some(found) = found else {
+        return Err(unauthorized("there is no such token, or it was revoked".to_owned()));
+    };
+    if let Some(end) = found.expires_at_ms.filter(|end| *end <= tokens.named.now_ms()) {
+        let message = format!("the token '{}' ended at {}", found.name, words::time(end));
+        return Err(unauthorized(message));
+    }
+    Ok(Presented::Named { name: found.name, role: found.role })
 }
 
 /// The last answer of a connection: who may not ask does not keep its place.
@@ -316,6 +354,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::lifecycle::tests::Fixture;
 
     /// For what would else be waited for for ever.
     const SOON: Duration = Duration::from_secs(60);
@@ -325,10 +364,13 @@ mod tests {
         Limits { connections, unauthenticated_many: usize::MAX, unauthenticated_grace: SOON * 60, head: SOON }
     }
 
-    fn token() -> Token {
+    /// The tokens of a service, which lives as long as the fixture.
+    async fn tokens() -> (Tokens, Fixture) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "ab".repeat(32)).unwrap();
-        Token::load_or_make(&dir.path().join("token"), &crate::backend::SystemRandom).unwrap()
+        let own = Token::load_or_make(&dir.path().join("token"), &crate::backend::SystemRandom).unwrap();
+        let fixture = Fixture::new().await;
+        (Tokens { own, named: fixture.service.clone() }, fixture)
     }
 
     /// A server of one path, how many it answered at once at most, and its address.
@@ -343,12 +385,16 @@ mod tests {
             now.fetch_sub(1, Ordering::SeqCst);
             format!("{peer:?}")
         };
+        let (tokens, fixture) = tokens().await;
         let router = Router::new()
             .route("/", get(answer))
-            .layer(middleware::from_fn_with_state(token(), require_token))
+            .layer(middleware::from_fn_with_state(tokens, require_token))
             .layer(middleware::from_fn(refuse_browsers));
         let (stop, stopped) = watch::channel(false);
-        tokio::spawn(serve_bounded(listener, router, limits, stopped));
+        tokio::spawn(async move {
+            serve_bounded(listener, router, limits, stopped).await;
+            drop(fixture);
+        });
         (address, seen, stop)
     }
 
@@ -437,9 +483,10 @@ mod tests {
                 counted.fetch_add(1, Ordering::SeqCst);
                 "done"
             };
+            let (tokens, _fixture) = tokens().await;
             let router = Router::new()
                 .route("/", get(answer))
-                .layer(middleware::from_fn_with_state(token(), require_token));
+                .layer(middleware::from_fn_with_state(tokens, require_token));
             let listener = bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let address = listener.local_addr().unwrap();
             let (_stop, stopped) = watch::channel(false);

@@ -14,15 +14,15 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
+use crate::caller::Caller;
 use crate::damage::Damage;
-use crate::extract::Actor;
-use crate::job::MAX_JOBS;
 use crate::lifecycle::Active;
 use crate::lifecycle::disk_readers::MAX_NOTES;
 use crate::lifecycle::pending_events::PendingEvents;
 use crate::lifecycle::store_waits::ForcedStops;
 use crate::retention::RetentionState;
 use crate::store_view_cache::StoreViews;
+use crate::tasks::{MAX_JOBS, Tasks};
 
 /// What a service is made of.
 pub struct Parts {
@@ -72,6 +72,7 @@ struct Inner {
     damage: Damage,
     pending_events: PendingEvents,
     holds: RetentionState,
+    tasks: Tasks,
 }
 
 /// A long operation that waits for its turn.
@@ -106,6 +107,7 @@ impl Service {
             damage: Damage::default(),
             pending_events: PendingEvents::default(),
             holds: RetentionState::default(),
+            tasks: Tasks::default(),
         }))
     }
 
@@ -187,6 +189,10 @@ impl Service {
 
     pub(crate) fn hold_state(&self) -> &RetentionState {
         &self.0.holds
+    }
+
+    pub(crate) fn tasks(&self) -> &Tasks {
+        &self.0.tasks
     }
 
     pub(crate) fn answers(&self) -> &StoreViews {
@@ -335,12 +341,18 @@ impl Service {
 
     pub(crate) fn event(
         &self,
-        actor: &Actor,
+        caller: &Caller,
         subject: String,
         action: &'static str,
         detail: impl Into<String>,
     ) -> NewEvent {
-        NewEvent { at_ms: self.now_ms(), actor: actor.0.clone(), subject, action, detail: detail.into() }
+        NewEvent {
+            at_ms: self.now_ms(),
+            caller: caller.principal.clone(),
+            subject,
+            action,
+            detail: detail.into(),
+        }
     }
 
     /// Writes an event of its own to the history.

@@ -5,7 +5,7 @@ use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::answer::problem;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
 /// What a target boots.
@@ -50,7 +50,7 @@ impl Service {
             let (_turn, mut record) = self.turn_of(&found.name).await?;
             record.version = Some(version.to_owned());
             record.started_at_ms = Some(self.now_ms());
-            self.save(&record, &Actor::daemon(), "boots", format!("{version}, from the network")).await
+            self.save(&record, &Caller::daemon(), "boots", format!("{version}, from the network")).await
         };
         note.await.map_err(|e: LifecycleError| problem(&e))
     }

@@ -1,4 +1,5 @@
-//! The token that clients over TCP present: whoever can read its file may use the API.
+//! Tokens that clients over TCP present: that of the data directory, whose file's readers may do everything, and the secrets of named
+//! tokens, which are stored as hashes.
 
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -70,7 +71,7 @@ impl Token {
                 let mut bytes = [0; TOKEN_BYTES];
                 let no_random = |source| TokenError::Random { path: path.to_owned(), source };
                 random.fill(&mut bytes).map_err(no_random)?;
-                let token = Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
+                let token = Self(hex(&bytes));
                 token.write(path).map_err(failed("make the token file"))?;
                 Ok(token)
             }
@@ -95,15 +96,40 @@ impl Token {
         std::fs::File::open(dir)?.sync_all()
     }
 
-    /// Whether a request presents it, as `Authorization: Bearer TOKEN`.
+    /// Whether a request presents it.
     pub(crate) fn is_in(&self, headers: &HeaderMap) -> bool {
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some((scheme, given)) = given.and_then(|value| value.split_once(' ')) else { return false };
-        let (given, own) = (given.trim().as_bytes(), self.0.as_bytes());
+        let Some(given) = bearer(headers) else { return false };
+        let (given, own) = (given.as_bytes(), self.0.as_bytes());
         // All bytes are compared, so that the time taken does not tell how many were right.
         let difference = given.iter().zip(own).fold(0, |all, (a, b)| all | (a ^ b));
-        scheme.eq_ignore_ascii_case("bearer") && given.len() == own.len() && difference == 0
+        given.len() == own.len() && difference == 0
     }
+}
+
+/// The secret that a request presents, as `Authorization: Bearer SECRET`.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let given = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, secret) = given.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+}
+
+/// How the secret of a named token begins: programs that look for leaked secrets know it by that.
+const NAMED_PREFIX: &str = "hwt_";
+
+/// A new secret for a named token.
+pub(crate) fn new_secret(random: &dyn Random) -> io::Result<String> {
+    let mut bytes = [0; TOKEN_BYTES];
+    random.fill(&mut bytes)?;
+    Ok(format!("{NAMED_PREFIX}{}", hex(&bytes)))
+}
+
+/// What is stored of the secret of a named token. It has 256 random bits, so the hash need not be slow.
+pub(crate) fn hash_of(secret: &str) -> String {
+    blake3::hash(secret.as_bytes()).to_hex().to_string()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl std::fmt::Debug for Token {

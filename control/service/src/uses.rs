@@ -9,7 +9,7 @@ use headwater_db::{MachineRecord, Purpose};
 use crate::Service;
 use crate::answer::Failure;
 use crate::backend::BackendError;
-use crate::extract::Actor;
+use crate::caller::Caller;
 
 /// All uses of a version, or of the whole image where there is none, in words: `machine 'x' runs it`. The database is left alone
 /// while the store is asked.
@@ -70,12 +70,12 @@ impl Service {
 
     /// Notes in the history that data of an image is damaged, which the scrub has found.
     pub async fn note_damage(&self, image: &str, detail: String) {
-        self.note(self.event(&Actor::daemon(), format!("image {image}"), "damaged", detail)).await;
+        self.note(self.event(&Caller::daemon(), format!("image {image}"), "damaged", detail)).await;
     }
 
     /// Notes in the history that data of an image was damaged, and that the scrub has repaired it.
     pub async fn note_repair(&self, image: &str, detail: String) {
-        self.note(self.event(&Actor::daemon(), format!("image {image}"), "repaired", detail)).await;
+        self.note(self.event(&Caller::daemon(), format!("image {image}"), "repaired", detail)).await;
     }
 
     async fn uses_of_image(&self, image: &str) -> Result<Vec<String>, Problem> {

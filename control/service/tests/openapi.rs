@@ -41,13 +41,35 @@ fn every_operation_tells_how_it_is_refused() {
     let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
     for (path, methods) in described["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
-            for status in ["400", "401", "500"] {
+            for status in ["400", "401", "403", "500"] {
                 let content = &operation["responses"][status]["content"]["application/json"];
                 let schema = &content["schema"]["$ref"];
                 assert_eq!(schema, "#/components/schemas/Problem", "{status} of {method} {path}");
             }
         }
     }
+}
+
+#[test]
+fn every_operation_says_which_role_it_needs() {
+    let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
+    let mut of_role = std::collections::BTreeMap::<String, Vec<String>>::new();
+    for (path, methods) in described["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let role = operation["security"][0]["token"][0].as_str();
+            let role = role.unwrap_or_else(|| panic!("{method} {path} says nothing of a role"));
+            of_role.entry(role.to_owned()).or_default().push(format!("{method} {path}"));
+        }
+    }
+    // Each change of the first two sets is a decision about what a program or a person who only looks may see.
+    assert_eq!(of_role["metrics"], ["get /metrics"]);
+    assert!(
+        of_role["viewer"].iter().all(|operation| operation.starts_with("get ")),
+        "{:?}",
+        of_role["viewer"]
+    );
+    let roles: Vec<_> = of_role.keys().map(String::as_str).collect();
+    assert_eq!(roles, ["admin", "metrics", "operator", "viewer"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
-use headwater_api::{BootFrom, CacheSettings, DiskTransport, Problem};
+use headwater_api::{Batch, BootFrom, CacheSettings, DiskTransport, Problem, RollRequest};
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
 
@@ -196,10 +196,45 @@ pub enum MachineCommand {
     },
 }
 
+/// `headwater catalog roll`.
+#[derive(Debug, Args)]
+pub struct RollArgs {
+    /// The catalog
+    #[arg(add = complete::catalogs())]
+    pub name: String,
+    /// The version: IMAGE@NUMBER, or IMAGE:CHANNEL for the one that it points to now
+    #[arg(long, value_name = "VERSION", add = complete::images())]
+    pub to: String,
+    /// So many machines go first, and the others only if they are healthy
+    #[arg(long, value_name = "COUNT", default_value_t = RollRequest::default_canary())]
+    pub canary: u32,
+    /// How many of the others go at once: a number, or a share such as 10%
+    #[arg(long, value_name = "BATCH", default_value_t, value_parser = Batch::parse)]
+    pub batch: Batch,
+    /// How long to wait after each batch, such as 60s or 5m
+    #[arg(long, value_name = "TIME", value_parser = super::task::span)]
+    pub pause: Option<u64>,
+    /// A shell command in the guest that ends with 0 if the machine is healthy; without it, a machine that is up is healthy
+    #[arg(long, value_name = "COMMAND")]
+    pub health: Option<String>,
+    /// How long that command may take
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::task::span)]
+    pub health_timeout: u64,
+    /// How long a machine may take until it is up
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = super::task::span)]
+    pub boot_timeout: u64,
+    /// So many machines besides the canaries may fail before all are taken back
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub max_failures: u32,
+    /// Return at once; 'headwater task wait' follows the roll
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
 /// `headwater catalog ...`.
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
-    /// Create a catalog; 'machine create NAME --catalog CATALOG' adds machines
+    /// Create a catalog, and with --count its machines; 'machine create NAME --catalog CATALOG' adds single ones
     Create {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'; no machine has it
         name: String,
@@ -209,6 +244,18 @@ pub enum CatalogCommand {
         /// Keep its machines' disks over stops, restarts and crashes
         #[arg(long)]
         persistent: bool,
+        /// Make so many machines
+        #[arg(long, value_name = "COUNT")]
+        count: Option<u32>,
+        /// The names of machines that are made by number: '#' signs stand for its digits [default: NAME-##]
+        #[arg(long = "name", value_name = "RULE")]
+        name_rule: Option<String>,
+        /// The number of the first of them
+        #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+        first: u32,
+        /// Start the machines that are made
+        #[arg(long, requires = "count")]
+        start: bool,
         /// Write cache and size of each machine
         #[command(flatten)]
         machine: MachineArgs,
@@ -230,6 +277,22 @@ pub enum CatalogCommand {
         #[arg(add = complete::images())]
         image: String,
     },
+    /// Give a catalog so many machines: makes some, or removes some, first those that are off
+    Scale {
+        /// Its name
+        #[arg(add = complete::catalogs())]
+        name: String,
+        /// How many it is to have
+        count: u32,
+        /// Start the machines that are made
+        #[arg(long)]
+        start: bool,
+        /// Also remove machines that keep their disk or are pinned, if there are not enough others
+        #[arg(long)]
+        force: bool,
+    },
+    /// Move a catalog's machines to a version: canaries first, then batches; takes all back if too many are not healthy
+    Roll(RollArgs),
     /// Remove a catalog that has no machines
     Remove {
         /// Its name

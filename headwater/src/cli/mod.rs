@@ -8,6 +8,7 @@ mod front_ends;
 mod image;
 mod machine;
 mod store;
+mod task;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,8 +20,9 @@ pub use self::daemon::{RunArgs, ServeArgs};
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
-pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand};
+pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs};
 pub use self::store::{OfferArgs, StoreCommand};
+pub use self::task::{TaskCommand, TokenCommand};
 
 /// One golden disk image, many machines: each with a private write cache in RAM that overflows to disk.
 #[derive(Debug, Parser)]
@@ -61,6 +63,12 @@ pub enum Command {
     /// Create, show, change and remove catalogs: machines that are made alike and boot the same
     #[command(subcommand)]
     Catalog(CatalogCommand),
+    /// List, follow and cancel tasks: work that outlives the command that began it
+    #[command(subcommand)]
+    Task(TaskCommand),
+    /// Create, list and revoke tokens for the API over TCP
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Copy versions between stores, serve, verify and repair a store, without a daemon
     #[command(subcommand)]
     Store(StoreCommand),
@@ -140,6 +148,9 @@ pub struct EventsArgs {
     /// Only those older than the event with this id, which --json shows
     #[arg(long, value_name = "ID")]
     pub before: Option<i64>,
+    /// Go on with those that come, until Ctrl-C; with --json one object a line
+    #[arg(long, conflicts_with = "before")]
+    pub follow: bool,
     /// At most so many, the newest; the daemon keeps the newest 100,000
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub limit: u32,

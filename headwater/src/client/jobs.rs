@@ -3,12 +3,14 @@
 use anyhow::Context;
 use headwater_api::{
     DiffRequest, ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress,
-    PullRequest, SealRequest, VerifyRequest,
+    PullRequest, RollRequest, ScaleRequest, SealRequest, VerifyRequest,
 };
 use http_body_util::BodyExt;
 use hyper::Method;
+use hyper::body::Incoming;
 
 use crate::client::{Client, escape};
+use crate::signals::EndSignals;
 
 /// The longest line that the daemon may send, in bytes: a report can name many damaged places.
 const MAX_LINE_BYTES: usize = 64 << 20;
@@ -29,7 +31,7 @@ impl From<Progress> for Step {
 }
 
 impl Client {
-    /// Imports a disk. Dropping the future cancels the import.
+    /// Imports a disk.
     pub async fn import(
         &self,
         request: &ImportRequest,
@@ -38,7 +40,7 @@ impl Client {
         self.job("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
     }
 
-    /// Brings versions of another store. Dropping the future cancels that.
+    /// Brings versions of another store.
     pub async fn pull(&self, request: &PullRequest, progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
         self.job("/api/v1/pull", Some(serde_json::to_vec(request)?), progress).await
     }
@@ -100,31 +102,93 @@ impl Client {
         body: Option<Vec<u8>>,
         mut progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
-        let mut answer = self.send(Method::POST, path, body).await?.into_body();
-        let mut pending = Vec::new();
-        while let Some(frame) = answer.frame().await {
-            let frame = frame.context("the daemon ended in the middle of the operation")?;
-            pending.extend_from_slice(frame.data_ref().map(|data| &data[..]).unwrap_or_default());
-            while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = pending.drain(..=end).collect();
-                match event(&line)? {
-                    Some(JobEvent::Waiting { running }) => progress(Step::Waiting(running)),
-                    Some(JobEvent::Progress(now)) => progress(now.into()),
-                    Some(JobEvent::Done { result }) => return Ok(result),
-                    Some(JobEvent::Failed { problem }) => return Err(problem.into()),
-                    None => {}
+        let answer = self.send(Method::POST, path, body).await?;
+        let number =
+            answer.headers().get("headwater-task").and_then(|value| value.to_str().ok()?.parse().ok());
+        let mut lines = std::pin::pin!(read_lines(answer.into_body(), &mut progress));
+        let mut signals = EndSignals::catch()?;
+        loop {
+            tokio::select! {
+                outcome = &mut lines => return outcome,
+                _ = signals.next() => {
+                    // The task goes on without us, and nobody would know of it.
+                    let Some(number) = number else { return Err(cancelled()) };
+                    self.cancel_task(number).await?;
                 }
             }
-            if pending.len() > MAX_LINE_BYTES {
-                break;
-            }
         }
-        Err(Problem::new(ProblemKind::Failed, "the daemon ended in the middle of the operation").into())
+    }
+
+    /// The progress of a task that was begun before, until its end. Ctrl-C ends the command and not the task.
+    pub async fn follow_task(&self, id: i64, mut progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
+        let answer = self.send(Method::GET, &format!("/api/v1/tasks/{id}/follow"), None).await?;
+        read_lines(answer.into_body(), &mut progress).await
+    }
+
+    /// Begins a task, and returns its number. The task goes on by itself.
+    async fn begin(&self, path: &str, body: Vec<u8>) -> anyhow::Result<i64> {
+        let answer = self.send(Method::POST, path, Some(body)).await?;
+        let number =
+            answer.headers().get("headwater-task").and_then(|value| value.to_str().ok()?.parse().ok());
+        number.context("the daemon's answer has no number of a task: is it of another version?")
+    }
+
+    /// Gives a catalog so many machines.
+    pub async fn scale_catalog(
+        &self,
+        name: &str,
+        request: &ScaleRequest,
+        progress: impl FnMut(Step),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/catalogs/{}/scale", escape(name));
+        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    /// Moves a catalog's machines to a version.
+    pub async fn roll_catalog(
+        &self,
+        name: &str,
+        request: &RollRequest,
+        progress: impl FnMut(Step),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/catalogs/{}/roll", escape(name));
+        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    /// The same, without waiting for its end. Returns the task's number.
+    pub async fn begin_roll(&self, name: &str, request: &RollRequest) -> anyhow::Result<i64> {
+        self.begin(&format!("/api/v1/catalogs/{}/roll", escape(name)), serde_json::to_vec(request)?).await
     }
 }
 
-/// What a line tells. `None`: something that only a later daemon tells on the way, and that is no reason to leave it, which would
-/// cancel the operation.
+fn cancelled() -> anyhow::Error {
+    Problem::new(ProblemKind::Cancelled, "the command was interrupted").into()
+}
+
+/// Reads a task's progress to its end.
+async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> anyhow::Result<JobResult> {
+    let mut pending = Vec::new();
+    while let Some(frame) = answer.frame().await {
+        let frame = frame.context("the daemon ended in the middle of the operation")?;
+        pending.extend_from_slice(frame.data_ref().map(|data| &data[..]).unwrap_or_default());
+        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            match event(&line)? {
+                Some(JobEvent::Waiting { running }) => progress(Step::Waiting(running)),
+                Some(JobEvent::Progress(now)) => progress(now.into()),
+                Some(JobEvent::Done { result }) => return Ok(result),
+                Some(JobEvent::Failed { problem }) => return Err(problem.into()),
+                None => {}
+            }
+        }
+        if pending.len() > MAX_LINE_BYTES {
+            break;
+        }
+    }
+    Err(Problem::new(ProblemKind::Failed, "the daemon ended in the middle of the operation").into())
+}
+
+/// What a line tells. `None`: something that only a later daemon tells on the way.
 fn event(line: &[u8]) -> anyhow::Result<Option<JobEvent>> {
     #[derive(serde::Deserialize)]
     struct Named {

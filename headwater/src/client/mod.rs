@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
-    EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine, MachineList,
-    MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NoteRequest, PinRequest, Problem, ProblemKind,
-    PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine,
-    Stats, Status,
+    CreateToken, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine,
+    MachineList, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest,
+    PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, Reverted,
+    SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -221,6 +221,36 @@ impl Client {
         self.post(&format!("/api/v1/machines/{}/exec", escape(name)), request).await
     }
 
+    /// The newest tasks.
+    pub async fn tasks(&self, unended: bool, limit: u32) -> anyhow::Result<TaskList> {
+        self.get(&format!("/api/v1/tasks?unended={unended}&limit={limit}")).await
+    }
+
+    /// One task.
+    pub async fn task(&self, id: i64) -> anyhow::Result<Task> {
+        self.get(&format!("/api/v1/tasks/{id}")).await
+    }
+
+    /// Asks a task to end.
+    pub async fn cancel_task(&self, id: i64) -> anyhow::Result<Task> {
+        json(self.send(Method::POST, &format!("/api/v1/tasks/{id}/cancel"), None).await?).await
+    }
+
+    /// Makes a token.
+    pub async fn create_token(&self, request: &CreateToken) -> anyhow::Result<NewToken> {
+        self.post("/api/v1/tokens", request).await
+    }
+
+    /// All tokens.
+    pub async fn tokens(&self) -> anyhow::Result<TokenList> {
+        self.get("/api/v1/tokens").await
+    }
+
+    /// Ends a token.
+    pub async fn revoke_token(&self, name: &str) -> anyhow::Result<()> {
+        self.send(Method::DELETE, &format!("/api/v1/tokens/{}", escape(name)), None).await.map(drop)
+    }
+
     /// The newest events, or the newest of those older than `before`, in as many answers as they take.
     pub async fn events(
         &self,
@@ -243,6 +273,12 @@ impl Client {
                 return Ok(all);
             }
         }
+    }
+
+    /// The events after one, oldest first. Waits some seconds for the next.
+    pub async fn events_after(&self, subject: Option<&str>, after: i64) -> anyhow::Result<EventList> {
+        let subject = subject.map(|subject| format!("&subject={}", escape(subject))).unwrap_or_default();
+        self.get(&format!("/api/v1/events?limit={MAX_EVENTS}&wait_s=30&after={after}{subject}")).await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {

@@ -1,23 +1,38 @@
 //! `headwater catalog`: machines that are made alike and boot the same.
 
-use headwater_api::{CacheSettings, Catalog, CreateCatalog, CreateMachine, SetCatalog};
+use headwater_api::{
+    CacheSettings, Catalog, CreateCatalog, CreateMachine, RollRequest, ScaleRequest, SetCatalog,
+};
 use headwater_block::size;
 
-use crate::cli::{CatalogCommand, MachineArgs};
+use crate::cli::{CatalogCommand, MachineArgs, RollArgs};
 use crate::client::Client;
-use crate::cmd::{channels, machine};
-use crate::show::{self, progress::said_if_slow};
+use crate::cmd::{channels, machine, task};
+use crate::show;
+use crate::show::progress::{Shown, said_if_slow};
 
 /// Carries out one of the catalog commands.
 pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        CatalogCommand::Create { name, image, persistent, machine } => {
+        CatalogCommand::Create { name, image, persistent, count, name_rule, first, start, machine } => {
             let what = channels::behind_store(&image);
-            let request = creation(name, image, persistent, &machine)?;
+            let rule = NamesOfMachines { name_rule, first };
+            let request = creation(name, image, persistent, rule, &machine)?;
             let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
-            if json { show::json(&catalog)? } else { show::line(&text)? }
+            if !json {
+                show::line(&text)?;
+            }
+            if let Some(count) = count {
+                scale(&client, &catalog.name, ScaleRequest { count, start, force: false }, json).await?;
+            } else if json {
+                show::json(&catalog)?;
+            }
         }
+        CatalogCommand::Scale { name, count, start, force } => {
+            scale(&client, &name, ScaleRequest { count, start, force }, json).await?;
+        }
+        CatalogCommand::Roll(args) => roll(&client, args, json).await?,
         CatalogCommand::List => {
             let list = client.catalogs().await?;
             if json { show::json(&list)? } else { show_list(&list.catalogs)? }
@@ -40,13 +55,53 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
     Ok(0)
 }
 
+async fn scale(client: &Client, name: &str, request: ScaleRequest, json: bool) -> anyhow::Result<()> {
+    let mut shown = Shown::begin(&format!("scale {name}"), json);
+    let result = client.scale_catalog(name, &request, |step| shown.update(step)).await;
+    shown.end();
+    let result = result?;
+    if json { show::json(&result) } else { task::show_result(&result) }
+}
+
+async fn roll(client: &Client, args: RollArgs, json: bool) -> anyhow::Result<()> {
+    let request = RollRequest {
+        to: args.to,
+        canary: args.canary,
+        batch: args.batch,
+        pause_s: args.pause.unwrap_or(0),
+        health: args.health,
+        health_s: args.health_timeout,
+        boot_s: args.boot_timeout,
+        max_failures: args.max_failures,
+    };
+    if args.no_wait {
+        let id = client.begin_roll(&args.name, &request).await?;
+        let text = format!("task {id} rolls {}; 'headwater task wait {id}' follows it", args.name);
+        return if json { show::json(&client.task(id).await?) } else { show::line(&text) };
+    }
+    let mut shown = Shown::begin(&format!("roll {}", args.name), json);
+    let result = client.roll_catalog(&args.name, &request, |step| shown.update(step)).await;
+    shown.end();
+    let result = result?;
+    if json { show::json(&result) } else { task::show_result(&result) }
+}
+
+/// How machines of a catalog are named that are made by number.
+struct NamesOfMachines {
+    name_rule: Option<String>,
+    first: u32,
+}
+
 fn creation(
     name: String,
     image: String,
     persistent: bool,
+    names: NamesOfMachines,
     args: &MachineArgs,
 ) -> anyhow::Result<CreateCatalog> {
     Ok(CreateCatalog {
+        name_rule: names.name_rule,
+        first_number: names.first,
         name,
         image,
         cache: args.cache_settings(CacheSettings { persistent, ..CacheSettings::default() })?,
@@ -102,6 +157,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("memory", size::format(catalog.memory_bytes)),
         ("processors", catalog.cpus.to_string()),
         ("disk reached by", catalog.transport.to_string()),
+        ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
         ("created", show::time(catalog.created_at_ms)),
     ])?;
     let machines = client.machines().await?.machines;

@@ -1,6 +1,6 @@
 //! `headwater events`: who changed what, and when.
 
-use headwater_api::EventList;
+use headwater_api::{Event, EventList};
 
 use crate::cli::EventsArgs;
 use crate::client::Client;
@@ -9,6 +9,9 @@ use crate::show;
 /// Shows the history, oldest first, as a log reads.
 pub async fn run(client: Client, args: EventsArgs, json: bool) -> anyhow::Result<u8> {
     let list = client.events(args.subject.as_deref(), args.before, args.limit).await?;
+    if args.follow {
+        return follow(&client, list, args.subject.as_deref(), json).await;
+    }
     let cut = u32::try_from(list.events.len()).is_ok_and(|given| given == args.limit);
     let oldest = list.events.last().map(|event| event.id);
     show(list, json)?;
@@ -18,6 +21,29 @@ pub async fn run(client: Client, args: EventsArgs, json: bool) -> anyhow::Result
     Ok(0)
 }
 
+/// Shows the events that there are, and each that comes.
+async fn follow(client: &Client, list: EventList, subject: Option<&str>, json: bool) -> anyhow::Result<u8> {
+    let mut after = list.events.first().map_or(0, |event| event.id);
+    for event in list.events.iter().rev() {
+        show_line(event, json)?;
+    }
+    loop {
+        for event in client.events_after(subject, after).await?.events {
+            after = event.id;
+            show_line(&event, json)?;
+        }
+    }
+}
+
+fn show_line(event: &Event, json: bool) -> anyhow::Result<()> {
+    if json {
+        return show::line(&serde_json::to_string(event)?);
+    }
+    let Event { at_ms, caller, subject, action, detail, .. } = event;
+    let text = format!("{}  {caller}  {subject}  {action}  {detail}", show::time(*at_ms));
+    show::line(text.trim_end())
+}
+
 /// Shows events, oldest first.
 pub fn show(list: EventList, json: bool) -> anyhow::Result<()> {
     if json {
@@ -25,7 +51,7 @@ pub fn show(list: EventList, json: bool) -> anyhow::Result<()> {
     }
     let rows =
         list.events.into_iter().rev().map(|event| {
-            vec![show::time(event.at_ms), event.actor, event.subject, event.action, event.detail]
+            vec![show::time(event.at_ms), event.caller, event.subject, event.action, event.detail]
         });
     show::table(&["TIME", "WHO", "WHAT", "ACTION", "DETAIL"], rows)
 }

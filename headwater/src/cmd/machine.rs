@@ -36,7 +36,10 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             let boots = match (image, catalog) {
                 (Some(image), _) if boot == Some(BootFrom::Network) => Boots::Target(image),
                 (Some(image), _) => Boots::Image(image),
-                (None, catalog) => Boots::Catalog(client.catalog(&catalog.unwrap_or_default()).await?),
+                (None, catalog) => {
+                    let Catalog { name, cache, .. } = client.catalog(&catalog.unwrap_or_default()).await?;
+                    Boots::Catalog { name, cache }
+                }
             };
             let mut request = CreateMachine { host_name, boot, mac, ..creation(name, boots, &machine)? };
             if persistent {
@@ -109,8 +112,8 @@ pub enum Boots {
     Image(String),
     /// An image, from the network.
     Target(String),
-    /// What its catalog says; it is also made as that says.
-    Catalog(Catalog),
+    /// What its catalog says; it also has that write cache unless another one is given.
+    Catalog { name: String, cache: CacheSettings },
 }
 
 /// A machine to create, of what the command line says.
@@ -118,7 +121,7 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
     let (image, catalog, cache) = match boots {
         Boots::Image(image) => (Some(image), None, CacheSettings::default()),
         Boots::Target(image) => (Some(image), None, CacheSettings::of_target()),
-        Boots::Catalog(catalog) => (None, Some(catalog.name), catalog.cache),
+        Boots::Catalog { name: catalog, cache } => (None, Some(catalog), cache),
     };
     Ok(CreateMachine {
         name,
@@ -409,7 +412,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
     let rows = events
         .into_iter()
         .rev()
-        .map(|event| vec![show::time(event.at_ms), event.actor, event.action, event.detail]);
+        .map(|event| vec![show::time(event.at_ms), event.caller, event.action, event.detail]);
     show::line("")?;
     show::table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
 }

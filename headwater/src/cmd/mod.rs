@@ -29,6 +29,8 @@ mod spool;
 mod stats;
 mod status;
 mod store;
+mod task;
+mod token;
 mod trace;
 mod trim;
 mod when;
@@ -57,6 +59,8 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
         Command::Catalog(command) => on_one_core(catalog::run(client()?, command, json)),
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
+        Command::Task(command) => on_one_core(task::run(client()?, command, json)),
+        Command::Token(command) => on_one_core(token::run(client()?, command, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),

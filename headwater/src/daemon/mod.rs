@@ -172,8 +172,9 @@ impl Daemon {
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
-        if let Some((listener, token)) = tcp {
-            servers.push(tokio::spawn(server::serve_tcp(listener, router, token, stopped.clone())));
+        if let Some((listener, own)) = tcp {
+            let tokens = server::Tokens { own, named: service.clone() };
+            servers.push(tokio::spawn(server::serve_tcp(listener, router, tokens, stopped.clone())));
         }
         if let (Some(boot), Some(offer)) = (boot, &offer) {
             servers.push(boot.serve(service.clone(), store.clone(), offer.address(), stopped.clone()).await?);
@@ -192,6 +193,7 @@ impl Daemon {
         if options.resume {
             service.resume().await;
         }
+        service.recover_tasks().await.context("cannot go on with the tasks of an earlier daemon")?;
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
         Ok(Self {

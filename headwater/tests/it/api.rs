@@ -84,7 +84,7 @@ fn a_machine_has_an_identity_of_its_own_and_a_history() {
     let actions: Vec<&str> =
         events.as_array().unwrap().iter().map(|event| event["action"].as_str().unwrap()).collect();
     assert_eq!(actions, ["removed", "created"]);
-    assert!(events[0]["actor"].as_str().unwrap().starts_with("uid "));
+    assert!(events[0]["caller"].as_str().unwrap().starts_with("uid "));
 }
 
 /// A history of so many events.
@@ -94,8 +94,8 @@ fn write_events(database: &std::path::Path, count: u64) {
         let database = SqliteDatabase::open(database).await.unwrap();
         let mut repo = database.write().await.unwrap();
         for at_ms in 0..count {
-            let (actor, subject, detail) = ("daemon".into(), "machine old".into(), String::new());
-            let event = NewEvent { at_ms, actor, subject, action: "state", detail };
+            let (caller, subject, detail) = ("daemon".into(), "machine old".into(), String::new());
+            let event = NewEvent { at_ms, caller, subject, action: "state", detail };
             repo.events().append(event).await.unwrap();
         }
         repo.save().await.unwrap();
@@ -181,4 +181,81 @@ fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
     assert!(ask(&format!("host: evil.example\r\n{token}")).starts_with("HTTP/1.1 400"));
     let with_origin = ask(&format!("host: {address}\r\norigin: http://evil.example\r\n{token}"));
     assert!(with_origin.starts_with("HTTP/1.1 400"));
+}
+
+/// What a named token may do is what its role may: over TCP, from its creation until it ends.
+#[test]
+fn named_tokens_may_do_what_their_roles_say_until_they_end() {
+    use std::io::{Read, Write};
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--listen", "127.0.0.1:0"]);
+    });
+    let (_, after) = daemon.log.split_once("tcp=127.0.0.1:").expect("it says where it listens");
+    let port: String = after.chars().take_while(char::is_ascii_digit).collect();
+    let address = format!("127.0.0.1:{port}");
+    let ask = |token: &str, method: &str, path: &str| {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
+        stream.write_all(format!("{head}authorization: Bearer {token}\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status: u16 = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer)
+    };
+    let user_data = daemon.path().join("user-data");
+    std::fs::write(&user_data, "#cloud-config\npassword: hunter2\n").unwrap();
+    let disk = daemon.path().join("tiny.raw");
+    std::fs::write(&disk, support::tiny_disk()).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    let user_data = user_data.to_str().unwrap();
+    daemon.cli(&["catalog", "create", "class", "tiny", "--cache", "ram", "--user-data", user_data]).ok();
+    let make = |name: &str, role: &str| {
+        daemon.cli(&["token", "create", name, "--role", role]).ok().trim().to_owned()
+    };
+    let tokens = ["metrics", "viewer", "operator", "admin"].map(|role| make(&format!("t-{role}"), role));
+    // The least role that is let in, by request. A 404 is let in: there is nothing of that name.
+    let requests = [
+        ("GET", "/metrics", 0),
+        ("GET", "/api/v1/status", 1),
+        ("GET", "/api/v1/catalogs/class", 1),
+        ("POST", "/api/v1/machines/nobody/start", 2),
+        ("POST", "/api/v1/tasks/77/cancel", 2),
+        ("DELETE", "/api/v1/images/nobody", 3),
+        ("GET", "/api/v1/tokens", 3),
+    ];
+    for (method, path, least) in requests {
+        for (rank, token) in tokens.iter().enumerate() {
+            let (status, answer) = ask(token, method, path);
+            assert_eq!(status != 403, rank >= least, "{method} {path} by {rank}: {answer}");
+            assert!(status != 401 && (status != 403 || answer.contains("\"forbidden\"")), "{answer}");
+            let sees = answer.contains("hunter2");
+            assert_eq!(sees, path.ends_with("class") && rank >= 2, "{path} by {rank}: {answer}");
+        }
+    }
+    let history = daemon.cli(&["events"]).ok();
+    let refused = history.lines().find(|line| line.contains("DELETE /api/v1/images/nobody"));
+    assert!(
+        refused.is_some_and(|line| line.contains("token t-metrics") && line.contains("refused")),
+        "{history}"
+    );
+
+    let list = daemon.cli(&["token", "list"]).ok();
+    assert!(list.contains("t-viewer") && tokens.iter().all(|token| !list.contains(token.as_str())), "{list}");
+    daemon.cli(&["token", "create", "t-viewer", "--role", "admin"]).fails(4, &["there is one already"]);
+    daemon.cli(&["token", "create", "No Name", "--role", "viewer"]).fails(2, &["No Name"]);
+    daemon.cli(&["token", "revoke", "t-viewer"]).ok();
+    daemon.cli(&["token", "revoke", "t-viewer"]).fails(3, &["no token 't-viewer'"]);
+    let (status, answer) = ask(&tokens[1], "GET", "/api/v1/status");
+    assert!(status == 401 && answer.contains("revoked"), "{answer}");
+    let short = daemon.cli(&["token", "create", "brief", "--role", "viewer", "--expires", "1s"]).ok();
+    headwater_testkit::wait_until("it ends", || ask(short.trim(), "GET", "/api/v1/status").0 == 401);
+    assert!(ask(short.trim(), "GET", "/api/v1/status").1.contains("the token 'brief' ended at"));
+    // No secret is in a file of the daemon.
+    for entry in std::fs::read_dir(daemon.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = if path.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+        for token in &tokens {
+            assert!(!bytes.windows(token.len()).any(|part| part == token.as_bytes()), "{}", path.display());
+        }
+    }
 }

@@ -6,6 +6,7 @@ mod bad_input;
 mod boot;
 mod busy_servers;
 mod cache_limits;
+mod catalogs;
 mod channels;
 mod cli;
 mod damage;

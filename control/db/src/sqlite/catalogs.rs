@@ -8,7 +8,7 @@ use sqlx::{FromRow, Row as _, SqliteConnection};
 use crate::error::DbError;
 use crate::record::CatalogRecord;
 use crate::repository::CatalogRepository;
-use crate::sqlite::hardware::{self, Columns, Hardware};
+use crate::sqlite::hardware::{self, Columns, Hardware, unreadable};
 use crate::sqlite::{added, loaded, stored};
 
 pub(super) struct SqliteCatalogs<'a> {
@@ -22,6 +22,8 @@ struct Row {
     pin: Option<String>,
     hardware: Columns,
     user_data: Option<String>,
+    name_rule: String,
+    first_number: i64,
     created_at_ms: i64,
 }
 
@@ -33,6 +35,8 @@ impl FromRow<'_, SqliteRow> for Row {
             pin: row.try_get("pin")?,
             hardware: Columns::from_row(row)?,
             user_data: row.try_get("user_data")?,
+            name_rule: row.try_get("name_rule")?,
+            first_number: row.try_get("first_number")?,
             created_at_ms: row.try_get("created_at_ms")?,
         })
     }
@@ -52,6 +56,9 @@ impl TryFrom<Row> for CatalogRecord {
             image: row.image,
             pin: row.pin,
             user_data: row.user_data,
+            name_rule: row.name_rule,
+            first_number: u32::try_from(row.first_number)
+                .map_err(|_| unreadable("first_number", &row.first_number.to_string()))?,
             created_at_ms: loaded(row.created_at_ms),
         })
     }
@@ -63,14 +70,16 @@ impl CatalogRepository for SqliteCatalogs<'_> {
         let CatalogRecord { cache, transport, memory_bytes, cpus, .. } = *catalog;
         let insert = sqlx::query(
             "INSERT INTO catalogs (name, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight,
-               cache_persistent, transport, memory_bytes, cpus, user_data, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+               cache_persistent, transport, memory_bytes, cpus, user_data, name_rule, first_number, created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(&catalog.name)
         .bind(&catalog.image)
         .bind(&catalog.pin);
         let outcome = hardware::bind(insert, &Hardware { cache, transport, memory_bytes, cpus })
             .bind(&catalog.user_data)
+            .bind(&catalog.name_rule)
+            .bind(i64::from(catalog.first_number))
             .bind(stored(catalog.created_at_ms))
             .execute(&mut *self.connection)
             .await;

@@ -15,8 +15,8 @@ const PRUNE_INTERVAL: i64 = 1_000;
 
 /// Old events: the daemon's own about machines, and the others where there are enough newer ones of these.
 const PRUNE: &str = "DELETE FROM events WHERE id <= ?1 AND (
-        (actor = 'daemon' AND subject LIKE 'machine %') OR id <= (
-            SELECT id FROM events WHERE NOT (actor = 'daemon' AND subject LIKE 'machine %')
+        (caller = 'daemon' AND subject LIKE 'machine %') OR id <= (
+            SELECT id FROM events WHERE NOT (caller = 'daemon' AND subject LIKE 'machine %')
             ORDER BY id DESC LIMIT 1 OFFSET ?2))";
 
 pub(super) struct SqliteEvents<'a> {
@@ -26,7 +26,7 @@ pub(super) struct SqliteEvents<'a> {
 struct Row {
     id: i64,
     at_ms: i64,
-    actor: String,
+    caller: String,
     subject: String,
     action: String,
     detail: String,
@@ -37,7 +37,7 @@ impl FromRow<'_, SqliteRow> for Row {
         Ok(Self {
             id: row.try_get("id")?,
             at_ms: row.try_get("at_ms")?,
-            actor: row.try_get("actor")?,
+            caller: row.try_get("caller")?,
             subject: row.try_get("subject")?,
             action: row.try_get("action")?,
             detail: row.try_get("detail")?,
@@ -45,13 +45,26 @@ impl FromRow<'_, SqliteRow> for Row {
     }
 }
 
+impl From<Row> for Event {
+    fn from(row: Row) -> Self {
+        Self {
+            id: row.id,
+            at_ms: loaded(row.at_ms),
+            caller: row.caller,
+            subject: row.subject,
+            action: row.action,
+            detail: row.detail,
+        }
+    }
+}
+
 #[async_trait]
 impl EventRepository for SqliteEvents<'_> {
     async fn append(&mut self, event: NewEvent) -> Result<(), DbError> {
         let added =
-            sqlx::query("INSERT INTO events (at_ms, actor, subject, action, detail) VALUES (?, ?, ?, ?, ?)")
+            sqlx::query("INSERT INTO events (at_ms, caller, subject, action, detail) VALUES (?, ?, ?, ?, ?)")
                 .bind(stored(event.at_ms))
-                .bind(event.actor)
+                .bind(event.caller)
                 .bind(event.subject)
                 .bind(event.action)
                 .bind(event.detail)
@@ -71,7 +84,7 @@ impl EventRepository for SqliteEvents<'_> {
 
     async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError> {
         let rows: Vec<Row> = sqlx::query_as(
-            "SELECT id, at_ms, actor, subject, action, detail FROM events
+            "SELECT id, at_ms, caller, subject, action, detail FROM events
              WHERE (?1 IS NULL OR subject = ?1) AND id < ?2 ORDER BY id DESC LIMIT ?3",
         )
         .bind(subject)
@@ -79,15 +92,20 @@ impl EventRepository for SqliteEvents<'_> {
         .bind(i64::from(limit))
         .fetch_all(&mut *self.connection)
         .await?;
-        let event = |row: Row| Event {
-            id: row.id,
-            at_ms: loaded(row.at_ms),
-            actor: row.actor,
-            subject: row.subject,
-            action: row.action,
-            detail: row.detail,
-        };
-        Ok(rows.into_iter().map(event).collect())
+        Ok(rows.into_iter().map(Event::from).collect())
+    }
+
+    async fn newer(&mut self, subject: Option<&str>, after: i64, limit: u32) -> Result<Vec<Event>, DbError> {
+        let rows: Vec<Row> = sqlx::query_as(
+            "SELECT id, at_ms, caller, subject, action, detail FROM events
+             WHERE (?1 IS NULL OR subject = ?1) AND id > ?2 ORDER BY id LIMIT ?3",
+        )
+        .bind(subject)
+        .bind(after)
+        .bind(i64::from(limit))
+        .fetch_all(&mut *self.connection)
+        .await?;
+        Ok(rows.into_iter().map(Event::from).collect())
     }
 
     async fn any(&mut self, prefix: &str) -> Result<bool, DbError> {

@@ -1,8 +1,11 @@
 //! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
 
-use headwater_api::{BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
+use headwater_api::{
+    BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
+};
 use headwater_db::{
-    CatalogRecord, Database, DbError, MachineRecord, NewEvent, PersistentDisk, Purpose, Secret,
+    CatalogRecord, Database, DbError, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret,
+    TaskRecord, TokenRecord,
 };
 use uuid::Uuid;
 
@@ -47,7 +50,7 @@ pub fn machine(name: &str) -> MachineRecord {
 pub fn event(subject: &str, detail: &str) -> NewEvent {
     NewEvent {
         at_ms: 5,
-        actor: "uid 0".to_owned(),
+        caller: "uid 0".to_owned(),
         subject: subject.to_owned(),
         action: "created",
         detail: detail.to_owned(),
@@ -164,6 +167,8 @@ pub fn catalog(name: &str) -> CatalogRecord {
         memory_bytes: 1 << 30,
         cpus: 3,
         user_data: Some("#!/bin/sh\n".to_owned()),
+        name_rule: "web-##".to_owned(),
+        first_number: 7,
         created_at_ms: 5,
     }
 }
@@ -318,4 +323,94 @@ pub async fn writers_take_turns(db: std::sync::Arc<dyn Database>) {
     let seen: std::collections::BTreeSet<String> =
         repo.events().newest(None, 99).await.unwrap().into_iter().map(|e| e.detail).collect();
     assert_eq!(seen.len(), 16);
+}
+
+/// A token comes back as it was stored, by its hash; its name and its hash are given once.
+pub async fn tokens_are_found_by_their_hash(db: &dyn Database) {
+    let token = |name: &str, hash: &str| TokenRecord {
+        name: name.to_owned(),
+        hash: hash.to_owned(),
+        role: Role::Viewer,
+        created_by: "uid 0".to_owned(),
+        created_at_ms: 5,
+        expires_at_ms: Some(1_900_000_000_000),
+    };
+    let mut repo = db.write().await.unwrap();
+    repo.tokens().add(&token("grafana-10", "aa")).await.unwrap();
+    repo.tokens().add(&token("grafana-9", "bb")).await.unwrap();
+    for twin in [token("grafana-9", "cc"), token("other", "aa")] {
+        assert!(matches!(repo.tokens().add(&twin).await, Err(DbError::Taken { .. })));
+    }
+    repo.save().await.unwrap();
+    let mut repo = db.write().await.unwrap();
+    assert_eq!(repo.tokens().by_hash("aa").await.unwrap(), Some(token("grafana-10", "aa")));
+    assert_eq!(repo.tokens().by_hash("a").await.unwrap(), None);
+    let all = repo.tokens().list().await.unwrap();
+    assert_eq!(all, [token("grafana-9", "bb"), token("grafana-10", "aa")]);
+    assert!(repo.tokens().remove("grafana-9").await.unwrap());
+    assert!(!repo.tokens().remove("grafana-9").await.unwrap());
+    assert_eq!(repo.tokens().by_hash("bb").await.unwrap(), None);
+}
+
+/// Tasks are numbered in order; one that ended is never changed; the newest ones are kept.
+pub async fn tasks_are_kept_until_they_end_and_long_after(db: &dyn Database) {
+    let new = |plan: Option<&str>| NewTask {
+        kind: "roll",
+        subject: "catalog class".to_owned(),
+        caller: "uid 0".to_owned(),
+        plan: plan.map(str::to_owned),
+        created_at_ms: 5,
+    };
+    let mut repo = db.write().await.unwrap();
+    let first = repo.tasks().add(&new(Some("{}"))).await.unwrap();
+    let second = repo.tasks().add(&new(None)).await.unwrap();
+    assert!(second > first);
+    repo.save().await.unwrap();
+    let mut repo = db.write().await.unwrap();
+    let mut task = repo.tasks().by_id(first).await.unwrap().unwrap();
+    assert_eq!((task.state, task.cancelling, task.plan.as_deref()), (TaskState::Waiting, false, Some("{}")));
+    assert!(repo.tasks().cancel(first).await.unwrap());
+    task.state = TaskState::Running;
+    task.plan = Some("[1]".to_owned());
+    task.progress = Some("{\"done\":1}".to_owned());
+    task.started_at_ms = Some(6);
+    assert!(repo.tasks().update(&task).await.unwrap());
+    // An update does not take back that somebody wants it to end.
+    task.cancelling = true;
+    assert_eq!(repo.tasks().unended().await.unwrap()[0], task);
+    task.state = TaskState::Cancelled;
+    task.outcome = Some("{}".to_owned());
+    task.ended_at_ms = Some(7);
+    assert!(repo.tasks().update(&task).await.unwrap());
+    assert!(!repo.tasks().update(&TaskRecord { ended_at_ms: None, ..task.clone() }).await.unwrap());
+    assert!(!repo.tasks().cancel(first).await.unwrap());
+    assert_eq!(repo.tasks().by_id(first).await.unwrap(), Some(task));
+    let unended: Vec<_> = repo.tasks().unended().await.unwrap().iter().map(|task| task.id).collect();
+    assert_eq!(unended, [second]);
+    let ids = |tasks: Vec<TaskRecord>| tasks.iter().map(|task| task.id).collect::<Vec<_>>();
+    assert_eq!(ids(repo.tasks().older(i64::MAX, 9).await.unwrap()), [second, first]);
+    assert_eq!(ids(repo.tasks().older(i64::MAX, 1).await.unwrap()), [second]);
+    assert_eq!(ids(repo.tasks().older(second, 9).await.unwrap()), [first]);
+    assert_eq!(repo.tasks().by_id(second + 1).await.unwrap(), None);
+}
+
+/// Whoever reads forward from a number sees each later event once, in order.
+pub async fn events_are_read_forward(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    for (subject, detail) in [("machine a", "1"), ("machine b", "2"), ("machine a", "3"), ("machine a", "4")]
+    {
+        repo.events().append(event(subject, detail)).await.unwrap();
+    }
+    repo.save().await.unwrap();
+    let mut repo = db.read().await.unwrap();
+    let mut after = 0;
+    let mut seen = Vec::new();
+    loop {
+        let page = repo.events().newer(Some("machine a"), after, 2).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.id;
+        seen.extend(page.into_iter().map(|event| event.detail));
+    }
+    assert_eq!(seen, ["1", "3", "4"]);
+    assert_eq!(repo.events().newer(None, after - 2, 9).await.unwrap().len(), 2);
 }

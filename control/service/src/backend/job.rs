@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headwater_api::Progress;
+use tokio::sync::Notify;
 
 /// Shared between a long operation and whoever watches it.
 ///
@@ -17,6 +18,8 @@ pub struct JobControl {
     doing: Mutex<Option<String>>,
     begun: AtomicBool,
     cancelled: AtomicBool,
+    /// Wakes who waits for that.
+    cancelling: Notify,
     stopping: Arc<AtomicBool>,
 }
 
@@ -62,6 +65,15 @@ impl JobControl {
     /// Asks the operation to stop.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
+        // Somebody who begins to wait after that is woken too.
+        self.cancelling.notify_one();
+    }
+
+    /// Waits until somebody asks the operation to stop. The daemon's end does not wake it. One at a time may wait.
+    pub(crate) async fn cancelled(&self) {
+        while !self.cancelled.load(Ordering::Relaxed) {
+            self.cancelling.notified().await;
+        }
     }
 
     /// How far it is.

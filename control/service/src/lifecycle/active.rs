@@ -32,7 +32,7 @@ pub struct Active {
     alarm: Mutex<Option<RaisedAlarm>>,
     boot: OnceLock<BootEnd>,
     /// When its start began, and when its VM ran. No time of day: a clock that is set would count as part of the boot.
-    store_view_cache: Instant,
+    asked_at: Instant,
     since: Instant,
     /// Quick boots in a row before this one.
     quick_boots: AtomicU32,
@@ -63,7 +63,7 @@ impl Active {
         disk: Arc<dyn Disk>,
         vm: Arc<dyn Vm>,
         version_hash: String,
-        store_view_cache: Instant,
+        asked_at: Instant,
     ) -> Self {
         Self {
             name,
@@ -75,7 +75,7 @@ impl Active {
             iops: AtomicU64::new(0),
             alarm: Mutex::new(None),
             boot: OnceLock::new(),
-            store_view_cache,
+            asked_at,
             since: Instant::now(),
             quick_boots: AtomicU32::new(0),
             console: Arc::new(Semaphore::new(1)),
@@ -95,7 +95,7 @@ impl Active {
 
     /// The guest is up: notes how long that took, and what was read from the image until now.
     pub(crate) fn has_booted(&self) {
-        let took = self.store_view_cache.elapsed();
+        let took = self.asked_at.elapsed();
         self.disk.has_booted();
         self.boot.get_or_init(|| BootEnd { took, read_bytes: self.disk.counters().image_read_bytes });
     }

@@ -17,7 +17,7 @@ use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::backend::Shortage;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::Active;
 
 /// How long all must be well before an alarm ends.
@@ -129,12 +129,12 @@ impl Service {
             Change::RaisedAlarm => {
                 let text = alarm.unwrap_or_default();
                 tracing::warn!(machine = %active.name, "alarm: {text}");
-                self.event(&Actor::daemon(), subject, "alarm", text)
+                self.event(&Caller::daemon(), subject, "alarm", text)
             }
             Change::Over { lasted } => {
                 tracing::info!(machine = %active.name, lasted_s = lasted.as_secs(), "the alarm is over");
                 let text = format!("all is well again, after {} s", lasted.as_secs());
-                self.event(&Actor::daemon(), subject, "alarm over", text)
+                self.event(&Caller::daemon(), subject, "alarm over", text)
             }
         };
         self.pending_events().add(event);

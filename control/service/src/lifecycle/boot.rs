@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::{BackendError, PersistentDiskRef};
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
 /// What a machine is started with.
@@ -63,12 +63,12 @@ impl Service {
     pub(crate) async fn what_to_boot(
         &self,
         record: &MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<Boot, LifecycleError> {
         let disks = self.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
         let find = |purpose| disks.iter().find(|disk| disk.purpose == purpose).cloned();
         if let Some(edit) = find(Purpose::MaintenanceSession) {
-            self.not_sealed_yet(record, &edit, actor).await?;
+            self.not_sealed_yet(record, &edit, caller).await?;
             let cache = session_cache(record.cache);
             return self.boot_persistent(record, edit, cache).await;
         }
@@ -86,7 +86,7 @@ impl Service {
         let using = self.using_versions_for(record.uuid).await;
         let _using = using.map_err(LifecycleError::backend("start", &record.name))?;
         let version = self.version_of("start", record, record.reference()).await?;
-        let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, actor)?;
+        let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, caller)?;
         self.retain_disk(&kept, &record.name)
             .await
             .map_err(LifecycleError::backend("start", &record.name))?;
@@ -102,13 +102,13 @@ impl Service {
         &self,
         record: &MachineRecord,
         edit: &PersistentDisk,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<(), LifecycleError> {
         if self.is_sealing(edit.id) {
-            return Err(LifecycleError::SealGuard { what: "start", machine: record.name.clone() });
+            return Err(LifecycleError::BeingSealed { what: "start", machine: record.name.clone() });
         }
         let Some(version) = self.sealed_from(edit, record.started_at_ms).await? else { return Ok(()) };
-        self.end_session(edit, &record.name, &version, actor).await?;
+        self.end_session(edit, &record.name, &version, caller).await?;
         let version = format!("{}@{}", version.image, version.number);
         Err(LifecycleError::EditOver { machine: record.name.clone(), image: edit.image.clone(), version })
     }
@@ -132,7 +132,7 @@ impl Service {
         cache: CacheSettings,
     ) -> Result<Boot, LifecycleError> {
         if self.is_sealing(kept.id) {
-            return Err(LifecycleError::SealGuard { what: "start", machine: record.name.clone() });
+            return Err(LifecycleError::BeingSealed { what: "start", machine: record.name.clone() });
         }
         let version = self.version_of("start", record, &kept.below()).await?;
         Ok(Boot { version, cache, kept: Some(kept), begun: false })
@@ -157,7 +157,7 @@ impl Service {
         machine: Uuid,
         purpose: Purpose,
         version: &ImageVersion,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<PersistentDisk, LifecycleError> {
         let mut id = [0; 16];
         self.random().fill(&mut id).map_err(|e| {
@@ -170,7 +170,7 @@ impl Service {
             image: version.image.clone(),
             version: version.number,
             hash: version.hash.clone(),
-            author: actor.0.clone(),
+            author: caller.principal.clone(),
             created_at_ms: self.now_ms(),
             is_begun: false,
         })

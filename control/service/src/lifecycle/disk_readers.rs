@@ -7,7 +7,7 @@ use headwater_db::{MachineRecord, Purpose};
 
 use crate::Service;
 use crate::backend::PersistentDiskRequest;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 use crate::lifecycle::boot::{files_of, session_cache};
 
@@ -67,8 +67,8 @@ impl Service {
             tracing::error!(machine, who, "not noted that its disk is read: {MAX_NOTES} notes wait already");
             return;
         };
-        let actor = Actor(who.to_owned());
-        let event = self.event(&actor, format!("machine {machine}"), "disk read", detail);
+        let caller = Caller::admin(who);
+        let event = self.event(&caller, format!("machine {machine}"), "disk read", detail);
         let (service, machine) = (self.clone(), machine.to_owned());
         tokio::spawn(async move {
             if let Err(error) = service.append(event).await {
@@ -103,7 +103,7 @@ impl Service {
         // Last, as a store takes its time. A version of a machine that was on is still made when that is off, and of blocks that
         // the disk no longer names: whoever opened it for a reader would give up their places, and the version would fail as damaged.
         if self.is_sealing(kept.id) {
-            return Err(LifecycleError::SealGuard { what: "read the disk of", machine: record.name });
+            return Err(LifecycleError::BeingSealed { what: "read the disk of", machine: record.name });
         }
         let is_edit = kept.purpose == Purpose::MaintenanceSession;
         Ok(OfflineDisk::PersistentDiskRef(Box::new(PersistentDiskRequest {

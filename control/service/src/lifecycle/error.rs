@@ -136,7 +136,7 @@ pub enum LifecycleError {
     },
     /// A version is being made of its disk.
     #[error("cannot {what} machine '{machine}': a version is being made of its disk")]
-    SealGuard {
+    BeingSealed {
         /// What was to be done.
         what: &'static str,
         /// The machine.
@@ -262,7 +262,7 @@ impl Explain for LifecycleError {
             | Self::NotGeneralised { .. }
             | Self::NotInOrder { .. }
             | Self::KeepsIdentity { .. }
-            | Self::SealGuard { .. }
+            | Self::BeingSealed { .. }
             | Self::EditOver { .. }
             | Self::Forgotten { .. } => ProblemKind::Conflict,
             Self::EditStays { source, .. } => source.kind(),
@@ -323,7 +323,7 @@ impl Explain for LifecycleError {
             Self::KeepsIdentity { .. } => {
                 Some("--keep-identity makes a version that is marked as not generalised".to_owned())
             }
-            Self::SealGuard { .. } => Some("try again when it is made".to_owned()),
+            Self::BeingSealed { .. } => Some("try again when it is made".to_owned()),
             Self::EditStays { .. } => Some(
                 "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"
                     .to_owned(),

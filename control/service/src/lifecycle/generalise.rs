@@ -15,7 +15,7 @@ use headwater_db::{MachineRecord, PersistentDisk};
 
 use crate::Service;
 use crate::backend::{BackendError, FrozenDisk, Given, IdentityLeft, JobControl};
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::seal::{cancelled, given_up};
 use crate::lifecycle::{Active, LifecycleError};
 
@@ -63,9 +63,9 @@ impl Service {
         &self,
         edit: &PersistentDisk,
         record: MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
-        let record = self.stop_locked(record, false, actor).await?;
+        let record = self.stop_locked(record, false, caller).await?;
         match &record.reason {
             None => Ok(record),
             Some(how) => {

@@ -6,7 +6,7 @@ use headwater_db::{DbError, MachineRecord, Purpose};
 
 use crate::Service;
 use crate::backend::VmPlan;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 use crate::lifecycle::boot::{files_of, session_cache};
 
@@ -16,7 +16,7 @@ impl Service {
         &self,
         name: &str,
         limits: SetMachine,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
@@ -42,7 +42,7 @@ impl Service {
             active.disk.check_limits(&in_use).map_err(LifecycleError::backend("change", name))?;
         }
         let changes = changed(&noted_before, guest_before, &record);
-        let event = self.event(actor, format!("machine {name}"), "set", changes);
+        let event = self.event(caller, format!("machine {name}"), "set", changes);
         let note = async {
             let mut repo = self.db().write().await?;
             let found = repo.machines().set_limits(&record).await?;
@@ -60,7 +60,7 @@ impl Service {
         // Also where that cannot be noted: on a full disk it may be what lets the machine go on.
         active.disk.set_limits(&in_use);
         *active.pending_limits() = noted.is_err().then_some(record.cache);
-        tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
+        tracing::info!(machine = name, caller = %caller.principal, ?limits, "new limits");
         noted
             .map(|_| record)
             .map_err(|source| LifecycleError::LimitsNotNoted { machine: name.to_owned(), source })

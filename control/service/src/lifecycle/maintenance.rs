@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::BackendError;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
 /// How long a start waits for the store to tell which edits were sealed.
@@ -32,7 +32,7 @@ impl Service {
         &self,
         image: &str,
         machine: &str,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<(PersistentDisk, MachineRecord), LifecycleError> {
         let (_turn, record) = self.turn_of(machine).await?;
         Self::is_vm("edit on", &record)?;
@@ -48,7 +48,7 @@ impl Service {
         let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
         let version = self.unless_given_up(uuid, self.images().resolve(&newest)).await;
         let version = version.map_err(LifecycleError::backend("edit on", machine))?;
-        let disk = self.new_disk(uuid, Purpose::MaintenanceSession, &version, actor)?;
+        let disk = self.new_disk(uuid, Purpose::MaintenanceSession, &version, caller)?;
         if let Err(e) = self.retain_disk(&disk, machine).await {
             self.release_disk(&disk).await;
             return Err(LifecycleError::backend("edit on", machine)(e));
@@ -67,11 +67,11 @@ impl Service {
             other => other?,
         }
         let detail = format!("machine {machine}, over {}", disk.below());
-        repo.events().append(self.event(actor, format!("image {image}"), "edit", detail)).await?;
+        repo.events().append(self.event(caller, format!("image {image}"), "edit", detail)).await?;
         let detail = format!("it edits {} from its next start on", disk.below());
-        repo.events().append(self.event(actor, format!("machine {machine}"), "edit", detail)).await?;
+        repo.events().append(self.event(caller, format!("machine {machine}"), "edit", detail)).await?;
         repo.save().await?;
-        tracing::info!(image, machine, actor = %actor.0, "an edit begins");
+        tracing::info!(image, machine, caller = %caller.principal, "an edit begins");
         Ok((disk, record))
     }
 
@@ -90,7 +90,7 @@ impl Service {
     pub(crate) async fn discard_session(
         &self,
         image: &str,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<PersistentDisk, LifecycleError> {
         let what = "discard what was edited";
         let (edit, record) = self.session_of(what, image).await?;
@@ -98,20 +98,20 @@ impl Service {
         self.still_session_of(what, &edit).await?;
         self.off_for_maintenance("discard the edit of", &edit, &record)?;
         if self.is_sealing(edit.id) {
-            return Err(LifecycleError::SealGuard {
+            return Err(LifecycleError::BeingSealed {
                 what: "discard what was edited on",
                 machine: record.name,
             });
         }
         let detail = format!("what machine {} did over {}", record.name, edit.below());
-        let event = self.event(actor, format!("image {image}"), "discarded", detail);
+        let event = self.event(caller, format!("image {image}"), "discarded", detail);
         let may_have_run = self.may_have_run(&record, &edit).await.unwrap_or(true);
         self.forget_persistent(&edit, Some(event)).await?;
         if may_have_run {
             // What was done is in the console's log, too.
             self.remove_logs(&record.name).await;
         }
-        tracing::info!(image, machine = %record.name, actor = %actor.0, "an edit was discarded");
+        tracing::info!(image, machine = %record.name, caller = %caller.principal, "an edit was discarded");
         Ok(edit)
     }
 
@@ -181,13 +181,13 @@ impl Service {
         edit: &PersistentDisk,
         machine: &str,
         version: &ImageVersion,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<(), LifecycleError> {
         // Also where the edit cannot be ended.
         self.store_changed();
         let detail =
             format!("version {} of what machine {machine} did over {}", version.number, edit.below());
-        let event = self.event(actor, format!("image {}", edit.image), "sealed", detail);
+        let event = self.event(caller, format!("image {}", edit.image), "sealed", detail);
         self.forget_persistent(edit, Some(event)).await
     }
 
@@ -212,7 +212,7 @@ impl Service {
             if let Some(version) = sealed {
                 let machine = record.map_or_else(|| edit.machine.to_string(), |record| record.name);
                 tracing::warn!(image = %edit.image, version = version.number, "an edit was sealed, and is over");
-                self.end_session(&edit, &machine, &version, &Actor::daemon()).await?;
+                self.end_session(&edit, &machine, &version, &Caller::daemon()).await?;
             }
         }
         Ok(())

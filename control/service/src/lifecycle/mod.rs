@@ -43,7 +43,7 @@ mod start;
 mod stop;
 pub(crate) mod store_waits;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod watch;
 
 pub use active::Active;

@@ -70,7 +70,7 @@ impl Service {
                 "cannot note now, and notes when the database can be written: {}: {} by {}: {}",
                 event.subject,
                 event.action,
-                event.actor,
+                event.caller,
                 problem(&e)
             );
             self.pending_events().add(event);

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::problem;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
 /// Two reasons as one.
@@ -58,13 +58,13 @@ impl Service {
     pub(crate) async fn save(
         &self,
         record: &MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
         action: &'static str,
         detail: impl Into<String>,
     ) -> Result<(), LifecycleError> {
         let detail = detail.into();
-        tracing::info!(machine = %record.name, state = %record.state, actor = %actor.0, action, "{detail}");
-        let event = self.event(actor, format!("machine {}", record.name), action, detail);
+        tracing::info!(machine = %record.name, state = %record.state, caller = %caller.principal, action, "{detail}");
+        let event = self.event(caller, format!("machine {}", record.name), action, detail);
         let mut repo = self.db().write().await?;
         if !repo.machines().update_state(record).await? {
             return Err(LifecycleError::Unknown(record.name.clone()));
@@ -113,13 +113,12 @@ impl Service {
         let kept = self.db().read().await?.persistent_disks().list().await?;
         // Asked for all at once, and waited for together.
         let references: HashSet<&str> = records.iter().map(MachineRecord::reference).collect();
-        let store_view_cache = references.into_iter().map(|reference| {
+        let views = references.into_iter().map(|reference| {
             let version = self.version_to_show(reference);
             let reference = reference.to_owned();
             async move { (reference, version.await) }
         });
-        let known: HashMap<String, Option<ImageVersion>> =
-            join_all(store_view_cache).await.into_iter().collect();
+        let known: HashMap<String, Option<ImageVersion>> = join_all(views).await.into_iter().collect();
         let mut views = Vec::new();
         for record in records {
             let next = known.get(record.reference()).cloned().flatten();
@@ -170,7 +169,7 @@ impl Service {
     pub(crate) async fn switched_off(
         &self,
         record: &mut MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
         state: MachineState,
         reason: Option<String>,
         detail: impl Into<String>,
@@ -178,14 +177,14 @@ impl Service {
         let unsaved = self.put_away(record.uuid, &record.name).await;
         record.state = state;
         record.reason = joined(reason, unsaved);
-        self.save(record, actor, "state", detail).await
+        self.save(record, caller, "state", detail).await
     }
 
     /// Forgets that a machine is on, closes its disk and removes its sockets. Its VM has ended. What its disk lost by that, which
     /// is in the history by then.
     pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) -> Option<String> {
         let unsaved = self.close_disk(uuid, name).await?;
-        let event = self.event(&Actor::daemon(), format!("machine {name}"), "not saved", unsaved.clone());
+        let event = self.event(&Caller::daemon(), format!("machine {name}"), "not saved", unsaved.clone());
         self.note(event).await;
         Some(unsaved)
     }

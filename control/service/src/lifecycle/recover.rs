@@ -9,7 +9,7 @@ use headwater_db::MachineRecord;
 use tokio::sync::Semaphore;
 
 use crate::Service;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::restart::{BROKE_OFF, DAEMON_ENDED};
 use crate::lifecycle::start::StartReason;
 use crate::lifecycle::watch::is_behind;
@@ -153,7 +153,7 @@ impl Service {
         };
         record.state = MachineState::Lost;
         record.reason = Some(reason.clone());
-        self.save(&record, &Actor::daemon(), "state", reason).await
+        self.save(&record, &Caller::daemon(), "state", reason).await
     }
 
     /// Finds out how machines run on this host, and logs it. The hypervisor remembers the answer.
@@ -226,7 +226,7 @@ impl Service {
                 Verdict::StopIt => {
                     drop(turn);
                     tracing::warn!(machine = %record.name, "it is on and should be off; stopping it");
-                    self.stop_record(record, true, &Actor::daemon()).await?;
+                    self.stop_record(record, true, &Caller::daemon()).await?;
                 }
             }
         }

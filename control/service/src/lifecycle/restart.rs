@@ -8,7 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use crate::Service;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
 /// The longest pause before a start, in seconds.
@@ -54,7 +54,7 @@ impl Service {
         }
         record.state = MachineState::Stopped;
         record.reason = Some(why.to_owned());
-        self.save(&record, &Actor::daemon(), "state", why).await
+        self.save(&record, &Caller::daemon(), "state", why).await
     }
 
     /// Whether a machine is noted as off until it is started again, and nobody does that: who was to could note no more than

@@ -24,7 +24,7 @@ use crate::backend::{
     BackendError, FrozenDisk, IdentityLeft, JobControl, NOTE_MAX_BYTES, PersistentDiskRequest, SealOrder,
     SealOutcome,
 };
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::boot::{files_of, session_cache};
 use crate::lifecycle::generalise::keeps_identity;
 use crate::lifecycle::maintenance::{is_copy, source, source_of_copy};
@@ -65,12 +65,12 @@ impl Service {
         &self,
         image: &str,
         request: SealRequest,
-        actor: &Actor,
+        caller: &Caller,
         job: Arc<JobControl>,
     ) -> Result<Sealed, LifecycleError> {
         let (edit, record) = self.session_of("seal", image).await?;
         let sealing =
-            || LifecycleError::SealGuard { what: "seal what was edited on", machine: record.name.clone() };
+            || LifecycleError::BeingSealed { what: "seal what was edited on", machine: record.name.clone() };
         let what = format!("image '{image}'");
         let mut removed = None;
         let (guard, record) = {
@@ -86,7 +86,7 @@ impl Service {
                 over.allowed(&what, request.over_newer)?;
                 check_note(&request.note).map_err(LifecycleError::backend("seal", &record.name))?;
                 removed = Some(self.generalise(&edit, &record, &active, &job).await?);
-                record = self.switch_off_generalised(&edit, record, actor).await?;
+                record = self.switch_off_generalised(&edit, record, caller).await?;
             }
             (guard, record)
         };
@@ -106,29 +106,29 @@ impl Service {
                 let order = SealOrder {
                     source: source(&edit, &record),
                     note: request.note,
-                    author: actor.0.clone(),
+                    author: caller.principal.clone(),
                     newest_at_most: (!request.over_newer).then_some(over.newest),
                     is_edit: true,
                     keeps_identity: keeps_identity(&left, removed.is_some()),
                 };
                 let sealed = frozen.seal(order, job).await;
                 let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
-                let outcome = match self.or_tried(actor, image, ("seal tried", &tried), sealed).await {
+                let outcome = match self.or_tried(caller, image, ("seal tried", &tried), sealed).await {
                     Ok(outcome) => outcome,
                     Err(e) => return Err(self.not_sealed(e, &what, &record, &edit).await),
                 };
-                self.production_kept(&outcome, actor).await;
+                self.production_kept(&outcome, caller).await;
                 (outcome.version, outcome.changed_bytes, over.newer, outcome.production)
             }
         };
-        self.end_session(&edit, &record.name, &version, actor).await.map_err(|e| {
+        self.end_session(&edit, &record.name, &version, caller).await.map_err(|e| {
             LifecycleError::EditStays {
                 version: format!("{}@{}", version.image, version.number),
                 source: Box::new(e),
             }
         })?;
         drop(guard);
-        tracing::info!(image, version = version.number, actor = %actor.0, "sealed");
+        tracing::info!(image, version = version.number, caller = %caller.principal, "sealed");
         Ok(Sealed {
             version,
             parent: edit.below(),
@@ -160,7 +160,7 @@ impl Service {
         &self,
         name: &str,
         request: SealRequest,
-        actor: &Actor,
+        caller: &Caller,
         job: Arc<JobControl>,
     ) -> Result<Sealed, LifecycleError> {
         let (turn, record) = self.turn_of(name).await?;
@@ -175,7 +175,7 @@ impl Service {
         };
         // A persistent disk is not opened again before the version is made of what it was. And none is frozen twice: who comes second is told
         // before the guest does anything for it.
-        let sealing = || LifecycleError::SealGuard { what: "seal", machine: name.to_owned() };
+        let sealing = || LifecycleError::BeingSealed { what: "seal", machine: name.to_owned() };
         let disk = kept.as_ref().map_or(uuid, |kept| kept.id);
         let guard = self.begin_sealing(disk).ok_or_else(sealing)?;
         let not_on = || {
@@ -218,26 +218,26 @@ impl Service {
         let order = SealOrder {
             source: source_of_copy(&parent, name, edit),
             note: request.note,
-            author: actor.0.clone(),
+            author: caller.principal.clone(),
             newest_at_most: is_bound.then_some(over.newest),
             is_edit: edit.is_some(),
             keeps_identity: keeps_identity(&left, false),
         };
         let sealed = frozen.seal(order, job).await;
         let tried = format!("a version of the disk of machine {name} over {parent}");
-        let sealed = self.or_tried(actor, &over.image, ("seal tried", &tried), sealed).await;
+        let sealed = self.or_tried(caller, &over.image, ("seal tried", &tried), sealed).await;
         let outcome = match (sealed, edit) {
             (Ok(outcome), _) => outcome,
             (Err(e), Some(edit)) => return Err(self.not_sealed(e, &what, &record, edit).await),
             (Err(e), None) => return Err(LifecycleError::backend("seal", name)(e)),
         };
         drop(guard);
-        self.production_kept(&outcome, actor).await;
+        self.production_kept(&outcome, caller).await;
         let SealOutcome { version, changed_bytes, production } = outcome;
         let detail = format!("version {} of the disk of machine {name} over {parent}", version.number);
-        self.image_changed(actor, &version.image, "sealed", detail).await;
+        self.image_changed(caller, &version.image, "sealed", detail).await;
         let detail = format!("its disk is {}@{}", version.image, version.number);
-        self.note(self.event(actor, format!("machine {name}"), "sealed", detail)).await;
+        self.note(self.event(caller, format!("machine {name}"), "sealed", detail)).await;
         Ok(Sealed {
             version,
             parent,
@@ -278,11 +278,11 @@ impl Service {
     }
 
     /// Notes that `production` was set with a seal.
-    async fn production_kept(&self, outcome: &SealOutcome, actor: &Actor) {
+    async fn production_kept(&self, outcome: &SealOutcome, caller: &Caller) {
         let Some(production) = outcome.production else { return };
         let ImageVersion { image, number, .. } = &outcome.version;
         let detail = format!("production to version {production}, as version {number} was sealed");
-        self.image_changed(actor, image, "promoted", detail).await;
+        self.image_changed(caller, image, "promoted", detail).await;
     }
 
     /// Why an edit was not sealed: a version that came in this moment is told of like one that was there before.
@@ -355,7 +355,7 @@ impl Service {
         };
         // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
         // before the answer: what is still dirty is written out meanwhile.
-        let store_view_cache = Instant::now();
+        let asked_at = Instant::now();
         if remark.is_none()
             && let Err(error) = active.vm.freeze_file_systems().await
         {
@@ -374,7 +374,7 @@ impl Service {
         if remark.is_none() {
             // Whatever became of the disk. A guest that stays frozen is worse than a version that is not made.
             let thawed = active.vm.thaw_file_systems().await;
-            guest_ms = Some(u64::try_from(store_view_cache.elapsed().as_millis()).unwrap_or(u64::MAX));
+            guest_ms = Some(u64::try_from(asked_at.elapsed().as_millis()).unwrap_or(u64::MAX));
             thawed.map_err(LifecycleError::backend("thaw the file systems of", &record.name))?;
         }
         Ok((frozen.map_err(failed())?, Pause { disk_us, guest_ms, remark }))

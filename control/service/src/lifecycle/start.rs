@@ -9,7 +9,7 @@ use headwater_db::{DbError, MachineRecord, PersistentDisk};
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::{Disk, DiskRequest, Vm, VmRequest};
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::boot::{Boot, files_of};
 use crate::lifecycle::{Active, LifecycleError};
 
@@ -17,7 +17,7 @@ use crate::lifecycle::{Active, LifecycleError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartReason {
     /// Somebody wants it.
-    StoreView,
+    Request,
     /// It was on until it was reset.
     Reset,
     /// Its guest restarted, and it is started until that works.
@@ -30,7 +30,7 @@ impl StartReason {
     /// What is wanted of a machine whose start failed.
     fn otherwise(self) -> Wanted {
         match self {
-            Self::StoreView | Self::Reset => Wanted::Stopped,
+            Self::Request | Self::Reset => Wanted::Stopped,
             Self::Restart | Self::Resume => Wanted::Running,
         }
     }
@@ -43,14 +43,14 @@ impl StartReason {
 
 impl Service {
     /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
-    pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifecycleError> {
+    pub(crate) async fn start(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
         let started = async {
             let (_turn, record) = self.turn_of(name).await?;
             Self::is_vm("start", &record)?;
             if self.active(record.uuid).is_some() {
                 return Ok(record);
             }
-            self.start_locked(record, actor, StartReason::StoreView).await
+            self.start_locked(record, caller, StartReason::Request).await
         };
         started.await.map_err(|e| match e {
             LifecycleError::Db(source) => LifecycleError::NotNoted { machine: name.to_owned(), source },
@@ -62,17 +62,17 @@ impl Service {
     pub(crate) async fn start_locked(
         &self,
         mut record: MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
         occasion: StartReason,
     ) -> Result<MachineRecord, LifecycleError> {
         if self.is_stopping() {
             return Err(LifecycleError::Stopping(record.name));
         }
-        let boot = match self.what_to_boot(&record, actor).await {
+        let boot = match self.what_to_boot(&record, caller).await {
             Ok(boot) => boot,
             // Refused, and nothing is wrong with the machine.
-            Err(e @ (LifecycleError::SealGuard { .. } | LifecycleError::EditOver { .. })) => return Err(e),
-            Err(e) => return self.start_failed(record, actor, occasion, None, e).await,
+            Err(e @ (LifecycleError::BeingSealed { .. } | LifecycleError::EditOver { .. })) => return Err(e),
+            Err(e) => return self.start_failed(record, caller, occasion, None, e).await,
         };
         let version = boot.version.clone();
         record.wanted = Wanted::Running;
@@ -80,19 +80,19 @@ impl Service {
         record.reason = None;
         record.boot_ms = None;
         record.started_at_ms = Some(self.now_ms());
-        let store_view_cache = Instant::now();
+        let asked_at = Instant::now();
         record.version = Some(format!("{}@{}", version.image, version.number));
         let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
-        if let Err(e) = self.save(&record, actor, "start", detail).await {
+        if let Err(e) = self.save(&record, caller, "start", detail).await {
             self.forget_begun(&boot, &record.name).await;
             return Err(e);
         }
 
-        match self.bring_up(&record, &boot, occasion, store_view_cache).await {
+        match self.bring_up(&record, &boot, occasion, asked_at).await {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
-                self.start_failed(record, actor, occasion, Some(&boot), reason).await
+                self.start_failed(record, caller, occasion, Some(&boot), reason).await
             }
             Ok(active) => {
                 self.is_on_now(record.uuid, active.clone());
@@ -100,7 +100,7 @@ impl Service {
                     self.note_begun(kept).await;
                 }
                 record.state = MachineState::Booting;
-                let saved = self.save(&record, actor, "state", active.in_words()).await;
+                let saved = self.save(&record, caller, "state", active.in_words()).await;
                 self.watch(record.uuid, record.name.clone(), active);
                 match saved {
                     Err(LifecycleError::Db(source)) => {
@@ -109,7 +109,7 @@ impl Service {
                     saved => saved.map(|()| record),
                 }
             }
-            Err(e) => self.start_failed(record, actor, occasion, Some(&boot), e).await,
+            Err(e) => self.start_failed(record, caller, occasion, Some(&boot), e).await,
         }
     }
 
@@ -129,7 +129,7 @@ impl Service {
     async fn start_failed(
         &self,
         mut record: MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
         occasion: StartReason,
         boot: Option<&Boot>,
         error: LifecycleError,
@@ -154,7 +154,7 @@ impl Service {
         record.wanted = otherwise;
         record.reason = Some(reason);
         self.remove_sockets(&record.name).await;
-        if let Err(e) = self.save(&record, actor, "state", format!("the start failed: {why}")).await {
+        if let Err(e) = self.save(&record, caller, "state", format!("the start failed: {why}")).await {
             // Why it failed is what whoever asked needs; that it is off is noted when the database can be written.
             tracing::error!(machine = %record.name, "its start failed, and that cannot be noted now: {}", problem(&e));
         }
@@ -179,7 +179,7 @@ impl Service {
         record: &MachineRecord,
         boot: &Boot,
         occasion: StartReason,
-        store_view_cache: Instant,
+        asked_at: Instant,
     ) -> Result<Arc<Active>, LifecycleError> {
         let failed = || LifecycleError::backend("start", &record.name);
         let run_dir = self.run_dir(&record.name);
@@ -195,14 +195,12 @@ impl Service {
             version: boot.version.clone(),
             cache: boot.cache,
             kept: boot.kept.as_ref().map(files_of),
-            goes_on: occasion != StartReason::StoreView,
+            goes_on: occasion != StartReason::Request,
             transport: record.transport,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
         match self.start_vm(record, &*disk).await {
-            Ok(vm) => {
-                Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, store_view_cache)))
-            }
+            Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, asked_at))),
             Err(e) => {
                 if let Err(close) = disk.close().await {
                     tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");

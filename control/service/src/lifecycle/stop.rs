@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::Service;
 use crate::answer::{Explain, problem};
 use crate::backend::VmExit;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::record::joined;
 use crate::lifecycle::restart::DAEMON_ENDED;
 use crate::lifecycle::start::StartReason;
@@ -28,10 +28,10 @@ impl Service {
         &self,
         name: &str,
         force: bool,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let record = self.record(name).await?;
-        self.stop_record(record, force, actor).await
+        self.stop_record(record, force, caller).await
     }
 
     /// The same of a machine that was looked up.
@@ -39,13 +39,16 @@ impl Service {
         &self,
         record: MachineRecord,
         force: bool,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let (name, uuid) = (record.name, record.uuid);
-        let _turn =
-            if force { self.turn_by_force("stop", &name, uuid, actor).await? } else { self.lock(uuid).await };
+        let _turn = if force {
+            self.turn_by_force("stop", &name, uuid, caller).await?
+        } else {
+            self.lock(uuid).await
+        };
         let record = self.record_of(uuid, &name).await?;
-        self.stop_locked(record, force, actor).await
+        self.stop_locked(record, force, caller).await
     }
 
     /// The same of one whose turn the caller has.
@@ -53,9 +56,9 @@ impl Service {
         &self,
         record: MachineRecord,
         force: bool,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
-        self.stop_for(record, force, actor, Wanted::Stopped).await
+        self.stop_for(record, force, caller, Wanted::Stopped).await
     }
 
     /// The machine's turn. Where somebody else has it, who may be waiting for the guest, the VM is ended first; who wanted
@@ -65,13 +68,13 @@ impl Service {
         what: &'static str,
         name: &str,
         uuid: Uuid,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<OwnedMutexGuard<()>, LifecycleError> {
         if let Some(turn) = self.try_lock(uuid) {
             return Ok(turn);
         }
         if let Some(active) = self.active(uuid) {
-            let event = self.event(actor, format!("machine {name}"), what, "by force".to_owned());
+            let event = self.event(caller, format!("machine {name}"), what, "by force".to_owned());
             if what == "stop" {
                 noted_in_time(name, self.append(event)).await;
             } else {
@@ -87,7 +90,7 @@ impl Service {
         &self,
         mut record: MachineRecord,
         force: bool,
-        actor: &Actor,
+        caller: &Caller,
         wanted: Wanted,
     ) -> Result<MachineRecord, LifecycleError> {
         let Some(active) = self.active(record.uuid) else {
@@ -99,7 +102,7 @@ impl Service {
                     record.reason = None;
                 }
                 let detail = if force { "it is off" } else { "it was off already" };
-                self.save(&record, actor, "stop", detail).await?;
+                self.save(&record, caller, "stop", detail).await?;
             }
             return Ok(record);
         };
@@ -110,11 +113,11 @@ impl Service {
         record.state = MachineState::Stopping;
         let how = if force { "by force" } else { "by ACPI" };
         // On a full disk it may be the machine's own writes that leave no room to note this.
-        let is_noted = noted_in_time(&record.name, self.save(&record, actor, "stop", how)).await;
+        let is_noted = noted_in_time(&record.name, self.save(&record, caller, "stop", how)).await;
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
-        let store_view_cache = Instant::now();
+        let asked_at = Instant::now();
         let exit = active.vm.stop(grace).await.map_err(LifecycleError::backend("stop", &record.name))?;
-        let reason = (exit == VmExit::Killed && !force).then(|| match store_view_cache.elapsed() {
+        let reason = (exit == VmExit::Killed && !force).then(|| match asked_at.elapsed() {
             waited if waited < grace => {
                 format!("it was killed {} s after it was asked to switch itself off", waited.as_secs())
             }
@@ -123,13 +126,13 @@ impl Service {
         let mut unsaved = None;
         if !is_noted {
             unsaved = self.put_away(record.uuid, &record.name).await;
-            if let Err(e) = self.save(&record, actor, "stop", how).await {
+            if let Err(e) = self.save(&record, caller, "stop", how).await {
                 not_noted(&record.name, &e);
             }
         }
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
         let reason = joined(joined(reason, unsaved), is_left_wanted.then(|| DAEMON_ENDED.to_owned()));
-        match self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await {
+        match self.switched_off(&mut record, caller, MachineState::Stopped, reason, detail).await {
             Err(LifecycleError::Db(source)) => {
                 Err(LifecycleError::OffNotNoted { machine: record.name, source })
             }
@@ -139,7 +142,7 @@ impl Service {
 
     /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
     /// reset button, and started again, and so is one that waits for that because its guest restarted.
-    pub(crate) async fn reset(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifecycleError> {
+    pub(crate) async fn reset(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
         Self::is_vm("reset", &record)?;
@@ -148,7 +151,7 @@ impl Service {
         if let Some(kept) = &kept
             && self.is_sealing(kept.id)
         {
-            return Err(LifecycleError::SealGuard { what: "reset", machine: record.name });
+            return Err(LifecycleError::BeingSealed { what: "reset", machine: record.name });
         }
         let active = self.active(uuid);
         // One whose guest restarted is off only until it is started again.
@@ -158,7 +161,7 @@ impl Service {
                 if record.state == MachineState::Created { record.state } else { MachineState::Stopped };
             record.wanted = Wanted::Stopped;
             record.reason = None;
-            self.forget_for_reset(&record, kept.as_ref(), actor).await?;
+            self.forget_for_reset(&record, kept.as_ref(), caller).await?;
             return Ok(record);
         }
         // Where the store does not answer, it is better off as it is.
@@ -167,8 +170,8 @@ impl Service {
             record.state = MachineState::Stopped;
             record.reason = None;
         }
-        self.save(&record, actor, "reset", "its disk is forgotten and it starts again").await?;
-        self.reset_to_start(record, active, kept, actor).await.map_err(|e| match e {
+        self.save(&record, caller, "reset", "its disk is forgotten and it starts again").await?;
+        self.reset_to_start(record, active, kept, caller).await.map_err(|e| match e {
             LifecycleError::Db(source) => LifecycleError::OffNotReset { machine: name.to_owned(), source },
             e => e,
         })
@@ -180,15 +183,15 @@ impl Service {
         mut record: MachineRecord,
         active: Option<Arc<Active>>,
         kept: Option<PersistentDisk>,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         if let Some(active) = active {
-            self.kill_locked(&active, &mut record, actor, "reset").await?;
+            self.kill_locked(&active, &mut record, caller, "reset").await?;
         }
         if let Some(kept) = kept {
             self.forget_persistent(&kept, None).await?;
         }
-        self.start_locked(record, actor, StartReason::Reset).await
+        self.start_locked(record, caller, StartReason::Reset).await
     }
 
     /// Forgets the disk of a machine that is off, together with the event that says who wanted that: nothing of it comes back.
@@ -196,10 +199,10 @@ impl Service {
         &self,
         record: &MachineRecord,
         kept: Option<&PersistentDisk>,
-        actor: &Actor,
+        caller: &Caller,
     ) -> Result<(), LifecycleError> {
         let detail = "its disk is pristine at its next start";
-        let event = self.event(actor, format!("machine {}", record.name), "reset", detail.to_owned());
+        let event = self.event(caller, format!("machine {}", record.name), "reset", detail.to_owned());
         let mut repo = self.db().write().await?;
         if !repo.machines().update_state(record).await? {
             return Err(LifecycleError::Unknown(record.name.clone()));
@@ -209,7 +212,7 @@ impl Service {
         }
         repo.events().append(event).await?;
         repo.save().await?;
-        tracing::info!(machine = %record.name, actor = %actor.0, "reset: {detail}");
+        tracing::info!(machine = %record.name, caller = %caller.principal, "reset: {detail}");
         if let Some(kept) = kept {
             self.discard_files(kept).await;
             self.release_disk(kept).await;
@@ -218,13 +221,18 @@ impl Service {
     }
 
     /// Removes a machine that is off; with `force` also one that is on.
-    pub(crate) async fn remove(&self, name: &str, force: bool, actor: &Actor) -> Result<(), LifecycleError> {
+    pub(crate) async fn remove(
+        &self,
+        name: &str,
+        force: bool,
+        caller: &Caller,
+    ) -> Result<(), LifecycleError> {
         let seen = self.record(name).await?;
         let uuid = seen.uuid;
         // First, as nothing is to be killed that is not removed then.
         self.may_go(&seen).await?;
         let _turn = if force {
-            self.turn_by_force("remove", name, uuid, actor).await?
+            self.turn_by_force("remove", name, uuid, caller).await?
         } else {
             self.lock(uuid).await
         };
@@ -236,8 +244,8 @@ impl Service {
         }
         if let Some(active) = self.active(uuid) {
             record.wanted = Wanted::Stopped;
-            self.save(&record, actor, "remove", "by force").await?;
-            self.kill_locked(&active, &mut record, actor, "remove").await?;
+            self.save(&record, caller, "remove", "by force").await?;
+            self.kill_locked(&active, &mut record, caller, "remove").await?;
         }
         // While the name is this machine's: once it is free, the directory may be that of another one.
         match tokio::fs::remove_dir_all(self.run_dir(name)).await {
@@ -251,10 +259,10 @@ impl Service {
             repo.persistent_disks().remove(kept.id).await?;
         }
         repo.machines().remove(uuid).await?;
-        let event = self.event(actor, format!("machine {name}"), "removed", format!("{uuid}"));
+        let event = self.event(caller, format!("machine {name}"), "removed", format!("{uuid}"));
         repo.events().append(event).await?;
         repo.save().await?;
-        tracing::info!(machine = %name, actor = %actor.0, "removed");
+        tracing::info!(machine = %name, caller = %caller.principal, "removed");
         self.roots_changed();
         if let Some(kept) = &kept {
             self.discard_files(kept).await;
@@ -269,7 +277,7 @@ impl Service {
         self.not_in_maintenance("remove", record).await?;
         let kept = self.persistent_disk(record.uuid, Purpose::Persistent).await?;
         if kept.as_ref().is_some_and(|kept| self.is_sealing(kept.id)) {
-            return Err(LifecycleError::SealGuard { what: "remove", machine: record.name.clone() });
+            return Err(LifecycleError::BeingSealed { what: "remove", machine: record.name.clone() });
         }
         Ok(kept)
     }
@@ -278,12 +286,12 @@ impl Service {
         &self,
         active: &Arc<Active>,
         record: &mut MachineRecord,
-        actor: &Actor,
+        caller: &Caller,
         what: &'static str,
     ) -> Result<(), LifecycleError> {
         active.vm.stop(Duration::ZERO).await.map_err(LifecycleError::backend(what, &record.name))?;
         self.put_away_forgotten(record.uuid, &record.name).await;
-        self.switched_off(record, actor, MachineState::Stopped, None, format!("killed to {what}")).await
+        self.switched_off(record, caller, MachineState::Stopped, None, format!("killed to {what}")).await
     }
 
     /// Waits until the VMs of all machines that are on now have ended: from then on nothing sees their disks. Asked before it is
@@ -312,7 +320,7 @@ impl Service {
         let read = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
         match (read.await, self.active(machine.uuid)) {
             (Ok(Some(record)), Some(_)) => {
-                self.stop_for(record, force, &Actor::daemon(), Wanted::Running).await.map(drop)
+                self.stop_for(record, force, &Caller::daemon(), Wanted::Running).await.map(drop)
             }
             (Ok(Some(record)), None) => self.not_started_again(record, DAEMON_ENDED).await,
             (Ok(None), _) => Ok(()),

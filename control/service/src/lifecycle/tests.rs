@@ -38,7 +38,7 @@ use crate::backend::{
     Promoted, Promotion, PullOrder, PullOutcome, Pulled, RetentionRoot, SealOrder, SealOutcome, Shortage,
     SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 use crate::{Parts, Service};
 use database::FragileDatabase;
@@ -683,16 +683,16 @@ impl Hypervisor for FakeHypervisor {
     }
 }
 
-struct Fixture {
+pub(crate) struct Fixture {
     dir: tempfile::TempDir,
     db: Arc<FragileDatabase>,
     host: Arc<Host>,
-    service: Service,
+    pub(crate) service: Service,
 }
 
 impl Fixture {
     /// A service with the machine `lab`.
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
         let db = Arc::new(FragileDatabase {
@@ -752,7 +752,7 @@ impl Fixture {
     }
 
     async fn start(&self) -> Result<MachineRecord, LifecycleError> {
-        self.service.start("lab", &Actor::daemon()).await
+        self.service.start("lab", &Caller::daemon()).await
     }
 
     async fn record(&self) -> MachineRecord {
@@ -909,7 +909,7 @@ async fn a_guest_that_only_restarts_is_started_ever_later_and_can_be_stopped_mea
     until("it has started again", async || starts() == 2).await;
     fixture.restarts_until_a_pause_of(1).await;
     fixture.restarts_until_a_pause_of(2).await;
-    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    fixture.service.stop("lab", false, &Caller::daemon()).await.unwrap();
     let at_stop = starts();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let record = fixture.record().await;
@@ -935,7 +935,7 @@ async fn stopping_the_daemon_leaves_machines_alone_that_are_off() {
 async fn the_logs_of_a_machine_stay_when_it_is_off_and_its_secrets_do_not() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();
-    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    fixture.service.stop("lab", false, &Caller::daemon()).await.unwrap();
     let entries = std::fs::read_dir(fixture.dir.path().join("run/lab")).unwrap();
     let mut left: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     left.sort();
@@ -948,7 +948,7 @@ async fn a_guest_that_restarts_while_the_store_is_away_is_started_when_it_is_bac
     fixture.start().await.unwrap();
     *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
     // It runs, and stays on: nothing could be started in its place.
-    fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err();
+    fixture.service.reset("lab", &Caller::daemon()).await.unwrap_err();
     assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
 
     fixture.vm().end(VmExit::Rebooted);
@@ -965,7 +965,7 @@ async fn a_guest_that_restarts_while_the_store_is_away_is_started_when_it_is_bac
     *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
     fixture.vm().end(VmExit::Rebooted);
     until("it is said why", async || fixture.record().await.reason.is_some()).await;
-    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    fixture.service.stop("lab", false, &Caller::daemon()).await.unwrap();
     *fixture.host.unreadable.lock().unwrap() = None;
     let record = fixture.record().await;
     fixture

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::VmExit;
-use crate::extract::Actor;
+use crate::caller::Caller;
 use crate::lifecycle::record::joined;
 use crate::lifecycle::restart::DAEMON_ENDED;
 use crate::lifecycle::start::StartReason;
@@ -95,7 +95,7 @@ impl Service {
                 active.in_words()
             }
         };
-        self.save(&record, &Actor::daemon(), "state", detail).await
+        self.save(&record, &Caller::daemon(), "state", detail).await
     }
 
     async fn has_ended(
@@ -117,7 +117,7 @@ impl Service {
         // Its disks, with their RAM: the next start makes its own.
         drop(active);
         let mut record = self.record(name).await?;
-        let daemon = Actor::daemon();
+        let daemon = Caller::daemon();
         match exit {
             VmExit::PoweredOff => {
                 record.wanted = Wanted::Stopped;
@@ -224,7 +224,7 @@ impl Service {
         // Again, now that nobody else changes it.
         let found = self.db().read().await?.machines().by_name(name).await?;
         let Some(mut record) = found.filter(is_wanted) else { return Ok(()) };
-        let daemon = Actor::daemon();
+        let daemon = Caller::daemon();
         if record.state.is_active() {
             let kept = self.db().read().await?.persistent_disks().of_machine(uuid).await?;
             let detail = how_it_restarted(&kept);

@@ -11,8 +11,9 @@ use tokio::net::UnixStream;
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::BackendError;
+use crate::caller::Caller;
 use crate::console;
-use crate::extract::{Actor, Name};
+use crate::extract::Name;
 use crate::lifecycle::LifecycleError;
 
 /// The protocol that the connection is changed to: the console's bytes, both ways.
@@ -49,6 +50,7 @@ impl Explain for Error {
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/console/attach",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     responses(
@@ -61,7 +63,7 @@ impl Explain for Error {
 pub(super) async fn attach_console(
     State(service): State<Service>,
     Name(name): Name,
-    actor: Actor,
+    caller: Caller,
     mut request: Request,
 ) -> Result<Response, Failure> {
     if request.headers().get(header::UPGRADE) != Some(&HeaderValue::from_static(PROTOCOL)) {
@@ -72,7 +74,7 @@ pub(super) async fn attach_console(
         let state = record.state.name();
         return Err(LifecycleError::NotOn { what: "attach to the console of", machine: name, state }.into());
     };
-    let taken = active.take_console(&actor.0).await;
+    let taken = active.take_console(&caller.principal).await;
     let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;
     let path = service.hypervisor().console_socket(&service.run_dir(&name));
     let guest = UnixStream::connect(&path).await.map_err(|e| {

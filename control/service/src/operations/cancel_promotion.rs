@@ -10,7 +10,8 @@ use utoipa::IntoParams;
 use crate::Service;
 use crate::answer::Failure;
 use crate::backend::Promotion;
-use crate::extract::{Actor, Name, Parameters};
+use crate::caller::Caller;
+use crate::extract::{Name, Parameters};
 use crate::promotions::{named_image, pointer};
 
 /// Which one.
@@ -26,6 +27,7 @@ pub(super) struct Query {
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/promotion",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`"), Query),
     responses(
@@ -35,7 +37,7 @@ pub(super) struct Query {
 )]
 pub(super) async fn cancel_promotion(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Parameters(which): Parameters<Query>,
 ) -> Result<Json<ChannelPointer>, Failure> {
@@ -44,10 +46,10 @@ pub(super) async fn cancel_promotion(
     let work = async move {
         let cancelled = handle.images().cancel_promotion(&image, which.channel).await;
         let tried = ("cancellation tried", which.channel.name());
-        let promotion = handle.or_tried(&actor, &image, tried, cancelled).await?;
+        let promotion = handle.or_tried(&caller, &image, tried, cancelled).await?;
         let Promotion { channel, version, at_ms, .. } = &promotion;
         let detail = format!("{channel} to version {version} at {}", time(*at_ms));
-        handle.image_changed(&actor, &image, "promotion cancelled", detail).await;
+        handle.image_changed(&caller, &image, "promotion cancelled", detail).await;
         Ok(Json(pointer(promotion)))
     };
     service.to_the_end(work).await

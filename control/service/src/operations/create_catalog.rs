@@ -3,14 +3,15 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use headwater_api::name::{self, ImageRef};
+use headwater_api::name::{self, ImageRef, NameRule};
 use headwater_api::{Catalog, CreateCatalog, Problem, ProblemKind};
 use headwater_db::{CatalogRecord, DbError};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
-use crate::extract::{Actor, Body};
+use crate::caller::Caller;
+use crate::extract::Body;
 use crate::retention::{ReferenceKind, Referrer};
 
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs",
+    security(("token" = ["admin"])),
     tag = "catalogs",
     request_body = CreateCatalog,
     responses(
@@ -66,7 +68,7 @@ impl Explain for Error {
 )]
 pub(super) async fn create_catalog(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Body(request): Body<CreateCatalog>,
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
     name::check_machine(&request.name)
@@ -81,7 +83,11 @@ pub(super) async fn create_catalog(
     let failed = |source| Error::Backend { catalog: request.name.clone(), source };
     service.hypervisor().check(plan).await.map_err(failed)?;
     service.disks().check(&request.cache).await.map_err(failed)?;
+    let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
+    NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let record = CatalogRecord {
+        name_rule,
+        first_number: request.first_number,
         name: request.name,
         image: request.image,
         pin: None,
@@ -93,11 +99,11 @@ pub(super) async fn create_catalog(
         created_at_ms: service.now_ms(),
     };
     let handle = service.clone();
-    let record = service.to_the_end(async move { create(&handle, &actor, record).await }).await?;
+    let record = service.to_the_end(async move { create(&handle, &caller, record).await }).await?;
     Ok((StatusCode::CREATED, Json(service.changed_catalog_view(record).await)))
 }
 
-async fn create(service: &Service, actor: &Actor, record: CatalogRecord) -> Result<CatalogRecord, Failure> {
+async fn create(service: &Service, caller: &Caller, record: CatalogRecord) -> Result<CatalogRecord, Failure> {
     let _using = service.using_versions().await;
     let reference = ImageRef::parse(&record.image).map_err(Failure)?;
     let name = record.name.clone();
@@ -115,9 +121,9 @@ async fn create(service: &Service, actor: &Actor, record: CatalogRecord) -> Resu
         DbError::Taken { .. } => Error::Exists(name.clone()),
         e => failed(e),
     })?;
-    let event = service.event(actor, format!("catalog {name}"), "created", record.image.clone());
+    let event = service.event(caller, format!("catalog {name}"), "created", record.image.clone());
     repo.events().append(event).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;
-    tracing::info!(catalog = %name, image = %record.image, actor = %actor.0, "created");
+    tracing::info!(catalog = %name, image = %record.image, caller = %caller.principal, "created");
     Ok(record)
 }

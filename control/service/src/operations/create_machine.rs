@@ -13,8 +13,9 @@ use headwater_db::{CatalogRecord, DbError, MachineRecord};
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
+use crate::caller::Caller;
 use crate::catalogs::CatalogError;
-use crate::extract::{Actor, Body};
+use crate::extract::Body;
 use crate::identity::{self, IdentityError, NewIdentity};
 use crate::retention::{ReferenceKind, Referrer};
 use crate::server::MAX_SOCKET_PATH_BYTES;
@@ -92,6 +93,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/machines",
+    security(("token" = ["operator"])),
     tag = "machines",
     request_body = CreateMachine,
     responses(
@@ -103,19 +105,28 @@ impl Explain for Error {
 )]
 pub(super) async fn create_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Body(request): Body<CreateMachine>,
 ) -> Result<(StatusCode, Json<Machine>), Failure> {
-    let plan = settle(&service, request).await?;
-    check(&service, &plan).await?;
     let handle = service.clone();
-    let record = service.to_the_end(async move { create(&handle, &actor, plan).await }).await?;
+    let record = service.to_the_end(async move { make(&handle, &caller, request).await }).await?;
     let mut machine = service.view(record);
     machine.warning = service.lacks_space(&machine).await;
     Ok((StatusCode::CREATED, Json(machine)))
 }
 
-async fn create(service: &Service, actor: &Actor, plan: Plan) -> Result<MachineRecord, Failure> {
+/// Makes a machine as a request says.
+pub(crate) async fn make(
+    service: &Service,
+    caller: &Caller,
+    request: CreateMachine,
+) -> Result<MachineRecord, Failure> {
+    let plan = settle(service, request).await?;
+    check(service, &plan).await?;
+    create(service, caller, plan).await
+}
+
+async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<MachineRecord, Failure> {
     let _using = service.using_versions().await;
     resolve_and_hold(service, &plan).await?;
     let mut record = record(service, plan)?;
@@ -149,10 +160,10 @@ async fn create(service: &Service, actor: &Actor, plan: Plan) -> Result<MachineR
         identities += 1;
     }
     let detail = format!("{}, {}", record.uuid, record.image);
-    let event = service.event(actor, format!("machine {name}"), "created", detail);
+    let event = service.event(caller, format!("machine {name}"), "created", detail);
     repo.events().append(event).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;
-    tracing::info!(machine = %name, image = %record.image, actor = %actor.0, "created");
+    tracing::info!(machine = %name, image = %record.image, caller = %caller.principal, "created");
     Ok(record)
 }
 

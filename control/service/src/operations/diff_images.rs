@@ -7,13 +7,15 @@ use headwater_api::{DiffRequest, JobEvent, JobResult, Problem};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
+use crate::caller::Caller;
 use crate::extract::{Body, Name};
-use crate::job;
+use crate::tasks::{self, Work};
 
 /// Compares two versions: changed chunks and bytes, and changed files of ext2, ext3, ext4, FAT and NTFS file systems.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/diff",
+    security(("token" = ["operator"])),
     tag = "images",
     params(("image" = String, Path, description = "The older one: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = DiffRequest,
@@ -25,6 +27,7 @@ use crate::job;
 )]
 pub(super) async fn diff_images(
     State(service): State<Service>,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<DiffRequest>,
 ) -> Result<Response, Failure> {
@@ -33,10 +36,11 @@ pub(super) async fn diff_images(
     let from = service.images().resolve(&from).await?;
     let to = service.images().resolve(&to).await?;
     let images = service.images().clone();
+    let what = Work { kind: "compare", subject: format!("image {name}"), caller: caller.clone() };
     let work = async move |control| {
         let failed = |e| problem(&e).during(format!("cannot compare '{name}' with '{}'", request.with));
         let report = images.diff(&from, &to, control).await.map_err(failed)?;
         Ok(JobResult::Compared(Box::new(report)))
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }

@@ -6,13 +6,15 @@ use headwater_api::Problem;
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Name};
+use crate::caller::Caller;
+use crate::extract::Name;
 use crate::promotions::named_image;
 
 /// Forgets what a machine did to an image since the edit began. The machine boots as before from its next start on.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/edit",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`")),
     responses(
@@ -24,11 +26,11 @@ use crate::promotions::named_image;
 )]
 pub(super) async fn discard_session(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<StatusCode, Failure> {
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
-    service.to_the_end(async move { handle.discard_session(&image, &actor).await }).await?;
+    service.to_the_end(async move { handle.discard_session(&image, &caller).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

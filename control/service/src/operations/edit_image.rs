@@ -7,7 +7,8 @@ use headwater_api::{MaintenanceRequest, MaintenanceSession, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::promotions::named_image;
 
 /// Gives one machine a private disk over the newest version of an image, which it boots from its next start on, and
@@ -15,6 +16,7 @@ use crate::promotions::named_image;
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/edit",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`")),
     request_body = MaintenanceRequest,
@@ -27,13 +29,13 @@ use crate::promotions::named_image;
 )]
 pub(super) async fn edit_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<MaintenanceRequest>,
 ) -> Result<(StatusCode, Json<MaintenanceSession>), Failure> {
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
-    let work = async move { handle.edit_image(&image, &request.machine, &actor).await };
+    let work = async move { handle.edit_image(&image, &request.machine, &caller).await };
     let (disk, record) = service.to_the_end(work).await?;
     let warning = service.lacks_space(&service.view(record.clone())).await;
     Ok((StatusCode::CREATED, Json(MaintenanceSession { warning, ..super::session_view(disk, record.name) })))

@@ -11,7 +11,8 @@ use headwater_api::{ExecRequest, ExecResult, MAX_STDIN_BYTES, Problem, ProblemKi
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::Vm;
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::lifecycle::LifecycleError;
 
 /// How long after the daemon began to stop a command may still run: machines are stopped once all requests have ended.
@@ -51,6 +52,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/exec",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     request_body = ExecRequest,
@@ -65,7 +67,7 @@ impl Explain for Error {
 )]
 pub(super) async fn exec_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<ExecRequest>,
 ) -> Result<Json<ExecResult>, Failure> {
@@ -80,7 +82,7 @@ pub(super) async fn exec_machine(
     };
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();
-    let event = service.event(&actor, format!("machine {name}"), "exec", program);
+    let event = service.event(&caller, format!("machine {name}"), "exec", program);
     // On a full disk it may be what makes room.
     service.note(event).await;
     let timeout = Duration::from_millis(request.timeout_ms);

@@ -9,8 +9,9 @@ use headwater_api::{ExportRequest, JobEvent, JobResult, Problem, ProblemKind};
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
+use crate::caller::Caller;
 use crate::extract::{Body, Name};
-use crate::job;
+use crate::tasks::{self, Work};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -39,6 +40,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/export",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = ExportRequest,
@@ -53,6 +55,7 @@ impl Explain for Error {
 )]
 pub(super) async fn export_image(
     State(service): State<Service>,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<ExportRequest>,
 ) -> Result<Response, Failure> {
@@ -70,10 +73,11 @@ pub(super) async fn export_image(
     }
     let version = service.images().resolve(&reference).await?;
     let images = service.images().clone();
+    let what = Work { kind: "export", subject: format!("image {name}"), caller: caller.clone() };
     let work = async move |control| {
         let written = images.export(&version, &target, request.format, control).await;
         let failed = |e| problem(&e).during(format!("cannot export '{name}' to '{}'", target.display()));
         written.map(|size_bytes| JobResult::Exported { version, size_bytes }).map_err(failed)
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }

@@ -31,6 +31,7 @@ pub(super) struct Query {
 #[utoipa::path(
     get,
     path = "/api/v1/stats",
+    security(("token" = ["viewer"])),
     tag = "daemon",
     params(Query),
     responses(
@@ -65,6 +66,7 @@ pub(super) async fn get_stats(
 #[utoipa::path(
     get,
     path = "/metrics",
+    security(("token" = ["metrics"])),
     tag = "daemon",
     responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain")),
 )]

@@ -12,6 +12,7 @@ use crate::backend::BackendError;
 #[utoipa::path(
     get,
     path = "/api/v1/status",
+    security(("token" = ["viewer"])),
     tag = "daemon",
     responses((status = 200, body = Status), (status = 500, description = "Database or store failed", body = Problem)),
 )]

@@ -7,8 +7,9 @@ use headwater_api::{ImportRequest, JobEvent, JobResult, Problem, ProblemKind, So
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::ImportOrder;
-use crate::extract::{Actor, Body};
-use crate::job;
+use crate::caller::Caller;
+use crate::extract::Body;
+use crate::tasks::{self, Work};
 
 /// How the URIs of NBD servers begin, also those that are refused by name. Anything else that is no absolute path would be read from the
 /// daemon's working directory.
@@ -42,6 +43,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/images",
+    security(("token" = ["admin"])),
     tag = "images",
     request_body = ImportRequest,
     responses(
@@ -54,7 +56,7 @@ impl Explain for Error {
 )]
 pub(super) async fn import_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Body(request): Body<ImportRequest>,
 ) -> Result<Response, Failure> {
     name::check_image(&request.name).map_err(Failure)?;
@@ -65,6 +67,7 @@ pub(super) async fn import_image(
         return Err(Error::NoFile(request.source, format).into());
     }
     let handle = service.clone();
+    let what = Work { kind: "import", subject: format!("image {}", request.name), caller: caller.clone() };
     let work = async move |control| {
         let order = ImportOrder {
             name: request.name.clone(),
@@ -74,19 +77,19 @@ pub(super) async fn import_image(
             source_name: request.source_name.clone(),
             source_id: request.source_id,
             note: request.note,
-            author: actor.0.clone(),
+            author: caller.principal.clone(),
         };
         let called = request.source_name.unwrap_or(request.source);
         let failed = |e| problem(&e).during(format!("cannot import '{called}'"));
         let outcome = handle.images().import(order, control).await;
         let tried = ("import tried", called.as_str());
-        let outcome = handle.or_tried(&actor, &request.name, tried, outcome).await.map_err(failed)?;
+        let outcome = handle.or_tried(&caller, &request.name, tried, outcome).await.map_err(failed)?;
         let version = outcome.version;
         let mut edited_by = None;
         if outcome.created {
             handle.store_changed();
             let detail = format!("version {} of {}, {}", version.number, version.source, version.hash);
-            let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
+            let event = handle.event(&caller, format!("image {}", version.image), "imported", detail);
             handle.note(event).await;
             // A remark, for which a version that was made is not called a failure.
             edited_by = handle.maintainer_of(&version.image).await.unwrap_or_else(|e| {
@@ -97,5 +100,5 @@ pub(super) async fn import_image(
         let (created, damaged_chunks) = (outcome.created, outcome.damaged_chunks);
         Ok(JobResult::Imported { version, created, damaged_chunks, edited_by })
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }

@@ -6,15 +6,24 @@ use headwater_api::{CatalogList, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::caller::Caller;
 
 /// All catalogs with their machines, by name.
 #[utoipa::path(
     get,
     path = "/api/v1/catalogs",
+    security(("token" = ["viewer"])),
     tag = "catalogs",
     responses((status = 200, body = CatalogList), (status = 500, description = "The database failed", body = Problem)),
 )]
-pub(super) async fn list_catalogs(State(service): State<Service>) -> Result<Json<CatalogList>, Failure> {
+pub(super) async fn list_catalogs(
+    State(service): State<Service>,
+    caller: Caller,
+) -> Result<Json<CatalogList>, Failure> {
     let records = service.db().read().await?.catalogs().list().await?;
-    Ok(Json(CatalogList { catalogs: service.catalog_views(records).await? }))
+    let mut catalogs = service.catalog_views(records).await?;
+    if !caller.sees_user_data() {
+        catalogs.iter_mut().for_each(|catalog| catalog.user_data = None);
+    }
+    Ok(Json(CatalogList { catalogs }))
 }

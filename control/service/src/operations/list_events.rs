@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::{EventList, MAX_EVENTS, Problem, ProblemKind};
 use serde::Deserialize;
+use tokio::time::{Duration, Instant};
 use utoipa::IntoParams;
 
 use crate::Service;
@@ -13,10 +14,20 @@ use crate::extract::Parameters;
 /// How many are given to who does not say.
 const DEFAULT_EVENTS: u32 = 100;
 
+/// The longest wait for an event, in seconds.
+const WAIT_MAX_S: u64 = 60;
+
+/// How often the history is looked at while somebody waits.
+const LOOK: Duration = Duration::from_millis(500);
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot give {0} events in one answer: the most are {MAX_EVENTS}")]
     TooMany(u32),
+    #[error("cannot give events before one and after one in the same answer")]
+    BothWays,
+    #[error("cannot wait for events that come before one, or for {0} s: the most are {WAIT_MAX_S}")]
+    Wait(u64),
 }
 
 impl Explain for Error {
@@ -25,7 +36,12 @@ impl Explain for Error {
     }
 
     fn advice(&self) -> Option<String> {
-        Some("ask for the others with before=ID, the id of the last one of the answer before".into())
+        match self {
+            Self::TooMany(_) => {
+                Some("ask for the others with before=ID, the id of the last one of the answer before".into())
+            }
+            Self::BothWays | Self::Wait(_) => None,
+        }
     }
 }
 
@@ -38,14 +54,20 @@ pub(super) struct Query {
     subject: Option<String>,
     /// Only those older than the event with this id: the next page, with the id of the last event of a page.
     before: Option<i64>,
+    /// Only those newer than the event with this id, oldest first: with the id of the last one as the next `after`, each event is seen
+    /// once.
+    after: Option<i64>,
+    /// With `after`: wait so many seconds for an event if there is none, at most 60.
+    wait_s: Option<u64>,
     /// At most so many; 100 where absent, and no more than 1000.
     limit: Option<u32>,
 }
 
-/// The newest events, or the newest of those before one, newest first.
+/// The newest events, or the newest of those before one, newest first; or those after one, oldest first.
 #[utoipa::path(
     get,
     path = "/api/v1/events",
+    security(("token" = ["viewer"])),
     tag = "daemon",
     params(Query),
     responses((status = 200, body = EventList), (status = 400, body = Problem)),
@@ -58,7 +80,28 @@ pub(super) async fn list_events(
     if limit > MAX_EVENTS {
         return Err(Error::TooMany(limit).into());
     }
-    let before = wanted.before.unwrap_or(i64::MAX);
-    let mut repo = service.db().read().await?;
-    Ok(Json(EventList { events: repo.events().older(wanted.subject.as_deref(), before, limit).await? }))
+    let subject = wanted.subject.as_deref();
+    let Some(after) = wanted.after else {
+        if let Some(wait_s) = wanted.wait_s {
+            return Err(Error::Wait(wait_s).into());
+        }
+        let before = wanted.before.unwrap_or(i64::MAX);
+        let mut repo = service.db().read().await?;
+        return Ok(Json(EventList { events: repo.events().older(subject, before, limit).await? }));
+    };
+    if wanted.before.is_some() {
+        return Err(Error::BothWays.into());
+    }
+    let wait_s = wanted.wait_s.unwrap_or(0);
+    if wait_s > WAIT_MAX_S {
+        return Err(Error::Wait(wait_s).into());
+    }
+    let end = Instant::now() + Duration::from_secs(wait_s);
+    loop {
+        let events = service.db().read().await?.events().newer(subject, after, limit).await?;
+        if !events.is_empty() || Instant::now() >= end || service.is_stopping() {
+            return Ok(Json(EventList { events }));
+        }
+        tokio::time::sleep_until(end.min(Instant::now() + LOOK)).await;
+    }
 }

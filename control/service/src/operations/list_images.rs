@@ -13,6 +13,7 @@ use crate::backend::Listed;
 #[utoipa::path(
     get,
     path = "/api/v1/images",
+    security(("token" = ["viewer"])),
     tag = "images",
     responses((status = 200, body = ImageList), (status = 500, description = "The store failed", body = Problem)),
 )]

@@ -11,6 +11,7 @@ use crate::answer::Failure;
 #[utoipa::path(
     get,
     path = "/api/v1/machines",
+    security(("token" = ["viewer"])),
     tag = "machines",
     responses((status = 200, body = MachineList), (status = 500, description = "The database failed", body = Problem)),
 )]

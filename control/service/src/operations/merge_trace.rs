@@ -9,7 +9,8 @@ use headwater_api::{BootTrace, MergeTraceRequest, Problem, ProblemKind, SaveTrac
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -41,6 +42,7 @@ fn absolute(text: String) -> Result<PathBuf, Error> {
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/trace/merge",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = MergeTraceRequest,
@@ -53,7 +55,7 @@ fn absolute(text: String) -> Result<PathBuf, Error> {
 )]
 pub(super) async fn merge_trace(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<MergeTraceRequest>,
 ) -> Result<Json<BootTrace>, Failure> {
@@ -64,7 +66,7 @@ pub(super) async fn merge_trace(
         let version = handle.images().resolve(&reference).await?;
         let merged = handle.images().merge_trace(&version, &source).await?;
         let detail = format!("version {}, from {}", version.number, source.display());
-        handle.image_changed(&actor, &version.image, "boot trace merged", detail).await;
+        handle.image_changed(&caller, &version.image, "boot trace merged", detail).await;
         Ok(Json(merged))
     };
     service.to_the_end(work).await
@@ -74,6 +76,7 @@ pub(super) async fn merge_trace(
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/trace/save",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = SaveTraceRequest,

@@ -2,8 +2,10 @@
 
 mod attach_console;
 mod cancel_promotion;
+mod cancel_task;
 mod create_catalog;
-mod create_machine;
+pub(crate) mod create_machine;
+mod create_token;
 mod diff_images;
 mod discard_session;
 mod edit_image;
@@ -17,6 +19,8 @@ mod list_catalogs;
 mod list_events;
 mod list_images;
 mod list_machines;
+mod list_tasks;
+mod list_tokens;
 mod merge_trace;
 mod note_image;
 mod pin_catalog;
@@ -30,6 +34,9 @@ mod remove_machine;
 mod reset_machine;
 mod retire_image;
 mod revert_image;
+mod revoke_token;
+mod roll_catalog;
+mod scale_catalog;
 mod seal_image;
 mod seal_machine;
 mod set_catalog;
@@ -37,6 +44,7 @@ mod set_machine;
 mod show_catalog;
 mod show_image;
 mod show_machine;
+mod show_task;
 mod show_trace;
 mod start_machine;
 mod stop_machine;
@@ -53,13 +61,15 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use headwater_api::{JobEvent, Machine, MaintenanceSession, Problem, ProblemKind};
 use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
-use utoipa::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Content, Ref, ResponseBuilder};
+use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::caller::{self, Needs};
 use crate::lifecycle::LifecycleError;
 
 /// What follows an `@` is a number where it is shorter, and else the beginning of a hash.
@@ -74,18 +84,38 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         title = "Headwater",
         description = "Images, machines and their write caches on one host. Every failed request is answered with \
                        a Problem. Long operations answer with one JSON object a line (application/x-ndjson). Over TCP, every \
-                       request has the header 'Authorization: Bearer TOKEN'.",
+                       request has the header 'Authorization: Bearer TOKEN', and the token's role must be at least the scope of the \
+                       operation's security requirement.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
         (name = "images", description = "Golden images and their versions"),
         (name = "catalogs", description = "Machines that are made alike and boot the same"),
         (name = "machines", description = "Machines that boot them"),
+        (name = "tasks", description = "Work that outlives the client that asked for it"),
+        (name = "access", description = "Named tokens and their roles"),
         (name = "daemon", description = "The daemon and its history"),
     ),
     components(schemas(JobEvent, Problem)),
+    modifiers(&TokenScheme),
 )]
 struct Description;
+
+/// Tokens, as the description names them.
+struct TokenScheme;
+
+impl Modify for TokenScheme {
+    fn modify(&self, described: &mut utoipa::openapi::OpenApi) {
+        let mut scheme = Http::new(HttpAuthScheme::Bearer);
+        scheme.description = Some(
+            "Over TCP. The scope of an operation is the least role that it needs: metrics, viewer, operator or admin. On the unix \
+             socket no token is needed."
+                .to_owned(),
+        );
+        let components = described.components.get_or_insert_default();
+        components.add_security_scheme(caller::SCHEME, SecurityScheme::Http(scheme));
+    }
+}
 
 fn routes() -> OpenApiRouter<Service> {
     OpenApiRouter::with_openapi(Description::openapi())
@@ -122,6 +152,14 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(exec_machine::exec_machine))
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
+        .routes(routes!(scale_catalog::scale_catalog))
+        .routes(routes!(roll_catalog::roll_catalog))
+        .routes(routes!(list_tasks::list_tasks))
+        .routes(routes!(show_task::show_task))
+        .routes(routes!(show_task::follow_task))
+        .routes(routes!(cancel_task::cancel_task))
+        .routes(routes!(list_tokens::list_tokens, create_token::create_token))
+        .routes(routes!(revoke_token::revoke_token))
 }
 
 /// Changes a machine, to the end even where the client hangs up, and answers with what became of it: what the database
@@ -202,7 +240,8 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut described = routes().into_openapi();
     let refusals = [
         ("400", "The request makes no sense"),
-        ("401", "Over TCP: not the daemon's token"),
+        ("401", "Over TCP: no token, or one that is unknown, revoked or expired"),
+        ("403", "The caller's role does not allow this"),
         ("500", "The database, the store or the host failed"),
     ];
     for item in described.paths.paths.values_mut() {
@@ -223,11 +262,13 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 
 /// All operations over a service.
 pub fn router(service: Service) -> Router {
-    let (router, _description) = routes().split_for_parts();
+    let (router, described) = routes().split_for_parts();
+    let needs = Needs::of(&described);
     router
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(middleware::from_fn_with_state((service.clone(), needs), caller::authorize))
         .layer(middleware::from_fn(log))
         .with_state(service)
 }

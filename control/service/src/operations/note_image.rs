@@ -6,13 +6,15 @@ use headwater_api::{ImageVersion, NoteRequest, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::promotions::named_version;
 
 /// Changes the note of a version, also of one that is retired; an empty one takes it away. The version stays what it is, and so do its hash and the machines that run it.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/note",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = NoteRequest,
@@ -24,7 +26,7 @@ use crate::promotions::named_version;
 )]
 pub(super) async fn note_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<NoteRequest>,
 ) -> Result<Json<ImageVersion>, Failure> {
@@ -34,12 +36,12 @@ pub(super) async fn note_image(
         let NoteRequest { note } = request;
         let changed = handle.images().set_note(&version, &note).await;
         let what = format!("version {}, {}, to {}", version.number, version.hash, told(&note));
-        let before = handle.or_tried(&actor, &version.image, ("note change tried", &what), changed).await?;
+        let before = handle.or_tried(&caller, &version.image, ("note change tried", &what), changed).await?;
         // The note that it had already is no change, and the store has written nothing.
         if before != note {
             let (before, after) = (told(&before), told(&note));
             let detail = format!("version {}, {}, from {before} to {after}", version.number, version.hash);
-            handle.image_changed(&actor, &version.image, "note changed", detail).await;
+            handle.image_changed(&caller, &version.image, "note changed", detail).await;
         }
         version.note = note;
         Ok(Json(version))

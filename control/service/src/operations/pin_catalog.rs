@@ -8,8 +8,9 @@ use headwater_db::{CatalogRecord, Repository};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
+use crate::caller::Caller;
 use crate::catalogs::CatalogError;
-use crate::extract::{Actor, Body, Name};
+use crate::extract::{Body, Name};
 use crate::promotions::named_version;
 use crate::retention::{ReferenceKind, Referrer};
 
@@ -18,6 +19,7 @@ use crate::retention::{ReferenceKind, Referrer};
 #[utoipa::path(
     put,
     path = "/api/v1/catalogs/{catalog}/pin",
+    security(("token" = ["admin"])),
     tag = "catalogs",
     params(("catalog" = String, Path, description = "Its name")),
     request_body = PinRequest,
@@ -29,18 +31,18 @@ use crate::retention::{ReferenceKind, Referrer};
 )]
 pub(super) async fn pin_catalog(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Catalog>, Failure> {
     let handle = service.clone();
-    let record = service.to_the_end(async move { pin(&handle, &actor, name, request).await }).await?;
+    let record = service.to_the_end(async move { pin(&handle, &caller, name, request).await }).await?;
     Ok(Json(service.changed_catalog_view(record).await))
 }
 
 async fn pin(
     service: &Service,
-    actor: &Actor,
+    caller: &Caller,
     name: String,
     request: PinRequest,
 ) -> Result<CatalogRecord, Failure> {
@@ -58,7 +60,7 @@ async fn pin(
     let record = found.ok_or(CatalogError::Unknown(name))?;
     // Again: it may have been set to another image while the store was told.
     boots(&record, &pinned, &request.version)?;
-    set_pin(service, repo, actor, record, Some(pin)).await
+    set_pin(service, repo, caller, record, Some(pin)).await
 }
 
 /// Refuses a version of another image than the catalog's machines boot.
@@ -75,25 +77,26 @@ fn boots(record: &CatalogRecord, pinned: &ImageRef, version: &str) -> Result<(),
 #[utoipa::path(
     delete,
     path = "/api/v1/catalogs/{catalog}/pin",
+    security(("token" = ["admin"])),
     tag = "catalogs",
     params(("catalog" = String, Path, description = "Its name")),
     responses((status = 200, body = Catalog), (status = 404, description = "No such catalog", body = Problem)),
 )]
 pub(super) async fn unpin_catalog(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<Json<Catalog>, Failure> {
     let handle = service.clone();
-    let record = service.to_the_end(async move { unpin(&handle, &actor, name).await }).await?;
+    let record = service.to_the_end(async move { unpin(&handle, &caller, name).await }).await?;
     Ok(Json(service.changed_catalog_view(record).await))
 }
 
-async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<CatalogRecord, Failure> {
+async fn unpin(service: &Service, caller: &Caller, name: String) -> Result<CatalogRecord, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let record = found.ok_or(CatalogError::Unknown(name))?;
-    let record = set_pin(service, repo, actor, record, None).await?;
+    let record = set_pin(service, repo, caller, record, None).await?;
     service.roots_changed();
     Ok(record)
 }
@@ -101,7 +104,7 @@ async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<Catalog
 async fn set_pin(
     service: &Service,
     mut repo: Box<dyn Repository>,
-    actor: &Actor,
+    caller: &Caller,
     mut record: CatalogRecord,
     pin: Option<String>,
 ) -> Result<CatalogRecord, Failure> {
@@ -112,7 +115,7 @@ async fn set_pin(
         };
         repo.catalogs().set_pin(&record.name, pin.as_deref()).await?;
         let subject = format!("catalog {}", record.name);
-        repo.events().append(service.event(actor, subject, action, detail)).await?;
+        repo.events().append(service.event(caller, subject, action, detail)).await?;
         repo.save().await?;
         record.pin = pin;
     }

@@ -8,7 +8,8 @@ use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::lifecycle::LifecycleError;
 use crate::promotions::named_version;
 use crate::retention::{ReferenceKind, Referrer};
@@ -34,6 +35,7 @@ impl Explain for Error {
 #[utoipa::path(
     put,
     path = "/api/v1/machines/{machine}/pin",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     request_body = PinRequest,
@@ -45,20 +47,20 @@ impl Explain for Error {
 )]
 pub(super) async fn pin_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Machine>, Failure> {
     service.record(&name).await?;
     let handle = service.clone();
-    let work = async move { pin(&handle, &actor, name, request).await };
+    let work = async move { pin(&handle, &caller, name, request).await };
     let record = service.to_the_end(work).await?;
     Ok(Json(service.changed_view(record).await))
 }
 
 async fn pin(
     service: &Service,
-    actor: &Actor,
+    caller: &Caller,
     name: String,
     request: PinRequest,
 ) -> Result<MachineRecord, Failure> {
@@ -78,7 +80,7 @@ async fn pin(
     }
     let pin = format!("{}@{}", version.image, version.number);
     repo.machines().set_pin(record.uuid, Some(&pin)).await?;
-    repo.events().append(service.event(actor, format!("machine {name}"), "pinned", pin.clone())).await?;
+    repo.events().append(service.event(caller, format!("machine {name}"), "pinned", pin.clone())).await?;
     repo.save().await?;
     record.pin = Some(pin);
     Ok(record)

@@ -8,7 +8,8 @@ use headwater_api::{Channel, Problem, ProblemKind, PromoteRequest, Promoted};
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::Promotion;
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::promotions::{can_be_set, forgotten, moved, pointer, version_to_promote};
 
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/promotion",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = PromoteRequest,
@@ -57,17 +59,17 @@ impl Explain for Error {
 )]
 pub(super) async fn promote_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<PromoteRequest>,
 ) -> Result<Json<Promoted>, Failure> {
     let handle = service.clone();
-    service.to_the_end(async move { promote(&handle, actor, name, request).await }).await.map(Json)
+    service.to_the_end(async move { promote(&handle, caller, name, request).await }).await.map(Json)
 }
 
 async fn promote(
     service: &Service,
-    actor: Actor,
+    caller: Caller,
     name: String,
     request: PromoteRequest,
 ) -> Result<Promoted, Failure> {
@@ -88,24 +90,24 @@ async fn promote(
         version: version.number,
         channel: request.channel,
         at_ms,
-        author: actor.0.clone(),
+        author: caller.principal.clone(),
     };
     let mut what = format!("{} to version {}", promotion.channel, promotion.version);
     let (action, forgets) = if request.at_ms.is_some() {
         what.push_str(&format!(" at {}", time(at_ms)));
         let scheduled = service.images().schedule(&promotion).await;
         let forgets =
-            service.or_tried(&actor, &promotion.image, ("promotion tried", &what), scheduled).await?;
+            service.or_tried(&caller, &promotion.image, ("promotion tried", &what), scheduled).await?;
         ("promotion scheduled", forgets)
     } else {
         let promoted = service.images().promote(&promotion).await;
         let (before, forgets) =
-            service.or_tried(&actor, &promotion.image, ("promotion tried", &what), promoted).await?;
+            service.or_tried(&caller, &promotion.image, ("promotion tried", &what), promoted).await?;
         what = moved(&promotion, before);
         ("promoted", forgets)
     };
     let detail = what + &forgotten(forgets.as_ref());
-    service.image_changed(&actor, &promotion.image, action, detail).await;
+    service.image_changed(&caller, &promotion.image, action, detail).await;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
     Ok(Promoted { channel, version, at_ms, author, forgets: forgets.map(pointer) })
 }

@@ -14,9 +14,10 @@ use tokio::sync::mpsc;
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
-use crate::extract::{Actor, Body};
-use crate::job;
+use crate::caller::Caller;
+use crate::extract::Body;
 use crate::operations::is_store;
+use crate::tasks::{self, Work};
 
 /// The history names so many versions of an image at most, of one pull.
 const NUMBERS_MAX: usize = 20;
@@ -54,6 +55,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/pull",
+    security(("token" = ["admin"])),
     tag = "images",
     request_body = PullRequest,
     responses(
@@ -67,7 +69,7 @@ impl Explain for Error {
 )]
 pub(super) async fn pull_images(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Body(request): Body<PullRequest>,
 ) -> Result<Response, Failure> {
     let PullRequest { source, images } = request;
@@ -80,16 +82,17 @@ pub(super) async fn pull_images(
     let images = images.iter().map(|image| ImageRef::parse(image)).collect::<Result<Vec<_>, _>>();
     let order = PullOrder { source, images: images.map_err(Failure)? };
     let handle = service.clone();
+    let what = Work { kind: "pull", subject: format!("store {}", order.source), caller: caller.clone() };
     let work = async move |control| {
-        let report = pull(&handle, &actor, order, control).await?;
+        let report = pull(&handle, &caller, order, control).await?;
         Ok(JobResult::Pulled(Box::new(report)))
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }
 
 async fn pull(
     service: &Service,
-    actor: &Actor,
+    caller: &Caller,
     order: PullOrder,
     control: Arc<JobControl>,
 ) -> Result<PullReport, Problem> {
@@ -100,7 +103,7 @@ async fn pull(
         let mut images = Vec::new();
         // Until the pull has ended, and with it who tells.
         while let Some(pulled) = told.recv().await {
-            images.extend(note(service, actor, pulled).await);
+            images.extend(note(service, caller, pulled).await);
         }
         images
     };
@@ -111,16 +114,16 @@ async fn pull(
 }
 
 /// Notes what was done to an image. Returns that, where anything was.
-async fn note(service: &Service, actor: &Actor, pulled: Pulled) -> Option<PulledImage> {
+async fn note(service: &Service, caller: &Caller, pulled: Pulled) -> Option<PulledImage> {
     let Pulled { source, mut image, tried } = pulled;
     let name = image.image.clone();
     let is_changed = !image.versions.is_empty() || image.followed;
     if is_changed {
-        service.image_changed(actor, &name, "pulled", in_words(&image, &source)).await;
+        service.image_changed(caller, &name, "pulled", in_words(&image, &source)).await;
     }
     if let Some(e) = tried {
         let what = format!("versions from {source}");
-        service.image_change_tried(actor, &name, ("pull tried", &what), &e).await;
+        service.image_change_tried(caller, &name, ("pull tried", &what), &e).await;
     }
     if image.newest {
         // A remark, for which what was done is not called a failure.

@@ -40,6 +40,7 @@ pub(super) struct Query {
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/console",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name"), Query),
     responses(

@@ -6,13 +6,15 @@ use headwater_api::Problem;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::caller::Caller;
 use crate::catalogs::CatalogError;
-use crate::extract::{Actor, Name};
+use crate::extract::Name;
 
 /// Removes a catalog that has no machines.
 #[utoipa::path(
     delete,
     path = "/api/v1/catalogs/{catalog}",
+    security(("token" = ["admin"])),
     tag = "catalogs",
     params(("catalog" = String, Path, description = "Its name")),
     responses(
@@ -23,15 +25,15 @@ use crate::extract::{Actor, Name};
 )]
 pub(super) async fn remove_catalog(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<StatusCode, Failure> {
     let handle = service.clone();
-    service.to_the_end(async move { remove(&handle, &actor, name).await }).await?;
+    service.to_the_end(async move { remove(&handle, &caller, name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn remove(service: &Service, actor: &Actor, name: String) -> Result<(), Failure> {
+async fn remove(service: &Service, caller: &Caller, name: String) -> Result<(), Failure> {
     let mut repo = service.db().write().await?;
     if repo.catalogs().by_name(&name).await?.is_none() {
         return Err(CatalogError::Unknown(name).into());
@@ -43,7 +45,7 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<(), Fa
         return Err(CatalogError::InUse { catalog: name, machines }.into());
     }
     repo.catalogs().remove(&name).await?;
-    repo.events().append(service.event(actor, format!("catalog {name}"), "removed", "")).await?;
+    repo.events().append(service.event(caller, format!("catalog {name}"), "removed", "")).await?;
     repo.save().await?;
     service.roots_changed();
     Ok(())

@@ -9,7 +9,8 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
-use crate::extract::{Actor, Name, Parameters};
+use crate::caller::Caller;
+use crate::extract::{Name, Parameters};
 use crate::uses;
 
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,7 @@ pub(super) struct Query {
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`"), Query),
     responses(
@@ -66,17 +68,17 @@ pub(super) struct Query {
 )]
 pub(super) async fn remove_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Parameters(how): Parameters<Query>,
 ) -> Result<Json<Removed>, Failure> {
     let handle = service.clone();
-    service.to_the_end(async move { remove(&handle, &actor, name, how.force).await }).await.map(Json)
+    service.to_the_end(async move { remove(&handle, &caller, name, how.force).await }).await.map(Json)
 }
 
 async fn remove(
     service: &Service,
-    actor: &Actor,
+    caller: &Caller,
     name: String,
     with_channels: bool,
 ) -> Result<Removed, Failure> {
@@ -106,13 +108,13 @@ async fn remove(
         Err(e) => {
             if may_have_removed(e.kind()) {
                 let what = reference.to_string();
-                service.image_change_tried(actor, &reference.image, ("removal tried", &what), &e).await;
+                service.image_change_tried(caller, &reference.image, ("removal tried", &what), &e).await;
             }
             return Err(e.into());
         }
     };
     service.versions_removed(&removed.removed);
-    service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await;
+    service.image_changed(caller, &reference.image, "removed", removed.removed.join(", ")).await;
     Ok(removed)
 }
 

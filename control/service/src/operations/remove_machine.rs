@@ -8,7 +8,8 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Name, Parameters};
+use crate::caller::Caller;
+use crate::extract::{Name, Parameters};
 
 /// How.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -24,6 +25,7 @@ pub(super) struct Query {
 #[utoipa::path(
     delete,
     path = "/api/v1/machines/{machine}",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name"), Query),
     responses(
@@ -34,11 +36,11 @@ pub(super) struct Query {
 )]
 pub(super) async fn remove_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Parameters(how): Parameters<Query>,
 ) -> Result<StatusCode, Failure> {
     let handle = service.clone();
-    service.to_the_end(async move { handle.remove(&name, how.force, &actor).await }).await?;
+    service.to_the_end(async move { handle.remove(&name, how.force, &caller).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

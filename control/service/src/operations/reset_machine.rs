@@ -6,12 +6,14 @@ use headwater_api::{Machine, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Name};
+use crate::caller::Caller;
+use crate::extract::Name;
 
 /// Forgets what a machine wrote, also where its disk is kept. One that is on is switched off at once and started again.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/reset",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     responses(
@@ -26,8 +28,8 @@ use crate::extract::{Actor, Name};
 )]
 pub(super) async fn reset_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<Json<Machine>, Failure> {
-    super::change_machine(service, async move |handle| handle.reset(&name, &actor).await).await
+    super::change_machine(service, async move |handle| handle.reset(&name, &caller).await).await
 }

@@ -6,13 +6,15 @@ use headwater_api::{ImageVersion, Problem, RetireRequest};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::promotions::named_version;
 
 /// Takes a version out of use: it is not the newest any more, and no channel can point to it. Machines that name it by number still boot it. Nothing is removed.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/retire",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = RetireRequest,
@@ -25,7 +27,7 @@ use crate::promotions::named_version;
 )]
 pub(super) async fn retire_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<RetireRequest>,
 ) -> Result<Json<ImageVersion>, Failure> {
@@ -36,8 +38,8 @@ pub(super) async fn retire_image(
         let (action, tried) =
             if request.retired { ("retired", "retirement tried") } else { ("brought back", "return tried") };
         let retired = handle.images().retire(&version, request.retired).await;
-        handle.or_tried(&actor, &version.image, (tried, &detail), retired).await?;
-        handle.image_changed(&actor, &version.image, action, detail).await;
+        handle.or_tried(&caller, &version.image, (tried, &detail), retired).await?;
+        handle.image_changed(&caller, &version.image, action, detail).await;
         version.retired = request.retired;
         Ok(Json(version))
     };

@@ -6,13 +6,15 @@ use headwater_api::{ChannelRequest, Problem, Reverted};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::promotions::{can_be_set, named_image};
 
 /// Points a channel where it pointed before its last promotion, step by step. Versions that are removed or retired meanwhile are left out. Without an earlier promotion it is not set any more.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/revert",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`")),
     request_body = ChannelRequest,
@@ -24,7 +26,7 @@ use crate::promotions::{can_be_set, named_image};
 )]
 pub(super) async fn revert_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<ChannelRequest>,
 ) -> Result<Json<Reverted>, Failure> {
@@ -34,11 +36,11 @@ pub(super) async fn revert_image(
     let handle = service.clone();
     let work = async move {
         let reverted = handle.images().revert(&image, channel).await;
-        let (from, to) = handle.or_tried(&actor, &image, ("revert tried", channel.name()), reverted).await?;
+        let (from, to) = handle.or_tried(&caller, &image, ("revert tried", channel.name()), reverted).await?;
         let back = to.map_or_else(|| "not being set".to_owned(), |to| to.to_string());
         let detail = format!("{channel} from version {from} back to {back}");
-        handle.image_changed(&actor, &image, "reverted", detail).await;
-        Ok(Json(Reverted { channel, version: to, at_ms: handle.now_ms(), author: actor.0 }))
+        handle.image_changed(&caller, &image, "reverted", detail).await;
+        Ok(Json(Reverted { channel, version: to, at_ms: handle.now_ms(), author: caller.principal }))
     };
     service.to_the_end(work).await
 }

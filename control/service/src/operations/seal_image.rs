@@ -6,9 +6,10 @@ use headwater_api::{JobEvent, JobResult, Problem, SealRequest};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
-use crate::extract::{Actor, Body, Name};
-use crate::job;
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 use crate::promotions::named_image;
+use crate::tasks::{self, Work};
 
 /// Makes a version of what a machine did to an image, and ends the edit. Only what was changed is read and stored. The
 /// version is the newest one, and so in the channel maintenance. Where versions came since the edit began, whose changes it would lack, it is
@@ -17,6 +18,7 @@ use crate::promotions::named_image;
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/seal",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`")),
     request_body = SealRequest,
@@ -30,15 +32,16 @@ use crate::promotions::named_image;
 )]
 pub(super) async fn seal_image(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<SealRequest>,
 ) -> Result<Response, Failure> {
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
+    let what = Work { kind: "seal", subject: format!("image {image}"), caller: caller.clone() };
     let work = async move |control| {
-        let sealed = handle.seal_session(&image, request, &actor, control).await;
+        let sealed = handle.seal_session(&image, request, &caller, control).await;
         sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }

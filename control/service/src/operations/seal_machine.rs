@@ -6,8 +6,9 @@ use headwater_api::{JobEvent, JobResult, Problem, SealRequest};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
-use crate::extract::{Actor, Body, Name};
-use crate::job;
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
+use crate::tasks::{self, Work};
 
 /// Makes a version of a machine's disk as it is at this moment, and the machine goes on. Its guest's file systems are
 /// frozen for that moment where the guest agent does so. Of a machine that is off, its persistent disk is taken. The version
@@ -17,6 +18,7 @@ use crate::job;
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/seal",
+    security(("token" = ["admin"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     request_body = SealRequest,
@@ -30,14 +32,15 @@ use crate::job;
 )]
 pub(super) async fn seal_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<SealRequest>,
 ) -> Result<Response, Failure> {
     let handle = service.clone();
+    let what = Work { kind: "seal", subject: format!("machine {name}"), caller: caller.clone() };
     let work = async move |control| {
-        let sealed = handle.seal_machine(&name, request, &actor, control).await;
+        let sealed = handle.seal_machine(&name, request, &caller, control).await;
         sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }

@@ -9,14 +9,16 @@ use headwater_db::CatalogRecord;
 use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
+use crate::caller::Caller;
 use crate::catalogs::CatalogError;
-use crate::extract::{Actor, Body, Name};
+use crate::extract::{Body, Name};
 use crate::retention::{ReferenceKind, Referrer};
 
 /// Changes what the machines of a catalog boot from their next boot on: another channel, version or image.
 #[utoipa::path(
     patch,
     path = "/api/v1/catalogs/{catalog}",
+    security(("token" = ["admin"])),
     tag = "catalogs",
     params(("catalog" = String, Path, description = "Its name")),
     request_body = SetCatalog,
@@ -29,21 +31,21 @@ use crate::retention::{ReferenceKind, Referrer};
 )]
 pub(super) async fn set_catalog(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
     let reference = ImageRef::parse(&request.image).map_err(Failure)?;
     service.catalog(&name).await?;
     let handle = service.clone();
-    let work = async move { set_image(&handle, &actor, name, reference, request.image).await };
+    let work = async move { set_image(&handle, &caller, name, reference, request.image).await };
     let record = service.to_the_end(work).await?;
     Ok(Json(service.changed_catalog_view(record).await))
 }
 
 async fn set_image(
     service: &Service,
-    actor: &Actor,
+    caller: &Caller,
     name: String,
     reference: ImageRef,
     image: String,
@@ -67,7 +69,7 @@ async fn set_image(
     }
     repo.catalogs().set_image(&name, &image).await?;
     let detail = format!("{} -> {image}", record.image);
-    repo.events().append(service.event(actor, format!("catalog {name}"), "set", detail)).await?;
+    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
     service.roots_changed();
     record.image = image;

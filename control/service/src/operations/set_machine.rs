@@ -6,7 +6,8 @@ use headwater_api::{CacheMode, Machine, Problem, ProblemKind, SetMachine};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
-use crate::extract::{Actor, Body, Name};
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -29,6 +30,7 @@ impl Explain for Error {
 #[utoipa::path(
     patch,
     path = "/api/v1/machines/{machine}",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     request_body = SetMachine,
@@ -42,13 +44,13 @@ impl Explain for Error {
 )]
 pub(super) async fn set_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Body(limits): Body<SetMachine>,
 ) -> Result<Json<Machine>, Failure> {
     check(&service, &name, limits).await?;
     let changed = super::change_machine(service.clone(), async move |handle| {
-        handle.set_limits(&name, limits, &actor).await
+        handle.set_limits(&name, limits, &caller).await
     });
     let Json(mut machine) = changed.await?;
     machine.warning = service.lacks_space(&machine).await;

@@ -29,6 +29,7 @@ impl Explain for Error {
 #[utoipa::path(
     get,
     path = "/api/v1/images/{image}",
+    security(("token" = ["viewer"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     responses(

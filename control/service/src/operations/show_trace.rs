@@ -7,12 +7,14 @@ use headwater_api::{BootTrace, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Name};
+use crate::caller::Caller;
+use crate::extract::Name;
 
 /// Tells of a version's boot trace: what its first boots read, which later ones have fetched ahead where the image is on another host.
 #[utoipa::path(
     get,
     path = "/api/v1/images/{image}/trace",
+    security(("token" = ["viewer"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     responses(
@@ -33,6 +35,7 @@ pub(super) async fn show_trace(
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/trace",
+    security(("token" = ["admin"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     responses(
@@ -43,7 +46,7 @@ pub(super) async fn show_trace(
 )]
 pub(super) async fn remove_trace(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<Json<BootTrace>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
@@ -52,7 +55,7 @@ pub(super) async fn remove_trace(
         let version = handle.images().resolve(&reference).await?;
         let removed = handle.images().remove_trace(&version).await?;
         let detail = format!("version {}, of {} boots", version.number, removed.boots);
-        handle.image_changed(&actor, &version.image, "boot trace removed", detail).await;
+        handle.image_changed(&caller, &version.image, "boot trace removed", detail).await;
         Ok(Json(removed))
     };
     service.to_the_end(work).await

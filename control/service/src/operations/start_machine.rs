@@ -6,12 +6,14 @@ use headwater_api::{Machine, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Name};
+use crate::caller::Caller;
+use crate::extract::Name;
 
 /// Starts a machine on a pristine disk of its image's version, or where its disk is kept on that; one that is on stays as it is. Returns when its VM runs: the guest boots afterwards.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/start",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name")),
     responses(
@@ -26,8 +28,8 @@ use crate::extract::{Actor, Name};
 )]
 pub(super) async fn start_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<Json<Machine>, Failure> {
-    super::change_machine(service, async move |handle| handle.start(&name, &actor).await).await
+    super::change_machine(service, async move |handle| handle.start(&name, &caller).await).await
 }

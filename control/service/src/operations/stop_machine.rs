@@ -8,7 +8,8 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::extract::{Actor, Name, Parameters};
+use crate::caller::Caller;
+use crate::extract::{Name, Parameters};
 
 /// How.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -25,6 +26,7 @@ pub(super) struct Query {
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/stop",
+    security(("token" = ["operator"])),
     tag = "machines",
     params(("machine" = String, Path, description = "Its name"), Query),
     responses(
@@ -36,9 +38,9 @@ pub(super) struct Query {
 )]
 pub(super) async fn stop_machine(
     State(service): State<Service>,
-    actor: Actor,
+    caller: Caller,
     Name(name): Name,
     Parameters(how): Parameters<Query>,
 ) -> Result<Json<Machine>, Failure> {
-    super::change_machine(service, async move |handle| handle.stop(&name, how.force, &actor).await).await
+    super::change_machine(service, async move |handle| handle.stop(&name, how.force, &caller).await).await
 }

@@ -10,15 +10,17 @@ use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, VerifyRequest};
 use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
+use crate::caller::Caller;
 use crate::extract::{MaybeBody, Name};
-use crate::job;
 use crate::operations::is_store;
+use crate::tasks::{self, Work};
 
 /// Reads every byte of a version, repairs what another store has, and names what is damaged with the files, machines and
 /// catalogs that it touches. Damage is a result, not a failed request.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/verify",
+    security(("token" = ["operator"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body(content = Option<VerifyRequest>, description = "Nothing: verify only"),
@@ -30,6 +32,7 @@ use crate::operations::is_store;
 )]
 pub(super) async fn verify_image(
     State(service): State<Service>,
+    caller: Caller,
     Name(name): Name,
     MaybeBody(request): MaybeBody<VerifyRequest>,
 ) -> Result<Response, Failure> {
@@ -42,18 +45,19 @@ pub(super) async fn verify_image(
         service.versions_removed(std::slice::from_ref(&name));
     }
     let version = found?;
-    let (images, store_view_cache) = (service.images().clone(), service.clone());
+    let (images, handle) = (service.images().clone(), service.clone());
+    let what = Work { kind: "verify", subject: format!("image {name}"), caller: caller.clone() };
     let work = async move |control| {
         let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
         let began = Instant::now();
         let mut report = images.verify(&version, &request, control).await.map_err(failed)?;
         for holder in &report.versions {
-            report.uses.extend(store_view_cache.users_of(holder).await.unwrap_or_else(|line| vec![line]));
+            report.uses.extend(handle.users_of(holder).await.unwrap_or_else(|line| vec![line]));
         }
-        store_view_cache.version_verified(&report, began).await;
+        handle.version_verified(&report, began).await;
         Ok(JobResult::Verified(Box::new(report)))
     };
-    Ok(job::run(&service, work).await)
+    Ok(tasks::run(&service, what, work).await)
 }
 
 fn check(name: &str, request: &VerifyRequest) -> Result<(), Problem> {

@@ -43,7 +43,7 @@ async fn a_start_that_could_not_be_noted_is_noted_later() {
     fixture.host.starts_wait.store(true, Ordering::SeqCst);
     let starting = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.start("lab", &Actor::daemon()).await }
+        async move { service.start("lab", &Caller::daemon()).await }
     });
     fixture.host.start_waits.notified().await;
     fixture.db.fails.store(true, Ordering::SeqCst);
@@ -95,7 +95,7 @@ async fn a_guest_that_restarts_while_nothing_can_be_noted_is_started_again() {
     fixture.vm().end(VmExit::Rebooted);
     until("its disk is closed", async || fixture.open_disks() == 0).await;
     fixture.db.full.store(false, Ordering::SeqCst);
-    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    fixture.service.stop("lab", false, &Caller::daemon()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(2 * crate::lifecycle::TICK_MS)).await;
     let record = fixture.record().await;
     assert_eq!((record.state, record.wanted, record.reason), (MachineState::Stopped, Wanted::Stopped, None));
@@ -116,7 +116,7 @@ async fn a_machine_that_is_not_started_again_says_so() {
     let told = crate::lifecycle::restart::DAEMON_ENDED;
     assert_eq!(fixture.record().await.reason.as_deref(), Some(told));
     // An earlier daemon died in the pause.
-    again.save(&waiting, &Actor::daemon(), "state", "").await.unwrap();
+    again.save(&waiting, &Caller::daemon(), "state", "").await.unwrap();
     let events = fixture.events().await.len();
     for _ in 0..2 {
         again.recover().await.unwrap();
@@ -124,7 +124,7 @@ async fn a_machine_that_is_not_started_again_says_so() {
         assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
         assert_eq!((record.reason.as_deref(), fixture.events().await.len()), (Some(told), events + 1));
     }
-    again.start("lab", &Actor::daemon()).await.unwrap();
+    again.start("lab", &Caller::daemon()).await.unwrap();
 }
 
 #[tokio::test]
@@ -139,7 +139,7 @@ async fn a_machine_that_a_reset_could_not_start_again_is_not_said_to_be_about_to
     {
         let starts = fixture.host.vms.lock().unwrap().len();
         *fixture.db.room.lock().unwrap() = Some(room);
-        let error = problem(&fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err());
+        let error = problem(&fixture.service.reset("lab", &Caller::daemon()).await.unwrap_err());
         assert_eq!(error.kind, ProblemKind::NoSpace);
         let error = error.to_string();
         for says in ["machine 'lab' is off", "free space on", "machine start lab", "machine reset lab"] {
@@ -201,7 +201,7 @@ async fn a_machine_stops_also_where_that_cannot_be_noted() {
     for (force, how) in [(true, "at once"), (false, "ACPI")] {
         fixture.start().await.unwrap();
         fixture.db.full.store(true, Ordering::SeqCst);
-        let error = fixture.service.stop("lab", force, &Actor::daemon()).await.unwrap_err();
+        let error = fixture.service.stop("lab", force, &Caller::daemon()).await.unwrap_err();
         assert!(error.to_string().starts_with("machine 'lab' is off, but"), "{error}");
         assert_eq!((stops(), fixture.open_disks()), (vec![how], 0));
         fixture.db.full.store(false, Ordering::SeqCst);
@@ -212,11 +212,11 @@ async fn a_machine_stops_also_where_that_cannot_be_noted() {
     fixture.host.deaf.store(true, Ordering::SeqCst);
     let stopping = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.stop("lab", false, &Actor::daemon()).await }
+        async move { service.stop("lab", false, &Caller::daemon()).await }
     });
     fixture.host.button_pressed.notified().await;
     fixture.db.full.store(true, Ordering::SeqCst);
-    fixture.service.stop("lab", true, &Actor::daemon()).await.unwrap();
+    fixture.service.stop("lab", true, &Caller::daemon()).await.unwrap();
     assert!(matches!(stopping.await.unwrap(), Err(LifecycleError::OffNotNoted { .. })));
     assert_eq!((fixture.vm().0.borrow().clone(), fixture.open_disks()), (Some(VmExit::Killed), 0));
 }
@@ -229,7 +229,7 @@ async fn what_a_stop_gives_back_is_room_to_note_it() {
     fixture.host.deaf.store(true, Ordering::SeqCst);
     let mut stopping = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.stop("lab", false, &Actor("uid 7".to_owned())).await }
+        async move { service.stop("lab", false, &Caller::admin("uid 7")).await }
     });
     tokio::select! {
         () = fixture.host.button_pressed.notified() => {}
@@ -240,7 +240,7 @@ async fn what_a_stop_gives_back_is_room_to_note_it() {
     let record = stopping.await.unwrap().unwrap();
     assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
     let events = fixture.events().await;
-    assert!(events.iter().any(|event| event.action == "stop" && event.actor == "uid 7"), "{events:?}");
+    assert!(events.iter().any(|event| event.action == "stop" && event.caller == "uid 7"), "{events:?}");
 }
 
 #[tokio::test]
@@ -279,10 +279,10 @@ async fn a_full_disk_of_the_database_is_said_to_be_full() {
 async fn limits_that_could_not_be_noted_are_kept_and_noted_with_the_next() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();
-    let actor = Actor::daemon();
+    let caller = Caller::daemon();
     let set = async |ram_bytes, disk_bytes, weight| {
         let limits = SetMachine { ram_bytes, disk_bytes, weight, ..SetMachine::default() };
-        fixture.service.set_limits("lab", limits, &actor).await
+        fixture.service.set_limits("lab", limits, &caller).await
     };
     let in_use = || *fixture.host.limits.lock().unwrap().last().unwrap();
     let limits = |cache: CacheSettings| (cache.ram_bytes, cache.disk_bytes, cache.weight);
@@ -310,7 +310,7 @@ async fn limits_that_could_not_be_noted_are_kept_and_noted_with_the_next() {
     fixture.db.full.store(true, Ordering::SeqCst);
     set(None, None, Some(7)).await.unwrap_err();
     fixture.db.full.store(false, Ordering::SeqCst);
-    fixture.service.stop("lab", true, &actor).await.unwrap();
+    fixture.service.stop("lab", true, &caller).await.unwrap();
     fixture.start().await.unwrap();
     assert_eq!(limits(set(None, Some(6 << 30), None).await.unwrap().cache), (1 << 30, 6 << 30, 300));
 }
@@ -381,7 +381,7 @@ async fn a_clock_that_is_set_while_a_guest_boots_is_no_part_of_its_boot() {
         until("it runs", async || fixture.record().await.state == MachineState::Running).await;
         let boot_ms = i64::try_from(fixture.record().await.boot_ms.unwrap()).unwrap();
         assert!(u128::try_from(boot_ms).unwrap() >= took.as_millis() && boot_ms < HOUR_MS, "{boot_ms}");
-        fixture.service.stop("lab", true, &Actor::daemon()).await.unwrap();
+        fixture.service.stop("lab", true, &Caller::daemon()).await.unwrap();
         fixture.host.boots.send_replace(false);
     }
 }
@@ -396,7 +396,7 @@ async fn a_machine_that_is_reset_while_its_guest_restarts_goes_on() {
     // Longer than a reset takes.
     fixture.restarts_until_a_pause_of(4).await;
     let paused = starts();
-    let record = fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    let record = fixture.service.reset("lab", &Caller::daemon()).await.unwrap();
     assert_eq!((record.state, record.wanted), (MachineState::Booting, Wanted::Running));
     // Its pause may be over by now, and then it was on already.
     assert!(starts() > paused && fixture.host.discarded.lock().unwrap().len() == 1);
@@ -406,7 +406,7 @@ async fn a_machine_that_is_reset_while_its_guest_restarts_goes_on() {
     fixture.vm().end(VmExit::Rebooted);
     until("it is said why", async || fixture.record().await.reason.is_some()).await;
     *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
-    fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err();
+    fixture.service.reset("lab", &Caller::daemon()).await.unwrap_err();
     assert_eq!(fixture.record().await.wanted, Wanted::Running);
 }
 
@@ -426,7 +426,7 @@ async fn a_machine_whose_restart_fails_has_an_alarm_until_it_is_on_or_stopped() 
         );
         assert_eq!(fixture.view().await.alarm, Some(shown));
         if stopped {
-            fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+            fixture.service.stop("lab", false, &Caller::daemon()).await.unwrap();
             assert_eq!(alarm().await, None);
         }
         fixture.host.start_fails.store(false, Ordering::SeqCst);
@@ -500,7 +500,7 @@ async fn a_disk_that_is_closed_without_its_last_writes_is_no_orderly_stop() {
     }
     // What is given up is no loss.
     fixture.start().await.unwrap();
-    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    fixture.service.reset("lab", &Caller::daemon()).await.unwrap();
     assert_eq!((lost().await, fixture.record().await.reason), (4, None));
     fixture.host.closes_fail.store(false, Ordering::SeqCst);
     fixture.stop().await;
@@ -513,7 +513,7 @@ async fn a_guest_is_asked_to_end_though_the_database_takes_its_time() {
     fixture.start().await.unwrap();
     fixture.db.writes_wait.store(true, Ordering::SeqCst);
     let service = fixture.service.clone();
-    let stopping = tokio::spawn(async move { service.stop("lab", false, &Actor::daemon()).await });
+    let stopping = tokio::spawn(async move { service.stop("lab", false, &Caller::daemon()).await });
     until("its power button is pressed", async || *fixture.host.stops.lock().unwrap() == ["ACPI"]).await;
     fixture.db.writes_wait.store(false, Ordering::SeqCst);
     fixture.db.write_goes_on.notify_one();
@@ -562,7 +562,7 @@ async fn what_a_crash_of_the_daemon_left_lost_is_resumed_and_what_was_being_stop
     for (wanted, starts) in [(Wanted::Running, 1), (Wanted::Stopped, 0)] {
         let fixture = Fixture::new().await;
         let record = MachineRecord { wanted, state: MachineState::Running, ..fixture.record().await };
-        fixture.service.save(&record, &Actor::daemon(), "state", "").await.unwrap();
+        fixture.service.save(&record, &Caller::daemon(), "state", "").await.unwrap();
         fixture.service.recover().await.unwrap();
         assert_eq!(fixture.record().await.state, MachineState::Lost);
         fixture.service.resume().await;

@@ -19,7 +19,7 @@ impl Fixture {
 
     async fn seal_session(&self, keep_identity: bool) -> Result<Sealed, LifecycleError> {
         let request = SealRequest { keep_identity, ..SealRequest::default() };
-        self.service.seal_session("image", request, &Actor::daemon(), Arc::default()).await
+        self.service.seal_session("image", request, &Caller::daemon(), Arc::default()).await
     }
 
     /// A disk has this, and file systems that cannot be looked into.
@@ -97,7 +97,7 @@ async fn a_guest_that_does_not_switch_itself_off_is_not_sealed_in_the_same_breat
     fixture.host.deaf.store(true, Ordering::SeqCst);
     let (service, button) = (fixture.service.clone(), fixture.host.button_pressed.notified());
     let sealing = tokio::spawn(async move {
-        service.seal_session("image", SealRequest::default(), &Actor::daemon(), Arc::default()).await
+        service.seal_session("image", SealRequest::default(), &Caller::daemon(), Arc::default()).await
     });
     button.await;
     fixture.host.vms.lock().unwrap().last().unwrap().end(VmExit::Killed);
@@ -136,6 +136,6 @@ async fn a_kept_disk_with_identity_is_sealed_only_if_that_is_wanted() {
     assert!(refused.message.contains(KEY) && refused.advice.unwrap().contains("--keep-identity"));
     let request = SealRequest { keep_identity: true, ..SealRequest::default() };
     let sealed =
-        fixture.service.seal_machine("lab", request, &Actor::daemon(), Arc::default()).await.unwrap();
+        fixture.service.seal_machine("lab", request, &Caller::daemon(), Arc::default()).await.unwrap();
     assert!(sealed.version.keeps_identity);
 }

@@ -36,7 +36,7 @@ impl Fixture {
     }
 
     pub(super) async fn stop(&self) {
-        self.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+        self.service.stop("lab", false, &Caller::daemon()).await.unwrap();
     }
 
     async fn kept(&self) -> Vec<PersistentDisk> {
@@ -54,7 +54,7 @@ impl Fixture {
     }
 
     pub(super) async fn edit(&self) -> PersistentDisk {
-        self.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap().0
+        self.service.edit_image("image", "lab", &Caller::daemon()).await.unwrap().0
     }
 
     async fn seal(&self) -> Result<headwater_api::Sealed, LifecycleError> {
@@ -64,7 +64,7 @@ impl Fixture {
     async fn seal_with(&self, over_newer: bool) -> Result<headwater_api::Sealed, LifecycleError> {
         let job = Arc::new(JobControl::default());
         let request = SealRequest { note: "a note".to_owned(), over_newer, ..SealRequest::default() };
-        self.service.seal_session("image", request, &Actor::daemon(), job).await
+        self.service.seal_session("image", request, &Caller::daemon(), job).await
     }
 
     /// What a seal of an edit asks for now.
@@ -81,7 +81,7 @@ impl Fixture {
 
     pub(super) async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifecycleError> {
         let job = Arc::new(JobControl::default());
-        self.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await
+        self.service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), job).await
     }
 
     pub(super) async fn view(&self) -> headwater_api::Machine {
@@ -110,7 +110,7 @@ async fn a_persistent_machine_keeps_disk_and_version_until_it_is_reset() {
     again.recover().await.unwrap();
     assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [disk]);
 
-    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    fixture.service.reset("lab", &Caller::daemon()).await.unwrap();
     assert_eq!(*fixture.host.discarded.lock().unwrap(), [disk]);
     let view = fixture.view().await;
     assert!(view.old && view.kept.is_none() && view.next_version.as_deref() == Some("image@2"), "{view:?}");
@@ -118,7 +118,7 @@ async fn a_persistent_machine_keeps_disk_and_version_until_it_is_reset() {
     let (Some(other), 2, _) = fixture.last_opened() else { panic!("{:?}", fixture.last_opened()) };
     assert_ne!(other, disk);
     // Removing the machine removes it, also while it is on.
-    fixture.service.remove("lab", true, &Actor::daemon()).await.unwrap();
+    fixture.service.remove("lab", true, &Caller::daemon()).await.unwrap();
     assert_eq!(*fixture.host.discarded.lock().unwrap(), [disk, other]);
     assert_eq!(fixture.kept().await, []);
 }
@@ -163,16 +163,16 @@ async fn a_machine_that_is_started_again_is_not_off_for_an_edit_or_a_removal() {
     *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
     fixture.vm().end(VmExit::Rebooted);
     until("it is said why", async || fixture.record().await.reason.is_some()).await;
-    let actor = Actor::daemon();
-    let edited = fixture.service.edit_image("image", "lab", &actor).await.unwrap_err();
+    let caller = Caller::daemon();
+    let edited = fixture.service.edit_image("image", "lab", &caller).await.unwrap_err();
     assert!(matches!(edited, LifecycleError::StillOn { .. }), "{edited}");
-    let removed = fixture.service.remove("lab", false, &actor).await.unwrap_err();
+    let removed = fixture.service.remove("lab", false, &caller).await.unwrap_err();
     assert!(matches!(removed, LifecycleError::NotOff { .. }), "{removed}");
     assert!(problem(&removed).to_string().contains("started again"), "{removed}");
     fixture.stop().await;
     fixture.edit().await;
-    fixture.service.discard_session("image", &actor).await.unwrap();
-    fixture.service.remove("lab", false, &actor).await.unwrap();
+    fixture.service.discard_session("image", &caller).await.unwrap();
+    fixture.service.remove("lab", false, &caller).await.unwrap();
 }
 
 #[tokio::test]
@@ -189,7 +189,7 @@ async fn a_first_start_that_breaks_off_ties_a_machine_to_no_version() {
     fixture.stop().await;
 
     // A machine that ran keeps what it wrote, also where that it ran could not be noted.
-    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    fixture.service.reset("lab", &Caller::daemon()).await.unwrap();
     *fixture.db.room.lock().unwrap() = Some(2);
     fixture.start().await.unwrap_err();
     assert_eq!((fixture.kept().await[0].is_begun, fixture.open_disks()), (false, 1));
@@ -213,7 +213,7 @@ async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterward
     let held = || held_for(false);
     host.holds_fail.store(true, Ordering::SeqCst);
     fixture.start().await.unwrap_err();
-    assert!(fixture.service.edit_image("image", "lab", &Actor::daemon()).await.is_err());
+    assert!(fixture.service.edit_image("image", "lab", &Caller::daemon()).await.is_err());
     assert_eq!(fixture.kept().await, []);
     host.holds_fail.store(false, Ordering::SeqCst);
     fixture.start().await.unwrap();
@@ -229,7 +229,7 @@ async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterward
     assert_eq!((held(), held_for(true)), (disk.to_vec(), vec!["image".to_owned()]), "it follows its image");
     // One that could not be taken away goes later.
     host.holds_fail.store(true, Ordering::SeqCst);
-    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    fixture.service.reset("lab", &Caller::daemon()).await.unwrap();
     assert_eq!((fixture.kept().await, held()), (Vec::new(), disk.to_vec()));
     host.holds_fail.store(false, Ordering::SeqCst);
     fixture.service.roots_due().await;
@@ -237,7 +237,7 @@ async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterward
     // An edit is held as one, and as a disk.
     fixture.edit().await;
     assert_eq!(held().len(), 2);
-    fixture.service.discard_session("image", &Actor::daemon()).await.unwrap();
+    fixture.service.discard_session("image", &Caller::daemon()).await.unwrap();
     assert_eq!(held(), [] as [String; 0]);
 }
 
@@ -246,18 +246,18 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
     let fixture = Fixture::new().await;
     fixture.second_machine().await;
     fixture.start().await.unwrap();
-    let on = fixture.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap_err();
+    let on = fixture.service.edit_image("image", "lab", &Caller::daemon()).await.unwrap_err();
     assert!(matches!(on, LifecycleError::StillOn { .. }), "{on}");
     fixture.stop().await;
     let edit = fixture.edit().await;
-    let held = fixture.service.edit_image("image", "desk", &Actor::daemon()).await.unwrap_err();
+    let held = fixture.service.edit_image("image", "desk", &Caller::daemon()).await.unwrap_err();
     assert!(matches!(&held, LifecycleError::Held { holder, .. } if holder == "lab"), "{held}");
-    let twice = fixture.service.edit_image("other", "lab", &Actor::daemon()).await.unwrap_err();
+    let twice = fixture.service.edit_image("other", "lab", &Caller::daemon()).await.unwrap_err();
     assert!(matches!(twice, LifecycleError::Edits { .. }), "{twice}");
     // What the everyday commands would destroy.
-    let actor = Actor::daemon();
-    assert!(matches!(fixture.service.reset("lab", &actor).await, Err(LifecycleError::Edits { .. })));
-    assert!(matches!(fixture.service.remove("lab", true, &actor).await, Err(LifecycleError::Edits { .. })));
+    let caller = Caller::daemon();
+    assert!(matches!(fixture.service.reset("lab", &caller).await, Err(LifecycleError::Edits { .. })));
+    assert!(matches!(fixture.service.remove("lab", true, &caller).await, Err(LifecycleError::Edits { .. })));
 
     fixture.next_version();
     fixture.start().await.unwrap();
@@ -268,7 +268,7 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
     let busy = fixture.seal_with(true).await.unwrap_err();
     assert!(matches!(busy, LifecycleError::StillOn { .. }), "{busy}");
     assert!(matches!(
-        fixture.service.discard_session("image", &actor).await,
+        fixture.service.discard_session("image", &caller).await,
         Err(LifecycleError::StillOn { .. })
     ));
     fixture.stop().await;
@@ -312,12 +312,12 @@ async fn nobody_reads_a_kept_disk_of_a_machine_that_went_off_while_a_version_is_
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
     let service = fixture.service.clone();
     let sealing = tokio::spawn(async move {
-        service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), Arc::default()).await
+        service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), Arc::default()).await
     });
     fixture.host.seal_waits.notified().await;
     fixture.stop().await;
     let refused = fixture.service.readable_disk("lab").await.unwrap_err();
-    assert!(matches!(refused, LifecycleError::SealGuard { .. }), "{refused}");
+    assert!(matches!(refused, LifecycleError::BeingSealed { .. }), "{refused}");
     // It hides itself, and no other machine.
     let listed = fixture.service.readable_disks().await.unwrap();
     assert!(listed.len() == 2 && listed.iter().all(|it| matches!(it.disk, OfflineDisk::None)), "{listed:?}");
@@ -350,7 +350,7 @@ async fn what_came_since_an_edit_began_is_not_left_out_unless_that_is_wanted() {
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
     let service = fixture.service.clone();
     let sealing = tokio::spawn(async move {
-        service.seal_session("image", SealRequest::default(), &Actor::daemon(), Arc::default()).await
+        service.seal_session("image", SealRequest::default(), &Caller::daemon(), Arc::default()).await
     });
     fixture.host.seal_waits.notified().await;
     fixture.next_version();
@@ -376,7 +376,7 @@ async fn a_discarded_edit_leaves_no_trace() {
     fixture.stop().await;
     let console = fixture.dir.path().join("run/lab/console.log");
     assert!(console.exists(), "for who asks what happened");
-    fixture.service.discard_session("image", &Actor::daemon()).await.unwrap();
+    fixture.service.discard_session("image", &Caller::daemon()).await.unwrap();
     assert!(!console.exists());
     assert_eq!(*fixture.host.discarded.lock().unwrap(), [edit.id]);
     assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
@@ -429,7 +429,7 @@ async fn a_database_that_knows_no_machine_has_no_kept_disk_removed() {
     // One whose last machine was removed has a history, and what a crash left of that machine's disk is swept.
     let mut repo = fixture.db.write().await.unwrap();
     let removed = NewEvent {
-        actor: String::new(),
+        caller: String::new(),
         action: "removed",
         subject: "machine lab".into(),
         detail: String::new(),
@@ -465,7 +465,7 @@ async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_e
     let sealing = tokio::spawn({
         let service = fixture.service.clone();
         async move {
-            service.seal_session("image", SealRequest::default(), &Actor::daemon(), Arc::default()).await
+            service.seal_session("image", SealRequest::default(), &Caller::daemon(), Arc::default()).await
         }
     });
     fixture.host.seal_waits.notified().await;
@@ -559,7 +559,7 @@ async fn what_the_store_said_before_a_seal_of_an_edit_is_outdated() {
     let is_outdated = async || fixture.service.store_figures().await.outdated;
     until("the store has answered", async || !is_outdated().await).await;
     fixture.host.away.store(true, Ordering::SeqCst);
-    fixture.service.end_session(&edit, "lab", &version(2, ""), &Actor::daemon()).await.unwrap();
+    fixture.service.end_session(&edit, "lab", &version(2, ""), &Caller::daemon()).await.unwrap();
     // The store does not answer, and what it said before the seal is old.
     assert!(is_outdated().await);
 }
@@ -572,15 +572,15 @@ async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
     let job = Arc::new(JobControl::default());
     let sealing = tokio::spawn({
         let (service, job) = (fixture.service.clone(), job.clone());
-        async move { service.seal_session("image", SealRequest::default(), &Actor::daemon(), job).await }
+        async move { service.seal_session("image", SealRequest::default(), &Caller::daemon(), job).await }
     });
     fixture.host.seal_waits.notified().await;
     let refused = fixture.start().await.unwrap_err();
-    assert!(matches!(refused, LifecycleError::SealGuard { .. }), "{refused}");
-    assert!(matches!(fixture.seal().await, Err(LifecycleError::SealGuard { .. })));
+    assert!(matches!(refused, LifecycleError::BeingSealed { .. }), "{refused}");
+    assert!(matches!(fixture.seal().await, Err(LifecycleError::BeingSealed { .. })));
     assert!(matches!(
-        fixture.service.discard_session("image", &Actor::daemon()).await,
-        Err(LifecycleError::SealGuard { .. })
+        fixture.service.discard_session("image", &Caller::daemon()).await,
+        Err(LifecycleError::BeingSealed { .. })
     ));
     // The client hangs up: nothing has happened.
     job.cancel();
@@ -603,7 +603,7 @@ async fn a_machine_that_runs_is_sealed_between_freeze_and_thaw_of_its_guest() {
     assert!(sealed.pause.unwrap().remark.unwrap().contains("not up"));
     let mut record = fixture.record().await;
     record.state = MachineState::Running;
-    fixture.service.save(&record, &Actor::daemon(), "state", "up").await.unwrap();
+    fixture.service.save(&record, &Caller::daemon(), "state", "up").await.unwrap();
     let sealed = fixture.seal_machine().await.unwrap();
     // What the guest takes to freeze is part of the pause, whatever else is.
     assert!(u128::from(sealed.pause.unwrap().guest_ms.unwrap()) >= FREEZING.as_millis());
@@ -622,12 +622,15 @@ async fn a_seal_that_nobody_waits_for_freezes_no_guest() {
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
     let job = Arc::new(JobControl::default());
     job.cancel();
-    let error =
-        fixture.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await.unwrap_err();
+    let error = fixture
+        .service
+        .seal_machine("lab", SealRequest::default(), &Caller::daemon(), job)
+        .await
+        .unwrap_err();
     assert_eq!(problem(&error).kind, ProblemKind::Cancelled, "{error}");
     let job = Arc::new(JobControl::default());
     *fixture.host.cancelled_by_freeze.lock().unwrap() = Some(job.clone());
-    fixture.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await.unwrap_err();
+    fixture.service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), job).await.unwrap_err();
     let freezes = fixture.host.freezes.lock().unwrap().clone();
     assert_eq!(freezes, ["write out", "write out", "freeze", "thaw"]);
 }
@@ -644,7 +647,7 @@ async fn a_guest_that_writes_out_for_long_is_waited_for_while_somebody_waits() {
             (fixture.service.clone(), Arc::new(JobControl::new(fixture.service.stopping_flag())));
         let work = Arc::clone(&job);
         let sealing = tokio::spawn(async move {
-            service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), work).await
+            service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), work).await
         });
         (sealing, job)
     };
@@ -671,7 +674,7 @@ async fn a_note_that_is_too_long_freezes_no_guest() {
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
     let seal = async |note_bytes| {
         let request = SealRequest { note: "x".repeat(note_bytes), ..SealRequest::default() };
-        fixture.service.seal_machine("lab", request, &Actor::daemon(), Arc::default()).await
+        fixture.service.seal_machine("lab", request, &Caller::daemon(), Arc::default()).await
     };
     let refused = problem(&seal(1025).await.unwrap_err());
     let told = "the note has 1025 bytes, and at most 1024 are allowed";
@@ -703,7 +706,7 @@ async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
                 .seal_machine(
                     "lab",
                     SealRequest::default(),
-                    &Actor::daemon(),
+                    &Caller::daemon(),
                     Arc::new(JobControl::default()),
                 )
                 .await
@@ -715,7 +718,7 @@ async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
     let record = fixture.record().await;
     assert_eq!(record.wanted, Wanted::Running);
     assert!(record.reason.unwrap().contains("version of its disk"));
-    let stop = async { fixture.service.stop("lab", true, &Actor::daemon()).await };
+    let stop = async { fixture.service.stop("lab", true, &Caller::daemon()).await };
     tokio::time::timeout(Duration::from_secs(60), stop).await.unwrap().unwrap();
     fixture.host.seal_goes_on.notify_one();
     sealing.await.unwrap().unwrap();
@@ -733,12 +736,12 @@ async fn a_removal_that_is_refused_ends_nothing_and_removes_nothing() {
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
     let sealing = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), Arc::default()).await }
+        async move { service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), Arc::default()).await }
     });
     fixture.host.seal_waits.notified().await;
     let is_refused = async || {
-        let refused = fixture.service.remove("lab", true, &Actor::daemon()).await.unwrap_err();
-        assert!(matches!(refused, LifecycleError::SealGuard { .. }), "{refused}");
+        let refused = fixture.service.remove("lab", true, &Caller::daemon()).await.unwrap_err();
+        assert!(matches!(refused, LifecycleError::BeingSealed { .. }), "{refused}");
         assert_eq!(fixture.vm().0.borrow().clone(), None);
     };
     is_refused().await;
@@ -756,12 +759,12 @@ async fn a_removal_that_is_refused_ends_nothing_and_removes_nothing() {
     let turn = fixture.service.lock(machine).await;
     let edit = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.edit_image("image", "lab", &Actor::daemon()).await.map(drop) }
+        async move { service.edit_image("image", "lab", &Caller::daemon()).await.map(drop) }
     });
     until("the edit waits", async || fixture.service.at_turn(machine) == 2).await;
     let removal = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.remove("lab", false, &Actor::daemon()).await }
+        async move { service.remove("lab", false, &Caller::daemon()).await }
     });
     until("the removal waits", async || fixture.service.at_turn(machine) == 3).await;
     drop(turn);
@@ -780,7 +783,7 @@ async fn a_removal_leaves_the_next_machine_of_that_name_alone() {
     fixture.host.discards_wait.store(true, Ordering::SeqCst);
     let removing = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.remove("lab", false, &Actor::daemon()).await }
+        async move { service.remove("lab", false, &Caller::daemon()).await }
     });
     fixture.host.discard_waits.notified().await;
     let dir = fixture.dir.path().join("run/lab");
@@ -802,25 +805,25 @@ async fn who_waits_for_a_machine_that_is_removed_leaves_the_next_one_of_its_name
     let before = fixture.record().await;
     let turn = fixture.service.lock(before.uuid).await;
     let mut waiting = tokio::task::JoinSet::new();
-    let service = || (fixture.service.clone(), Actor::daemon());
-    let (of, actor) = service();
-    waiting.spawn(async move { of.start("lab", &actor).await.map(drop) });
+    let service = || (fixture.service.clone(), Caller::daemon());
+    let (of, caller) = service();
+    waiting.spawn(async move { of.start("lab", &caller).await.map(drop) });
     for force in [false, true] {
-        let (of, actor) = service();
-        waiting.spawn(async move { of.stop("lab", force, &actor).await.map(drop) });
-        let (of, actor) = service();
-        waiting.spawn(async move { of.remove("lab", force, &actor).await });
+        let (of, caller) = service();
+        waiting.spawn(async move { of.stop("lab", force, &caller).await.map(drop) });
+        let (of, caller) = service();
+        waiting.spawn(async move { of.remove("lab", force, &caller).await });
     }
-    let (of, actor) = service();
-    waiting.spawn(async move { of.reset("lab", &actor).await.map(drop) });
-    let (of, actor) = service();
+    let (of, caller) = service();
+    waiting.spawn(async move { of.reset("lab", &caller).await.map(drop) });
+    let (of, caller) = service();
     let limits = headwater_api::SetMachine { weight: Some(7), ..Default::default() };
-    waiting.spawn(async move { of.set_limits("lab", limits, &actor).await.map(drop) });
-    let (of, actor) = service();
-    waiting.spawn(async move { of.edit_image("image", "lab", &actor).await.map(drop) });
-    let (of, actor) = service();
+    waiting.spawn(async move { of.set_limits("lab", limits, &caller).await.map(drop) });
+    let (of, caller) = service();
+    waiting.spawn(async move { of.edit_image("image", "lab", &caller).await.map(drop) });
+    let (of, caller) = service();
     waiting.spawn(async move {
-        of.seal_machine("lab", SealRequest::default(), &actor, Arc::default()).await.map(drop)
+        of.seal_machine("lab", SealRequest::default(), &caller, Arc::default()).await.map(drop)
     });
     // Who waits has looked it up.
     let others = waiting.len();
@@ -869,13 +872,13 @@ async fn an_edit_that_took_the_place_of_the_one_that_was_meant_stays() {
     let (discard, seal) = (
         tokio::spawn({
             let service = fixture.service.clone();
-            async move { service.discard_session("image", &Actor::daemon()).await.map(drop) }
+            async move { service.discard_session("image", &Caller::daemon()).await.map(drop) }
         }),
         tokio::spawn({
             let service = fixture.service.clone();
             let job = Arc::new(JobControl::default());
             async move {
-                service.seal_session("image", SealRequest::default(), &Actor::daemon(), job).await.map(drop)
+                service.seal_session("image", SealRequest::default(), &Caller::daemon(), job).await.map(drop)
             }
         }),
     );

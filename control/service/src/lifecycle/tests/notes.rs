@@ -7,7 +7,7 @@ impl Fixture {
     /// Who changed notes, and how, as the history has it; the newest comes first.
     async fn noted(&self) -> Vec<(String, String)> {
         let noted = self.events().await.into_iter().filter(|event| event.action == "note changed");
-        noted.map(|event| (event.actor, event.detail)).collect()
+        noted.map(|event| (event.caller, event.detail)).collect()
     }
 }
 
@@ -29,8 +29,8 @@ async fn the_history_says_who_changed_a_note_from_what_to_what() {
         // No note is no field.
         assert_eq!((status, answer.contains(&field)), (200, !note.is_empty()), "{answer}");
         let noted = fixture.noted().await;
-        let (actor, detail) = &noted[0];
-        assert!(noted.len() == count + 1 && actor.starts_with("uid "), "{noted:?}");
+        let (caller, detail) = &noted[0];
+        assert!(noted.len() == count + 1 && caller.starts_with("uid "), "{noted:?}");
         assert_eq!(*detail, format!("version 1, {hash}, {told}"));
         // The same once more is no change.
         assert_eq!(api.ask("POST", "images/image@1/note", &body).await.0, 200);

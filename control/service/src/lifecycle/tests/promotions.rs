@@ -40,7 +40,7 @@ impl Fixture {
     /// When the history has promotions that were carried out, and what it says of them.
     async fn promoted(&self) -> Vec<(u64, String, String)> {
         let promoted = self.events().await.into_iter().filter(|event| event.action == "promoted");
-        promoted.map(|event| (event.at_ms, event.actor, event.detail)).collect()
+        promoted.map(|event| (event.at_ms, event.caller, event.detail)).collect()
     }
 }
 
@@ -64,8 +64,8 @@ async fn a_promotion_is_carried_out_once_when_the_clock_has_reached_its_time() {
     fixture.set_clock(NOON_MS + 5000);
     fixture.service.promote_due().await;
     let promoted = fixture.promoted().await;
-    let [(at_ms, actor, detail)] = &promoted[..] else { panic!("{promoted:?}") };
-    assert_eq!((*at_ms, &**actor), (NOON_MS + 5000, Actor::daemon().0.as_str()));
+    let [(at_ms, caller, detail)] = &promoted[..] else { panic!("{promoted:?}") };
+    assert_eq!((*at_ms, &**caller), (NOON_MS + 5000, Caller::daemon().principal.as_str()));
     assert!(detail.starts_with("production to version 1, as uid ") && detail.ends_with(" asked"), "{detail}");
     // Set back and on again: it stays the only one.
     for now_ms in [NOON_MS, NOON_MS + 5000] {
@@ -155,7 +155,7 @@ async fn a_change_of_the_store_whose_answer_is_lost_is_in_the_history() {
     assert_eq!(api.ask("POST", "images/image@1/promotion", r#"{"channel":"production"}"#).await.0, failed);
     let job = Arc::new(JobControl::default());
     let request = headwater_api::SealRequest::default();
-    fixture.service.seal_machine("lab", request, &Actor::daemon(), job).await.unwrap_err();
+    fixture.service.seal_machine("lab", request, &Caller::daemon(), job).await.unwrap_err();
     fixture.service.promote_due().await;
     let unknown = "and whether that was done is not known: nobody answered";
     let expected = [

@@ -50,7 +50,7 @@ impl Fixture {
     /// Who pulled, and what came of it, as the history has it; the newest comes first.
     async fn pulled(&self) -> Vec<(String, String, String)> {
         let pulled = self.events().await.into_iter().filter(|event| event.action.starts_with("pull"));
-        pulled.map(|event| (event.actor, event.action, event.detail)).collect()
+        pulled.map(|event| (event.caller, event.action, event.detail)).collect()
     }
 }
 
@@ -72,7 +72,7 @@ async fn the_history_says_who_pulled_what_from_where() {
     ] {
         assert!(answer.contains(says), "no {says} in {answer}");
     }
-    let store_view_cache: Vec<String> = fixture
+    let asked: Vec<String> = fixture
         .host
         .pulls
         .lock()
@@ -81,10 +81,10 @@ async fn the_history_says_who_pulled_what_from_where() {
         .flat_map(|it| &it.images)
         .map(ToString::to_string)
         .collect();
-    assert_eq!(store_view_cache, ["image@2", "image:test"]);
+    assert_eq!(asked, ["image@2", "image:test"]);
     let pulled = fixture.pulled().await;
-    let [(actor, action, detail)] = &pulled[..] else { panic!("{pulled:?}") };
-    assert!(actor.starts_with("uid ") && action == "pulled", "{pulled:?}");
+    let [(caller, action, detail)] = &pulled[..] else { panic!("{pulled:?}") };
+    assert!(caller.starts_with("uid ") && action == "pulled", "{pulled:?}");
     assert_eq!(detail, CAME);
 }
 
@@ -126,7 +126,7 @@ async fn a_pull_says_how_far_it_is() {
 }
 
 #[tokio::test]
-async fn an_image_is_in_the_history_when_it_is_done_and_a_pull_whose_client_hangs_up_ends() {
+async fn a_pull_goes_on_without_its_client_until_it_is_cancelled() {
     let fixture = Fixture::new().await;
     let api = Api::serve(&fixture).await;
     fixture.host.pulls_wait.store(true, Ordering::SeqCst);
@@ -136,8 +136,18 @@ async fn an_image_is_in_the_history_when_it_is_done_and_a_pull_whose_client_hang
     let pulled = fixture.pulled().await;
     assert!(pulled.len() == 1 && pulled[0].2 == CAME, "{pulled:?}");
     drop(client);
+    let (_, tasks) = api.ask("GET", "tasks?unended=true", "").await;
+    let tasks = &tasks[tasks.find('{').unwrap()..=tasks.rfind('}').unwrap()];
+    let tasks: headwater_api::TaskList = serde_json::from_str(tasks).unwrap();
+    let task = &tasks.tasks[0];
+    assert_eq!((&*task.kind, &*task.subject), ("pull", "store /srv/images"));
+    assert_eq!(api.ask("POST", &format!("tasks/{}/cancel", task.id), "").await.0, 200);
     until("it has ended", async || fixture.service.jobs() == (0, 0)).await;
+    let (status, ended) = api.ask("GET", &format!("tasks/{}", task.id), "").await;
+    assert!(status == 200 && ended.contains(r#""state":"cancelled""#), "{ended}");
     assert_eq!(fixture.pulled().await.len(), 1);
+    // It has ended: there is nothing to cancel.
+    assert_eq!(api.ask("POST", &format!("tasks/{}/cancel", task.id), "").await.0, 409);
 }
 
 #[tokio::test]

@@ -76,6 +76,8 @@ async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another()
         memory_bytes: record.memory_bytes,
         cpus: record.cpus,
         user_data: None,
+        name_rule: "lab-##".to_owned(),
+        first_number: 1,
         created_at_ms: 0,
     };
     repo.catalogs().add(&catalog).await.unwrap();
@@ -93,7 +95,7 @@ async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another()
         assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");
         assert!(answer.contains("machine 'lab' runs it"), "{answer}");
     }
-    fixture.service.stop("lab", true, &Actor::daemon()).await.unwrap();
+    fixture.service.stop("lab", true, &Caller::daemon()).await.unwrap();
     assert_eq!(api.ask("DELETE", "images/image", "").await.0, 200);
 }
 
@@ -105,7 +107,7 @@ async fn an_image_goes_with_its_channels_where_that_is_asked_for_and_no_machine_
     let conflict = ProblemKind::Conflict.http_status();
     let (status, answer) = api.ask("DELETE", "images/image?force=true", "").await;
     assert!(status == conflict && answer.contains("machine 'lab' boots it"), "{answer}");
-    fixture.service.remove("lab", true, &Actor::daemon()).await.unwrap();
+    fixture.service.remove("lab", true, &Caller::daemon()).await.unwrap();
     for unforced in ["images/image", "images/image?force=false"] {
         let (status, answer) = api.ask("DELETE", unforced, "").await;
         assert!(status == conflict && answer.contains("production points to"), "{answer}");
@@ -141,7 +143,7 @@ async fn a_removal_that_fails_half_way_is_in_the_history() {
     assert_eq!(api.ask("DELETE", "images/image@1", "").await.0, ProblemKind::Failed.http_status());
     let events = fixture.events().await;
     let tried = events.iter().find(|event| event.action == "removal tried").unwrap();
-    assert!(tried.subject == "image image" && tried.actor.starts_with("uid "), "{tried:?}");
+    assert!(tried.subject == "image image" && tried.caller.starts_with("uid "), "{tried:?}");
     assert!(tried.detail.starts_with("image@1, and whether that was done is not known"), "{tried:?}");
     // One that was not there was not tried.
     assert_eq!(api.ask("DELETE", "images/image@1", "").await.0, 404);
@@ -217,7 +219,7 @@ async fn what_waits_for_the_store_holds_nobody_else_up() {
             () = fixture.host.resolve_waits.notified() => {}
             _ = stream.read_to_string(&mut answer) => panic!("{method} {path} asked for nothing: {answer}"),
         }
-        let event = fixture.service.event(&Actor::daemon(), "daemon".to_owned(), "test", path);
+        let event = fixture.service.event(&Caller::daemon(), "daemon".to_owned(), "test", path);
         let noted = fixture.service.append(event).await;
         assert!(noted.is_ok(), "{method} {path}: {noted:?}");
         fixture.host.resolve_goes_on.notify_one();
@@ -238,7 +240,7 @@ async fn a_version_that_is_being_removed_is_not_pinned() {
     let mut pin = api.send("PUT", "machines/lab/pin", r#"{"version":"image@1"}"#).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     // Others write meanwhile.
-    let event = fixture.service.event(&Actor::daemon(), "daemon".to_owned(), "test", "");
+    let event = fixture.service.event(&Caller::daemon(), "daemon".to_owned(), "test", "");
     fixture.service.append(event).await.unwrap();
     fixture.host.removal_goes_on.notify_one();
     let (mut removed, mut pinned) = (String::new(), String::new());

@@ -35,7 +35,7 @@ impl Fixture {
     fn sealing_for(&self, job: Arc<JobControl>) -> JoinHandle<Result<Sealed, LifecycleError>> {
         let service = self.service.clone();
         tokio::spawn(async move {
-            service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await
+            service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), job).await
         })
     }
 
@@ -69,7 +69,7 @@ async fn a_seal_that_is_refused_asks_nothing_of_the_guest() {
     let sealing = fixture.sealing();
     fixture.host.seal_waits.notified().await;
     let refused = fixture.seal_machine().await.unwrap_err();
-    assert!(matches!(refused, LifecycleError::SealGuard { .. }), "{refused}");
+    assert!(matches!(refused, LifecycleError::BeingSealed { .. }), "{refused}");
     assert!(problem(&refused).advice.is_some(), "{refused}");
     assert_eq!(fixture.frozen(), ["write out", "freeze", "disk", "thaw"]);
     fixture.host.seals_wait.store(false, Ordering::SeqCst);
@@ -83,23 +83,23 @@ async fn a_seal_that_is_refused_asks_nothing_of_the_guest() {
 async fn a_guest_that_writes_out_for_long_keeps_nobody_from_its_machine() {
     let fixture = Fixture::running().await;
     fixture.host.execs_hang.store(true, Ordering::SeqCst);
-    let actor = Actor::daemon();
+    let caller = Caller::daemon();
     for resets in [true, false] {
         let sealing = fixture.sealing();
         fixture.host.exec_hangs.notified().await;
         // The write cache is full, and this is what lets the guest go on.
         let limits = SetMachine { disk_bytes: Some(20 << 30), ..SetMachine::default() };
-        tokio::time::timeout(AT_ONCE, fixture.service.set_limits("lab", limits, &actor))
+        tokio::time::timeout(AT_ONCE, fixture.service.set_limits("lab", limits, &caller))
             .await
             .unwrap()
             .unwrap();
         let twice = tokio::time::timeout(AT_ONCE, fixture.seal_machine()).await.unwrap().unwrap_err();
-        assert!(matches!(twice, LifecycleError::SealGuard { .. }), "{twice}");
+        assert!(matches!(twice, LifecycleError::BeingSealed { .. }), "{twice}");
         let off = async {
             if resets {
-                fixture.service.reset("lab", &actor).await
+                fixture.service.reset("lab", &caller).await
             } else {
-                fixture.service.stop("lab", false, &actor).await
+                fixture.service.stop("lab", false, &caller).await
             }
         };
         tokio::time::timeout(AT_ONCE, off).await.unwrap().unwrap();
@@ -217,7 +217,7 @@ async fn a_machine_is_sealed_over_the_number_that_it_runs_where_others_have_its_
     assert!(refused.to_string().starts_with(told), "{refused}");
     // So is one that edits nothing, whichever of the numbers is retired.
     fixture.stop().await;
-    fixture.service.discard_session("image", &Actor::daemon()).await.unwrap();
+    fixture.service.discard_session("image", &Caller::daemon()).await.unwrap();
     *fixture.host.production.lock().unwrap() = Some(1);
     fixture.start().await.unwrap();
     fixture.host.versions.lock().unwrap()[2].retired = true;

@@ -9,7 +9,7 @@ use crate::backend::RetentionPurpose;
 #[tokio::test]
 async fn a_store_that_does_not_tell_of_edits_keeps_no_daemon_from_starting() {
     let fixture = Fixture::new().await;
-    let (edit, _) = fixture.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap();
+    let (edit, _) = fixture.service.edit_image("image", "lab", &Caller::daemon()).await.unwrap();
     fixture.host.away.store(true, Ordering::SeqCst);
     let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
     // The store answers when this test lets it, which it never does.
@@ -93,20 +93,20 @@ async fn a_store_that_somebody_removes_from_is_asked_for_one_hold_and_again_late
     repo.save().await.unwrap();
     host.is_shared.store(true, Ordering::SeqCst);
     host.removed_from.store(true, Ordering::SeqCst);
-    let store_view_cache = || host.holds_asked.load(Ordering::SeqCst);
+    let asked = || host.holds_asked.load(Ordering::SeqCst);
     fixture.service.roots_changed();
     for _ in 0..2 {
         fixture.service.roots_due().await;
-        assert_eq!(store_view_cache(), 1);
+        assert_eq!(asked(), 1);
     }
     // A clock that is set back a day does not make that a day.
     set_clock(NOON_MS - 24 * 3600 * 1000);
     fixture.service.roots_due().await;
-    assert_eq!(store_view_cache(), 2);
+    assert_eq!(asked(), 2);
     host.removed_from.store(false, Ordering::SeqCst);
     set_clock(NOON_MS);
     fixture.service.roots_due().await;
-    assert_eq!((store_view_cache(), host.holds.lock().unwrap().len()), (8, 6));
+    assert_eq!((asked(), host.holds.lock().unwrap().len()), (8, 6));
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn hanging_reset(fixture: &Fixture) -> tokio::task::JoinHandle<Result<Mach
     let uuid = fixture.start().await.unwrap().uuid;
     fixture.host.away.store(true, Ordering::SeqCst);
     let service = fixture.service.clone();
-    let reset = tokio::spawn(async move { service.reset("lab", &Actor::daemon()).await });
+    let reset = tokio::spawn(async move { service.reset("lab", &Caller::daemon()).await });
     until("the reset has the turn", async || fixture.service.at_turn(uuid) == 1).await;
     reset
 }
@@ -180,7 +180,7 @@ async fn a_guest_is_asked_to_end_with_the_daemon_while_the_store_hangs() {
 async fn a_machine_is_stopped_by_force_while_the_store_hangs() {
     let fixture = Fixture::new().await;
     let reset = hanging_reset(&fixture).await;
-    let daemon = Actor::daemon();
+    let daemon = Caller::daemon();
     let stop = fixture.service.stop("lab", true, &daemon);
     let stopped = tokio::time::timeout(Duration::from_secs(600), stop).await.unwrap().unwrap();
     assert_eq!((stopped.state, stopped.wanted), (MachineState::Stopped, Wanted::Stopped));

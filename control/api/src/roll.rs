@@ -1,0 +1,196 @@
+//! Work on all machines of a catalog: how many there are, and which version they run.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// How many machines a catalog is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScaleRequest {
+    /// So many.
+    pub count: u32,
+    /// Start those that are made.
+    #[serde(default)]
+    pub start: bool,
+    /// Also remove machines whose disk is kept, or that are pinned, if there are not enough others.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// What became of that.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScaleReport {
+    /// The catalog.
+    pub catalog: String,
+    /// The machines that were made.
+    pub created: Vec<String>,
+    /// The machines that were removed.
+    pub removed: Vec<String>,
+    /// How many it has now.
+    pub count: u32,
+}
+
+/// How many machines of a roll are moved at once: a number, or a share of those that are on, as `10%`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batch {
+    /// So many.
+    Machines(u32),
+    /// Such a share, in percent, at least one machine.
+    Percent(u32),
+}
+
+impl Batch {
+    /// Reads `5` or `10%`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (digits, is_share) = text.strip_suffix('%').map_or((text, false), |digits| (digits, true));
+        match (digits.parse::<u32>(), is_share) {
+            (Ok(share @ 1..=100), true) => Ok(Self::Percent(share)),
+            (Ok(number @ 1..), false) => Ok(Self::Machines(number)),
+            _ => Err(format!("'{text}' is neither a number of machines nor a share, such as 5 or 10%")),
+        }
+    }
+
+    /// How many that is of so many machines.
+    pub fn of(self, machines: usize) -> usize {
+        let count = match self {
+            Self::Machines(count) => usize::try_from(count).unwrap_or(usize::MAX),
+            Self::Percent(share) => machines.saturating_mul(usize::try_from(share).unwrap_or(100)) / 100,
+        };
+        count.max(1)
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self::Percent(10)
+    }
+}
+
+impl std::fmt::Display for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Machines(count) => write!(f, "{count}"),
+            Self::Percent(share) => write!(f, "{share}%"),
+        }
+    }
+}
+
+impl Serialize for Batch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.to_string())
+    }
+}
+
+impl<'de> Deserialize<'de> for Batch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+impl utoipa::PartialSchema for Batch {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        String::schema()
+    }
+}
+
+impl ToSchema for Batch {}
+
+/// The version that a catalog's machines are to run, and how carefully they are moved to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollRequest {
+    /// `IMAGE@NUMBER`, or a channel, which means the version that it points to now.
+    pub to: String,
+    /// So many machines go first, and the others only if they are healthy. 0 for none.
+    #[serde(default = "RollRequest::default_canary")]
+    pub canary: u32,
+    /// How many of the others go at once.
+    #[serde(default)]
+    pub batch: Batch,
+    /// How long to wait after a batch, in seconds.
+    #[serde(default)]
+    pub pause_s: u64,
+    /// A command of the guest's shell that ends with 0 if the machine is healthy. Without it, a machine that is up is healthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<String>,
+    /// How long that may take, in seconds.
+    #[serde(default = "RollRequest::default_health_s")]
+    pub health_s: u64,
+    /// How long a machine may take until it is up, in seconds.
+    #[serde(default = "RollRequest::default_boot_s")]
+    pub boot_s: u64,
+    /// So many machines besides the canaries may fail before all are taken back.
+    #[serde(default)]
+    pub max_failures: u32,
+}
+
+impl RollRequest {
+    /// One machine goes first.
+    pub const fn default_canary() -> u32 {
+        1
+    }
+
+    /// A minute.
+    pub const fn default_health_s() -> u64 {
+        60
+    }
+
+    /// Ten minutes.
+    pub const fn default_boot_s() -> u64 {
+        600
+    }
+}
+
+/// A machine that a roll did not move, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeftMachine {
+    /// Its name.
+    pub machine: String,
+    /// Why.
+    pub why: String,
+}
+
+/// What a roll did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RollReport {
+    /// The catalog.
+    pub catalog: String,
+    /// The version that its machines ran before.
+    pub from: String,
+    /// The version that they run now.
+    pub to: String,
+    /// The machines that were moved, and are healthy.
+    pub moved: Vec<String>,
+    /// Machines that are on the version and not healthy, as many as the request allows.
+    pub failed: Vec<LeftMachine>,
+    /// Machines that were left alone.
+    pub left: Vec<LeftMachine>,
+    /// Whether the catalog is pinned to the version now. It is not if its image means that version anyway.
+    pub pinned: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_numbers_or_shares() {
+        for text in ["1", "25", "1%", "100%"] {
+            assert_eq!(Batch::parse(text).unwrap().to_string(), text);
+        }
+        for text in ["", "0", "0%", "101%", "-1", "1.5", "%", "ten"] {
+            assert!(Batch::parse(text).is_err(), "{text}");
+        }
+        let of = |text: &str, machines| Batch::parse(text).unwrap().of(machines);
+        assert_eq!([of("10%", 40), of("10%", 9), of("5", 3), of("100%", 0)], [4, 1, 5, 1]);
+        assert_eq!(serde_json::to_string(&Batch::default()).unwrap(), "\"10%\"");
+    }
+
+    #[test]
+    fn a_request_needs_only_its_version() {
+        let request: RollRequest = serde_json::from_str(r#"{"to":"debian@7"}"#).unwrap();
+        assert_eq!((request.canary, request.batch, request.max_failures), (1, Batch::Percent(10), 0));
+        assert!(serde_json::from_str::<RollRequest>(r#"{"to":"debian@7","batch":"0"}"#).is_err());
+    }
+}

@@ -1,0 +1,121 @@
+-- All tables. Times are milliseconds since 1970 UTC; sizes are bytes.
+
+-- What machines are made alike from: what they boot, and the settings of a machine that is made.
+CREATE TABLE catalogs (
+    name             TEXT    NOT NULL PRIMARY KEY,
+    image            TEXT    NOT NULL,
+    pin              TEXT,
+    cache_mode       TEXT    NOT NULL,
+    cache_ram_bytes  INTEGER NOT NULL,
+    cache_disk_bytes INTEGER NOT NULL,
+    cache_weight     INTEGER NOT NULL,
+    cache_persistent INTEGER NOT NULL,
+    transport        TEXT    NOT NULL,
+    memory_bytes     INTEGER NOT NULL,
+    cpus             INTEGER NOT NULL,
+    user_data        TEXT,
+    name_rule        TEXT    NOT NULL,
+    first_number     INTEGER NOT NULL,
+    created_at_ms    INTEGER NOT NULL
+) STRICT;
+
+-- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
+-- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`.
+CREATE TABLE machines (
+    uuid                 TEXT    NOT NULL PRIMARY KEY,
+    name                 TEXT    NOT NULL UNIQUE,
+    mac                  TEXT    NOT NULL UNIQUE,
+    boot                 TEXT    NOT NULL,
+    image                TEXT    NOT NULL,
+    pin                  TEXT,
+    catalog              TEXT    REFERENCES catalogs (name),
+    cache_mode           TEXT    NOT NULL,
+    cache_ram_bytes      INTEGER NOT NULL,
+    cache_disk_bytes     INTEGER NOT NULL,
+    cache_weight         INTEGER NOT NULL,
+    cache_persistent     INTEGER NOT NULL,
+    transport            TEXT    NOT NULL,
+    memory_bytes         INTEGER NOT NULL,
+    cpus                 INTEGER NOT NULL,
+    host_name            TEXT    NOT NULL,
+    machine_id           TEXT    NOT NULL,
+    ssh_host_key_public  TEXT    NOT NULL,
+    ssh_host_key_private TEXT    NOT NULL,
+    wanted               TEXT    NOT NULL,
+    state                TEXT    NOT NULL,
+    reason               TEXT,
+    version              TEXT,
+    boot_ms              INTEGER,
+    started_at_ms        INTEGER,
+    created_at_ms        INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL;
+
+-- What a machine boots is its catalog's if it has one.
+CREATE VIEW machines_and_catalogs AS
+    SELECT machines.*, catalogs.image AS catalog_image, catalogs.pin AS catalog_pin
+    FROM machines LEFT JOIN catalogs ON catalogs.name = machines.catalog;
+
+-- User data is up to 4 MiB long and seldom read. SQLite reads a row through to its last column, so it has rows of its own.
+CREATE TABLE user_data (
+    machine TEXT NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
+    text    TEXT NOT NULL
+) STRICT;
+
+-- Disks that outlive a machine's runs: that of a machine with a persistent write cache, and that with which a
+-- machine edits an image. Each belongs to one version. Once `is_begun` is set, it is an error if its files are gone.
+CREATE TABLE persistent_disks (
+    id            TEXT    NOT NULL PRIMARY KEY,
+    machine       TEXT    NOT NULL REFERENCES machines (uuid),
+    purpose       TEXT    NOT NULL CHECK (purpose IN ('persistent', 'edit')),
+    image         TEXT    NOT NULL,
+    version       INTEGER NOT NULL,
+    hash          TEXT    NOT NULL,
+    author        TEXT    NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    is_begun      INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (machine, purpose)
+) STRICT;
+
+CREATE UNIQUE INDEX one_edit_for_an_image ON persistent_disks (image) WHERE purpose = 'edit';
+
+-- Named tokens of the API. The secret itself is not stored.
+CREATE TABLE tokens (
+    name          TEXT    NOT NULL PRIMARY KEY,
+    hash          TEXT    NOT NULL UNIQUE,
+    role          TEXT    NOT NULL,
+    created_by    TEXT    NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    expires_at_ms INTEGER
+) STRICT;
+
+-- Work that outlives the client that asked for it. `plan` is what a task needs to go on after a restart of the daemon, as JSON.
+CREATE TABLE tasks (
+    id            INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    kind          TEXT    NOT NULL,
+    subject       TEXT    NOT NULL,
+    caller        TEXT    NOT NULL,
+    state         TEXT    NOT NULL,
+    cancelling    INTEGER NOT NULL DEFAULT 0,
+    plan          TEXT,
+    progress      TEXT,
+    outcome       TEXT,
+    created_at_ms INTEGER NOT NULL,
+    started_at_ms INTEGER,
+    ended_at_ms   INTEGER
+) STRICT;
+
+CREATE INDEX tasks_unended ON tasks (id) WHERE ended_at_ms IS NULL;
+
+-- History: who changed what, and when. Rows are only ever added.
+CREATE TABLE events (
+    id      INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    at_ms   INTEGER NOT NULL,
+    caller  TEXT    NOT NULL,
+    subject TEXT    NOT NULL,
+    action  TEXT    NOT NULL,
+    detail  TEXT    NOT NULL
+) STRICT;
+
+CREATE INDEX events_by_subject ON events (subject, id);

@@ -1,0 +1,209 @@
+//! Who asks, and what they may do.
+//!
+//! A request through the unix socket is its owner's, who may do everything. One over TCP carries a token: that of the data
+//! directory, which may do everything too, or a named token with a role. The role that an operation needs stands beside its
+//! route, as the scope of its security requirement: what the OpenAPI description says is what is enforced.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::connect_info::ConnectInfo;
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
+use axum::http::Method;
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use headwater_api::{Problem, ProblemKind, Role};
+use utoipa::openapi::OpenApi;
+
+use crate::Service;
+use crate::answer::Failure;
+
+/// The name of the security scheme of all operations.
+pub(crate) const SCHEME: &str = "token";
+
+/// The other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// A process on this host, through the socket.
+    Unix {
+        /// Its user, where the kernel said so.
+        uid: Option<u32>,
+    },
+    /// A client of the TCP port.
+    Tcp(SocketAddr),
+}
+
+/// The token that a request over TCP presented.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Presented {
+    /// That of the data directory.
+    OfDirectory,
+    /// A named one.
+    Named {
+        /// Its name.
+        name: String,
+        /// The role of its holder.
+        role: Role,
+    },
+}
+
+/// Users of this host. Those of a directory service are known by number alone, because asking for the name may take long.
+const USERS: &str = "/etc/passwd";
+
+/// The longest name of a user that is shown: with the number it is to fit where a store keeps authors (256 bytes).
+const NAME_MAX_BYTES: usize = 200;
+
+/// The name of a user in the text of `passwd(5)`.
+fn name_of(uid: u32, users: &str) -> Option<&str> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?);
+        let is_plain =
+            !name.is_empty() && name.len() <= NAME_MAX_BYTES && name.chars().all(|c| c.is_ascii_graphic());
+        (number.parse() == Ok(uid) && is_plain).then_some(name)
+    })
+}
+
+/// Who asks, as the history names them, and what they may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// `uid 1000 (anna)`, `token grafana`, `tcp 127.0.0.1:5000` or `daemon`.
+    pub(crate) principal: String,
+    /// Their role.
+    pub(crate) role: Role,
+}
+
+impl Caller {
+    /// Somebody who may do everything.
+    pub(crate) fn admin(principal: impl Into<String>) -> Self {
+        Self { principal: principal.into(), role: Role::Admin }
+    }
+
+    /// The daemon itself.
+    pub(crate) fn daemon() -> Self {
+        Self::admin("daemon")
+    }
+
+    /// Whether they may see user data, which may hold passwords.
+    pub(crate) fn sees_user_data(&self) -> bool {
+        self.role >= Role::Operator
+    }
+
+    async fn of(parts: &Parts) -> Self {
+        match (parts.extensions.get::<ConnectInfo<Peer>>(), parts.extensions.get::<Presented>()) {
+            (Some(ConnectInfo(Peer::Unix { uid: Some(uid) })), _) => {
+                let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();
+                match name_of(*uid, &users) {
+                    Some(name) => Self::admin(format!("uid {uid} ({name})")),
+                    None => Self::admin(format!("uid {uid}")),
+                }
+            }
+            (Some(ConnectInfo(Peer::Unix { uid: None })), _) => Self::admin("unknown"),
+            (Some(ConnectInfo(Peer::Tcp(_))), Some(Presented::Named { name, role })) => {
+                Self { principal: format!("token {name}"), role: *role }
+            }
+            (Some(ConnectInfo(Peer::Tcp(address))), Some(Presented::OfDirectory)) => {
+                Self::admin(format!("tcp {address}"))
+            }
+            // Servers let no such request through.
+            _ => Self { principal: "unknown".to_owned(), role: Role::Metrics },
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        if let Some(caller) = parts.extensions.get::<Self>() {
+            return Ok(caller.clone());
+        }
+        Ok(Self::of(parts).await)
+    }
+}
+
+/// The role that each operation needs, by path and method.
+#[derive(Clone, Debug)]
+pub(crate) struct Needs(Arc<HashMap<(String, Method), Role>>);
+
+impl Needs {
+    /// Reads the security requirements of a description. An operation without one, or with an unknown role, has no entry.
+    pub(crate) fn of(described: &OpenApi) -> Self {
+        let mut needs = HashMap::new();
+        for (path, item) in &described.paths.paths {
+            let operations = [
+                (Method::GET, &item.get),
+                (Method::PUT, &item.put),
+                (Method::POST, &item.post),
+                (Method::PATCH, &item.patch),
+                (Method::DELETE, &item.delete),
+            ];
+            for (method, operation) in operations {
+                let security = operation.as_ref().and_then(|operation| operation.security.as_ref());
+                let role = security.and_then(|security| {
+                    let value = serde_json::to_value(security).ok()?;
+                    Role::parse(value[0][SCHEME][0].as_str()?).ok()
+                });
+                if let Some(role) = role {
+                    needs.insert((path.clone(), method), role);
+                }
+            }
+        }
+        Self(Arc::new(needs))
+    }
+
+    fn role(&self, path: &str, method: &Method) -> Option<Role> {
+        // Axum answers HEAD by the handler of GET.
+        let method = if method == Method::HEAD { Method::GET } else { method.clone() };
+        self.0.get(&(path.to_owned(), method)).copied()
+    }
+}
+
+/// Lets a request through if its caller's role is enough. A refusal is noted in the history.
+pub(crate) async fn authorize(
+    State((service, needs)): State<(Service, Needs)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Some(path) = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()) else {
+        // There is nothing at this path: everybody may be told that.
+        return next.run(request).await;
+    };
+    let (mut parts, body) = request.into_parts();
+    let caller = Caller::of(&parts).await;
+    let needed = match needs.role(&path, &parts.method) {
+        Some(role) => role,
+        // The router refuses the method.
+        None => Role::Admin,
+    };
+    if caller.role < needed {
+        let asked = format!("{} {}", parts.method, parts.uri.path());
+        tracing::warn!(caller = %caller.principal, role = %caller.role, "refused: {asked}");
+        let detail = format!("{asked}: needs the role {needed}, and the caller has {}", caller.role);
+        service.note(service.event(&caller, "daemon".to_owned(), "refused", detail)).await;
+        let message = format!("{} has the role {}, and this needs {needed}", caller.principal, caller.role);
+        let problem = Problem::new(ProblemKind::Forbidden, message);
+        return Failure(problem.advise("ask for a token with that role: 'headwater token create'"))
+            .into_response();
+    }
+    parts.extensions.insert(caller);
+    next.run(Request::from_parts(parts, body)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_number() {
+        let users = "root:x:0:0:root:/root:/bin/bash\n# odd\n\nanna:x:1000:1000::/home/anna:/bin/sh\n+::::::\nb ob:x:7:7:::\n";
+        assert_eq!(name_of(0, users), Some("root"));
+        assert_eq!(name_of(1000, users), Some("anna"));
+        for nobody in [1, 7, 100] {
+            assert_eq!(name_of(nobody, users), None);
+        }
+    }
+}

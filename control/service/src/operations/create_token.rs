@@ -1,0 +1,110 @@
+//! `POST /api/v1/tokens`: a new named token.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::{CreateToken, NewToken, Problem, ProblemKind, TokenInfo, name};
+use headwater_db::{DbError, TokenRecord};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::caller::Caller;
+use crate::extract::Body;
+use crate::token;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot create token '{0}': there is one already")]
+    Exists(String),
+    #[error("cannot create token '{0}': it would end at once")]
+    NoTime(String),
+    #[error("cannot create token '{token}': there are no random numbers")]
+    Random {
+        token: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot create token '{token}'")]
+    Db {
+        token: String,
+        #[source]
+        source: DbError,
+    },
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Exists(_) => ProblemKind::Conflict,
+            Self::NoTime(_) => ProblemKind::Invalid,
+            Self::Random { .. } => ProblemKind::Failed,
+            Self::Db { source, .. } => source.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Exists(name) => {
+                Some(format!("'headwater token revoke {name}' first, or choose another name"))
+            }
+            Self::NoTime(_) => Some("leave 'valid_s' out for a token without an end".to_owned()),
+            Self::Random { .. } => None,
+            Self::Db { source, .. } => source.advice(),
+        }
+    }
+}
+
+/// Makes a named token with a role. Its secret is in this answer only: the daemon keeps a hash of it.
+#[utoipa::path(
+    post,
+    path = "/api/v1/tokens",
+    security(("token" = ["admin"])),
+    tag = "access",
+    request_body = CreateToken,
+    responses(
+        (status = 201, body = NewToken),
+        (status = 400, description = "Odd name, or no time to be valid", body = Problem),
+        (status = 409, description = "There is a token of that name", body = Problem),
+    ),
+)]
+pub(super) async fn create_token(
+    State(service): State<Service>,
+    caller: Caller,
+    Body(request): Body<CreateToken>,
+) -> Result<(StatusCode, Json<NewToken>), Failure> {
+    let CreateToken { name, role, valid_s } = request;
+    name::check_label("token", &name)
+        .map_err(|problem| Failure(problem.during("cannot create the token")))?;
+    if valid_s == Some(0) {
+        return Err(Error::NoTime(name).into());
+    }
+    let secret = token::new_secret(service.random());
+    let secret = secret.map_err(|source| Error::Random { token: name.clone(), source })?;
+    let created_at_ms = service.now_ms();
+    let expires_at_ms = valid_s.map(|valid| created_at_ms.saturating_add(valid.saturating_mul(1000)));
+    let created_by = caller.principal.clone();
+    let hash = token::hash_of(&secret);
+    let record = TokenRecord { name, hash, role, created_by, created_at_ms, expires_at_ms };
+    let handle = service.clone();
+    let record = service.to_the_end(async move { add(&handle, &caller, record).await }).await?;
+    Ok((StatusCode::CREATED, Json(NewToken { info: info(record), secret })))
+}
+
+async fn add(service: &Service, caller: &Caller, record: TokenRecord) -> Result<TokenRecord, Error> {
+    let failed = |source| Error::Db { token: record.name.clone(), source };
+    let mut repo = service.db().write().await.map_err(failed)?;
+    repo.tokens().add(&record).await.map_err(|e| match e {
+        DbError::Taken { .. } => Error::Exists(record.name.clone()),
+        e => failed(e),
+    })?;
+    let event = service.event(caller, format!("token {}", record.name), "created", record.role.name());
+    repo.events().append(event).await.map_err(failed)?;
+    repo.save().await.map_err(failed)?;
+    Ok(record)
+}
+
+/// A token without its secret.
+pub(super) fn info(record: TokenRecord) -> TokenInfo {
+    let TokenRecord { name, role, created_by, created_at_ms, expires_at_ms, hash: _ } = record;
+    TokenInfo { name, role, created_by, created_at_ms, expires_at_ms }
+}

@@ -1,0 +1,74 @@
+//! `GET /api/v1/tasks`: what was done, and what goes on.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{MAX_TASKS, Problem, ProblemKind, TaskList};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::extract::Parameters;
+
+/// How many are given to a client that does not say.
+const DEFAULT_TASKS: u32 = 100;
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot give {0} tasks in one answer: the most are {MAX_TASKS}")]
+struct TooMany(u32);
+
+impl Explain for TooMany {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some("ask for the others with before=ID, the id of the last task of the answer before".to_owned())
+    }
+}
+
+/// Which tasks.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Query {
+    /// Only those that have not ended.
+    #[serde(default)]
+    unended: bool,
+    /// Only those with smaller numbers: the next page.
+    before: Option<i64>,
+    /// At most so many; 100 where absent, and no more than 1000.
+    limit: Option<u32>,
+}
+
+/// The newest tasks, newest first. The daemon keeps the newest 10,000.
+#[utoipa::path(
+    get,
+    path = "/api/v1/tasks",
+    security(("token" = ["viewer"])),
+    tag = "tasks",
+    params(Query),
+    responses((status = 200, body = TaskList), (status = 400, body = Problem)),
+)]
+pub(super) async fn list_tasks(
+    State(service): State<Service>,
+    Parameters(wanted): Parameters<Query>,
+) -> Result<Json<TaskList>, Failure> {
+    let limit = wanted.limit.unwrap_or(DEFAULT_TASKS);
+    if limit > MAX_TASKS {
+        return Err(TooMany(limit).into());
+    }
+    let before = wanted.before.unwrap_or(i64::MAX);
+    let mut repo = service.db().read().await?;
+    let records = if wanted.unended {
+        let mut all = repo.tasks().unended().await?;
+        all.retain(|task| task.id < before);
+        all.reverse();
+        all.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        all
+    } else {
+        repo.tasks().older(before, limit).await?
+    };
+    drop(repo);
+    Ok(Json(TaskList { tasks: records.into_iter().map(|record| service.task_view(record)).collect() }))
+}

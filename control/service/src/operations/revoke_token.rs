@@ -1,0 +1,51 @@
+//! `DELETE /api/v1/tokens/{token}`: end a named token.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::{Problem, ProblemKind};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::caller::Caller;
+use crate::extract::Name;
+
+#[derive(Debug, thiserror::Error)]
+#[error("there is no token '{0}'")]
+struct Unknown(String);
+
+impl Explain for Unknown {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::NotFound
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some("'headwater token list' shows all".to_owned())
+    }
+}
+
+/// Ends a token: requests that present it are refused from now on. Requests that were let in before go on.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/tokens/{token}",
+    security(("token" = ["admin"])),
+    tag = "access",
+    params(("token" = String, Path, description = "Its name")),
+    responses((status = 204), (status = 404, description = "No such token", body = Problem)),
+)]
+pub(super) async fn revoke_token(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(name): Name,
+) -> Result<StatusCode, Failure> {
+    let handle = service.clone();
+    let work = async move {
+        let mut repo = handle.db().write().await?;
+        if !repo.tokens().remove(&name).await? {
+            return Err(Unknown(name).into());
+        }
+        repo.events().append(handle.event(&caller, format!("token {name}"), "revoked", "")).await?;
+        repo.save().await?;
+        Ok::<_, Failure>(StatusCode::NO_CONTENT)
+    };
+    service.to_the_end(work).await
+}

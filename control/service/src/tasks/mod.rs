@@ -1,0 +1,365 @@
+//! Tasks: work that outlives the client that asked for it.
+//!
+//! ```text
+//!   handler --run()--> task in the background --ends--> row in the database
+//!      |                  ^ cancel (POST /tasks/ID/cancel)      |
+//!      +--NDJSON lines----+                                     +--> GET /tasks
+//! ```
+//!
+//! A task has a row, unless the database cannot be written: a check or a copy must work on a full disk too. Tasks that change machines
+//! (`scale`, `roll`) keep a plan in their row and go on after a restart of the daemon. The others end with it, and their row says so.
+
+mod roll;
+mod roll_plan;
+mod scale;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, Progress, Task, TaskState};
+use headwater_db::{DbError, NewTask, TaskRecord};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::backend::JobControl;
+use crate::caller::Caller;
+
+pub(crate) use self::roll::begin as begin_roll;
+pub(crate) use self::scale::begin as begin_scale;
+
+/// How many long operations run at once; further ones wait their turn. Tasks with a plan mostly wait for machines, and do not count.
+pub const MAX_JOBS: usize = 4;
+
+/// How often a progress line is sent.
+pub const PROGRESS_INTERVAL_MS: u64 = 200;
+
+/// An operation that ends this soon is answered like any other request: with a status of its own.
+const PROMPT_MS: u64 = 100;
+
+/// The header with a task's number.
+const HEADER: HeaderName = HeaderName::from_static("headwater-task");
+
+type Outcome = Result<JobResult, Problem>;
+
+/// What a task does, on what, and who asked for it.
+pub(crate) struct Work {
+    /// `import`, `roll`.
+    pub(crate) kind: &'static str,
+    /// `image debian`, `catalog class`.
+    pub(crate) subject: String,
+    /// Who asked for it.
+    pub(crate) caller: Caller,
+}
+
+/// A task that has not ended.
+struct Live {
+    control: Arc<JobControl>,
+    end: watch::Receiver<Option<Outcome>>,
+}
+
+/// The tasks that have not ended, by number.
+#[derive(Default)]
+pub(crate) struct Tasks(Mutex<HashMap<i64, Arc<Live>>>);
+
+impl Tasks {
+    fn map(&self) -> MutexGuard<'_, HashMap<i64, Arc<Live>>> {
+        // The map is whole between any two statements.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs `work` as a task and answers with its progress.
+pub(crate) async fn run<F, W>(service: &Service, what: Work, work: W) -> Response
+where
+    F: Future<Output = Outcome> + Send + 'static,
+    W: FnOnce(Arc<JobControl>) -> F,
+{
+    let control = Arc::new(JobControl::new(service.stopping_flag()));
+    let future = work(control.clone());
+    let id = match service.add_task(&what, None).await {
+        Ok(id) => Some(id),
+        Err(error) => {
+            tracing::warn!(kind = what.kind, subject = what.subject, "a task has no row: {error}");
+            None
+        }
+    };
+    let slots = service.job_slots();
+    let queued = service.queue_job();
+    let (handle, waiting) = (service.clone(), control.clone());
+    let turn = async move {
+        let _slot = tokio::select! {
+            slot = slots.acquire_owned() => slot.map_err(|_| not_begun())?,
+            () = waiting.cancelled() => return Err(not_begun()),
+        };
+        drop(queued);
+        waiting.begin();
+        if waiting.is_cancelled() {
+            return Err(not_begun());
+        }
+        if let Some(id) = id {
+            handle.task_began(id).await;
+        }
+        future.await
+    };
+    let live = service.spawn_task(id, control, turn);
+    answer(id, live).await
+}
+
+fn not_begun() -> Problem {
+    Problem::new(ProblemKind::Cancelled, "the operation was stopped before it began")
+}
+
+/// The progress of a task, as lines. One that ended at once is answered with its outcome.
+async fn answer(id: Option<i64>, live: Arc<Live>) -> Response {
+    let mut end = live.end.clone();
+    let prompt = tokio::time::timeout(Duration::from_millis(PROMPT_MS), ended(&mut end)).await;
+    let mut response = match prompt {
+        Ok(Err(problem)) => Failure(problem).into_response(),
+        Ok(Ok(result)) => ndjson(Body::from(line(&JobEvent::Done { result }))),
+        Err(_) => ndjson(Body::from_stream(stream::unfold(Some((live, end)), next_line))),
+    };
+    if let Some(value) = id.and_then(|id| HeaderValue::from_str(&id.to_string()).ok()) {
+        response.headers_mut().insert(HEADER, value);
+    }
+    response
+}
+
+/// Waits for a task's end.
+async fn ended(end: &mut watch::Receiver<Option<Outcome>>) -> Outcome {
+    match end.wait_for(Option::is_some).await {
+        Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(panicked())),
+        Err(_) => Err(panicked()),
+    }
+}
+
+fn panicked() -> Problem {
+    Problem::new(
+        ProblemKind::Failed,
+        "the operation broke off: this is a mistake of the daemon, and its log has more",
+    )
+}
+
+type Followed = (Arc<Live>, watch::Receiver<Option<Outcome>>);
+
+async fn next_line(followed: Option<Followed>) -> Option<(Result<Bytes, Infallible>, Option<Followed>)> {
+    let (live, mut end) = followed?;
+    let interval = Duration::from_millis(PROGRESS_INTERVAL_MS);
+    let event = match tokio::time::timeout(interval, ended(&mut end)).await {
+        Err(_) if !live.control.has_begun() => JobEvent::Waiting { running: MAX_JOBS as u64 },
+        Err(_) => JobEvent::Progress(live.control.progress()),
+        Ok(Ok(result)) => return Some((Ok(line(&JobEvent::Done { result })), None)),
+        Ok(Err(problem)) => return Some((Ok(line(&JobEvent::Failed { problem })), None)),
+    };
+    Some((Ok(line(&event)), Some((live, end))))
+}
+
+fn line(event: &JobEvent) -> Bytes {
+    let mut text = serde_json::to_string(event).unwrap_or_default();
+    text.push('\n');
+    Bytes::from(text)
+}
+
+fn ndjson(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
+}
+
+/// What a row holds as JSON. A row of a later release may hold something else.
+fn stored<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
+    serde_json::from_str(text?).ok()
+}
+
+fn text_of(value: &impl Serialize) -> Option<String> {
+    serde_json::to_string(value).ok()
+}
+
+impl Service {
+    /// Notes a task, and returns its number.
+    async fn add_task(&self, what: &Work, plan: Option<String>) -> Result<i64, DbError> {
+        let mut repo = self.db().write().await?;
+        let (kind, subject, caller) = (what.kind, what.subject.clone(), what.caller.principal.clone());
+        let task = NewTask { kind, subject, caller, plan, created_at_ms: self.now_ms() };
+        let id = repo.tasks().add(&task).await?;
+        repo.save().await?;
+        Ok(id)
+    }
+
+    /// Runs a task to its end, whoever follows it.
+    fn spawn_task(
+        &self,
+        id: Option<i64>,
+        control: Arc<JobControl>,
+        work: impl Future<Output = Outcome> + Send + 'static,
+    ) -> Arc<Live> {
+        let (told, end) = watch::channel(None);
+        let live = Arc::new(Live { control: control.clone(), end });
+        if let Some(id) = id {
+            self.tasks().map().insert(id, live.clone());
+        }
+        let service = self.clone();
+        let under_way = self.begin_operation();
+        tokio::spawn(async move {
+            let outcome = match tokio::spawn(work).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(panicked()),
+            };
+            if let Some(id) = id {
+                service.task_ended(id, &outcome, control.progress()).await;
+                service.tasks().map().remove(&id);
+            }
+            told.send_replace(Some(outcome));
+            drop(under_way);
+        });
+        live
+    }
+
+    async fn task_began(&self, id: i64) {
+        let now = self.now_ms();
+        let began = self.change_task(id, |task| {
+            task.state = TaskState::Running;
+            task.started_at_ms.get_or_insert(now);
+        });
+        if let Err(error) = began.await {
+            tracing::warn!(id, "cannot note that a task began: {error}");
+        }
+    }
+
+    /// Notes a task's end. If that is impossible now, the next start of the daemon finds it unended, and says so.
+    async fn task_ended(&self, id: i64, outcome: &Outcome, progress: Progress) {
+        // A daemon that stops leaves what goes on after its next start as it is.
+        let is_left =
+            self.is_stopping() && matches!(outcome, Err(problem) if problem.kind == ProblemKind::Cancelled);
+        let now = self.now_ms();
+        let ended = self.change_task(id, |task| {
+            task.progress = text_of(&progress);
+            if is_left && task.plan.is_some() && !task.cancelling {
+                return;
+            }
+            task.state = match outcome {
+                Ok(_) => TaskState::Done,
+                Err(problem) if problem.kind == ProblemKind::Cancelled => TaskState::Cancelled,
+                Err(_) => TaskState::Failed,
+            };
+            task.outcome = match outcome {
+                Ok(result) => text_of(result),
+                Err(problem) => text_of(problem),
+            };
+            task.ended_at_ms = Some(now);
+        });
+        if let Err(error) = ended.await {
+            tracing::error!(id, "cannot note that a task ended: {error}");
+        }
+    }
+
+    async fn change_task(&self, id: i64, change: impl FnOnce(&mut TaskRecord)) -> Result<(), DbError> {
+        let mut repo = self.db().write().await?;
+        let Some(mut task) = repo.tasks().by_id(id).await? else { return Ok(()) };
+        change(&mut task);
+        repo.tasks().update(&task).await?;
+        repo.save().await
+    }
+
+    /// Stores a task's plan, so that it goes on from there after a restart.
+    async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &JobControl) -> Result<(), DbError> {
+        let (plan, progress) = (text_of(plan), text_of(&control.progress()));
+        self.change_task(id, |task| {
+            task.plan = plan;
+            task.progress = progress;
+        })
+        .await
+    }
+
+    /// Goes on with tasks that an earlier daemon left, and ends those that cannot go on.
+    pub async fn recover_tasks(&self) -> Result<(), DbError> {
+        let unended = self.db().read().await?.tasks().unended().await?;
+        for task in unended {
+            let caller = Caller::admin(task.caller.clone());
+            let control = Arc::new(JobControl::new(self.stopping_flag()));
+            control.begin();
+            if task.cancelling {
+                control.cancel();
+            }
+            let (service, id) = (self.clone(), task.id);
+            match (task.kind.as_str(), task.plan.as_deref()) {
+                (scale::KIND, plan @ Some(_)) if let Some(plan) = stored::<scale::Plan>(plan) => {
+                    let work = scale::go_on(service, caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, work);
+                }
+                (roll::KIND, plan @ Some(_)) if let Some(plan) = stored::<roll_plan::Plan>(plan) => {
+                    let work = roll::go_on(service, caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, work);
+                }
+                _ => {
+                    let why = "the daemon ended while it ran, and it does not go on by itself";
+                    let problem = Problem::new(ProblemKind::Failed, why).advise("start it again");
+                    self.task_ended(id, &Err(problem), stored(task.progress.as_deref()).unwrap_or_default())
+                        .await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A task as clients see it.
+    pub(crate) fn task_view(&self, record: TaskRecord) -> Task {
+        let live = self.tasks().map().get(&record.id).cloned();
+        let (mut result, mut problem) = (None, None);
+        match record.state {
+            TaskState::Done => result = stored(record.outcome.as_deref()).map(Box::new),
+            TaskState::Failed | TaskState::Cancelled => problem = stored(record.outcome.as_deref()),
+            TaskState::Waiting | TaskState::Running => {}
+        }
+        let progress = match live {
+            Some(live) => Some(live.control.progress()),
+            None => stored(record.progress.as_deref()),
+        };
+        Task {
+            id: record.id,
+            kind: record.kind,
+            subject: record.subject,
+            caller: record.caller,
+            state: record.state,
+            cancelling: record.cancelling,
+            progress,
+            result,
+            problem,
+            created_at_ms: record.created_at_ms,
+            started_at_ms: record.started_at_ms,
+            ended_at_ms: record.ended_at_ms,
+        }
+    }
+
+    /// The progress of a task that has not ended, as lines.
+    pub(crate) async fn follow_task(&self, id: i64) -> Option<Response> {
+        let live = self.tasks().map().get(&id).cloned()?;
+        Some(answer(Some(id), live).await)
+    }
+
+    /// Asks a task to end. It has noted that before it ends.
+    pub(crate) fn cancel_live(&self, id: i64) {
+        if let Some(live) = self.tasks().map().get(&id) {
+            live.control.cancel();
+        }
+    }
+}
+
+/// The lines of a task that has ended.
+pub(crate) fn ended_lines(task: Task) -> Response {
+    let event = match (task.result, task.problem) {
+        (Some(result), _) => JobEvent::Done { result: *result },
+        (None, Some(problem)) => JobEvent::Failed { problem },
+        (None, None) => {
+            JobEvent::Failed { problem: Problem::new(ProblemKind::Failed, "its outcome was not noted") }
+        }
+    };
+    ndjson(Body::from(line(&event)))
+}

@@ -1,0 +1,380 @@
+//! The next step of a roll: a pure function of its plan and the time.
+//!
+//! ```text
+//!   Pending --move--> Moving --healthy--> Healthy --take back--> Returning --> Returned
+//!      |                 \------failed--> Failed ---/
+//!      +--off, kept, pinned--> Left
+//! ```
+
+use headwater_api::{LeftMachine, RollReport, RollRequest};
+use serde::{Deserialize, Serialize};
+
+/// How far one machine is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub(super) enum Stage {
+    /// It runs the version from before.
+    Pending,
+    /// It is on its way to the version.
+    Moving,
+    /// It is on the version, up and healthy.
+    Healthy,
+    /// It is on the version, and not healthy.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// It is on its way back.
+    Returning,
+    /// It runs the version from before again.
+    Returned,
+    /// It is not moved.
+    Left {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A machine of a roll.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Member {
+    /// Its name.
+    pub(super) machine: String,
+    /// How far it is.
+    pub(super) stage: Stage,
+}
+
+/// All that a roll needs to go on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    /// The catalog.
+    pub(super) catalog: String,
+    /// What was asked for.
+    pub(super) request: RollRequest,
+    /// The version that its machines run before, as `IMAGE@NUMBER`.
+    pub(super) from: String,
+    /// The version that they are to run.
+    pub(super) to: String,
+    /// The catalog's pin before the roll. While the roll goes on the catalog is pinned to `from`.
+    pub(super) pin_before: Option<String>,
+    /// Its machines, in the order in which they are moved.
+    pub(super) members: Vec<Member>,
+    /// Nothing is moved before that time.
+    pub(super) pause_until_ms: u64,
+    /// Why all are taken back, once that is decided.
+    pub(super) back: Option<String>,
+}
+
+/// What is next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Move these machines to the version, together.
+    Move(Vec<String>),
+    /// Wait until that time.
+    Wait(u64),
+    /// Decide that all are taken back.
+    TakeBack(String),
+    /// Take these machines back, together.
+    Return(Vec<String>),
+    /// All are on the version: the catalog follows.
+    Finish,
+    /// All are back.
+    Back(String),
+}
+
+impl Plan {
+    fn names(&self, wanted: impl Fn(&Stage) -> bool) -> Vec<String> {
+        self.members.iter().filter(|it| wanted(&it.stage)).map(|it| it.machine.clone()).collect()
+    }
+
+    fn count(&self, wanted: impl Fn(&Stage) -> bool) -> usize {
+        self.members.iter().filter(|it| wanted(&it.stage)).count()
+    }
+
+    /// Notes how far a machine is.
+    pub(super) fn set(&mut self, machine: &str, stage: Stage) {
+        if let Some(member) = self.members.iter_mut().find(|it| it.machine == machine) {
+            member.stage = stage;
+        }
+    }
+
+    /// What is next at a time.
+    pub(super) fn next(&self, now_ms: u64, cancelled: bool) -> Next {
+        let in_work = |stage: &Stage| {
+            matches!(stage, Stage::Moving | Stage::Healthy | Stage::Failed { .. } | Stage::Returning)
+        };
+        if let Some(why) = &self.back {
+            let left: Vec<_> = self.names(in_work);
+            let size = self.request.batch.of(self.movable());
+            return match left.is_empty() {
+                true => Next::Back(why.clone()),
+                false => Next::Return(left.into_iter().take(size).collect()),
+            };
+        }
+        // What a daemon that ended left in the middle.
+        let moving = self.names(|stage| *stage == Stage::Moving);
+        if cancelled {
+            return Next::TakeBack("it was cancelled".to_owned());
+        }
+        let healthy = self.count(|stage| *stage == Stage::Healthy);
+        let failed = self.names(|stage| matches!(stage, Stage::Failed { .. }));
+        let canaries = usize::try_from(self.request.canary).unwrap_or(usize::MAX).min(self.movable());
+        let is_canary_round = healthy < canaries;
+        let allowed = usize::try_from(self.request.max_failures).unwrap_or(usize::MAX);
+        if let Some(first) = failed.first() {
+            if is_canary_round {
+                return Next::TakeBack(format!("the canary {}", self.why(first)));
+            }
+            if failed.len() > allowed {
+                let all: Vec<_> = failed.iter().map(|machine| self.why(machine)).collect();
+                return Next::TakeBack(format!(
+                    "{} of at most {allowed} failed: {}",
+                    failed.len(),
+                    all.join("; ")
+                ));
+            }
+        }
+        if !moving.is_empty() {
+            return Next::Move(moving);
+        }
+        let pending = self.names(|stage| *stage == Stage::Pending);
+        if pending.is_empty() {
+            return Next::Finish;
+        }
+        if now_ms < self.pause_until_ms {
+            return Next::Wait(self.pause_until_ms);
+        }
+        let size = if is_canary_round { canaries - healthy } else { self.request.batch.of(self.movable()) };
+        Next::Move(pending.into_iter().take(size).collect())
+    }
+
+    /// How many machines are or were to be moved.
+    fn movable(&self) -> usize {
+        self.count(|stage| !matches!(stage, Stage::Left { .. }))
+    }
+
+    fn why(&self, machine: &str) -> String {
+        let found = self.members.iter().find(|it| it.machine == machine).map(|it| &it.stage);
+        match found {
+            Some(Stage::Failed { why }) => format!("{machine} {why}"),
+            _ => machine.to_owned(),
+        }
+    }
+
+    /// How far it is, for people.
+    pub(super) fn in_words(&self) -> String {
+        let on = self.count(|stage| matches!(stage, Stage::Healthy | Stage::Failed { .. }));
+        let moving = self.names(|stage| *stage == Stage::Moving);
+        let returned = self.count(|stage| *stage == Stage::Returned);
+        if let Some(why) = &self.back {
+            return format!("taking machines back to {}, {returned} done: {why}", self.from);
+        }
+        let waits =
+            if moving.is_empty() { String::new() } else { format!("; waits for {}", moving.join(", ")) };
+        format!("{on} of {} machines on {}{waits}", self.movable(), self.to)
+    }
+
+    /// What it did.
+    pub(super) fn report(&self, pinned: bool) -> RollReport {
+        let with_why = |wanted: &dyn Fn(&Stage) -> Option<String>| {
+            let found = self.members.iter().filter_map(|it| {
+                wanted(&it.stage).map(|why| LeftMachine { machine: it.machine.clone(), why })
+            });
+            found.collect::<Vec<_>>()
+        };
+        let failed = |stage: &Stage| if let Stage::Failed { why } = stage { Some(why.clone()) } else { None };
+        let left = |stage: &Stage| if let Stage::Left { why } = stage { Some(why.clone()) } else { None };
+        RollReport {
+            catalog: self.catalog.clone(),
+            from: self.from.clone(),
+            to: self.to.clone(),
+            moved: self.names(|stage| *stage == Stage::Healthy),
+            failed: with_why(&failed),
+            left: with_why(&left),
+            pinned,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_api::Batch;
+
+    use super::*;
+
+    fn plan(machines: usize, request: RollRequest) -> Plan {
+        let member = |number| Member { machine: format!("pc-{number}"), stage: Stage::Pending };
+        Plan {
+            catalog: "class".to_owned(),
+            from: "debian@1".to_owned(),
+            to: request.to.clone(),
+            request,
+            pin_before: None,
+            members: (1..=machines).map(member).collect(),
+            pause_until_ms: 0,
+            back: None,
+        }
+    }
+
+    fn request(canary: u32, batch: &str, max_failures: u32) -> RollRequest {
+        RollRequest {
+            to: "debian@2".to_owned(),
+            canary,
+            batch: Batch::parse(batch).unwrap(),
+            pause_s: 0,
+            health: None,
+            health_s: 1,
+            boot_s: 1,
+            max_failures,
+        }
+    }
+
+    /// Plays a roll: `fails` says which machines are not healthy on the new version. Returns each step in words.
+    fn play(mut plan: Plan, fails: &[&str]) -> Vec<String> {
+        let mut script = Vec::new();
+        for _ in 0..1000 {
+            match plan.next(0, false) {
+                Next::Move(machines) => {
+                    script.push(format!("move {}", machines.join(" ")));
+                    for machine in machines {
+                        let why = "is ill".to_owned();
+                        let stage = if fails.contains(&machine.as_str()) {
+                            Stage::Failed { why }
+                        } else {
+                            Stage::Healthy
+                        };
+                        plan.set(&machine, stage);
+                    }
+                }
+                Next::Return(machines) => {
+                    script.push(format!("return {}", machines.join(" ")));
+                    machines.iter().for_each(|machine| plan.set(machine, Stage::Returned));
+                }
+                Next::TakeBack(why) => {
+                    script.push(format!("take back: {why}"));
+                    plan.back = Some(why);
+                }
+                end => {
+                    script.push(format!("{end:?}"));
+                    return script;
+                }
+            }
+        }
+        panic!("it does not end: {script:?}");
+    }
+
+    #[test]
+    fn canaries_go_first_and_the_others_in_batches() {
+        let script = play(plan(6, request(1, "40%", 0)), &[]);
+        assert_eq!(script, ["move pc-1", "move pc-2 pc-3", "move pc-4 pc-5", "move pc-6", "Finish"]);
+        assert_eq!(play(plan(3, request(0, "100%", 0)), &[]), ["move pc-1 pc-2 pc-3", "Finish"]);
+        assert_eq!(play(plan(2, request(9, "1", 0)), &[]), ["move pc-1 pc-2", "Finish"]);
+        assert_eq!(play(plan(0, request(1, "1", 0)), &[]), ["Finish"]);
+    }
+
+    #[test]
+    fn a_canary_that_fails_goes_back_and_no_other_was_touched() {
+        // Even if the others might fail.
+        let script = play(plan(6, request(1, "3", 5)), &["pc-1"]);
+        let why = "the canary pc-1 is ill";
+        assert_eq!(
+            script,
+            ["move pc-1", &format!("take back: {why}"), "return pc-1", &format!("Back({why:?})")]
+        );
+        let script = play(plan(6, request(2, "3", 5)), &["pc-2"]);
+        assert_eq!(&script[..2], ["move pc-1 pc-2", "take back: the canary pc-2 is ill"]);
+        assert_eq!(script[2], "return pc-1 pc-2");
+    }
+
+    #[test]
+    fn failures_up_to_the_limit_are_reported_and_above_it_all_goes_back() {
+        let script = play(plan(5, request(1, "2", 1)), &["pc-3"]);
+        assert_eq!(script, ["move pc-1", "move pc-2 pc-3", "move pc-4 pc-5", "Finish"]);
+        let script = play(plan(5, request(1, "2", 1)), &["pc-3", "pc-4"]);
+        assert_eq!(script[3], "take back: 2 of at most 1 failed: pc-3 is ill; pc-4 is ill");
+        assert_eq!(script[4..7], ["return pc-1 pc-2", "return pc-3 pc-4", "return pc-5"]);
+    }
+
+    #[test]
+    fn machines_that_are_left_alone_count_as_none() {
+        let mut roll = plan(4, request(2, "50%", 0));
+        roll.set("pc-1", Stage::Left { why: "is off".to_owned() });
+        roll.set("pc-3", Stage::Left { why: "keeps its disk".to_owned() });
+        assert_eq!(play(roll.clone(), &[]), ["move pc-2 pc-4", "Finish"]);
+        let left = roll.report(false).left;
+        assert_eq!(left.iter().map(|it| it.machine.as_str()).collect::<Vec<_>>(), ["pc-1", "pc-3"]);
+    }
+
+    #[test]
+    fn pauses_are_kept_and_a_cancelled_roll_goes_back() {
+        let mut roll = plan(3, request(1, "1", 0));
+        roll.set("pc-1", Stage::Healthy);
+        roll.pause_until_ms = 500;
+        assert_eq!(roll.next(499, false), Next::Wait(500));
+        assert_eq!(roll.next(500, false), Next::Move(vec!["pc-2".to_owned()]));
+        assert_eq!(roll.next(0, true), Next::TakeBack("it was cancelled".to_owned()));
+    }
+
+    /// Random rolls, with daemons that end at any step: each machine is on one of both versions at the end, all of them on the same
+    /// unless failures are allowed, and never more at once than a batch.
+    #[test]
+    fn random_rolls_end_with_all_machines_on_one_version() {
+        let mut seed = 7u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for round in 0..10_000 {
+            let (machines, canary, batch) = (draw(12), draw(4), 1 + draw(5));
+            let allowed = draw(3);
+            let request =
+                request(u32::try_from(canary).unwrap(), &batch.to_string(), u32::try_from(allowed).unwrap());
+            let mut roll = plan(usize::try_from(machines).unwrap(), request);
+            let mut steps = 0;
+            let end = loop {
+                steps += 1;
+                assert!(steps < 500, "round {round} does not end: {roll:?}");
+                let next = roll.next(0, draw(60) == 0 && roll.back.is_none());
+                // The daemon ends before or after it noted a step, and goes on from the row.
+                let ends = draw(10) == 0;
+                match next {
+                    Next::Move(list) => {
+                        let moving = roll.names(|stage| *stage == Stage::Moving);
+                        assert!(list.len() <= usize::try_from(batch.max(canary)).unwrap(), "round {round}");
+                        assert!(moving.iter().all(|machine| list.contains(machine)), "round {round}");
+                        list.iter().for_each(|machine| roll.set(machine, Stage::Moving));
+                        if !ends {
+                            for machine in list {
+                                let why = "is ill".to_owned();
+                                let stage = if draw(8) == 0 { Stage::Failed { why } } else { Stage::Healthy };
+                                roll.set(&machine, stage);
+                            }
+                        }
+                    }
+                    Next::Return(list) => {
+                        let stage = if ends { Stage::Returning } else { Stage::Returned };
+                        list.iter().for_each(|machine| roll.set(machine, stage.clone()));
+                    }
+                    Next::TakeBack(why) => roll.back = Some(why),
+                    Next::Wait(_) => panic!("there is no pause"),
+                    end => break end,
+                }
+                let stored = serde_json::to_string(&roll).unwrap();
+                assert_eq!(serde_json::from_str::<Plan>(&stored).unwrap(), roll);
+            };
+            let of = |wanted: fn(&Stage) -> bool| roll.count(wanted);
+            let failed = of(|stage| matches!(stage, Stage::Failed { .. }));
+            match end {
+                Next::Finish => {
+                    assert_eq!(of(|stage| *stage == Stage::Healthy) + failed, roll.members.len());
+                    assert!(failed <= usize::try_from(allowed).unwrap());
+                }
+                Next::Back(_) => {
+                    let untouched = of(|stage| matches!(stage, Stage::Pending | Stage::Returned));
+                    assert_eq!(untouched, roll.members.len(), "round {round}: {roll:?}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

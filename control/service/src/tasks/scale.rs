@@ -1,0 +1,211 @@
+//! `scale`: gives a catalog so many machines.
+//!
+//! What is to be done next is read from the database each time, so a task that goes on after a restart does nothing twice.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use axum::response::Response;
+use headwater_api::name::NameRule;
+use headwater_api::{CreateMachine, JobResult, Problem, ProblemKind, ScaleReport, ScaleRequest};
+use headwater_db::{DbError, MachineRecord};
+use serde::{Deserialize, Serialize};
+
+use super::{Outcome, Work, answer};
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::backend::JobControl;
+use crate::caller::Caller;
+use crate::operations::create_machine;
+
+/// Its kind.
+pub(super) const KIND: &str = "scale";
+
+/// The most machines of one catalog that are made at once: a mistyped number is not to fill the database.
+const COUNT_MAX: u32 = 10_000;
+
+/// What it needs to go on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Plan {
+    request: ScaleRequest,
+    report: ScaleReport,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot give catalog '{catalog}' {count} machines: the most are {COUNT_MAX}")]
+    TooMany { catalog: String, count: u32 },
+    #[error(
+        "cannot reduce catalog '{catalog}' to {count} machines: it has {has}, and these keep a disk, edit an image or are pinned: {}",
+        .kept.join(", ")
+    )]
+    Kept { catalog: String, count: u32, has: usize, kept: Vec<String> },
+    #[error("cannot change how many machines catalog '{catalog}' has: task {task} changes it")]
+    Busy { catalog: String, task: i64 },
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::TooMany { .. } => ProblemKind::Invalid,
+            Self::Kept { .. } | Self::Busy { .. } => ProblemKind::Conflict,
+            Self::Db(e) => e.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::TooMany { .. } => None,
+            Self::Kept { .. } => Some("--force removes those too, with what they keep".to_owned()),
+            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Db(e) => e.advice(),
+        }
+    }
+}
+
+/// Checks a request, and begins the task.
+pub(crate) async fn begin(
+    service: &Service,
+    caller: Caller,
+    catalog: String,
+    request: ScaleRequest,
+) -> Result<Response, Failure> {
+    service.catalog(&catalog).await?;
+    if request.count > COUNT_MAX {
+        return Err(Error::TooMany { catalog, count: request.count }.into());
+    }
+    if let Some(task) = service.task_that_changes(&catalog).await? {
+        return Err(Error::Busy { catalog, task }.into());
+    }
+    let members = service.members(&catalog).await?;
+    removable(service, &catalog, &members, &request).await?;
+    let report = ScaleReport { catalog: catalog.clone(), ..ScaleReport::default() };
+    let plan = Plan { request, report };
+    let what = Work { kind: KIND, subject: format!("catalog {catalog}"), caller: caller.clone() };
+    let id = service.add_task(&what, super::text_of(&plan)).await?;
+    let control = Arc::new(JobControl::new(service.stopping_flag()));
+    control.begin();
+    let work = go_on(service.clone(), caller, id, plan, control.clone());
+    let live = service.spawn_task(Some(id), control, work);
+    Ok(answer(Some(id), live).await)
+}
+
+/// Does what is left.
+pub(super) async fn go_on(
+    service: Service,
+    caller: Caller,
+    id: i64,
+    mut plan: Plan,
+    control: Arc<JobControl>,
+) -> Outcome {
+    service.task_began(id).await;
+    let catalog = plan.report.catalog.clone();
+    let target = usize::try_from(plan.request.count).unwrap_or(usize::MAX);
+    loop {
+        if control.is_cancelled() {
+            let why = format!("scaling catalog '{catalog}' was cancelled");
+            return Err(Problem::new(ProblemKind::Cancelled, why));
+        }
+        let members = service.members(&catalog).await.map_err(|e| problem(&e))?;
+        control.report_doing(format!("{} of {target} machines", members.len()));
+        if members.len() < target {
+            let name = add(&service, &caller, &catalog, plan.request.start).await?;
+            plan.report.created.push(name);
+        } else if members.len() > target {
+            let free =
+                removable(&service, &catalog, &members, &plan.request).await.map_err(|e| problem(&e))?;
+            let Some(next) = free.into_iter().next() else { continue };
+            service.remove(&next, true, &caller).await.map_err(|e| problem(&e))?;
+            plan.report.removed.push(next);
+        } else {
+            plan.report.count = plan.request.count;
+            return Ok(JobResult::Scaled(Box::new(plan.report)));
+        }
+        if let Err(error) = service.save_plan(id, &plan, &control).await {
+            return Err(problem(&error));
+        }
+    }
+}
+
+/// Makes one machine more.
+async fn add(service: &Service, caller: &Caller, catalog: &str, start: bool) -> Result<String, Problem> {
+    let record = service.catalog(catalog).await.map_err(|e| problem(&e))?;
+    let rule = NameRule::parse(&record.name_rule)?;
+    let taken = service.names_taken().await.map_err(|e| problem(&e))?;
+    let name =
+        (record.first_number..=u32::MAX).map(|number| rule.name(number)).find(|name| !taken.contains(name));
+    let Some(name) = name else {
+        return Err(Problem::new(ProblemKind::Conflict, format!("catalog '{catalog}' has no name left")));
+    };
+    let request = CreateMachine {
+        name: name.clone(),
+        image: None,
+        catalog: Some(catalog.to_owned()),
+        cache: None,
+        memory_bytes: None,
+        cpus: None,
+        transport: None,
+        host_name: None,
+        user_data: None,
+        boot: None,
+        mac: None,
+    };
+    create_machine::make(service, caller, request).await.map_err(|failure| failure.0)?;
+    if start {
+        service.start(&name, caller).await.map_err(|e| problem(&e))?;
+    }
+    Ok(name)
+}
+
+/// The machines that may go, those that go first first. Refused if these are too few.
+async fn removable(
+    service: &Service,
+    catalog: &str,
+    members: &[MachineRecord],
+    request: &ScaleRequest,
+) -> Result<Vec<String>, Error> {
+    let excess = members.len().saturating_sub(usize::try_from(request.count).unwrap_or(usize::MAX));
+    if excess == 0 {
+        return Ok(Vec::new());
+    }
+    let disks = service.db().read().await?.persistent_disks().list().await?;
+    let keeping: HashSet<_> = disks.iter().map(|disk| disk.machine).collect();
+    let is_kept = |machine: &&MachineRecord| keeping.contains(&machine.uuid) || machine.pin.is_some();
+    let mut free: Vec<_> = members.iter().filter(|machine| request.force || !is_kept(machine)).collect();
+    if free.len() < excess {
+        let kept = members.iter().filter(is_kept).map(|machine| machine.name.clone()).collect();
+        let (catalog, count, has) = (catalog.to_owned(), request.count, members.len());
+        return Err(Error::Kept { catalog, count, has, kept });
+    }
+    // Members are in the order of their numbers. A stable sort: free before kept, off before on.
+    free.reverse();
+    free.sort_by_key(|machine| (is_kept(machine), service.active(machine.uuid).is_some()));
+    Ok(free.into_iter().take(excess).map(|machine| machine.name.clone()).collect())
+}
+
+impl Service {
+    /// The machines of a catalog, by name as people count.
+    pub(super) async fn members(&self, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
+        let mut all = self.db().read().await?.machines().list().await?;
+        all.retain(|machine| machine.catalog.as_deref() == Some(catalog));
+        Ok(all)
+    }
+
+    /// The names that a new machine cannot have.
+    async fn names_taken(&self) -> Result<HashSet<String>, DbError> {
+        let mut repo = self.db().read().await?;
+        let machines = repo.machines().list().await?;
+        let catalogs = repo.catalogs().list().await?;
+        Ok(machines.into_iter().map(|it| it.name).chain(catalogs.into_iter().map(|it| it.name)).collect())
+    }
+
+    /// The task that changes the machines of a catalog, if there is one.
+    pub(super) async fn task_that_changes(&self, catalog: &str) -> Result<Option<i64>, DbError> {
+        let subject = format!("catalog {catalog}");
+        let unended = self.db().read().await?.tasks().unended().await?;
+        let is_one = |kind: &str| kind == KIND || kind == super::roll::KIND;
+        Ok(unended.into_iter().find(|task| is_one(&task.kind) && task.subject == subject).map(|task| task.id))
+    }
+}

@@ -1,0 +1,84 @@
+//! `headwater task` and `headwater token`.
+
+use clap::Subcommand;
+use headwater_api::Role;
+
+/// `headwater task ...`.
+#[derive(Debug, Subcommand)]
+pub enum TaskCommand {
+    /// List the newest tasks
+    List {
+        /// Only those that have not ended
+        #[arg(long)]
+        unended: bool,
+        /// At most so many; the daemon keeps the newest 10,000
+        #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+    },
+    /// Show a task
+    Show {
+        /// Its number
+        task: i64,
+    },
+    /// Follow a task until it ends; it goes on if this ends first. Exits as the command that began it would have
+    Wait {
+        /// Its number
+        task: i64,
+    },
+    /// Ask a task to end, and follow it until it has: a roll takes its machines back first
+    Cancel {
+        /// Its number
+        task: i64,
+    },
+}
+
+/// `headwater token ...`.
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make a token and print its secret, which cannot be shown again
+    Create {
+        /// Its name: 1 to 63 of a-z, 0-9 and '-'. The history names it
+        name: String,
+        /// What its holder may do: metrics, viewer, operator or admin
+        #[arg(long, value_parser = Role::parse)]
+        role: Role,
+        /// For how long it is valid, such as 12h or 90d; until it is revoked unless given
+        #[arg(long, value_name = "TIME", value_parser = span)]
+        expires: Option<u64>,
+    },
+    /// List all tokens, without their secrets
+    List,
+    /// Refuse a token from now on
+    Revoke {
+        /// Its name
+        name: String,
+    },
+}
+
+/// A time such as `30s`, `15m`, `12h` or `90d`, in seconds.
+pub fn span(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text.get(digits.len()..).unwrap_or_default() {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err("write a number and one of s, m, h, d, such as 12h or 90d".to_owned()),
+    };
+    let count: u64 =
+        digits.parse().map_err(|_| "write a number and a unit, such as 12h or 90d".to_owned())?;
+    count.checked_mul(unit).filter(|seconds| *seconds > 0).ok_or_else(|| "it is out of range".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_have_units() {
+        assert_eq!(["30", "30s", "15m", "12h", "90d"].map(span), [30, 30, 900, 43_200, 7_776_000].map(Ok));
+        for odd in ["", "d", "0h", "1w", "-1d", "1.5h", "99999999999999999999d"] {
+            assert!(span(odd).is_err(), "{odd}");
+        }
+    }
+}

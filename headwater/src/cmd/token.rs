@@ -1,0 +1,53 @@
+//! `headwater token`: who may use the API over TCP, and for what.
+
+use headwater_api::{CreateToken, TokenInfo};
+
+use crate::cli::TokenCommand;
+use crate::client::Client;
+use crate::show;
+
+/// Carries out one of the token commands.
+pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::Result<u8> {
+    match command {
+        TokenCommand::Create { name, role, expires } => {
+            let token = client.create_token(&CreateToken { name, role, valid_s: expires }).await?;
+            if json {
+                show::json(&token)?;
+            } else {
+                // The secret alone on the standard output: a script reads it from there.
+                let until = token.info.expires_at_ms.map_or_else(
+                    || "until it is revoked".to_owned(),
+                    |end| format!("until {}", show::time(end)),
+                );
+                let (name, role) = (&token.info.name, token.info.role);
+                show::aside(&format!(
+                    "token {name} has the role {role} {until}; its secret is shown this once:\n"
+                ));
+                show::line(&token.secret)?;
+            }
+        }
+        TokenCommand::List => {
+            let list = client.tokens().await?;
+            if json { show::json(&list)? } else { show_list(&list.tokens)? }
+        }
+        TokenCommand::Revoke { name } => {
+            client.revoke_token(&name).await?;
+            let text = format!("revoked token {name}");
+            if json { show::removed(&[name])? } else { show::line(&text)? }
+        }
+    }
+    Ok(0)
+}
+
+fn show_list(tokens: &[TokenInfo]) -> anyhow::Result<()> {
+    let row = |token: &TokenInfo| {
+        vec![
+            token.name.clone(),
+            token.role.to_string(),
+            token.expires_at_ms.map_or_else(|| "-".to_owned(), show::time),
+            show::time(token.created_at_ms),
+            token.created_by.clone(),
+        ]
+    };
+    show::table(&["TOKEN", "ROLE", "ENDS", "CREATED", "BY"], tokens.iter().map(row))
+}

@@ -1,0 +1,178 @@
+//! Catalogs as a whole: machines by number, rolls with canaries, and what becomes of them when the daemon is killed. Real daemons and
+//! QEMU, with a boot sector that says how often its disk was written.
+
+use std::time::Duration;
+
+use headwater_testkit::wait_until;
+
+use crate::support::{self, Daemon};
+
+/// Imports a version of `tiny`; each count makes another one.
+fn import(daemon: &Daemon, count: u8) {
+    let path = daemon.path().join("tiny.raw");
+    let mut disk = support::tiny_disk();
+    disk[512] = count;
+    std::fs::write(&path, disk).unwrap();
+    daemon.cli(&["image", "import", path.to_str().unwrap()]).ok();
+}
+
+fn json(daemon: &Daemon, arguments: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&daemon.cli(&[&["--json"], arguments].concat()).ok()).unwrap()
+}
+
+/// The machines of `class`, each with its version and process.
+fn machines(daemon: &Daemon) -> Vec<(String, String, Option<u64>)> {
+    let list = json(daemon, &["machine", "list"]);
+    let of_class = list["machines"].as_array().unwrap().iter().filter(|it| it["catalog"] == "class");
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    of_class.map(|it| (text(&it["name"]), text(&it["version"]), it["pid"].as_u64())).collect()
+}
+
+fn versions(daemon: &Daemon) -> Vec<String> {
+    machines(daemon).into_iter().map(|(_, version, _)| version).collect()
+}
+
+/// A catalog of machines that are on.
+fn class(daemon: &Daemon, count: &str) {
+    import(daemon, 1);
+    let size = ["--cache", "ram", "--memory", "64M"];
+    let made =
+        ["catalog", "create", "class", "tiny@1", "--count", count, "--name", "class-##", "--first", "7"];
+    daemon.cli(&[&made[..], &["--start"], &size].concat()).ok();
+    for (name, _, _) in machines(daemon) {
+        daemon.wait_for(&name, "running");
+    }
+    import(daemon, 2);
+}
+
+#[test]
+fn a_catalog_has_as_many_machines_as_it_is_told() {
+    let daemon = Daemon::start();
+    import(&daemon, 1);
+    daemon.cli(&["catalog", "create", "bad", "tiny", "--name", "no-number"]).fails(2, &["no-number", "'#'"]);
+    let made = daemon.cli(&["catalog", "create", "class", "tiny", "--count", "3", "--cache", "ram"]).ok();
+    assert!(made.contains("created class-01, class-02, class-03\nclass has 3 machines"), "{made}");
+    // Somebody has the next name, and one machine keeps its place by a pin.
+    daemon.create("class-04", "tiny", &[]);
+    daemon.cli(&["image", "pin", "class-03", "tiny@1"]).ok();
+    assert!(daemon.cli(&["catalog", "scale", "class", "4"]).ok().contains("created class-05\n"));
+    let names = || machines(&daemon).into_iter().map(|(name, _, _)| name).collect::<Vec<_>>();
+    assert_eq!(names(), ["class-01", "class-02", "class-03", "class-05"]);
+    // Machines that are off go first, those with the highest numbers before others.
+    daemon.cli(&["machine", "start", "class-05"]).ok();
+    assert!(daemon.cli(&["catalog", "scale", "class", "3"]).ok().contains("removed class-02\n"));
+    daemon.cli(&["catalog", "scale", "class", "0"]).fails(4, &["pinned", "class-03", "--force"]);
+    assert_eq!(names(), ["class-01", "class-03", "class-05"]);
+    daemon.cli(&["catalog", "scale", "class", "1"]).ok();
+    assert_eq!(names(), ["class-03"]);
+    daemon.cli(&["catalog", "scale", "class", "0", "--force"]).ok();
+    assert!(names().is_empty());
+    daemon.cli(&["catalog", "scale", "class", "10001"]).fails(2, &["10001", "10000"]);
+    daemon.cli(&["catalog", "scale", "lab", "1"]).fails(3, &["lab"]);
+    let tasks = json(&daemon, &["task", "list"]);
+    let first = &tasks["tasks"].as_array().unwrap()[0];
+    assert_eq!(
+        (&first["kind"], &first["subject"], &first["state"]),
+        (&"scale".into(), &"catalog class".into(), &"done".into())
+    );
+}
+
+#[test]
+fn a_roll_moves_all_machines_and_the_catalog_follows() {
+    let daemon = Daemon::start();
+    class(&daemon, "4");
+    daemon.cli(&["machine", "stop", "class-10", "--force"]).ok();
+    daemon.cli(&["image", "pin", "class-09", "tiny@1"]).ok();
+    for (to, code, words) in
+        [("tiny@9", 3, "tiny@9"), ("other@1", 2, "boots image 'tiny'"), ("tiny@1", 4, "run that version")]
+    {
+        daemon.cli(&["catalog", "roll", "class", "--to", to]).fails(code, &[words]);
+    }
+    let rolled = daemon.cli(&["catalog", "roll", "class", "--to", "tiny@2", "--batch", "1"]).ok();
+    assert!(rolled.contains("2 machines of class moved from tiny@1 to tiny@2\n"), "{rolled}");
+    assert!(rolled.contains("left alone: class-09 is pinned"), "{rolled}");
+    assert!(rolled.contains("left alone: class-10 is off"), "{rolled}");
+    assert_eq!(versions(&daemon), ["tiny@2", "tiny@2", "tiny@1", "tiny@1"]);
+    // Nothing is left of the pins that the roll set, and a machine that is started takes the version.
+    assert_eq!(daemon.machine("class-09")["pin"], "tiny@1");
+    assert_eq!(daemon.machine("class-07")["pin"], "tiny@2", "that of its catalog");
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["pin"], "tiny@2");
+    daemon.cli(&["machine", "start", "class-10", "--wait"]).ok();
+    assert_eq!(daemon.machine("class-10")["version"], "tiny@2");
+    let events = daemon.cli(&["events", "--subject", "catalog class"]).ok();
+    assert!(events.contains("rolled") && events.contains("from tiny@1 to tiny@2"), "{events}");
+}
+
+#[test]
+fn a_canary_that_is_not_healthy_is_taken_back_and_no_other_is_touched() {
+    let daemon = Daemon::start();
+    class(&daemon, "3");
+    let before = machines(&daemon);
+    // No agent answers in a boot sector.
+    let roll = ["catalog", "roll", "class", "--to", "tiny@2", "--health", "true", "--health-timeout", "1s"];
+    daemon.cli(&roll).fails(1, &["class-07", "cannot be checked", "taken back to tiny@1"]);
+    daemon.wait_for("class-07", "running");
+    let after = machines(&daemon);
+    assert_eq!(after[1..], before[1..], "they run as before");
+    assert_eq!(after[0].1, "tiny@1");
+    assert_ne!(after[0].2, before[0].2, "it was moved, and taken back");
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["pin"], serde_json::Value::Null);
+    assert_eq!(daemon.machine("class-07")["pin"], serde_json::Value::Null);
+    let task = json(&daemon, &["task", "list", "--limit", "1"])["tasks"][0].clone();
+    assert_eq!((&task["kind"], &task["state"]), (&"roll".into(), &"failed".into()));
+}
+
+#[test]
+fn a_roll_goes_on_after_the_daemon_was_killed_and_can_be_cancelled() {
+    let daemon = Daemon::start();
+    class(&daemon, "3");
+    let begin = ["catalog", "roll", "class", "--to", "tiny@2", "--batch", "1", "--no-wait", "--pause"];
+    daemon.cli(&[&begin[..], &["2s"]].concat()).ok();
+    daemon.cli(&["catalog", "scale", "class", "9"]).fails(4, &["task", "changes it"]);
+    wait_until("the canary is moved", || versions(&daemon)[0] == "tiny@2");
+    let dir = daemon.kill();
+    let daemon = Daemon::start_in(dir, |command| {
+        command.arg("--resume");
+    });
+    let task = json(&daemon, &["task", "list", "--unended"])["tasks"][0]["id"].to_string();
+    daemon.cli(&["task", "wait", &task]).ok();
+    assert_eq!(versions(&daemon), ["tiny@2", "tiny@2", "tiny@2"]);
+
+    // One that is cancelled takes its machines back.
+    import(&daemon, 3);
+    let begin = ["catalog", "roll", "class", "--to", "tiny@3", "--no-wait", "--pause", "1h"];
+    let begun = json(&daemon, &begin);
+    wait_until("the canary is moved", || versions(&daemon)[0] == "tiny@3");
+    std::thread::sleep(Duration::from_millis(100));
+    let id = begun["id"].to_string();
+    let ended = daemon.cli(&["task", "cancel", &id]).ok();
+    assert!(ended.contains(&format!("task {id} is cancelled")), "{ended}");
+    assert_eq!(versions(&daemon), ["tiny@2", "tiny@2", "tiny@2"]);
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["pin"], "tiny@2");
+}
+
+#[test]
+fn events_are_followed_as_they_come() {
+    use std::io::{BufRead, BufReader};
+    let daemon = Daemon::start();
+    import(&daemon, 1);
+    let mut follower = support::headwater();
+    follower.args([
+        "--data-dir",
+        daemon.path().to_str().unwrap(),
+        "--json",
+        "events",
+        "--follow",
+        "--limit",
+        "1",
+    ]);
+    let mut follower = follower.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<serde_json::Value>(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!(next()["action"], "imported");
+    daemon.cli(&["catalog", "create", "class", "tiny", "--cache", "ram", "--count", "2"]).ok();
+    let seen: Vec<_> = (0..3).map(|_| next()["subject"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(seen, ["catalog class", "machine class-01", "machine class-02"]);
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+}
