@@ -139,18 +139,17 @@ impl RememberedLists {
 }
 
 /// Keeps one more, in place of what was heard of the same object before, and no more than is to be remembered.
-fn keep(remember_lists: &mut VecDeque<RememberedLists>, new: RememberedLists) {
-    remember_lists.retain(|before| before.object != new.object);
+fn keep(remembered: &mut VecDeque<RememberedLists>, new: RememberedLists) {
+    remembered.retain(|before| before.object != new.object);
     if !new.lists.is_of_holes() {
         return;
     }
-    remember_lists.push_back(new);
-    let mut count = remember_lists
-        .iter()
-        .fold(0usize, |sum, remember_lists| sum.saturating_add(remember_lists.lists.count()));
+    remembered.push_back(new);
+    let mut count =
+        remembered.iter().fold(0usize, |sum, remembered| sum.saturating_add(remembered.lists.count()));
     // Also the only one, if it is that long.
-    while remember_lists.len() > OBJECTS_MAX || count > HOLES_MAX {
-        let Some(oldest) = remember_lists.pop_front() else { break };
+    while remembered.len() > OBJECTS_MAX || count > HOLES_MAX {
+        let Some(oldest) = remembered.pop_front() else { break };
         count = count.saturating_sub(oldest.lists.count());
     }
 }
@@ -161,17 +160,17 @@ impl Servers {
         let at = Instant::now();
         let said_at = lists.iter().map(|(server, _)| (server, at)).collect();
         let new = RememberedLists { object, lists: lists.clone(), at, said_at, all_asked: Some(at) };
-        keep(&mut self.state.lock().remember_lists, new);
+        keep(&mut self.state.lock().remembered, new);
     }
 
     /// Remembers what one server said.
     pub(crate) fn remember_list(&self, object: Hash, server: usize, holes: Arc<Holes>) {
         let now = Instant::now();
-        let remember_lists = &mut self.state.lock().remember_lists;
-        let before = remember_lists.iter().position(|remember_lists| remember_lists.object == object);
+        let remembered = &mut self.state.lock().remembered;
+        let before = remembered.iter().position(|remembered| remembered.object == object);
         let before = before
-            .and_then(|at| remember_lists.remove(at))
-            .filter(|remember_lists| remember_lists.at.elapsed() < KEPT_FOR);
+            .and_then(|at| remembered.remove(at))
+            .filter(|remembered| remembered.at.elapsed() < KEPT_FOR);
         // What the others said is as old as it was.
         let mut new = before.unwrap_or_else(|| RememberedLists {
             object,
@@ -187,42 +186,39 @@ impl Servers {
         if new.lists.0.len() == 1 {
             new.at = now;
         }
-        keep(remember_lists, new);
+        keep(remembered, new);
     }
 
     /// What of an object is gone on one server, as it said no longer ago than this.
     pub(crate) fn said(&self, object: Hash, server: usize, longest: Duration) -> Option<Arc<Holes>> {
         let state = self.state.lock();
-        let remember_lists =
-            state.remember_lists.iter().find(|remember_lists| remember_lists.object == object)?;
-        let at = remember_lists.said_at(server).filter(|at| at.elapsed() <= longest);
-        at.and_then(|_| remember_lists.lists.of(server).cloned())
+        let remembered = state.remembered.iter().find(|remembered| remembered.object == object)?;
+        let at = remembered.said_at(server).filter(|at| at.elapsed() <= longest);
+        at.and_then(|_| remembered.lists.of(server).cloned())
     }
 
     /// Whether something was heard of an object, and all servers were asked for it longer ago than this. Who is told so is to ask them:
     /// others are not told so then.
     pub(crate) fn is_to_be_asked(&self, object: Hash, longest: Duration) -> bool {
-        let remember_lists = &mut self.state.lock().remember_lists;
-        let remember_lists = remember_lists.iter_mut().find(|remember_lists| remember_lists.object == object);
-        let is_due = |remember_lists: &&mut RememberedLists| {
-            remember_lists.all_asked.is_none_or(|at| at.elapsed() > longest)
-        };
-        let Some(remember_lists) = remember_lists.filter(is_due) else { return false };
-        remember_lists.all_asked = Some(Instant::now());
+        let remembered = &mut self.state.lock().remembered;
+        let remembered = remembered.iter_mut().find(|remembered| remembered.object == object);
+        let is_due =
+            |remembered: &&mut RememberedLists| remembered.all_asked.is_none_or(|at| at.elapsed() > longest);
+        let Some(remembered) = remembered.filter(is_due) else { return false };
+        remembered.all_asked = Some(Instant::now());
         true
     }
 
     /// What was heard of an object not long ago; nothing where nothing is gone.
     pub(crate) fn lists_of(&self, object: Hash) -> HoleLists {
         let state = self.state.lock();
-        if state.remember_lists.is_empty() {
+        if state.remembered.is_empty() {
             return HoleLists::default();
         }
-        let is_it = |remember_lists: &&RememberedLists| {
-            remember_lists.object == object && remember_lists.at.elapsed() < KEPT_FOR
-        };
-        let remember_lists = state.remember_lists.iter().find(is_it);
-        remember_lists.map(|remember_lists| remember_lists.lists.clone()).unwrap_or_default()
+        let is_it =
+            |remembered: &&RememberedLists| remembered.object == object && remembered.at.elapsed() < KEPT_FOR;
+        let remembered = state.remembered.iter().find(is_it);
+        remembered.map(|remembered| remembered.lists.clone()).unwrap_or_default()
     }
 }
 
@@ -303,8 +299,8 @@ mod tests {
         let object = |number: usize| Hash::of(&number.to_le_bytes());
         servers.remember_lists(object(0), &lists(&[&[1], &[2]]));
         servers.remember_list(object(0), 0, holes(&[7]));
-        let remember_lists = servers.lists_of(object(0));
-        assert_eq!((remember_lists.of(0), remember_lists.of(1)), (Some(&holes(&[7])), Some(&holes(&[2]))));
+        let remembered = servers.lists_of(object(0));
+        assert_eq!((remembered.of(0), remembered.of(1)), (Some(&holes(&[7])), Some(&holes(&[2]))));
         assert_eq!(servers.lists_of(object(1)), HoleLists::default());
         servers.remember_lists(object(0), &lists(&[&[], &[]]));
         assert_eq!(servers.lists_of(object(0)), HoleLists::default());
@@ -330,9 +326,9 @@ mod tests {
         assert_eq!((said(0), said(1)), (Some(holes(&[1])), Some(holes(&[2]))));
         assert!(!servers.is_to_be_asked(object, half_a_minute));
         let before = Instant::now().checked_sub(half_a_minute * 2).unwrap();
-        for remember_lists in &mut servers.state.lock().remember_lists {
-            remember_lists.said_at.iter_mut().for_each(|(_, at)| *at = before);
-            remember_lists.all_asked = Some(before);
+        for remembered in &mut servers.state.lock().remembered {
+            remembered.said_at.iter_mut().for_each(|(_, at)| *at = before);
+            remembered.all_asked = Some(before);
         }
         assert_eq!((said(0), said(1)), (None, None));
         servers.remember_list(object, 0, holes(&[7]));

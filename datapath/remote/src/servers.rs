@@ -86,7 +86,7 @@ pub(crate) struct State {
     /// Parts of objects that were read without a check, oldest first.
     pub given: VecDeque<GivenPart>,
     /// What is gone of objects, as servers said, oldest first.
-    pub remember_lists: VecDeque<RememberedLists>,
+    pub remembered: VecDeque<RememberedLists>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
     /// Whether servers are to be told of these.
@@ -182,7 +182,7 @@ impl Servers {
                 lacking_said: None,
                 failed_files: VecDeque::new(),
                 given: VecDeque::new(),
-                remember_lists: VecDeque::new(),
+                remembered: VecDeque::new(),
                 pins: Vec::new(),
                 pins_due: false,
             }),
