@@ -23,6 +23,7 @@
 pub mod access;
 pub mod catalog;
 pub mod event;
+pub mod filter;
 pub mod image;
 pub mod job;
 pub mod machine;
@@ -31,6 +32,7 @@ pub mod metrics;
 pub mod name;
 pub mod problem;
 pub mod roll;
+pub mod sort;
 pub mod status;
 pub mod task;
 pub mod trace;
@@ -39,6 +41,7 @@ pub mod words;
 pub use access::{CreateToken, NewToken, Role, TokenInfo, TokenList};
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
+pub use filter::Filter;
 pub use image::{
     ChangedFile, Channel, ChannelMove, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, NoteRequest,
@@ -55,6 +58,7 @@ pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
+pub use sort::MachineSort;
 pub use status::{HostRam, Status};
 pub use task::{MAX_TASKS, Task, TaskList, TaskState};
 pub use trace::{BootTrace, MergeTraceRequest, SaveTraceRequest, TracePlace};

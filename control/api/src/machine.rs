@@ -441,10 +441,14 @@ pub struct Machine {
     pub accelerator: Option<String>,
 }
 
-/// All machines.
+/// Machines that match a filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineList {
-    /// Ordered by name.
+    /// How many there are in all.
+    pub total: u64,
+    /// How many match.
+    pub matching: u64,
+    /// Those that match, in order, at most as many as were asked for.
     pub machines: Vec<Machine>,
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
-use headwater_api::{Batch, BootFrom, CacheSettings, DiskTransport, Problem, RollRequest};
+use headwater_api::{Batch, BootFrom, CacheSettings, DiskTransport, MachineSort, Problem, RollRequest};
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
 
@@ -75,8 +75,17 @@ pub enum MachineCommand {
         #[command(flatten)]
         machine: MachineArgs,
     },
-    /// List all machines
-    List,
+    /// List all machines, or those that match a filter
+    List {
+        /// Only those that match all terms, such as state:running catalog:class version:old 'ram>80%' desk; begin one with ! for "not"
+        filter: Vec<String>,
+        /// In this order: name, state, ram, disk, iops or boot
+        #[arg(long, value_name = "ORDER", default_value_t, value_parser = MachineSort::parse)]
+        sort: MachineSort,
+        /// At most so many
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<u32>,
+    },
     /// Show a machine, its disk's counters and its latest events
     Show {
         /// Its name
@@ -120,36 +129,36 @@ pub enum MachineCommand {
     },
     /// Start machines, each on a pristine disk, or on its own where that is kept
     Start {
-        /// Their names
-        #[arg(required = true, add = complete::machines())]
-        names: Vec<String>,
+        /// The machines
+        #[command(flatten)]
+        which: Which,
         /// Wait until the guests are up: at most 600 seconds, or so many
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
     /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote unless its disk is kept
     Stop {
-        /// Their names
-        #[arg(required = true, add = complete::machines())]
-        names: Vec<String>,
+        /// The machines
+        #[command(flatten)]
+        which: Which,
         /// End them at once
         #[arg(long)]
         force: bool,
     },
     /// Give machines a pristine disk, also those whose disk is kept; those that are on start again at once
     Reset {
-        /// Their names
-        #[arg(required = true, add = complete::machines())]
-        names: Vec<String>,
+        /// The machines
+        #[command(flatten)]
+        which: Which,
         /// Wait until the guests are up: at most 600 seconds, or so many
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
     /// Remove machines that are off; a disk that is kept goes with its machine
     Remove {
-        /// Their names
-        #[arg(required = true, add = complete::machines())]
-        names: Vec<String>,
+        /// The machines
+        #[command(flatten)]
+        which: Which,
         /// End them first where they are on
         #[arg(long)]
         force: bool,
@@ -175,9 +184,9 @@ pub enum MachineCommand {
     },
     /// Have guests give back what files left that were removed (fstrim, through their agents): it takes room in their write caches until then
     Trim {
-        /// Their names
-        #[arg(required = true, add = complete::machines())]
-        names: Vec<String>,
+        /// The machines
+        #[command(flatten)]
+        which: Which,
     },
     /// Run a command in a guest, through its agent; its exit code becomes ours, and Ctrl-C ends it
     Exec {
@@ -194,6 +203,23 @@ pub enum MachineCommand {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+}
+
+/// The machines of a command: by name, or all that match.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Their names
+    #[arg(required_unless_present_any = ["catalog", "filter"], add = complete::machines())]
+    pub names: Vec<String>,
+    /// All machines of this catalog
+    #[arg(long, value_name = "CATALOG", conflicts_with = "names", add = complete::catalogs())]
+    pub catalog: Option<String>,
+    /// All machines that match, such as 'state:running version:old -name:test-*'
+    #[arg(long, value_name = "FILTER", conflicts_with = "names", allow_hyphen_values = true)]
+    pub filter: Option<String>,
+    /// Only if exactly so many match
+    #[arg(long, value_name = "COUNT", conflicts_with = "names")]
+    pub expect: Option<u64>,
 }
 
 /// `headwater catalog roll`.

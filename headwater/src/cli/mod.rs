@@ -20,7 +20,7 @@ pub use self::daemon::{RunArgs, ServeArgs};
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
-pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs};
+pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, Which};
 pub use self::store::{OfferArgs, StoreCommand};
 pub use self::task::{TaskCommand, TokenCommand};
 
@@ -173,8 +173,8 @@ mod tests {
             let cli = Cli::try_parse_from(["headwater", "machine"].iter().chain(args)).unwrap();
             match cli.command {
                 Command::Machine(
-                    MachineCommand::Start { names, wait } | MachineCommand::Reset { names, wait },
-                ) => (names, wait),
+                    MachineCommand::Start { which, wait } | MachineCommand::Reset { which, wait },
+                ) => (which.names, wait),
                 _ => panic!("neither start nor reset"),
             }
         };

@@ -9,9 +9,9 @@ use anyhow::Context;
 use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
     CreateToken, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine,
-    MachineList, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest,
-    PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, Reverted,
-    SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task, TaskList, TokenList,
+    MachineList, MachineSort, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken,
+    NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest,
+    Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -186,6 +186,17 @@ impl Client {
     /// All machines.
     pub async fn machines(&self) -> anyhow::Result<MachineList> {
         self.get("/api/v1/machines").await
+    }
+
+    /// The machines that match a filter.
+    pub async fn machines_like(
+        &self,
+        filter: &str,
+        sort: MachineSort,
+        limit: Option<u32>,
+    ) -> anyhow::Result<MachineList> {
+        let limit = limit.map(|limit| format!("&limit={limit}")).unwrap_or_default();
+        self.get(&format!("/api/v1/machines?sort={sort}&filter={}{limit}", escape(filter))).await
     }
 
     /// One machine.

@@ -8,13 +8,13 @@ use anyhow::Context;
 use flate2::read::MultiGzDecoder;
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine,
-    MachineState, Problem, ProblemKind, SetMachine, Wanted,
+    MachineList, MachineSort, MachineState, Problem, ProblemKind, SetMachine, Wanted,
 };
 use headwater_block::{size, small_file};
 use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 
 use crate::caches::NewLimits;
-use crate::cli::{MachineArgs, MachineCommand};
+use crate::cli::{MachineArgs, MachineCommand, Which};
 use crate::client::Client;
 use crate::cmd::{channels, console, cp, exec, seal, trim};
 use crate::failure::invalid;
@@ -55,16 +55,16 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                 show::line(&format!("created {}, {}", machine.name, machine.uuid))?;
             }
         }
-        MachineCommand::List => {
-            let list = client.machines().await?;
-            if json { show::json(&list)? } else { show::line(&show::machines::machines(&list.machines))? }
+        MachineCommand::List { filter, sort, limit } => {
+            let list = client.machines_like(&terms(&filter), sort, limit).await?;
+            if json { show::json(&list)? } else { show_list(&list)? }
         }
         MachineCommand::Show { name } => show_one(&client, &name, json).await?,
         MachineCommand::Seal { name, note, over_newer, keep_identity } => {
             seal::machine(&client, &name, seal::request(note, over_newer, keep_identity), json).await?;
         }
         MachineCommand::Cp { from, to } => cp::run(&client, &from, &to, json).await?,
-        MachineCommand::Trim { names } => trim::run(&client, names, json).await?,
+        MachineCommand::Trim { which } => trim::run(&client, named(&client, which).await?, json).await?,
         MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight, memory, cpus } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight, memory_bytes: memory, cpus };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
@@ -81,13 +81,19 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                 }
             }
         }
-        MachineCommand::Start { names, wait } => change(&client, &names, "start", wait, json).await?,
-        MachineCommand::Reset { names, wait } => change(&client, &names, "reset", wait, json).await?,
-        MachineCommand::Stop { names, force } => {
-            let verb = if force { "stop?force=true" } else { "stop" };
-            change(&client, &names, verb, None, json).await?;
+        MachineCommand::Start { which, wait } => {
+            change(&client, &named(&client, which).await?, "start", wait, json).await?;
         }
-        MachineCommand::Remove { names, force } => remove(&client, names, force, json).await?,
+        MachineCommand::Reset { which, wait } => {
+            change(&client, &named(&client, which).await?, "reset", wait, json).await?;
+        }
+        MachineCommand::Stop { which, force } => {
+            let verb = if force { "stop?force=true" } else { "stop" };
+            change(&client, &named(&client, which).await?, verb, None, json).await?;
+        }
+        MachineCommand::Remove { which, force } => {
+            remove(&client, named(&client, which).await?, force, json).await?;
+        }
         MachineCommand::Console { name, log, follow } => console::run(&client, &name, log, follow).await?,
         MachineCommand::Exec { name, timeout, stdin, command } => {
             let stdin_base64 = stdin.then(exec::standard_input).transpose()?;
@@ -97,6 +103,45 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         }
     }
     Ok(0)
+}
+
+/// The names of the machines of a command.
+async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
+    if which.catalog.is_none() && which.filter.is_none() {
+        return Ok(which.names);
+    }
+    let mut filter = which.filter.unwrap_or_default();
+    if let Some(catalog) = &which.catalog {
+        // A mistyped catalog would match nothing without a word.
+        client.catalog(catalog).await?;
+        filter.push_str(&format!(" catalog:{catalog}"));
+    }
+    let list = client.machines_like(&filter, MachineSort::Name, None).await?;
+    if let Some(expected) = which.expect.filter(|expected| *expected != list.matching) {
+        let message =
+            format!("{} machines match, and {expected} were expected: nothing was done", list.matching);
+        let problem = Problem::new(ProblemKind::Conflict, message);
+        return Err(problem.advise("'headwater machine list' with the same filter shows them").into());
+    }
+    Ok(list.machines.into_iter().map(|machine| machine.name).collect())
+}
+
+/// A filter of arguments. `!` is `-`, which shells and programs take for an option.
+fn terms(arguments: &[String]) -> String {
+    let term = |argument: &String| match argument.strip_prefix('!') {
+        Some(rest) => format!("-{rest}"),
+        None => argument.clone(),
+    };
+    arguments.iter().map(term).collect::<Vec<_>>().join(" ")
+}
+
+fn show_list(list: &MachineList) -> anyhow::Result<()> {
+    show::line(&show::machines::machines(&list.machines))?;
+    let shown = list.machines.len() as u64;
+    if shown < list.matching {
+        show::aside(&format!("{shown} of {} that match\n", list.matching));
+    }
+    Ok(())
 }
 
 /// What was done, and does not help as things are. The JSON of the answer says it too.

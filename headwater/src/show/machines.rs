@@ -11,7 +11,7 @@ const LIVE: [&str; 8] =
     ["MACHINE", "STATE", "BOOT S", "IMAGE READ", "RAM USED", "DISK USED", "SPILLED", "IOPS"];
 
 /// What a full row has besides.
-const MORE: [&str; 3] = ["RAM LIMIT", "VERSION", "REASON"];
+const MORE: [&str; 4] = ["RAM LIMIT", "VERSION", "CATALOG", "REASON"];
 
 /// The most memory that a write cache takes, which the mode `disk` does not leave to its settings.
 pub fn ram_limit_bytes(cache: &CacheSettings) -> u64 {
@@ -55,6 +55,7 @@ fn row(machine: &Machine) -> Vec<String> {
         machine.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| disk.iops.to_string()),
         size::format(ram_limit_bytes(&machine.cache)),
         version(machine),
+        machine.catalog.clone().unwrap_or_else(|| "-".to_owned()),
         machine
             .alarm
             .as_ref()

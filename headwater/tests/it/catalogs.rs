@@ -176,3 +176,28 @@ fn events_are_followed_as_they_come() {
     follower.kill().unwrap();
     follower.wait().unwrap();
 }
+
+#[test]
+fn machines_are_listed_and_changed_by_filter() {
+    let daemon = Daemon::start();
+    class(&daemon, "3");
+    daemon.create("other", "tiny@1", &[]);
+    let names = |arguments: &[&str]| {
+        let list = json(&daemon, &[&["machine", "list"], arguments].concat());
+        let machines = list["machines"].as_array().unwrap().iter();
+        machines.map(|it| it["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&["catalog:class", "!name:*-08"]), ["class-07", "class-09"]);
+    assert_eq!(names(&["is:off"]), ["other"]);
+    assert_eq!(names(&["--sort", "state", "--limit", "2"]), ["other", "class-07"]);
+    daemon.cli(&["machine", "list", "colour:red"]).fails(2, &["colour", "name, state"]);
+    assert!(daemon.cli(&["machine", "list", "--limit", "1"]).ok().contains("CATALOG"));
+    let stop = ["machine", "stop", "--force", "--filter", "state:running -name:class-07"];
+    daemon.cli(&[&stop[..], &["--expect", "3"]].concat()).fails(4, &["2 machines match", "3 were expected"]);
+    assert!(names(&["state:running"]).len() == 3);
+    daemon.cli(&[&stop[..], &["--expect", "2"]].concat()).ok();
+    assert_eq!(names(&["state:running"]), ["class-07"]);
+    daemon.cli(&["machine", "start", "--catalog", "class", "--wait"]).ok();
+    assert_eq!(names(&["is:on"]), ["class-07", "class-08", "class-09"]);
+    daemon.cli(&["machine", "start", "--catalog", "nothing"]).fails(3, &["nothing"]);
+}

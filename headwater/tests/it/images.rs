@@ -415,7 +415,7 @@ fn an_import_into_a_full_disk_fails_as_such_and_leaves_nothing() {
 }
 
 #[test]
-fn a_client_that_hangs_up_cancels_the_import_and_nothing_is_left() {
+fn an_import_goes_on_without_its_client_and_leaves_nothing_if_it_is_cancelled() {
     let daemon = Daemon::start();
     let raw = daemon.path().join("big.raw");
     std::fs::write(&raw, pseudo_random(512 << 20, 5)).unwrap();
@@ -425,8 +425,33 @@ fn a_client_that_hangs_up_cancels_the_import_and_nothing_is_left() {
     let (connection, first) = begin(&daemon.socket(), "POST", "/api/v1/images", &body);
     assert!(first.contains("200 OK") && first.contains("application/x-ndjson"), "{first}");
     drop(connection);
-    wait_until("the import is gone", || files_in(&store) == before);
+    let tasks =
+        || serde_json::from_str::<serde_json::Value>(&daemon.cli(&["task", "list", "--json"]).ok()).unwrap();
+    let task = tasks()["tasks"][0].clone();
+    assert_eq!(
+        (&task["kind"], &task["subject"], &task["state"]),
+        (&"import".into(), &"image big".into(), &"running".into())
+    );
+    let id = task["id"].to_string();
+    assert!(daemon.cli(&["task", "cancel", &id]).ok().contains(&format!("task {id} is cancelled")));
+    assert_eq!(files_in(&store), before);
     assert!(daemon.cli(&["image", "list", "--json"]).ok().contains("\"images\": []"));
+
+    // One whose command is interrupted is cancelled, too. One whose command is killed goes on.
+    let import = |signal: &str| {
+        let mut command = headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(["image", "import", raw.to_str().unwrap()]);
+        let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+        wait_until("the import runs", || tasks()["tasks"][0]["progress"]["done_bytes"].as_u64() > Some(0));
+        support::signal(child.id(), signal);
+        child.wait().unwrap()
+    };
+    assert_eq!(import("INT").code(), Some(130));
+    wait_until("it is cancelled", || tasks()["tasks"][0]["state"] == "cancelled");
+    assert_eq!(files_in(&store), before);
+    import("KILL");
+    daemon.cli(&["task", "wait", &tasks()["tasks"][0]["id"].to_string()]).ok();
+    assert!(daemon.cli(&["image", "list"]).ok().contains("big"));
 }
 
 #[test]
