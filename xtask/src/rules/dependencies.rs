@@ -30,6 +30,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/remote", &["headwater-store", "headwater-block"]),
     ("control/api", &[]),
     ("control/db", &["headwater-api"]),
+    ("control/sizes", &[]),
     ("control/service", &["headwater-api", "headwater-db", "headwater-admission"]),
     ("hosting/*", &[]),
     ("boot/artefacts", &["headwater-image", "headwater-block"]),

@@ -1,0 +1,145 @@
+//! A question to a size: the disk, the places in their order, and what must be left.
+
+use serde::Serialize;
+
+use crate::date::Date;
+use crate::size::{Architecture, GIB, Generation, OsDiskPlace, gib};
+
+/// The facts of the image that a machine boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageFacts {
+    /// The size of its OS disk.
+    pub os_disk_bytes: u64,
+    /// The hardware that it boots on. `None` if nothing was said of it: then no size is refused for it.
+    pub generation: Option<Generation>,
+    /// The processors that it runs on.
+    pub architecture: Architecture,
+}
+
+/// A question about sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Question {
+    /// The image.
+    pub image: ImageFacts,
+    /// The places that may be taken, the best first.
+    pub places: Vec<OsDiskPlace>,
+    /// Whether all of the image must be copied to the local disk, so that the machine no longer needs remote storage.
+    pub full_copy: bool,
+    /// Whether it boots with trusted launch, which takes 1 GiB beside the OS disk and needs generation 2.
+    pub trusted_launch: bool,
+    /// The least that must be left of the temp disk, or of the NVMe disks together.
+    pub temp_left_bytes: u64,
+    /// The guest gets at least so many processors.
+    pub vcpus_min: u32,
+    /// And so much memory.
+    pub memory_min_bytes: u64,
+    /// The day on which it is asked: sizes are retired.
+    pub today: Date,
+}
+
+/// A question that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuestionError {
+    /// Azure counts in GiB.
+    #[error("the OS disk has {0} bytes, and disks in Azure have whole GiB")]
+    NotWholeGib(u64),
+    /// There is no place to look at.
+    #[error("no place is named")]
+    NoPlace,
+    /// A place is named twice.
+    #[error("the place {0} is named twice")]
+    PlaceTwice(OsDiskPlace),
+    /// A managed disk is always complete.
+    #[error("a full copy needs a local place, and only managed is named")]
+    FullCopyOfManaged,
+    /// Trusted launch is UEFI.
+    #[error("trusted launch needs an image of generation 2, and this image is of generation 1")]
+    TrustedLaunchNeedsUefi,
+}
+
+impl QuestionError {
+    /// Advice: how to ask instead.
+    pub fn advice(&self) -> String {
+        match self {
+            Self::NotWholeGib(bytes) => format!("write for instance {}G", bytes.div_ceil(GIB).max(1)),
+            Self::NoPlace => "write for instance cache,temp,nvme,managed".to_owned(),
+            Self::PlaceTwice(_) => "name each place once, the best first".to_owned(),
+            Self::FullCopyOfManaged => "add cache, temp or nvme, or leave the full copy out".to_owned(),
+            Self::TrustedLaunchNeedsUefi => {
+                "leave trusted launch out, or use an image that boots by UEFI".to_owned()
+            }
+        }
+    }
+}
+
+impl Question {
+    /// A question about an OS disk of this size, and nothing else: any place, any size.
+    pub fn about(os_disk_bytes: u64, today: Date) -> Self {
+        Self {
+            image: ImageFacts { os_disk_bytes, generation: None, architecture: Architecture::X64 },
+            places: OsDiskPlace::ALL.to_vec(),
+            full_copy: false,
+            trusted_launch: false,
+            temp_left_bytes: 0,
+            vcpus_min: 0,
+            memory_min_bytes: 0,
+            today,
+        }
+    }
+
+    /// Says what makes no sense in it, if anything.
+    pub fn check(&self) -> Result<(), QuestionError> {
+        let os_disk_bytes = self.image.os_disk_bytes;
+        if os_disk_bytes == 0 || !os_disk_bytes.is_multiple_of(GIB) {
+            return Err(QuestionError::NotWholeGib(os_disk_bytes));
+        }
+        if self.places.is_empty() {
+            return Err(QuestionError::NoPlace);
+        }
+        let mut later = self.places.iter();
+        while let Some(place) = later.next() {
+            if later.clone().any(|other| other == place) {
+                return Err(QuestionError::PlaceTwice(*place));
+            }
+        }
+        if self.full_copy && !self.places.iter().any(|place| place.is_local()) {
+            return Err(QuestionError::FullCopyOfManaged);
+        }
+        if self.trusted_launch && self.image.generation == Some(Generation::One) {
+            return Err(QuestionError::TrustedLaunchNeedsUefi);
+        }
+        Ok(())
+    }
+
+    /// The generation that a size must boot.
+    pub(crate) fn generation(&self) -> Option<Generation> {
+        if self.trusted_launch { Some(Generation::Two) } else { self.image.generation }
+    }
+
+    /// The places in words: `cache, temp`.
+    pub fn places_text(&self) -> String {
+        let words: Vec<&str> = self.places.iter().map(|place| place.word()).collect();
+        words.join(", ")
+    }
+}
+
+impl std::fmt::Display for Question {
+    /// What is asked, in words: `an OS disk of 127 GiB as a full copy on cache, temp or nvme`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "an OS disk of {}", gib(self.image.os_disk_bytes))?;
+        if self.full_copy {
+            f.write_str(" with a full copy")?;
+        }
+        if self.trusted_launch {
+            f.write_str(" with trusted launch")?;
+        }
+        match self.places.split_last() {
+            Some((last, [])) => write!(f, ", on {last}"),
+            Some((last, rest)) => {
+                let rest: Vec<&str> = rest.iter().map(|place| place.word()).collect();
+                write!(f, ", on {} or {last}", rest.join(", "))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Warnings about a scheme, which do not refuse it.
+
+use super::{Landing, PageFile, Scheme, Scratch};
+use crate::place::Placement;
+use crate::question::Question;
+use crate::size::{Generation, MachineSize, OsDiskPlace};
+
+/// A size that is retired within so many days gets a warning.
+const RETIREMENT_NOTICE_DAYS: i64 = 180;
+
+/// All warnings: of each size in turn, then of the scheme as a whole.
+pub fn of(scheme: &Scheme, question: &Question, sizes: &[&MachineSize], landings: &[Landing]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let first = landings.first().and_then(|landing| landing.placement.as_ref());
+    for (size, landing) in sizes.iter().zip(landings) {
+        if let Some(placement) = &landing.placement {
+            warnings.extend(of_size(scheme, question, size, placement));
+            if let Some(first) = first.filter(|_| landing.is_backup) {
+                warnings.extend(of_backup(size, placement, first));
+            }
+        }
+    }
+    if let [first, backups @ ..] = sizes
+        && !backups.is_empty()
+        && backups.iter().all(|size| size.series == first.series)
+    {
+        warnings.push(format!(
+            "all sizes are of the series {}: quota is counted for each series, so add a backup size of another series",
+            first.series
+        ));
+    }
+    if scheme.full_copy {
+        warnings.push("a full copy is complete hours after the start of a machine, not at once".to_owned());
+    }
+    warnings.push(not_checked(scheme));
+    warnings
+}
+
+fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: &Placement) -> Vec<String> {
+    let name = &size.name;
+    let mut warnings = Vec::new();
+    if let Some(on) = size.retired.filter(|on| question.today.days_until(*on) <= RETIREMENT_NOTICE_DAYS) {
+        warnings.push(format!("{name} is retired on {on}: choose another size before"));
+    }
+    if question.generation().is_none() && size.generations.len() == 1 {
+        let only = size.generations.first().map(Generation::to_string).unwrap_or_default();
+        warnings.push(format!(
+            "{name} boots only images of generation {only}: say the image's with --generation to have that checked"
+        ));
+    }
+    if size.vcpus_available < size.vcpus {
+        warnings.push(format!("{name} gives a guest {} of its {} vCPUs", size.vcpus_available, size.vcpus));
+    }
+    if scheme.ephemeral && placement.place == OsDiskPlace::Managed {
+        warnings.push(format!(
+            "the OS disk is on a managed disk on {name}, because no place on the host holds it"
+        ));
+    }
+    if placement.left.is_nothing() {
+        if scheme.page_file == PageFile::Temp {
+            warnings.push(format!("no temp disk is left on {name}: the page file would be on the OS disk"));
+        }
+        if scheme.scratch == Scratch::Temp {
+            warnings.push(format!("no temp disk is left on {name}: scratch would be on the OS disk"));
+        }
+    } else if (scheme.page_file == PageFile::Temp || scheme.scratch == Scratch::Temp)
+        && placement.left.temp_bytes.unwrap_or(0) == 0
+    {
+        warnings.push(format!("the NVMe disks of {name} are raw at each start: the guest must format them"));
+    }
+    if placement.place == OsDiskPlace::Nvme {
+        warnings.push(format!("{name} has its OS disk on NVMe: the image must have a driver for NVMe"));
+    }
+    if !size.note.is_empty() {
+        warnings.push(format!("the table says of {name}: {}", size.note));
+    }
+    warnings
+}
+
+/// How a backup size differs from the size that is wanted.
+fn of_backup(size: &MachineSize, placement: &Placement, first: &Placement) -> Option<String> {
+    let (has, wanted) = (placement.read.iops?, first.read.iops?);
+    (has < wanted).then(|| format!("the backup size {} has {has} IOPS there, and not {wanted}", size.name))
+}
+
+fn not_checked(scheme: &Scheme) -> String {
+    let zones = if scheme.zones.is_empty() { "" } else { "zones, " };
+    format!("not checked without a connection to the cloud: {zones}region, capacity, quota, rights, price")
+}

@@ -1,0 +1,229 @@
+//! The facts of one size of virtual machine.
+
+use serde::{Deserialize, Serialize};
+
+use crate::date::Date;
+
+/// Bytes of a GiB, the unit of a cloud's tables.
+pub const GIB: u64 = 1 << 30;
+
+/// A place for an OS disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OsDiskPlace {
+    /// In the cache of the host's SSD. Azure says `CacheDisk`.
+    Cache,
+    /// On the temp disk. Azure says `ResourceDisk`.
+    Temp,
+    /// On local NVMe disks, in whole disks. Azure says `NvmeDisk`.
+    Nvme,
+    /// On a managed disk, across the network.
+    Managed,
+}
+
+impl OsDiskPlace {
+    /// All of them, in the order in which they are tried by default.
+    pub const ALL: [Self; 4] = [Self::Cache, Self::Temp, Self::Nvme, Self::Managed];
+
+    /// Its word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Temp => "temp",
+            Self::Nvme => "nvme",
+            Self::Managed => "managed",
+        }
+    }
+
+    /// The place with this word.
+    pub fn parse(word: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|place| place.word() == word)
+            .ok_or_else(|| format!("there is no place '{word}': write cache, temp, nvme or managed"))
+    }
+
+    /// Whether the disk is on the host and is lost with it.
+    pub const fn is_local(self) -> bool {
+        !matches!(self, Self::Managed)
+    }
+}
+
+impl std::fmt::Display for OsDiskPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+/// The generation of virtual hardware that an image boots on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Generation {
+    /// BIOS.
+    #[serde(rename = "1")]
+    One,
+    /// UEFI.
+    #[serde(rename = "2")]
+    Two,
+}
+
+impl Generation {
+    /// Reads `1` or `2`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "1" => Ok(Self::One),
+            "2" => Ok(Self::Two),
+            _ => Err(format!("there is no generation '{text}': write 1 (BIOS) or 2 (UEFI)")),
+        }
+    }
+}
+
+impl std::fmt::Display for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::One => "1",
+            Self::Two => "2",
+        })
+    }
+}
+
+/// The architecture of a processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// x86-64, as Headwater's images.
+    X64,
+    /// 64-bit Arm.
+    Arm64,
+}
+
+impl std::fmt::Display for Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::X64 => "x64",
+            Self::Arm64 => "arm64",
+        })
+    }
+}
+
+/// The most that a size does at a place; `None` if that is not published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Rate {
+    /// Operations a second.
+    pub iops: Option<u64>,
+    /// Bytes a second.
+    pub bytes_per_second: Option<u64>,
+}
+
+impl Rate {
+    /// The rate of `some` disks, if this is the rate of `all` disks and the disks are equal.
+    pub(crate) fn share(self, some: u64, all: u64) -> Self {
+        let part = |value: Option<u64>| value.and_then(|value| value.checked_mul(some)?.checked_div(all));
+        Self { iops: part(self.iops), bytes_per_second: part(self.bytes_per_second) }
+    }
+}
+
+/// Local NVMe disks, which are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct NvmeDisks {
+    /// How many.
+    pub count: u64,
+    /// The size of each.
+    pub each_bytes: u64,
+}
+
+impl NvmeDisks {
+    /// All of them together.
+    pub const fn total_bytes(self) -> u64 {
+        self.count.saturating_mul(self.each_bytes)
+    }
+}
+
+/// One size, as a table or the cloud describes it. `None` means that the figure is not published, and never zero.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MachineSize {
+    /// `Standard_D8ds_v5`.
+    pub name: String,
+    /// `Ddsv5`. Quota is counted for each series.
+    pub series: String,
+    /// Virtual processors.
+    pub vcpus: u32,
+    /// How many of them the guest gets.
+    pub vcpus_available: u32,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// The architecture of its processors.
+    pub architecture: Architecture,
+    /// Space of the cache.
+    pub cache_bytes: Option<u64>,
+    /// The temp disk.
+    pub temp_bytes: Option<u64>,
+    /// Local NVMe disks.
+    pub nvme: Option<NvmeDisks>,
+    /// The rate of cache and temp disk together.
+    pub cached_temp: Rate,
+    /// The rate of reading of all NVMe disks together.
+    pub nvme_read: Rate,
+    /// The rate of writing of all NVMe disks together.
+    pub nvme_write: Rate,
+    /// The rate of managed disks together.
+    pub uncached: Rate,
+    /// Whether an ephemeral OS disk can be had at all.
+    pub ephemeral: bool,
+    /// The local places that the cloud offers for it.
+    pub places: Vec<OsDiskPlace>,
+    /// Whether a full copy is documented for it.
+    pub full_copy: bool,
+    /// The generations that it boots.
+    pub generations: Vec<Generation>,
+    /// The day on which it is retired.
+    pub retired: Option<Date>,
+    /// Its price, in millionths of a US dollar.
+    pub micro_usd_per_hour: Option<u64>,
+    /// The source of the figures.
+    pub source: String,
+    /// A remark for people; may be empty.
+    pub note: String,
+}
+
+impl MachineSize {
+    /// The space that it has at a local place.
+    pub fn capacity_bytes(&self, place: OsDiskPlace) -> Option<u64> {
+        match place {
+            OsDiskPlace::Cache => self.cache_bytes,
+            OsDiskPlace::Temp => self.temp_bytes,
+            OsDiskPlace::Nvme => self.nvme.map(NvmeDisks::total_bytes),
+            OsDiskPlace::Managed => None,
+        }
+    }
+
+    /// Its generations in words: `1, 2`.
+    pub fn generations_text(&self) -> String {
+        let words: Vec<String> = self.generations.iter().map(Generation::to_string).collect();
+        words.join(", ")
+    }
+}
+
+/// A size in GiB, as a cloud's tables say it: `127 GiB`, `3.5 GiB`.
+pub fn gib(bytes: u64) -> String {
+    let thousandths = u128::from(bytes % GIB) * 1000 / u128::from(GIB);
+    let fraction = format!(".{thousandths:03}");
+    format!("{}{} GiB", bytes / GIB, fraction.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_said_in_gib() {
+        let said = [0, GIB / 2, 127 * GIB, 2040 * GIB, 218 * GIB + GIB / 4 * 3].map(gib);
+        assert_eq!(said, ["0 GiB", "0.5 GiB", "127 GiB", "2040 GiB", "218.75 GiB"]);
+    }
+
+    #[test]
+    fn a_share_of_an_unknown_rate_is_unknown() {
+        let rate = Rate { iops: Some(300_000), bytes_per_second: None };
+        assert_eq!(rate.share(1, 2), Rate { iops: Some(150_000), bytes_per_second: None });
+        assert_eq!(rate.share(1, 0), Rate::default());
+    }
+}
