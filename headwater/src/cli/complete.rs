@@ -1,4 +1,4 @@
-//! What a shell offers for a name: the machines, images and catalogs that the daemon has.
+//! What a shell offers for a name: the machines, images and catalogs that the daemon has, and sizes of virtual machines.
 //!
 //! The shell asks by running this program with `COMPLETE` in its environment, at each press of its key. So the daemon is given a moment, and
 //! where it does not answer nothing is offered.
@@ -41,6 +41,14 @@ pub fn machines_and_catalogs() -> ArgValueCandidates {
             names.extend(catalog_names(&client).await?);
             Ok(names)
         })
+    })
+}
+
+/// Names of sizes in the table that is part of the program.
+pub fn sizes() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let sizes = headwater_sizes::SizeTable::built_in().sizes;
+        sizes.into_iter().map(|size| CompletionCandidate::new(size.name)).collect()
     })
 }
 

@@ -7,6 +7,8 @@ mod export;
 mod front_ends;
 mod image;
 mod machine;
+mod scheme;
+mod size;
 mod store;
 mod task;
 
@@ -21,6 +23,8 @@ pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
 pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, Which};
+pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
+pub use self::size::{AdviseArgs, ImageArgs, SizeCommand, TableArgs};
 pub use self::store::{OfferArgs, StoreCommand};
 pub use self::task::{TaskCommand, TokenCommand};
 
@@ -69,6 +73,12 @@ pub enum Command {
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Say which sizes of virtual machines in a cloud hold an OS disk, without a daemon
+    #[command(subcommand)]
+    Size(SizeCommand),
+    /// Check how machines in a cloud are to be made, without a daemon
+    #[command(subcommand)]
+    Scheme(SchemeCommand),
     /// Copy versions between stores, serve, verify and repair a store, without a daemon
     #[command(subcommand)]
     Store(StoreCommand),

@@ -22,8 +22,11 @@ mod persistent;
 mod pull;
 mod resume;
 mod run;
+mod scheme;
 mod seal;
 mod serve;
+mod size;
+mod size_table;
 mod source_url;
 mod spool;
 mod stats;
@@ -40,7 +43,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, SchemeCommand, SizeCommand};
 use crate::client::Client;
 use crate::daemon::starting::EndedAtStart;
 use crate::data_dir::DataDir;
@@ -61,6 +64,8 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Task(command) => on_one_core(task::run(client()?, command, json)),
         Command::Token(command) => on_one_core(token::run(client()?, command, json)),
+        Command::Size(SizeCommand::Advise(args)) => size::advise(&args, json).map(|()| 0),
+        Command::Scheme(SchemeCommand::Check(args)) => scheme::check(*args, json).map(|()| 0),
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),

@@ -11,6 +11,7 @@
 //! | import into a full disk | `images.rs`: an_import_into_a_full_disk_fails_as_such_and_leaves_nothing |
 //! | unknown image or version | `cli.rs`: bad_names_and_sizes_are_refused_with_advice; `api.rs`: every_failure_is_a_problem_with_the_right_status |
 //! | name with odd characters | the same two |
+//! | broken table of sizes, scheme that contradicts itself, OS disk larger than every place | `sizes.rs`; sizes `table.rs`, `scheme.rs` |
 //! | second daemon on one data directory | `restart.rs`: a_second_daemon_is_refused_and_the_first_goes_on |
 //! | socket path in use or too long | `restart.rs`: a_socket_that_cannot_be_is_refused; here: a_socket_that_cannot_be; nbd `addresses.rs` |
 //! | port in use | `restart.rs`: tcp_is_for_loopback_and_a_port_in_use_is_said; here: a_port_in_use |

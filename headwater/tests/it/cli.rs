@@ -222,6 +222,10 @@ fn completions_offer_commands_and_names_that_the_daemon_has() {
     check(&["machine", "start", "p"], &["pc-1"]);
     check(&["machine", "create", "x", "t"], &["tiny"]);
     check(&["catalog", "show", "c"], &["class"]);
+    check(
+        &["scheme", "check", "--size", "Standard_D8ds_v"],
+        &["Standard_D8ds_v4", "Standard_D8ds_v5", "Standard_D8ds_v6"],
+    );
     // Of machines and catalogs.
     check(&["image", "pin", "d"], &["desk"]);
     check(&["image", "pin", "c"], &["class"]);
@@ -237,7 +241,7 @@ fn completions_and_manual_are_generated() {
     }
     let dir = short_dir();
     run(headwater().arg("man").arg(dir.path())).ok();
-    for page in ["headwater.1", "headwater-run.1", "headwater-machine-create.1"] {
+    for page in ["headwater.1", "headwater-run.1", "headwater-machine-create.1", "headwater-size-advise.1"] {
         assert!(std::fs::read_to_string(dir.path().join(page)).unwrap().contains(".TH"), "{page}");
     }
 }

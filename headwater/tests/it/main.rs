@@ -26,6 +26,7 @@ mod pulls;
 mod relay;
 mod remote_machines;
 mod restart;
+mod sizes;
 mod space;
 mod stats;
 mod store_output;

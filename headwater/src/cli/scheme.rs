@@ -1,0 +1,106 @@
+//! Flags of `headwater scheme`.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgGroup, Args, Subcommand, ValueHint};
+use headwater_sizes::OsDiskPlace;
+use headwater_sizes::scheme::{PageFile, Scheme, Scratch};
+
+use crate::cli::complete;
+use crate::cli::size::{ImageArgs, TableArgs, place};
+
+/// `headwater scheme ...`.
+#[derive(Debug, Subcommand)]
+pub enum SchemeCommand {
+    /// Say where machines of a scheme would have their OS disk, on its size and each backup size, what is left, and what is wrong
+    #[command(
+        after_help = "A FILE has the same words in TOML: size = \"Standard_D8ds_v5\", backup-size = [\"..\"], ephemeral = true, \
+                            places = [\"temp\", \"nvme\"]. Nothing is stored, and no cloud is asked: zones, region, capacity, quota \
+                            and rights are not checked. A scheme that is refused ends with exit code 2, an unknown size with 3."
+    )]
+    Check(Box<CheckSchemeArgs>),
+}
+
+/// `headwater scheme check`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("words").multiple(true).conflicts_with("file"))]
+pub struct CheckSchemeArgs {
+    /// A scheme in TOML, instead of options
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// The image
+    #[command(flatten)]
+    pub image: ImageArgs,
+    /// The scheme
+    #[command(flatten)]
+    pub words: SchemeWords,
+    /// Another table
+    #[command(flatten)]
+    pub table: TableArgs,
+}
+
+/// A scheme as options.
+#[derive(Debug, Args)]
+pub struct SchemeWords {
+    /// The size of its machines
+    #[arg(long, group = "words", required_unless_present = "file", add = complete::sizes())]
+    size: Option<String>,
+    /// A size that is tried if the cloud has none of those before; may be repeated
+    #[arg(long, group = "words", value_name = "SIZE", add = complete::sizes())]
+    backup_size: Vec<String>,
+    /// Disks are managed by the cloud
+    #[arg(long, group = "words")]
+    managed_disks: bool,
+    /// Machines come from a version in an image gallery; needs --managed-disks
+    #[arg(long, group = "words")]
+    gallery: bool,
+    /// The OS disk is on the host and lost with it; needs --managed-disks and --gallery
+    #[arg(long, group = "words")]
+    ephemeral: bool,
+    /// The places that the OS disk may have, the best place first [default: cache,temp,nvme,managed with --ephemeral, else managed]
+    #[arg(long, group = "words", value_name = "PLACE,..", value_parser = place(), value_delimiter = ',')]
+    places: Vec<OsDiskPlace>,
+    /// All of the image is copied to the host; needs --ephemeral, and room for twice the OS disk
+    #[arg(long, group = "words")]
+    full_copy: bool,
+    /// Machines boot with trusted launch, which takes 1 GiB beside the OS disk and needs generation 2
+    #[arg(long, group = "words")]
+    trusted_launch: bool,
+    /// The zones in which machines are made: 1, 2, 3 [default: any]
+    #[arg(long, group = "words", value_name = "ZONE,..", value_delimiter = ',')]
+    zones: Vec<u8>,
+    /// The place of the page file: temp, os or none [default: none]
+    #[arg(long, group = "words", value_name = "PLACE", value_parser = page_file())]
+    page_file: Option<PageFile>,
+    /// The place of scratch space: temp or none [default: none]
+    #[arg(long, group = "words", value_name = "PLACE", value_parser = scratch())]
+    scratch: Option<Scratch>,
+}
+
+impl SchemeWords {
+    /// The scheme that they say.
+    pub fn scheme(self) -> Scheme {
+        Scheme {
+            size: self.size.unwrap_or_default(),
+            backup_size: self.backup_size,
+            managed_disks: self.managed_disks,
+            gallery: self.gallery,
+            ephemeral: self.ephemeral,
+            places: self.places,
+            full_copy: self.full_copy,
+            trusted_launch: self.trusted_launch,
+            zones: self.zones,
+            page_file: self.page_file.unwrap_or_default(),
+            scratch: self.scratch.unwrap_or_default(),
+        }
+    }
+}
+
+fn page_file() -> impl TypedValueParser<Value = PageFile> {
+    PossibleValuesParser::new(PageFile::WORDS).try_map(|word| PageFile::parse(&word))
+}
+
+fn scratch() -> impl TypedValueParser<Value = Scratch> {
+    PossibleValuesParser::new(Scratch::WORDS).try_map(|word| Scratch::parse(&word))
+}

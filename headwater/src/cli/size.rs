@@ -1,0 +1,82 @@
+//! Flags of `headwater size`, and those that `headwater scheme` has too.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand, ValueHint};
+use headwater_block::size;
+use headwater_sizes::{Generation, OsDiskPlace};
+
+/// `headwater size ...`.
+#[derive(Debug, Subcommand)]
+pub enum SizeCommand {
+    /// List the sizes that hold an OS disk, with the place, what is left, IOPS and MB/s; then say why others do not
+    #[command(
+        after_help = "Without --sizes, the table of 135 sizes of Azure that is part of the program is asked; it says its source \
+                            and date. Rates are the most that a size does at that place. '-' is unknown. If no size holds the \
+                            disk, the exit code is 2."
+    )]
+    Advise(AdviseArgs),
+}
+
+/// `headwater size advise`.
+#[derive(Debug, Args)]
+pub struct AdviseArgs {
+    /// The image
+    #[command(flatten)]
+    pub image: ImageArgs,
+    /// The guest gets at least so many vCPUs
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536), default_value_t = 1)]
+    pub vcpus: u32,
+    /// The size has at least so much memory
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
+    pub memory: u64,
+    /// The places that the OS disk may have, the best place first: cache, temp, nvme (all on the host and lost with it), managed (a disk across the
+    /// network)
+    #[arg(long, value_name = "PLACE,..", value_parser = place(), value_delimiter = ',', default_value = "cache,temp,nvme")]
+    pub places: Vec<OsDiskPlace>,
+    /// Only sizes that hold all of the image twice on the host, so that its machines do not depend on remote storage
+    #[arg(long)]
+    pub full_copy: bool,
+    /// Only sizes that leave so much of the temp disk, or of the NVMe disks together, for page file and scratch
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
+    pub temp_left: u64,
+    /// With trusted launch, which takes 1 GiB beside the OS disk and needs generation 2
+    #[arg(long)]
+    pub trusted_launch: bool,
+    /// Show all sizes that hold it, and every reason of every other size
+    #[arg(long)]
+    pub all: bool,
+    /// Another table
+    #[command(flatten)]
+    pub table: TableArgs,
+}
+
+/// The facts of the image that machines boot.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ImageArgs {
+    /// The size of the OS disk, in whole GiB: 127G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub os_disk: u64,
+    /// The generation of the image: 1 boots by BIOS, 2 by UEFI [default: not checked]
+    #[arg(long, value_name = "1|2", value_parser = generation())]
+    pub generation: Option<Generation>,
+}
+
+/// The table of sizes.
+#[derive(Debug, Args)]
+pub struct TableArgs {
+    /// Another table of sizes than that of the program, with the same columns
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub sizes: Option<PathBuf>,
+}
+
+/// A place; a shell offers the words.
+pub fn place() -> impl TypedValueParser<Value = OsDiskPlace> {
+    let words = OsDiskPlace::ALL.map(OsDiskPlace::word);
+    PossibleValuesParser::new(words).try_map(|word| OsDiskPlace::parse(&word))
+}
+
+fn generation() -> impl TypedValueParser<Value = Generation> {
+    PossibleValuesParser::new(["1", "2"]).try_map(|word| Generation::parse(&word))
+}
