@@ -78,10 +78,12 @@ pub(super) fn compare(
             allowance: Allowance::of(partition),
             unread: 0,
             uncompared,
+            state: None,
         };
         // Hostile bytes must not end the caller, whatever a crate makes of them.
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
             let (old, new) = (tree::open(from, partition)?, tree::open(to, partition)?);
+            walk.state = remark_on_state(old.remark(), new.remark());
             let mut trees = Trees { old, new, compared: &mut *compared };
             let root = (trees.old.root(), trees.new.root());
             walk.directory(&mut trees, &root.0, &root.1, 0)
@@ -114,6 +116,7 @@ pub(super) fn compare(
             CHANGED_FILES_BYTES_MAX >> 20
         ));
     }
+    remarks.extend(walk.state);
     remarks.extend(walk.visits.remark());
     if walk.unread > 0 {
         remarks.push(format!(
@@ -157,6 +160,21 @@ struct Walk<'a> {
     unread: u64,
     /// Files with the same size and time that were to be compared and were not. `None`: none are to be.
     uncompared: Option<u64>,
+    /// A remark on the state of the file systems, such as a journal that was not read.
+    state: Option<String>,
+}
+
+/// One sentence on the remarks of both versions' file systems: one of them may have been read without its journal.
+fn remark_on_state(old: Option<String>, new: Option<String>) -> Option<String> {
+    match (old, new) {
+        (None, None) => None,
+        (Some(old), Some(new)) if old == new => Some(format!("the file system of both versions: {old}")),
+        (Some(old), Some(new)) => {
+            Some(format!("the file system of the older version: {old}; that of the newer version: {new}"))
+        }
+        (Some(old), None) => Some(format!("the file system of the older version: {old}")),
+        (None, Some(new)) => Some(format!("the file system of the newer version: {new}")),
+    }
 }
 
 impl Walk<'_> {

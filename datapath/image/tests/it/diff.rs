@@ -1,5 +1,5 @@
 //! What changed between versions, with file systems made and changed by the tools that are used for them: mke2fs and
-//! debugfs, mkfs.vfat and mtools, mkntfs and ntfs-3g; and sfdisk.
+//! debugfs, mkfs.vfat and mtools; and sfdisk. NTFS is in `diff_ntfs`.
 
 use std::fs;
 use std::path::Path;
@@ -7,20 +7,21 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::diff_ntfs::ntfs;
 use crate::fixture::{disk_of, noise, store};
 use headwater_image::{
     Cancel, ChunkCache, DiffProgress, Difference, FileChange, ImageErrorKind, ImportOptions, VersionReader,
     diff, import, partitions_with, read_file,
 };
 use headwater_store::{Hash, LocalDir};
-use headwater_testkit::{output, run, succeed, wait_until};
+use headwater_testkit::{run, succeed};
 
-fn add(store: &LocalDir, disk: Vec<u8>) -> Hash {
+pub(crate) fn add(store: &LocalDir, disk: Vec<u8>) -> Hash {
     let options = ImportOptions::new("disk".parse().unwrap(), 0);
     import(disk_of(disk), store, &options, &mut |_| {}).unwrap().version.manifest
 }
 
-fn compare(store: &LocalDir, from: Hash, to: Hash) -> Difference {
+pub(crate) fn compare(store: &LocalDir, from: Hash, to: Hash) -> Difference {
     diff(store, from, to, &Cancel::new(), &mut |_| {}).unwrap()
 }
 
@@ -81,7 +82,7 @@ fn debugfs(dir: &Path, commands: &str) -> Vec<u8> {
 }
 
 /// The file system as the second partition of a disk, after one that is not looked into.
-fn on_disk(fs: &[u8], gpt: bool) -> Vec<u8> {
+pub(crate) fn on_disk(fs: &[u8], gpt: bool) -> Vec<u8> {
     let (first, sectors) = (2048u64, (fs.len() / 512) as u64);
     let mut disk = vec![0; (first as usize) * 512 + fs.len() + (1 << 20)];
     if gpt {
@@ -232,7 +233,7 @@ fn content_that_was_changed_alone_is_found_and_a_file_that_cannot_be_compared_is
     assert!(remark.contains("were not compared: 1"), "{remark}");
 }
 
-fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
+pub(crate) fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
     let partition = &found.partitions[0];
     assert_eq!(partition.remark, None);
     let files: Vec<(String, FileChange)> =
@@ -363,124 +364,6 @@ fn a_fat_without_room_for_its_root_directory_is_a_remark() {
     let found = compare(&store, add(&store, before), add(&store, after));
     let remark = found.partitions[0].remark.clone().unwrap();
     assert!(remark.contains("no room for a root directory"), "{remark}");
-}
-
-/// An NTFS in a file, mounted while `work` is done in it.
-fn in_ntfs(dir: &Path, work: impl FnOnce(&Path)) -> Vec<u8> {
-    let (image, at) = (dir.join("ntfs.img"), dir.join("mounted"));
-    fs::create_dir_all(&at).unwrap();
-    run("ntfs-3g", "ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
-    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&at)));
-    // Between its fork and its program a child of another test has our files open.
-    wait_until("it is not busy", || output("mount", Command::new("umount").arg(&at)).status.success());
-    // The file system's process writes its last blocks after that.
-    wait_until("its process ends", || !is_open_elsewhere(&image));
-    done.unwrap();
-    fs::read(image).unwrap()
-}
-
-fn is_open_elsewhere(file: &Path) -> bool {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let mut open = processes.filter_map(|p| fs::read_dir(p.path().join("fd")).ok()).flatten().flatten();
-    open.any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target == file))
-}
-
-/// An NTFS before and after changes.
-fn ntfs(dir: &Path) -> (Vec<u8>, Vec<u8>) {
-    let image = dir.join("ntfs.img");
-    let _ = fs::remove_file(&image);
-    fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
-    run(
-        "ntfs-3g",
-        "mkntfs",
-        &["-q", "-F", "-Q", "-p", "0", "-s", "512", "-H", "0", "-S", "0", image.to_str().unwrap()],
-    );
-    let long = "People/A directory/A file with a long name.txt";
-    let mut large = vec![0; 5 << 20];
-    noise(&mut large, 3);
-    let before = in_ntfs(dir, |at| {
-        fs::create_dir_all(at.join("People/A directory")).unwrap();
-        fs::create_dir_all(at.join("many")).unwrap();
-        fs::write(at.join("People/large.bin"), &large).unwrap();
-        for name in [long, "touched", "gone", "Gr\u{fc}\u{df}e.txt"] {
-            fs::write(at.join(name), "hello").unwrap();
-        }
-        // More than fit in the directory's own record.
-        for number in 0..300 {
-            fs::write(at.join(format!("many/file number {number}")), [number as u8; 700]).unwrap();
-        }
-    });
-    let after = in_ntfs(dir, |at| {
-        large[4_000_000] ^= 1;
-        fs::write(at.join("People/large.bin"), &large).unwrap();
-        fs::write(at.join(long), "bye").unwrap();
-        let touched = fs::File::options().write(true).open(at.join("touched")).unwrap();
-        touched.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
-        fs::remove_file(at.join("gone")).unwrap();
-        fs::write(at.join("many/file number 250"), [1; 700]).unwrap();
-        fs::create_dir_all(at.join("added/deep")).unwrap();
-        fs::write(at.join("added/deep/file"), "new").unwrap();
-    });
-    (before, after)
-}
-
-#[test]
-fn changed_files_of_ntfs_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let (_kept, store) = store();
-    let (before, after) = ntfs(dir.path());
-    let expected = [
-        ("/People/A directory/A file with a long name.txt", FileChange::Changed),
-        ("/People/large.bin", FileChange::Changed),
-        ("/added", FileChange::Added),
-        ("/added/deep", FileChange::Added),
-        ("/added/deep/file", FileChange::Added),
-        ("/gone", FileChange::Removed),
-        ("/many/file number 250", FileChange::Changed),
-        ("/touched", FileChange::Attributes),
-    ];
-    for disk in [<[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, |fs| on_disk(fs, true)] {
-        let (from, to) = (add(&store, disk(&before)), add(&store, disk(&after)));
-        expect(&compare(&store, from, to), &expected);
-        let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
-        assert!(
-            back.iter().any(|file| file.path == "/added/deep/file" && file.change == FileChange::Removed)
-        );
-    }
-}
-
-/// Notes in an NTFS that only the start of a file was ever written.
-fn write_only_start(image: &mut [u8], file: &str, bytes: u64) {
-    let name: Vec<u8> = file.encode_utf16().flat_map(u16::to_le_bytes).collect();
-    // The directory's record has the name too.
-    let is_its = |record: &[u8]| {
-        record.starts_with(b"FILE") && record[22] == 1 && record.windows(name.len()).any(|part| part == name)
-    };
-    let start = (0..image.len()).step_by(1024).find(|at| is_its(&image[*at..at + 1024])).unwrap();
-    let record = &mut image[start..start + 1024];
-    let word = |record: &[u8], at: usize| usize::from(u16::from_le_bytes([record[at], record[at + 1]]));
-    let mut attribute = word(record, 20);
-    while record[attribute] != 0x80 {
-        attribute += word(record, attribute + 4);
-    }
-    // Its last two bytes may be those of the sector, which are kept elsewhere.
-    record[attribute + 56..attribute + 62].copy_from_slice(&bytes.to_le_bytes()[..6]);
-}
-
-#[test]
-fn what_was_never_written_of_an_ntfs_file_is_not_compared() {
-    let dir = tempfile::tempdir().unwrap();
-    let (_kept, store) = store();
-    let (mut before, mut after) = ntfs(dir.path());
-    // The files differ in the byte 4,000,000.
-    for (bytes, change) in [(4_000_001, FileChange::Changed), (4_000_000, FileChange::Attributes)] {
-        write_only_start(&mut before, "large.bin", bytes);
-        write_only_start(&mut after, "large.bin", bytes);
-        let (from, to) = (add(&store, before.clone()), add(&store, after.clone()));
-        let files = compare(&store, from, to).partitions[0].files.clone().unwrap();
-        let large = files.iter().find(|file| file.path == "/People/large.bin").unwrap();
-        assert_eq!(large.change, change, "{bytes}");
-    }
 }
 
 /// Has sfdisk do what a script says to a disk.

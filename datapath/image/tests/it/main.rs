@@ -3,6 +3,7 @@
 mod compaction;
 mod damage;
 mod diff;
+mod diff_ntfs;
 mod export_qcow2;
 mod files;
 mod fixture;
