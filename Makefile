@@ -6,7 +6,7 @@ TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo boot-demo test compare streaming bench packing upgrade soak conformance fuzz fuzz-keep clean
+.PHONY: help rust build guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -62,6 +62,10 @@ upgrade: rust ## what a version adds to a store after `apt upgrade` of Debian's 
 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)
+
+filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what the kernel and their tools read (as root): VOLUMES=200
+	@xtask/need $(TEST_TOOLS)
+	HEADWATER_VOLUMES=$(or $(VOLUMES),200) cargo test --locked --package headwater-filesystems --test it random_volumes -- --nocapture $(ARGS)
 
 conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
