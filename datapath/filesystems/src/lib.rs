@@ -7,6 +7,8 @@
 //!                                                               +--> scan --> Owners: block -> file -> path (one pass)
 //! ```
 //!
+//! [`boot_records`] says what firmware finds on a disk.
+//!
 //! # Guarantees
 //! - Nothing is written, and nothing that is read is trusted: what cannot be is a [`Fault`], never a panic.
 //! - A directory tree that contains itself ends: see [`Visits`]. A chain or an index that leads back into itself ends, too.
@@ -43,6 +45,7 @@
     )
 )]
 
+pub mod boot;
 pub mod bytes;
 pub mod ext;
 pub mod fat;
@@ -61,11 +64,12 @@ mod fields;
 mod lvm;
 mod units;
 
+pub use boot::{BootRecords, boot_records};
 pub use bytes::{Bytes, ReadAt};
 pub use crc::crc32;
 pub use fault::{Fault, fault};
 pub use file_system::{Entries, FileSystem, Node, NodeKind, Owner, Scanned, open};
 pub use kind::{Found, Kind, identify};
 pub use owners::{OwnedRun, Owners};
-pub use partitions::{Partition, Partitions, PartitionsError, partitions};
+pub use partitions::{GPT_START_BYTES, Partition, Partitions, PartitionsError, gpt_sector_bytes, partitions};
 pub use visits::Visits;

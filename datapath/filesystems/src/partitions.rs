@@ -23,6 +23,10 @@ use crate::{ReadAt, crc32};
 /// The most partitions that are looked at, and the most tables that are read of an extended partition.
 pub const PARTITIONS_MAX: usize = 128;
 
+/// Bytes of the start of a disk that hold the header of a GPT, however large the sectors are.
+pub const GPT_START_BYTES: usize = 8192;
+/// The sizes that sectors have.
+const SECTORS_BYTES: [u32; 2] = [512, 4096];
 /// The type of an MBR's entry that stands for a GPT, one of four in a hybrid MBR.
 const PROTECTIVE: u8 = 0xee;
 /// The shortest header of a GPT. The longest one is a sector.
@@ -32,7 +36,7 @@ const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 /// The number of the first logical partition, however many primary ones there are.
 const LOGICAL_FROM: u32 = 5;
 
-type Sector = [u8; 512];
+pub(crate) type Sector = [u8; 512];
 
 /// A partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,17 +99,11 @@ impl std::error::Error for PartitionsError {
 
 /// Finds the partitions of a disk whose sectors have so many bytes: 512 or 4,096.
 pub fn partitions(disk: &dyn ReadAt, sector_bytes: u64) -> Result<Partitions, PartitionsError> {
-    let disk = Disk { disk, sector_bytes, size_bytes: disk.len_bytes() };
+    let disk = Disk::new(disk, sector_bytes);
     let first = disk.table(0)?;
-    let mut header = [0; 512];
-    if disk.size_bytes >= 2 * sector_bytes {
-        header = disk.table(1)?;
-    }
-    let is_protected = entries(&first).iter().any(|entry| entry.kind == PROTECTIVE);
-    let mut found = if is_protected && is_gpt(&header) {
-        Partitions { partitions: disk.gpt(&header)?, unread: None }
-    } else {
-        disk.mbr(&first)
+    let mut found = match disk.gpt_header(&first)? {
+        Some(header) => Partitions { partitions: disk.gpt(&header)?, unread: None },
+        None => disk.mbr(&first),
     };
     found.partitions.retain(|partition| {
         let end = partition.offset_bytes.checked_add(partition.len_bytes);
@@ -116,6 +114,18 @@ pub fn partitions(disk: &dyn ReadAt, sector_bytes: u64) -> Result<Partitions, Pa
         found.partitions.push(Partition { number: 0, offset_bytes: 0, len_bytes: disk.size_bytes });
     }
     Ok(found)
+}
+
+/// The size of the sectors of a disk with a GPT, whose header is in the second sector; `None` without a GPT. `start` is the start of the
+/// disk, of which [`GPT_START_BYTES`] are enough.
+pub fn gpt_sector_bytes(start: &[u8]) -> Option<u32> {
+    if !is_protective(start.first_chunk()?) {
+        return None;
+    }
+    SECTORS_BYTES.into_iter().find(|size| {
+        let header = start.get(usize_of_u32(*size)..).and_then(|rest| rest.first_chunk());
+        header.is_some_and(is_gpt)
+    })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -136,6 +146,11 @@ fn is_gpt(header: &Sector) -> bool {
     header.starts_with(b"EFI PART") && is_long_enough && crc32(summed) == u32_at(header, 16)
 }
 
+/// Whether a first sector says that a GPT follows.
+fn is_protective(first: &Sector) -> bool {
+    entries(first).iter().any(|entry| entry.kind == PROTECTIVE)
+}
+
 /// A stretch of the disk, in sectors. Both are sums of a few numbers of 32 bits.
 #[derive(Clone, Copy)]
 struct Sectors {
@@ -150,9 +165,9 @@ impl Sectors {
 }
 
 /// An entry of a table.
-struct Entry {
+pub(crate) struct Entry {
     status: u8,
-    kind: u8,
+    pub(crate) kind: u8,
     place: Sectors,
 }
 
@@ -174,16 +189,34 @@ fn entries(table: &Sector) -> Vec<Entry> {
     entries.chunks_exact(16).map(entry).collect()
 }
 
+/// The entries of a first sector that make sense, and their numbers. A file system's boot sector has the same mark, but no four entries that do.
+pub(crate) fn primary(first: &Sector) -> impl Iterator<Item = (u32, Entry)> {
+    let entries = (1u32..).zip(entries(first));
+    entries.filter(|(_, entry)| matches!(entry.status, 0 | 0x80) && entry.kind != 0)
+}
+
 /// A disk, and how long its sectors are.
-struct Disk<'a> {
+pub(crate) struct Disk<'a> {
     disk: &'a dyn ReadAt,
     sector_bytes: u64,
     size_bytes: u64,
 }
 
-impl Disk<'_> {
+impl<'a> Disk<'a> {
+    pub(crate) fn new(disk: &'a dyn ReadAt, sector_bytes: u64) -> Self {
+        Self { disk, sector_bytes, size_bytes: disk.len_bytes() }
+    }
+
+    /// The header of a GPT, if the first sector says that there is one and it is whole.
+    pub(crate) fn gpt_header(&self, first: &Sector) -> Result<Option<Sector>, IoError> {
+        if !is_protective(first) || self.size_bytes < 2 * self.sector_bytes {
+            return Ok(None);
+        }
+        Ok(Some(self.table(1)?).filter(is_gpt))
+    }
+
     /// The first bytes of a sector: the table, or the header, that is in it.
-    fn table(&self, sector: u64) -> Result<Sector, IoError> {
+    pub(crate) fn table(&self, sector: u64) -> Result<Sector, IoError> {
         let mut table = [0; 512];
         read_any(self.disk, sector.saturating_mul(self.sector_bytes), &mut table)?;
         Ok(table)
@@ -194,7 +227,8 @@ impl Disk<'_> {
         Partition { number, offset_bytes, len_bytes }
     }
 
-    fn gpt(&self, header: &[u8]) -> Result<Vec<Partition>, IoError> {
+    /// The entries of a GPT, used or not; none if the header says what cannot be.
+    pub(crate) fn gpt_entries(&self, header: &[u8]) -> Result<Vec<Vec<u8>>, IoError> {
         let table = u64_at(header, 72).saturating_mul(self.sector_bytes);
         let count = usize_of_u32(u32_at(header, 80)).min(PARTITIONS_MAX);
         let entry_bytes = usize_of_u32(u32_at(header, 84));
@@ -205,7 +239,11 @@ impl Disk<'_> {
         }
         let mut entries = vec![0; len];
         read_any(self.disk, table, &mut entries)?;
-        let partition = |(number, entry): (u32, &[u8])| {
+        Ok(entries.chunks_exact(entry_bytes).map(<[u8]>::to_vec).collect())
+    }
+
+    fn gpt(&self, header: &[u8]) -> Result<Vec<Partition>, IoError> {
+        let partition = |(number, entry): (u32, &Vec<u8>)| {
             let unused = entry.iter().take(16).all(|byte| *byte == 0);
             let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
             (!unused && last >= first).then(|| Partition {
@@ -214,16 +252,12 @@ impl Disk<'_> {
                 len_bytes: (last - first).saturating_add(1).saturating_mul(self.sector_bytes),
             })
         };
-        Ok((1u32..).zip(entries.chunks_exact(entry_bytes).take(count)).filter_map(partition).collect())
+        Ok((1u32..).zip(&self.gpt_entries(header)?).filter_map(partition).collect())
     }
 
     fn mbr(&self, first: &Sector) -> Partitions {
         let (mut partitions, mut logical, mut unread) = (Vec::new(), Vec::new(), None);
-        for (number, entry) in (1u32..).zip(entries(first)) {
-            // A file system's boot sector has the same mark, but no four entries that make sense.
-            if !matches!(entry.status, 0 | 0x80) || entry.kind == 0 {
-                continue;
-            }
+        for (number, entry) in primary(first) {
             if !entry.is_extended() {
                 partitions.push(self.partition(entry.place, number));
             } else if unread.is_none() {

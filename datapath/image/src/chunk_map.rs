@@ -22,6 +22,11 @@ use crate::units::{u64_of, usize_of};
 /// Chunks of a page: 48 KiB of the manifest, so that it takes one part of it or two. At 64 KiB each they are 64 MiB of a disk.
 const PAGE_CHUNKS: usize = 1024;
 
+/// The outline of a version. If the store can read a long manifest in parts, only the outline is read.
+pub fn outline_of(store: &dyn Store, version: Hash) -> Result<Outline, ImageError> {
+    Ok(ChunkMap::open(store, version, None)?.outline().clone())
+}
+
 /// The chunk map of an open version.
 pub(crate) enum ChunkMap {
     Whole(Manifest),

@@ -8,6 +8,7 @@ use headwater_block::{
 };
 
 use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, read_only};
+use crate::inspection::sector_bytes_of_file;
 use crate::reader::read_only_geometry;
 
 /// A read-only disk whose calls block. Ranges lie inside the disk.
@@ -27,6 +28,11 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
     /// As [`Device::extents`].
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError>;
 
+    /// Size of the sectors, if the format of the file or the kernel says it.
+    fn sector_bytes(&self) -> Option<u32> {
+        None
+    }
+
     /// Says that the range will be read soon.
     fn will_read(&self, range: ByteRange);
 }
@@ -34,6 +40,7 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
 /// A [`FileDisk`] as a device: reads of what is not known to be in memory go to the fetch pool.
 pub(crate) struct PooledDisk {
     disk: Arc<dyn FileDisk>,
+    sector_bytes: u32,
     pool: Arc<FetchPool>,
     /// Keep others from writing to the files as long as this is there; see [`crate::qemu_locks`].
     _locks: Vec<File>,
@@ -45,13 +52,14 @@ impl PooledDisk {
         place: Place,
         locks: Vec<File>,
     ) -> Result<Arc<dyn Device>, IoError> {
-        Ok(Arc::new(Self { disk, pool: FetchPool::shared(place)?, _locks: locks }))
+        let sector_bytes = sector_bytes_of_file(disk.as_ref());
+        Ok(Arc::new(Self { disk, sector_bytes, pool: FetchPool::shared(place)?, _locks: locks }))
     }
 }
 
 impl Device for PooledDisk {
     fn geometry(&self) -> Geometry {
-        read_only_geometry(self.disk.size_bytes())
+        Geometry { logical_block_bytes: self.sector_bytes, ..read_only_geometry(self.disk.size_bytes()) }
     }
 
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
@@ -152,8 +160,9 @@ mod tests {
     #[test]
     fn a_source_that_hangs_holds_up_no_machine() {
         static HANGS: Mutex<()> = Mutex::new(());
-        let hanging: MutexGuard<'_, ()> = HANGS.lock();
+        // The start of a file is read when it is opened.
         let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source, Vec::new()).unwrap();
+        let hanging: MutexGuard<'_, ()> = HANGS.lock();
         let (range, into) = (ByteRange::new(0, 512).unwrap(), &mut [0; 512]);
         assert_eq!(source.try_now(Op::Read { range, into }).unwrap(), Attempt::MustWait);
         let reads: Vec<_> = (0..FETCH_THREADS * 2).map(|_| read(&source)).collect();
@@ -171,8 +180,9 @@ mod tests {
     #[test]
     fn nobody_waits_to_submit_a_read_while_a_share_hangs() {
         static HANGS: Mutex<()> = Mutex::new(());
-        let hanging: MutexGuard<'_, ()> = HANGS.lock();
+        // The start of a file is read when it is opened.
         let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source, Vec::new()).unwrap();
+        let hanging: MutexGuard<'_, ()> = HANGS.lock();
         let (tell, submitted) = mpsc::channel();
         let of_machine = std::thread::spawn(move || {
             let reads: Vec<_> = (0..10_000).map(|_| read(&source)).collect();

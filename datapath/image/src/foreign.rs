@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::FileDisk;
+use crate::inspection::{LARGE_SECTOR_BYTES, SECTOR_BYTES};
 use crate::open::FileFormat;
 use crate::vhd::{self, Vhd};
 use crate::vhdx::{Refusal, unread};
@@ -96,18 +97,18 @@ impl Foreign {
             }
             self.open_reader(file, file_bytes)
         });
-        let (reader, size_bytes) = match opened {
+        let (reader, (size_bytes, sector_bytes)) = match opened {
             Ok(opened) => opened.map_err(refused)?,
             Err(_) => return Err(damaged("what it says of itself makes no sense".into())),
         };
-        if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
+        if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(sector_bytes.unwrap_or(SECTOR_BYTES))) {
             return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));
         }
         let (path, name) = (path.to_owned(), self.name());
-        Ok(Arc::new(ForeignDisk { path, name, size_bytes, reader: Mutex::new(reader) }))
+        Ok(Arc::new(ForeignDisk { path, name, size_bytes, sector_bytes, reader: Mutex::new(reader) }))
     }
 
-    fn open_reader(self, mut file: File, file_bytes: u64) -> Result<(Box<dyn ReadSeek>, u64), Refusal> {
+    fn open_reader(self, mut file: File, file_bytes: u64) -> Result<(Box<dyn ReadSeek>, Sizes), Refusal> {
         match self {
             Self::Vhd => Err(Refusal::Damaged("it is read without a crate".to_owned())),
             Self::Vhdx => {
@@ -120,15 +121,11 @@ impl Foreign {
                     e => damaged(e),
                 })?;
                 let sector_bytes = reader.logical_sector_size();
-                if sector_bytes != 512 {
-                    return Err(Refusal::Unsupported(format!(
-                        "its sectors have {sector_bytes} bytes, and a disk is given to machines with sectors of 512: its \
-                         partition table and file systems would not be found. No tool changes that: make a disk with sectors of 512 \
-                         (Hyper-V: New-VHD -LogicalSectorSizeBytes 512), copy the files to it, and import that one"
-                    )));
+                if !matches!(sector_bytes, SECTOR_BYTES | LARGE_SECTOR_BYTES) {
+                    return Err(damaged(format!("it says that its sectors have {sector_bytes} bytes")));
                 }
                 let size_bytes = reader.virtual_disk_size();
-                Ok((Box::new(reader), size_bytes))
+                Ok((Box::new(reader), (size_bytes, Some(sector_bytes))))
             }
             Self::Vmdk => {
                 check_grain_tables(&file)?;
@@ -142,7 +139,7 @@ impl Foreign {
                 }
                 check_description(reader.disk_type(), reader.descriptor_text())?;
                 let size_bytes = reader.virtual_disk_size();
-                Ok((Box::new(reader), size_bytes))
+                Ok((Box::new(reader), (size_bytes, None)))
             }
         }
     }
@@ -225,6 +222,9 @@ fn not_closed(path: &Path) -> ImageError {
     ImageError::new(ImageErrorKind::Unsupported, why)
 }
 
+/// The bytes of the disk, and of its sectors if the file says it.
+type Sizes = (u64, Option<u32>);
+
 trait ReadSeek: Read + Seek + Send {}
 
 impl<T: Read + Seek + Send> ReadSeek for T {}
@@ -233,6 +233,8 @@ struct ForeignDisk {
     path: PathBuf,
     name: &'static str,
     size_bytes: u64,
+    /// Only a VHDX says it.
+    sector_bytes: Option<u32>,
     reader: Mutex<Box<dyn ReadSeek>>,
 }
 
@@ -260,6 +262,10 @@ impl FileDisk for ForeignDisk {
             }
             Err(_) => Err(IoError::new(IoErrorKind::Corrupt, format!("{}. {COPY_AGAIN}", tried()))),
         }
+    }
+
+    fn sector_bytes(&self) -> Option<u32> {
+        self.sector_bytes
     }
 
     fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {

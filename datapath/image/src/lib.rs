@@ -93,6 +93,7 @@ mod file_disk;
 mod foreign;
 mod hydrate;
 mod index;
+mod inspection;
 mod known_formats;
 mod open_maps;
 mod pending;
@@ -107,6 +108,7 @@ mod vhdx;
 mod walk;
 
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
+pub use chunk_map::outline_of;
 pub use diff::{
     ChangedFile, DiffProgress, Difference, FileChange, PartitionDifference, SmallFile, SmallFiles, Touched,
     diff, files_touched, partitions_with, read_file, small_files,
@@ -117,6 +119,7 @@ pub use export::{export_qcow2, export_raw};
 pub use fetch_pool::FETCH_THREADS;
 pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
+pub use inspection::Inspection;
 pub use manifest::{Manifest, Manifests};
 pub use null_device::null_device;
 pub use open::{

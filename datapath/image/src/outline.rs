@@ -4,14 +4,17 @@
 use headwater_store::{Hash, VERSION_OBJECTS_MAX};
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::inspection::{LARGE_SECTOR_BYTES, SECTOR_BYTES, why_bios_cannot_boot};
 use crate::manifest::{CHUNK_BYTES, ChunkRef, IMAGE_MAX_BYTES, OBJECT_MAX_BYTES, ObjectRef, damaged};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
 /// Bytes of a manifest's header.
-pub(crate) const HEADER_BYTES: usize = 80;
+pub(crate) const HEADER_BYTES: usize = 88;
 
 const MAGIC: [u8; 8] = *b"HWMANIF\n";
 const FORMAT: u32 = 1;
+/// A flag: the disk boots with UEFI only.
+const UEFI_ONLY: u32 = 1;
 const OBJECT_BYTES: usize = 40;
 const RUN_BYTES: usize = 16;
 
@@ -28,6 +31,8 @@ struct Run {
 pub struct Outline {
     size_bytes: u64,
     chunk_bytes: u32,
+    sector_bytes: u32,
+    is_uefi_only: bool,
     parent: Option<Hash>,
     objects: Vec<ObjectRef>,
     runs: Vec<Run>,
@@ -38,7 +43,16 @@ pub struct Outline {
 impl Outline {
     /// One of a version without data.
     pub(crate) fn new(size_bytes: u64, chunk_bytes: u32, parent: Option<Hash>) -> Self {
-        Self { size_bytes, chunk_bytes, parent, objects: Vec::new(), runs: Vec::new(), refs: 0 }
+        Self {
+            size_bytes,
+            chunk_bytes,
+            sector_bytes: SECTOR_BYTES,
+            is_uefi_only: false,
+            parent,
+            objects: Vec::new(),
+            runs: Vec::new(),
+            refs: 0,
+        }
     }
 
     /// Adds the chunk with number `index`; numbers ascend.
@@ -49,6 +63,21 @@ impl Outline {
             Some(run) if run.start.saturating_add(run.len) == index => run.len += 1,
             _ => self.runs.push(Run { start: index, len: 1, first_ref }),
         }
+    }
+
+    pub(crate) fn set_disk(&mut self, sector_bytes: u32, is_uefi_only: bool) {
+        self.sector_bytes = sector_bytes;
+        self.is_uefi_only = is_uefi_only;
+    }
+
+    /// Whether the disk boots with UEFI only, as far as that was seen when the version was made.
+    pub fn is_uefi_only(&self) -> bool {
+        self.is_uefi_only
+    }
+
+    /// Why a BIOS cannot boot the disk, as far as that was seen.
+    pub fn why_bios_cannot_boot(&self) -> Option<String> {
+        why_bios_cannot_boot(self.sector_bytes, self.is_uefi_only)
     }
 
     pub(crate) fn set_objects(&mut self, objects: Vec<ObjectRef>) {
@@ -63,6 +92,11 @@ impl Outline {
     /// Size of a chunk. The last one of the image is filled up with zeroes.
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
+    }
+
+    /// Size of the disk's sectors: 512 or 4,096.
+    pub fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
     }
 
     /// The version that this one was made from.
@@ -139,6 +173,8 @@ impl Outline {
         out.extend_from_slice(&u64_of(self.runs.len()).to_le_bytes());
         out.extend_from_slice(&u64_of(self.refs).to_le_bytes());
         out.extend_from_slice(&self.parent.map_or([0; 32], |parent| parent.0));
+        out.extend_from_slice(&self.sector_bytes.to_le_bytes());
+        out.extend_from_slice(&(if self.is_uefi_only { UEFI_ONLY } else { 0 }).to_le_bytes());
         for object in &self.objects {
             out.extend_from_slice(&object.id.0);
             out.extend_from_slice(&object.len_bytes.to_le_bytes());
@@ -158,6 +194,8 @@ impl Outline {
         let outline = Self {
             size_bytes: header.size_bytes,
             chunk_bytes: header.chunk_bytes,
+            sector_bytes: header.sector_bytes,
+            is_uefi_only: header.is_uefi_only()?,
             parent: header.parent,
             objects: objects.as_chunks::<OBJECT_BYTES>().0.iter().map(decode_object).collect(),
             runs: runs
@@ -181,6 +219,15 @@ impl Outline {
     pub(crate) fn check(&self) -> Result<(), ImageError> {
         if !self.size_bytes.is_multiple_of(512) || self.size_bytes == 0 || self.size_bytes > IMAGE_MAX_BYTES {
             return Err(damaged(format!("{} bytes is not the size of an image", self.size_bytes)));
+        }
+        if !matches!(self.sector_bytes, SECTOR_BYTES | LARGE_SECTOR_BYTES) {
+            return Err(damaged(format!("{} bytes is not the size of a sector", self.sector_bytes)));
+        }
+        if !self.size_bytes.is_multiple_of(u64::from(self.sector_bytes)) {
+            let (size, sector) = (self.size_bytes, self.sector_bytes);
+            return Err(damaged(format!(
+                "{size} bytes is not the size of an image with sectors of {sector}"
+            )));
         }
         let sizes = headwater_store::CHUNK_BYTES_MIN..=headwater_store::CHUNK_BYTES_MAX;
         if !self.chunk_bytes.is_power_of_two() || !sizes.contains(&self.chunk_bytes) {
@@ -236,6 +283,8 @@ impl Outline {
 #[derive(Debug)]
 pub(crate) struct Header {
     chunk_bytes: u32,
+    sector_bytes: u32,
+    flags: u32,
     size_bytes: u64,
     objects: u64,
     runs: u64,
@@ -265,7 +314,17 @@ impl Header {
         let (size_bytes, objects, runs, refs) = (number()?, number()?, number()?, number()?);
         let parent = take::<32>(&mut rest).ok_or_else(short)?;
         let parent = (parent != [0; 32]).then_some(Hash(parent));
-        Ok(Self { chunk_bytes, size_bytes, objects, runs, refs, parent })
+        let sector_bytes = u32::from_le_bytes(take(&mut rest).ok_or_else(short)?);
+        let flags = u32::from_le_bytes(take(&mut rest).ok_or_else(short)?);
+        Ok(Self { chunk_bytes, sector_bytes, flags, size_bytes, objects, runs, refs, parent })
+    }
+
+    fn is_uefi_only(&self) -> Result<bool, ImageError> {
+        match self.flags {
+            0 => Ok(false),
+            UEFI_ONLY => Ok(true),
+            flags => Err(damaged(format!("{flags:#x} are no flags of its disk"))),
+        }
     }
 
     /// Where the chunks begin in a manifest of `len_bytes`; an error if that is not the length that follows from the header.

@@ -15,6 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch_pool::Place;
 use crate::file_disk::{FileDisk, PooledDisk};
+use crate::inspection::LARGE_SECTOR_BYTES;
 use crate::qemu_locks;
 
 /// Opens a file or block device whose bytes are a machine's disk, whatever they look like. The file must not change
@@ -146,6 +147,12 @@ impl FileDisk for RawFile {
             }
             Err(_) => false,
         }
+    }
+
+    fn sector_bytes(&self) -> Option<u32> {
+        let is_device = self.file.metadata().is_ok_and(|found| found.file_type().is_block_device());
+        let said = is_device.then(|| rustix::fs::ioctl_blksszget(&self.file).ok()).flatten();
+        said.filter(|bytes| *bytes == LARGE_SECTOR_BYTES)
     }
 
     fn will_read(&self, range: ByteRange) {

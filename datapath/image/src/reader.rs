@@ -556,7 +556,10 @@ pub(crate) fn open_objects(store: &dyn Store, outline: &Outline) -> Result<Vec<A
 
 impl Device for VersionReader {
     fn geometry(&self) -> Geometry {
-        read_only_geometry(self.outline().size_bytes())
+        Geometry {
+            logical_block_bytes: self.outline().sector_bytes(),
+            ..read_only_geometry(self.outline().size_bytes())
+        }
     }
 
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {

@@ -17,6 +17,7 @@ use headwater_filesystems::{Fault, FileSystem, Node, NodeKind, Partition, crc32}
 use crate::diff::tree;
 use crate::fetch_pool::read_only;
 use crate::fuzzing::files::{pieces_of, whole_of};
+use crate::inspection::Inspection;
 use crate::progress::Cancel;
 use crate::reader::read_only_geometry;
 use crate::units::{u64_of, usize_of};
@@ -106,6 +107,10 @@ pub fn file_systems(pieces: &[u8]) {
         let fits = end.is_some_and(|end| end <= u64_of(disk.bytes.len()));
         assert!(fits && partition.len_bytes > 0, "{partition:?} lies outside the disk");
     }
+    let inspected = Inspection::of(&device);
+    assert!(inspected.is_ok(), "a disk that can be read: {inspected:?}");
+    let has_partitions = inspected.is_ok_and(|it| it.sector_bytes != 512 || it.boot.has_partitions);
+    assert!(has_partitions || found.iter().all(|partition| partition.number == 0), "{found:?}");
     for partition in found.iter().take(PARTITIONS_LOOKED_INTO) {
         let mut look = Look { disk: &disk, seen: 0, most_bytes: 0, wrong: None };
         look.partition(&device, partition);

@@ -44,6 +44,7 @@ use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
 use crate::import::writer::{Feed, Parent, Writer, Written};
 use crate::index::ChunkIndex;
+use crate::inspection::Inspection;
 use crate::manifest::{Manifest, ManifestBuilder, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::units::{u64_of, usize_of, usize_of_u32};
@@ -145,6 +146,8 @@ pub struct Imported {
     pub read_bytes: u64,
     /// Chunks that the store had but that were damaged there: this version does not refer to them, older ones do.
     pub damaged_chunks: u64,
+    /// What was seen of the disk; `None` with a basis, from which the version has what is known of it.
+    pub inspection: Option<Inspection>,
 }
 
 /// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
@@ -233,7 +236,8 @@ fn import_once(
     let compacted_bytes = compaction.map_or(0, |compaction| compaction.compacted_bytes());
     attempt.has_carried = known.carried() > 0 || compacted_bytes > 0;
     worked?;
-    let Written { builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
+    let Written { mut builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
+    let inspection = inspect(source, parent.as_ref(), &mut builder)?;
     let read_bytes = read_bytes.saturating_sub(compacted_bytes);
     let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
@@ -290,7 +294,24 @@ fn import_once(
         shared_bytes: data_bytes.saturating_sub(new_bytes),
         read_bytes,
         damaged_chunks,
+        inspection,
     })
+}
+
+/// Inspects a disk that was read: before that the source may hang, and nobody could cancel this. A version that was made of another one
+/// has what is known of that.
+fn inspect(
+    source: &Arc<dyn Device>,
+    parent: Option<&Manifest>,
+    builder: &mut ManifestBuilder,
+) -> Result<Option<Inspection>, ImageError> {
+    if let Some(parent) = parent {
+        builder.set_disk(parent.sector_bytes(), parent.is_uefi_only());
+        return Ok(None);
+    }
+    let found = Inspection::of(source)?;
+    builder.set_disk(found.sector_bytes, found.boot.is_uefi_only());
+    Ok(Some(found))
 }
 
 /// Ends the data object. Where it is sent only now, it is counted behind the image: the import is not through before it is there.

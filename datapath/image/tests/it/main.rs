@@ -8,6 +8,8 @@ mod export_qcow2;
 mod files;
 mod fixture;
 mod foreign;
+mod inspection;
+mod large_sectors;
 mod paged;
 mod repair;
 mod round_trip;

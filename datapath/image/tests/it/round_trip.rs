@@ -103,7 +103,7 @@ fn an_image_of_zeroes_takes_a_manifest_and_nothing_else() {
     let (_dir, store) = store();
     let imported = import_bytes(&store, "empty", &vec![0; 3 << 20]);
     assert_eq!((imported.data_bytes, imported.version.objects.len()), (0, 0));
-    assert_eq!(imported.version.stored_bytes, 80);
+    assert_eq!(imported.version.stored_bytes, 88);
     let reader = VersionReader::open(&store, imported.version.manifest, ChunkCache::new(0)).unwrap();
     assert_eq!(read_all(reader.as_ref()), vec![0; 3 << 20]);
 }

@@ -47,6 +47,18 @@ fn ram_mode_over_an_image() {
 }
 
 #[test]
+fn ram_mode_over_an_image_with_large_sectors() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let options = ReferenceOptions { read_only: true, logical_block_bytes: 4096, ..Default::default() };
+    let contents = Rng::new(8).bytes(24 * MIB as usize);
+    let image: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(contents, options));
+    let (_volume, device) = setup::open(&setup::options(&image, CacheMode::Ram, 64, 0, dir.path()), &host);
+    assert_eq!(device.geometry().logical_block_bytes, 4096);
+    conformance::check(&device, &suite(13, 24));
+}
+
+#[test]
 fn a_cache_larger_than_the_processors_caches_stays_correct() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);

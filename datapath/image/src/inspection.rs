@@ -1,0 +1,105 @@
+//! Inspection of a disk at its import: the size of its sectors, what firmware boots it, and whether anything on it is known.
+//!
+//! A raw file does not say how large its sectors are: 512 bytes, or 4,096 (4Kn). A GPT does, because its header is in the second
+//! sector. Without a GPT, the format of the file or the source's server says it, and 512 is the default. The place of a GPT comes
+//! first: a server may ask for requests of 4,096 bytes because of the disk that it has itself.
+
+use std::sync::Arc;
+
+use headwater_block::{Device, Geometry, blocking};
+use headwater_filesystems::{
+    BootRecords, Bytes, GPT_START_BYTES, Partition, boot_records, gpt_sector_bytes, identify,
+};
+
+use crate::error::ImageError;
+use crate::file_disk::FileDisk;
+use crate::units::usize_of;
+
+/// The usual size of a disk's sectors.
+pub(crate) const SECTOR_BYTES: u32 = 512;
+/// The size of the sectors of a 4Kn disk.
+pub(crate) const LARGE_SECTOR_BYTES: u32 = 4096;
+
+/// What was seen of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// Size of its sectors: 512 or 4,096.
+    pub sector_bytes: u32,
+    /// Its boot code and boot partitions.
+    pub boot: BootRecords,
+    /// Whether there is a partition table, boot code, a file system or a volume that is known.
+    pub is_known: bool,
+}
+
+impl Inspection {
+    /// Inspects a disk that is imported.
+    pub(crate) fn of(disk: &Arc<dyn Device>) -> Result<Self, ImageError> {
+        let geometry = disk.geometry();
+        let sector_bytes = sector_bytes_of(disk.as_ref(), geometry)?;
+        let boot = boot_records(&disk.as_ref(), sector_bytes.into())?;
+        let whole = Partition { number: 0, offset_bytes: 0, len_bytes: geometry.size_bytes };
+        let is_known = boot.has_partitions
+            || boot.has_boot_code
+            || !matches!(identify(&mut Bytes::new(Arc::new(Arc::clone(disk)), &whole)), Ok(None));
+        Ok(Self { sector_bytes, boot, is_known })
+    }
+
+    /// Remarks for the person who imports the disk, a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.sector_bytes == LARGE_SECTOR_BYTES {
+            lines.push("the disk has sectors of 4096 bytes, and is served with them".to_owned());
+        }
+        if !self.is_known {
+            lines.push(
+                "the disk has no partition table, boot sector or file system that is known: if the file is a container of \
+                 another kind, convert it first"
+                    .to_owned(),
+            );
+        } else if let Some(why) = why_bios_cannot_boot(self.sector_bytes, self.boot.is_uefi_only()) {
+            lines.push(format!("machines have a BIOS and cannot boot the disk: {why}"));
+        } else if !self.boot.has_boot_code {
+            lines.push(
+                "the disk has no boot loader in its first sector: machines have a BIOS and cannot boot it"
+                    .to_owned(),
+            );
+        }
+        lines
+    }
+}
+
+/// Why a BIOS cannot boot a disk, as far as that can be seen.
+pub(crate) fn why_bios_cannot_boot(sector_bytes: u32, is_uefi_only: bool) -> Option<String> {
+    if sector_bytes == LARGE_SECTOR_BYTES {
+        return Some("its sectors have 4096 bytes, and a BIOS boots from sectors of 512 only".to_owned());
+    }
+    is_uefi_only.then(|| {
+        "it boots with UEFI only: it has an EFI system partition, no boot code in its first sector and no BIOS boot partition"
+            .to_owned()
+    })
+}
+
+fn sector_bytes_of(disk: &dyn Device, geometry: Geometry) -> Result<u32, ImageError> {
+    if !can_be_large(geometry.size_bytes) {
+        return Ok(SECTOR_BYTES);
+    }
+    let mut start = [0; GPT_START_BYTES];
+    blocking::read(disk, 0, &mut start)?;
+    let is_large = geometry.logical_block_bytes == LARGE_SECTOR_BYTES;
+    let said = if is_large { LARGE_SECTOR_BYTES } else { SECTOR_BYTES };
+    Ok(gpt_sector_bytes(&start).unwrap_or(said))
+}
+
+/// Size of the sectors of a disk in a file. A disk that cannot be read fails when it is used.
+pub(crate) fn sector_bytes_of_file(disk: &dyn FileDisk) -> u32 {
+    if !can_be_large(disk.size_bytes()) {
+        return SECTOR_BYTES;
+    }
+    let mut start = [0; GPT_START_BYTES];
+    let of_gpt = disk.read(0, &mut start).ok().and_then(|()| gpt_sector_bytes(&start));
+    of_gpt.or(disk.sector_bytes()).unwrap_or(SECTOR_BYTES)
+}
+
+fn can_be_large(size_bytes: u64) -> bool {
+    usize_of(size_bytes) >= GPT_START_BYTES && size_bytes.is_multiple_of(u64::from(LARGE_SECTOR_BYTES))
+}
