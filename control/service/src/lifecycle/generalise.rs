@@ -5,12 +5,13 @@
 //!   image seal, machine off                                           searched: found -> refused
 //!   machine seal of one that runs                                     searched: found -> the version is marked
 //! ```
-//! A version is marked, too, where file systems could not be looked into and the guest removed nothing. With `keep_identity` nothing is
+//! A version is marked, too, if the guest removed nothing and either file systems could not be looked into, or the version below is
+//! marked. With `keep_identity` nothing is
 //! removed and nothing refused.
 
 use std::sync::Arc;
 
-use headwater_api::{MachineState, ProblemKind};
+use headwater_api::{ImageVersion, MachineState, ProblemKind};
 use headwater_db::{MachineRecord, PersistentDisk};
 
 use crate::Service;
@@ -19,9 +20,12 @@ use crate::caller::Caller;
 use crate::lifecycle::seal::{cancelled, given_up};
 use crate::lifecycle::{Active, LifecycleError};
 
-/// Whether a version says of itself that it may hold its machine's identity.
-pub(super) fn keeps_identity(left: &IdentityLeft, is_generalised: bool) -> bool {
-    !left.found.is_empty() || (!left.unread.is_empty() && !is_generalised)
+/// Whether a version says of itself that it may hold a machine's identity. The search knows the identity of the sealed machine, and
+/// not that of the machine that its version was made of. So a version over a marked one is marked, too, unless the guest removed all
+/// identities.
+pub(super) fn keeps_identity(left: &IdentityLeft, parent: &ImageVersion, is_generalised: bool) -> bool {
+    let may_be_elsewhere = !left.unread.is_empty() || parent.keeps_identity;
+    !left.found.is_empty() || (may_be_elsewhere && !is_generalised)
 }
 
 impl Service {

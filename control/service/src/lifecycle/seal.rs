@@ -97,6 +97,7 @@ impl Service {
             None => {
                 let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
                 over.allowed(&what, request.over_newer)?;
+                let parent = self.version_of("seal", &record, &edit.below()).await?;
                 let frozen = self.open_persistent(&record, &edit).await?;
                 left = self.identity_left(&*frozen, &record, &job).await?;
                 if !left.found.is_empty() && !request.keep_identity {
@@ -109,7 +110,7 @@ impl Service {
                     author: caller.principal.clone(),
                     newest_at_most: (!request.over_newer).then_some(over.newest),
                     is_edit: true,
-                    keeps_identity: keeps_identity(&left, removed.is_some()),
+                    keeps_identity: keeps_identity(&left, &parent, removed.is_some()),
                 };
                 let sealed = frozen.seal(order, job).await;
                 let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
@@ -183,14 +184,14 @@ impl Service {
             LifecycleError::NotOn { what: "seal", machine, state }
         };
         let active = self.active(uuid);
-        let parent = match (&active, &kept) {
+        let below = match (&active, &kept) {
             (Some(active), _) => self.version_that_runs(&record, active).await?,
             (None, Some(kept)) => self.version_of("seal", &record, &kept.below()).await?,
             (None, None) => return Err(not_on()),
         };
         let edit = kept.as_ref().filter(|kept| kept.purpose == Purpose::MaintenanceSession);
         let (what, is_bound) = (format!("machine '{name}'"), edit.is_some() && !request.over_newer);
-        let over = self.over(&record, &parent.image, parent.number, edit).await?;
+        let over = self.over(&record, &below.image, below.number, edit).await?;
         over.allowed(&what, !is_bound)?;
         let (frozen, pause) = match (&active, &kept) {
             (Some(active), _) => {
@@ -221,7 +222,7 @@ impl Service {
             author: caller.principal.clone(),
             newest_at_most: is_bound.then_some(over.newest),
             is_edit: edit.is_some(),
-            keeps_identity: keeps_identity(&left, false),
+            keeps_identity: keeps_identity(&left, &below, false),
         };
         let sealed = frozen.seal(order, job).await;
         let tried = format!("a version of the disk of machine {name} over {parent}");

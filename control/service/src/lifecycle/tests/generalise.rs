@@ -76,6 +76,31 @@ async fn what_cannot_be_looked_into_marks_a_version_that_no_guest_generalised() 
 }
 
 #[tokio::test]
+async fn a_version_over_a_marked_one_is_marked_unless_the_guest_generalised() {
+    for is_generalised in [false, true] {
+        let fixture = Fixture::new().await;
+        fixture.host.versions.lock().unwrap().iter_mut().for_each(|version| version.keeps_identity = true);
+        fixture.edit().await;
+        fixture.start().await.unwrap();
+        fixture.host.boots.send_replace(true);
+        until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+        if !is_generalised {
+            fixture.stop().await;
+        }
+        let sealed = fixture.seal_session(false).await.unwrap();
+        assert_eq!(sealed.version.keeps_identity, !is_generalised);
+    }
+}
+
+#[tokio::test]
+async fn a_copy_of_a_machine_over_a_marked_version_is_marked() {
+    let fixture = Fixture::new().await;
+    fixture.host.versions.lock().unwrap().iter_mut().for_each(|version| version.keeps_identity = true);
+    fixture.start().await.unwrap();
+    assert!(fixture.seal_machine().await.unwrap().version.keeps_identity);
+}
+
+#[tokio::test]
 async fn a_guest_that_cannot_be_generalised_goes_on_and_so_does_its_edit() {
     let fixture = Fixture::editing().await;
     fixture.host.no_agent.store(true, Ordering::SeqCst);
