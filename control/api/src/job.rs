@@ -40,6 +40,9 @@ pub enum JobResult {
         /// older versions that share them need a repair.
         #[serde(default)]
         damaged_chunks: u64,
+        /// Remarks on the disk, a line each: machines cannot boot it, nothing on it is known, its sectors have 4,096 bytes.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        remarks: Vec<String>,
         /// The machine that edits the image, over an older version: what it does is sealed over that version only where the
         /// request says so.
         #[serde(default, skip_serializing_if = "Option::is_none")]

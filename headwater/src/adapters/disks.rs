@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use self::served::{ServedParts, ServedVolume, Server};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
-use crate::adapters::images::{hash_of, image_failed};
+use crate::adapters::images::{check_bootable, hash_of, image_failed};
 use crate::adapters::persistent_disks::{self, PersistentDiskFiles};
 use crate::adapters::release::Released;
 use crate::adapters::snapshot_leases::{Reader, SnapshotLeases};
@@ -367,12 +367,13 @@ impl Opener {
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
-        let version = self.streaming.pin(manifest).map_err(image_failed)?;
-        let version = Arc::new(Pin::new(Released::new(version)));
+        let pinned = self.streaming.pin(manifest).map_err(image_failed)?;
+        let pinned = Arc::new(Pin::new(Released::new(pinned)));
         // One that is there may have run also where that could not be noted.
         let is_used = kept.is_some_and(|kept| kept.is_begun || self.files.is_begun(kept.id));
         let above = if is_used { Above::Written } else { Above::Empty };
         let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
+        check_bootable(version, streamed.reader.outline())?;
         let mut options = VolumeOptions {
             name: name.to_owned(),
             base: streamed.reader.clone(),
@@ -397,8 +398,8 @@ impl Opener {
         let streamed = Arc::new(streamed);
         let image = Arc::downgrade(&streamed);
         // What is done in the background for the version ends with its pin.
-        let pin = Pin::new((Arc::clone(&version), streamed));
-        Ok(Opened { volume, pin, version, image })
+        let pin = Pin::new((Arc::clone(&pinned), streamed));
+        Ok(Opened { volume, pin, version: pinned, image })
     }
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

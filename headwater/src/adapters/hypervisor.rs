@@ -86,10 +86,11 @@ impl Hypervisor for Qemu {
             memory_bytes: request.memory_bytes,
             host_memory_bytes: host_memory_bytes(),
             cpus: request.cpus,
-            disk: match request.transport {
+            disk: (match request.transport {
                 DiskTransport::VhostUser => Disk::vhost_user(request.disk_socket),
                 DiskTransport::Nbd => Disk::nbd(request.disk_socket, ""),
-            },
+            })
+            .with_sectors(request.sector_bytes),
             seed: Some(files.seed_disk()),
             run_dir: request.run_dir,
             network: Network::User,

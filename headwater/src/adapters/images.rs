@@ -12,7 +12,9 @@ use headwater_api::{
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
-use headwater_image::{Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, VerifyRound};
+use headwater_image::{
+    Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Outline, VerifyRound, outline_of,
+};
 use headwater_service::backend::{
     BackendError, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion, PullOrder,
     PullOutcome, Pulled, RetentionRoot, ServersGone,
@@ -115,6 +117,16 @@ impl StoredImages {
     }
 }
 
+/// Refuses a version that machines cannot boot: they have a BIOS.
+pub fn check_bootable(version: &ImageVersion, outline: &Outline) -> Result<(), BackendError> {
+    let Some(why) = outline.why_bios_cannot_boot() else { return Ok(()) };
+    let message = format!("machines have a BIOS and cannot boot {}@{}: {why}", version.image, version.number);
+    Err(BackendError::new(ProblemKind::Invalid, message).advise(
+        "'headwater export' serves the disk to other hypervisors; a machine here needs a disk with sectors of 512 bytes and a boot \
+         loader for BIOS",
+    ))
+}
+
 /// Why the images cannot be listed. Where one of a store's servers is up, the store is there and only does not tell: a plain web
 /// server has no list, whatever others would say that are away.
 fn list_failed(store: &dyn Store, error: StoreError) -> BackendError {
@@ -172,6 +184,19 @@ impl Images for StoredImages {
 
     fn boots_unrecorded(&self) -> Option<String> {
         self.traces.unrecorded().map(str::to_owned)
+    }
+
+    async fn check_bootable(&self, version: &ImageVersion) -> Result<(), BackendError> {
+        let (store, hash, version) = (self.store.clone(), hash_of(version)?, version.clone());
+        self.blocking("look up what boots an image", move || match outline_of(&*store, hash) {
+            Ok(outline) => check_bootable(&version, &outline),
+            // The start checks it again.
+            Err(error) => {
+                tracing::debug!(image = %version.image, number = version.number, %error, "cannot look up what boots it");
+                Ok(())
+            }
+        })
+        .await
     }
 
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {

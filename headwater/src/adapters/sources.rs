@@ -97,7 +97,8 @@ pub fn import(
     };
     let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
     let (created, damaged_chunks) = (imported.is_new, imported.damaged_chunks);
-    Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks })
+    let remarks = imported.inspection.map_or_else(Vec::new, |found| found.remarks());
+    Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks, remarks })
 }
 
 /// Refuses a path that is a file of this process to us, and was one of its own to whoever named it.

@@ -144,10 +144,11 @@ pub async fn import(
     shown.end();
     let result =
         result.map_err(|e| if spooled.is_some() { of_standard_input(e, &request.source) } else { e })?;
-    if let JobResult::Imported { version, created, damaged_chunks, edited_by } = &result
+    if let JobResult::Imported { version, created, damaged_chunks, remarks, edited_by } = &result
         && !quiet
     {
         remark(client, version, *damaged_chunks, edited_by.as_deref());
+        say_seen(remarks);
         let what = if *created { "imported as" } else { "unchanged; it is" };
         if !*created && !request.note.is_empty() && request.note != version.note {
             show::aside(&format!("headwater: {}\n", note_of_persistent(version)));
@@ -257,6 +258,13 @@ pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edit
     }
     if let Some(machine) = edited_by {
         pull::edited(image, machine);
+    }
+}
+
+/// Says what was seen of an imported disk.
+pub fn say_seen(remarks: &[String]) {
+    for line in remarks {
+        show::aside(&format!("headwater: {line}\n"));
     }
 }
 

@@ -107,7 +107,7 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         let name = image::is_standard_input(source).then(|| "stdin".to_owned());
         let named = image::Named { name, ..image::Named::default() };
         let result = image::import(client, source, form, named, json).await?;
-        let JobResult::Imported { version, created, damaged_chunks, edited_by } = result else {
+        let JobResult::Imported { version, created, damaged_chunks, remarks, edited_by } = result else {
             anyhow::bail!("the import ended as something else");
         };
         // Other machines of the image, on a data directory that has some: ours have the version by its number.
@@ -117,6 +117,7 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         if json {
             // Nobody sees the JSON of the import, which says so.
             image::remark(client, &version, damaged_chunks, edited_by.as_deref());
+            image::say_seen(&remarks);
         }
         return Ok(format!("{}@{}", version.image, version.number));
     }

@@ -16,6 +16,7 @@ mod full_cache;
 mod fuse;
 mod guests;
 mod images;
+mod imported_disks;
 mod logging;
 mod machines;
 mod maintenance;

@@ -11,6 +11,9 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::probe::{Acceleration, SANDBOX, Version};
 
+/// The usual size of a disk's sectors.
+const SECTOR_BYTES: u32 = 512;
+
 /// The longest path of a unix socket on Linux, in bytes, without the closing NUL.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
@@ -72,17 +75,29 @@ pub struct Disk {
     pub socket: PathBuf,
     /// What is spoken there.
     pub transport: DiskTransport,
+    /// Size of its sectors. Over vhost-user the server says it.
+    pub sector_bytes: u32,
 }
 
 impl Disk {
     /// A disk over vhost-user-blk.
     pub fn vhost_user(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), transport: DiskTransport::VhostUser }
+        Self { socket: socket.into(), transport: DiskTransport::VhostUser, sector_bytes: SECTOR_BYTES }
+    }
+
+    /// The same disk with sectors of this size.
+    #[must_use]
+    pub fn with_sectors(self, sector_bytes: u32) -> Self {
+        Self { sector_bytes, ..self }
     }
 
     /// A disk over NBD.
     pub fn nbd(socket: impl Into<PathBuf>, export: impl Into<String>) -> Self {
-        Self { socket: socket.into(), transport: DiskTransport::Nbd { export: export.into() } }
+        Self {
+            socket: socket.into(),
+            transport: DiskTransport::Nbd { export: export.into() },
+            sector_bytes: SECTOR_BYTES,
+        }
     }
 }
 
@@ -369,11 +384,16 @@ impl GuestSpec {
         line.option("-object", "iothread,id=disk-thread");
         // A write that finds no room pauses the machine (werror=enospc) instead of damaging its file
         // system; the supervisor lets it go on and try again.
+        // QEMU takes 512 unless it is said, whatever the server says.
+        let sectors = match self.disk.sector_bytes {
+            SECTOR_BYTES => String::new(),
+            other => format!(",logical_block_size={other},physical_block_size={other}"),
+        };
         line.option(
             "-device",
             format!(
                 "virtio-blk-pci,drive=disk0,id=disk0,bootindex=0,iothread=disk-thread,serial={},discard=on,\
-                 write-zeroes=on,werror=enospc,rerror=report",
+                 write-zeroes=on,werror=enospc,rerror=report{sectors}",
                 disk_serial(self.uuid)
             ),
         );
@@ -473,6 +493,18 @@ mod tests {
         assert!(arguments.iter().any(|a| a == "guest=lab,,1,debug-threads=on"));
         assert!(arguments.iter().any(|a| a.contains("path=/run/a,,b/qmp.sock,server")));
         assert!(arguments.iter().any(|a| a.contains(r#""path":"/run/a,b/nbd.sock""#)));
+    }
+
+    #[test]
+    fn a_disk_over_nbd_has_its_large_sectors() {
+        let disk = |sector_bytes| {
+            let spec =
+                GuestSpec { disk: Disk::nbd("/run/nbd.sock", "").with_sectors(sector_bytes), ..spec() };
+            let arguments = spec.arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap());
+            arguments.into_iter().find(|a| a.contains("id=disk0,")).unwrap()
+        };
+        assert!(disk(4096).ends_with(",logical_block_size=4096,physical_block_size=4096"));
+        assert!(!disk(512).contains("block_size"));
     }
 
     #[test]

@@ -167,6 +167,11 @@ pub trait Disk: Send + Sync + 'static {
     /// The socket that serves it.
     fn socket(&self) -> &Path;
 
+    /// Size of its sectors: 512 or 4,096.
+    fn sector_bytes(&self) -> u32 {
+        512
+    }
+
     /// What it did so far; `iops` is left 0.
     fn counters(&self) -> DiskCounters;
 

@@ -45,6 +45,8 @@ pub struct VmRequest {
     pub disk_socket: PathBuf,
     /// What is spoken there.
     pub transport: DiskTransport,
+    /// Size of the disk's sectors.
+    pub sector_bytes: u32,
     /// What the guest is told about itself.
     pub identity: Identity,
     /// The private half of its SSH host key.

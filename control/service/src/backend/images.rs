@@ -23,6 +23,8 @@ pub struct ImportOutcome {
     pub created: bool,
     /// Chunks that were damaged in the store, to which this version does not refer; older ones do.
     pub damaged_chunks: u64,
+    /// Remarks on the disk, a line each.
+    pub remarks: Vec<String>,
 }
 
 /// What to import, and as what.
@@ -161,6 +163,12 @@ pub trait Images: Send + Sync + 'static {
 
     /// The version that a reference means now. An error of kind `NotFound` says which there are.
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError>;
+
+    /// Refuses a version that machines cannot boot, as far as that can be seen: an error of kind `Invalid` that says what was seen.
+    async fn check_bootable(&self, version: &ImageVersion) -> Result<(), BackendError> {
+        let _ = version;
+        Ok(())
+    }
 
     /// Makes a version of what a source holds.
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError>;

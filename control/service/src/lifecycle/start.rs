@@ -219,6 +219,7 @@ impl Service {
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             disk_socket: disk.socket().to_owned(),
+            sector_bytes: disk.sector_bytes(),
             transport: record.transport,
             identity: record.identity.clone(),
             ssh_host_key_private: record.ssh_host_key_private.clone(),

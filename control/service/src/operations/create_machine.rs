@@ -273,8 +273,12 @@ async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(Image
 /// Makes sure that what a machine is to boot is there and stays. What one of a catalog boots is held for that.
 async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure> {
     let (reference, version) = resolve(service, &plan.name, &plan.image).await?;
+    let failed = |source| Error::Backend { machine: plan.name.clone(), source };
+    // A machine that boots from the network has a firmware of its own.
+    if plan.boot == BootFrom::Vm {
+        service.images().check_bootable(&version).await.map_err(failed)?;
+    }
     if plan.catalog.is_none() {
-        let failed = |source| Error::Backend { machine: plan.name.clone(), source };
         let namer = Referrer::Machine(&plan.name);
         service.retain_named(namer, ReferenceKind::Image, &reference, &version).await.map_err(failed)?;
     }

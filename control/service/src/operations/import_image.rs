@@ -97,8 +97,8 @@ pub(super) async fn import_image(
                 None
             });
         }
-        let (created, damaged_chunks) = (outcome.created, outcome.damaged_chunks);
-        Ok(JobResult::Imported { version, created, damaged_chunks, edited_by })
+        let (created, damaged_chunks, remarks) = (outcome.created, outcome.damaged_chunks, outcome.remarks);
+        Ok(JobResult::Imported { version, created, damaged_chunks, remarks, edited_by })
     };
     Ok(tasks::run(&service, what, work).await)
 }

@@ -136,6 +136,10 @@ impl Disk for ServedVolume {
         &self.socket
     }
 
+    fn sector_bytes(&self) -> u32 {
+        self.volume.geometry().logical_block_bytes
+    }
+
     fn counters(&self) -> DiskCounters {
         let (volume, copied) = (self.volume.counters(), self.copied());
         DiskCounters {

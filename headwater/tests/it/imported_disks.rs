@@ -1,0 +1,95 @@
+//! Disks as imports see them, with partition tables made by sfdisk: what an import says, which machines are refused, which sectors are
+//! served.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Daemon, headwater, run, short_dir};
+use headwater_testkit::{succeed, wait_until};
+
+/// A loop device with sectors of 4,096 bytes, given back when dropped. Only root may make its loop devices.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+fn sfdisk(device: &str, dir: &Path, table: &str) {
+    let script = dir.join("script");
+    std::fs::write(&script, table).unwrap();
+    let mut command = Command::new("sfdisk");
+    command.args(["--quiet", "--no-reread", "--no-tell-kernel", device]);
+    succeed("fdisk", command.stdin(std::fs::File::open(script).unwrap()));
+}
+
+fn disk(dir: &Path) -> PathBuf {
+    let path = dir.join("disk.raw");
+    std::fs::write(&path, vec![0; 16 << 20]).unwrap();
+    path
+}
+
+/// A disk with sectors of 4,096 bytes and a GPT.
+fn large_sectors(dir: &Path) -> PathBuf {
+    let path = disk(dir);
+    let made =
+        run(Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(&path)).ok();
+    let device = Loop(made.trim().to_owned());
+    sfdisk(&device.0, dir, "label: gpt\nsize=512, type=linux\n");
+    path
+}
+
+#[test]
+fn an_import_says_that_sectors_have_4096_bytes() {
+    let daemon = Daemon::start();
+    let path = large_sectors(daemon.path());
+    let imported = daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "large"]);
+    assert!(imported.code == 0 && imported.err.contains("sectors of 4096 bytes"), "{imported:?}");
+    let args = ["--json", "image", "import", path.to_str().unwrap(), "--name", "again"];
+    let imported: serde_json::Value = serde_json::from_str(&daemon.cli(&args).ok()).unwrap();
+    assert_eq!(imported["remarks"].as_array().unwrap().len(), 2, "{imported}");
+    let why = ["machines have a BIOS", "large@1", "sectors have 4096 bytes"];
+    daemon.cli(&["machine", "create", "lab", "large"]).fails(2, &why);
+    // The firmware of a machine that boots from the network is its own.
+    let args = ["machine", "create", "thin", "large", "--boot", "network", "--mac", "52:54:00:00:00:01"];
+    daemon.cli(&args).ok();
+}
+
+#[test]
+fn a_file_with_large_sectors_is_exported_with_them() {
+    let dir = short_dir();
+    let path = large_sectors(dir.path());
+    let socket = dir.path().join("nbd");
+    let address = format!("unix:{}", socket.display());
+    let mut command = headwater();
+    command.arg("export").arg(&path).args(["--cache", "ram", "--ram", "64M", "--nbd", &address]);
+    let mut child = command.spawn().unwrap();
+    wait_until("the export listens", || socket.exists());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let shown = run(Command::new("nbdinfo").args(["--json", &uri]));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&shown.ok()).unwrap();
+    assert_eq!(shown["exports"][0]["block_size_minimum"], 4096, "{shown}");
+}
+
+#[test]
+fn a_machine_with_a_disk_for_uefi_only_is_refused() {
+    let daemon = Daemon::start();
+    let path = disk(daemon.path());
+    sfdisk(
+        path.to_str().unwrap(),
+        daemon.path(),
+        "label: gpt\nsize=4096, type=uefi\nsize=4096, type=linux\n",
+    );
+    let imported = daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "uefi"]);
+    assert_eq!(imported.code, 0, "{imported:?}");
+    assert!(imported.err.contains("boots with UEFI only"), "{imported:?}");
+    daemon.cli(&["machine", "create", "lab", "uefi"]).fails(2, &["uefi@1", "boots with UEFI only"]);
+    // A channel can lead an older machine to such a version.
+    daemon.with_tiny_machine("old");
+    daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "tiny"]).ok();
+    daemon.cli(&["image", "promote", "tiny@2", "production"]).ok();
+    daemon.cli(&["machine", "start", "old"]).fails(2, &["tiny@2", "boots with UEFI only"]);
+}
