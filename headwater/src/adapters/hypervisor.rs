@@ -167,6 +167,13 @@ impl Vm for QemuVm {
         }
     }
 
+    async fn found_nothing_to_boot(&self) -> String {
+        match self.guest.wait_no_boot().await {
+            Ok(said) => said,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
     async fn exited(&self) -> VmExit {
         match self.guest.wait_exit().await {
             Ok(exit) => vm_exit(&exit),

@@ -383,6 +383,11 @@ pub fn is_off(machine: &Machine) -> bool {
     !machine.state.is_active() && !restarts
 }
 
+/// The advice for a machine whose firmware finds nothing to boot.
+fn no_boot_advice(name: &str) -> String {
+    format!("machines have a BIOS: install a boot loader for it in the image; {}", console_advice(name))
+}
+
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
     // None: so far away that it never comes.
     let deadline = tokio::time::Instant::now().checked_add(limit);
@@ -392,6 +397,11 @@ async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -
             _ if is_off(&machine) => {
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
                 return Err(problem.advise(console_advice(&machine.name)).into());
+            }
+            // The firmware found nothing to boot, and waits for nobody.
+            MachineState::Booting if machine.reason.is_some() => {
+                let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
+                return Err(problem.advise(no_boot_advice(&machine.name)).into());
             }
             _ if deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) => {
                 let message = format!("machine '{}' is not up after {} s", machine.name, limit.as_secs());
@@ -513,6 +523,14 @@ mod tests {
             let error = wait(vec![booting.clone(), machine(state, wanted)], limit).await.unwrap_err();
             assert!(error.to_string().starts_with(&format!("lab is {state}")), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_wait_ends_when_the_firmware_finds_nothing_to_boot() {
+        let mut stuck = machine("booting", "running");
+        stuck.reason = Some("its firmware finds nothing to boot: 'No bootable device'".to_owned());
+        let error = wait(vec![stuck], Duration::from_secs(600)).await.unwrap_err();
+        assert!(error.to_string().contains("No bootable device"), "{error}");
     }
 
     #[tokio::test]

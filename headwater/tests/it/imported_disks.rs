@@ -93,3 +93,17 @@ fn a_machine_with_a_disk_for_uefi_only_is_refused() {
     daemon.cli(&["image", "promote", "tiny@2", "production"]).ok();
     daemon.cli(&["machine", "start", "old"]).fails(2, &["tiny@2", "boots with UEFI only"]);
 }
+
+#[test]
+fn a_wait_ends_with_what_the_firmware_says() {
+    let daemon = Daemon::start();
+    let path = disk(daemon.path());
+    sfdisk(path.to_str().unwrap(), daemon.path(), "label: gpt\nsize=4096, type=linux\n");
+    // SeaBIOS boots no first sector without its mark.
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[510] = 0;
+    std::fs::write(&path, bytes).unwrap();
+    daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "empty"]).ok();
+    daemon.cli(&["machine", "create", "lab", "empty"]).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).fails(1, &["No bootable device"]);
+}

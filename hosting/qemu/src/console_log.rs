@@ -7,6 +7,17 @@ use std::path::{Path, PathBuf};
 /// What a text console prints when the system is up.
 const PROMPT: &[u8] = b"login:";
 
+/// What SeaBIOS and the boot code in a first sector print when they find nothing to boot and stop.
+const NO_BOOT: [&[u8]; 4] = [
+    b"No bootable device",
+    b"This is not a bootable disk",
+    b"Missing operating system",
+    b"Operating system not found",
+];
+
+/// The end of a look that is kept for the next look: no text that is looked for is longer.
+const TAIL_BYTES: usize = 32;
+
 /// When a log is longer than this it is moved to `NAME.log.old`, in bytes. A guest that prints without end, or
 /// that has QEMU complain about it without end, must not fill the host's disk.
 pub(crate) const MAX_LOG_BYTES: u64 = 16 << 20;
@@ -21,17 +32,24 @@ pub(crate) struct ConsoleLog {
     offset: u64,
     /// The end of the last look: the prompt may be cut in two.
     tail: Vec<u8>,
+    no_boot: Option<String>,
 }
 
 impl ConsoleLog {
     pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.to_path_buf(), offset: 0, tail: Vec::new() }
+        Self { path: path.to_path_buf(), offset: 0, tail: Vec::new(), no_boot: None }
     }
 
     /// Forgets what was printed so far.
     pub(crate) fn skip_to_end(&mut self) {
         self.offset = self.path.metadata().map_or(self.offset, |meta| meta.len());
         self.tail.clear();
+        self.no_boot = None;
+    }
+
+    /// What the firmware said when it found nothing to boot.
+    pub(crate) fn no_boot(&self) -> Option<&str> {
+        self.no_boot.as_deref()
     }
 
     /// Whether a login prompt was printed since the last look.
@@ -49,8 +67,14 @@ impl ConsoleLog {
         let read = (&mut file).take(MAX_LOOK_BYTES).read_to_end(&mut seen)?;
         self.offset += u64::try_from(read).unwrap_or(0);
         let found = seen.windows(PROMPT.len()).any(|window| window == PROMPT);
+        if self.no_boot.is_none() {
+            self.no_boot = NO_BOOT
+                .iter()
+                .find(|mark| seen.windows(mark.len()).any(|window| window == **mark))
+                .map(|mark| String::from_utf8_lossy(mark).into_owned());
+        }
         if !found {
-            self.tail = seen.split_off(seen.len().saturating_sub(PROMPT.len() - 1));
+            self.tail = seen.split_off(seen.len().saturating_sub(TAIL_BYTES));
         }
         Ok(found)
     }
@@ -107,6 +131,22 @@ mod tests {
         log.write_all(b"in: ").unwrap();
         assert!(console.look().unwrap());
         assert!(!console.look().unwrap());
+    }
+
+    #[test]
+    fn a_firmware_that_finds_nothing_to_boot_is_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut log = File::create(&path).unwrap();
+        let mut console = ConsoleLog::new(&path);
+        log.write_all(b"Booting from Hard Disk...\r\nNo boota").unwrap();
+        assert!(!console.look().unwrap());
+        assert_eq!(console.no_boot(), None);
+        log.write_all(b"ble device.\r\n").unwrap();
+        assert!(!console.look().unwrap());
+        assert_eq!(console.no_boot(), Some("No bootable device"));
+        console.skip_to_end();
+        assert_eq!(console.no_boot(), None);
     }
 
     /// As the supervisor does.

@@ -131,6 +131,8 @@ pub struct GuestState {
     pub boot: Option<Boot>,
     /// Set while the machine stands still because its disk has no room; it goes on by itself.
     pub out_of_space: bool,
+    /// What the firmware said when it found nothing to boot.
+    pub no_boot: Option<String>,
     /// How it ended.
     pub exit: Option<Exit>,
 }
@@ -266,6 +268,18 @@ impl Guest {
             (Some(exit), _) => Err(Error::Gone(exit.to_string())),
             (None, Some(boot)) => Ok(boot),
             (None, None) => Err(timed_out()),
+        }
+    }
+
+    /// Waits until the firmware says that it finds nothing to boot, and returns what it says. An error if the machine ends before.
+    pub async fn wait_no_boot(&self) -> Result<String> {
+        let mut state = self.state.clone();
+        let seen = state.wait_for(|state| state.no_boot.is_some() || state.exit.is_some()).await;
+        let state = seen.map_err(|_| unsupervised())?;
+        match (&state.no_boot, &state.exit) {
+            (Some(said), _) => Ok(said.clone()),
+            (None, Some(exit)) => Err(Error::Gone(exit.to_string())),
+            (None, None) => Err(unsupervised()),
         }
     }
 

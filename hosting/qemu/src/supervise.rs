@@ -119,7 +119,8 @@ impl DiskErrors {
 impl Supervisor {
     /// Starts the task.
     pub(crate) fn spawn(parts: Parts) -> watch::Receiver<GuestState> {
-        let initial = GuestState { phase: Phase::Booting, boot: None, out_of_space: false, exit: None };
+        let initial =
+            GuestState { phase: Phase::Booting, boot: None, out_of_space: false, no_boot: None, exit: None };
         let (state, receiver) = watch::channel(initial);
         let events = parts.monitor.events();
         let supervisor = Self {
@@ -307,6 +308,7 @@ impl Supervisor {
                 Ok(false) => {}
                 Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
             }
+            self.hear_firmware();
             // Not before the prompt was looked for in it.
             is_console_long = self.console.is_long();
         }
@@ -316,6 +318,15 @@ impl Supervisor {
         let before_bytes = std::mem::replace(&mut self.logged_bytes, logged_bytes);
         let grown_bytes = logged_bytes.saturating_sub(before_bytes);
         pause(self.is_booting().then(|| self.boot_started.elapsed()), grown_bytes)
+    }
+
+    fn hear_firmware(&mut self) {
+        let said = self.console.no_boot().map(str::to_owned);
+        self.state.send_if_modified(|state| {
+            let is_new = state.no_boot != said;
+            state.no_boot = said;
+            is_new
+        });
     }
 
     /// Cuts logs on a thread that may wait for the disk.

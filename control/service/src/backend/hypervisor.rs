@@ -120,6 +120,11 @@ pub trait Vm: Send + Sync + 'static {
     /// Waits until the guest says that it is up. Never returns where it does not.
     async fn booted(&self);
 
+    /// Waits until the firmware says that it finds nothing to boot, and returns what it says. Never returns if it does not.
+    async fn found_nothing_to_boot(&self) -> String {
+        std::future::pending().await
+    }
+
     /// Waits for its end. May be called by several, and after it ended.
     async fn exited(&self) -> VmExit;
 

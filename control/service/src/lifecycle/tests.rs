@@ -5,6 +5,7 @@ mod damage;
 mod database;
 mod done;
 mod endings;
+mod firmware;
 mod generalise;
 mod maintenance;
 mod notes;
@@ -374,6 +375,7 @@ struct Host {
     clock_set_ms: AtomicI64,
     /// Guests are up.
     boots: watch::Sender<bool>,
+    no_boot: watch::Sender<Option<String>>,
     /// A command in a guest does not end while this is set, and to write out goes on when it is told to.
     execs_hang: AtomicBool,
     exec_hangs: Notify,
@@ -587,6 +589,9 @@ impl Vm for FakeVm {
     }
     async fn booted(&self) {
         self.1.boots.subscribe().wait_for(|up| *up).await.unwrap();
+    }
+    async fn found_nothing_to_boot(&self) -> String {
+        self.1.no_boot.subscribe().wait_for(Option::is_some).await.unwrap().clone().unwrap()
     }
     async fn exited(&self) -> VmExit {
         let mut ended = self.0.subscribe();

@@ -1,5 +1,6 @@
 //! Watching a machine that is on: the guest is up, the VM ended.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,8 +44,10 @@ impl Service {
     pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
         let service = self.clone();
         tokio::spawn(async move {
+            let firmware = service.follow_firmware(uuid, &name, &active);
             let exit = tokio::select! {
                 exit = active.vm.exited() => exit,
+                never = firmware => match never {},
                 () = active.vm.booted() => {
                     if let Err(e) = service.has_booted(uuid, &name, &active).await {
                         tracing::error!(machine = %name, "cannot note now that it has booted: {}", problem(&e));
@@ -61,6 +64,34 @@ impl Service {
                 Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
             }
         });
+    }
+
+    /// Notes that the firmware finds nothing to boot. The machine stays on, because a console may show more.
+    async fn follow_firmware(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Infallible {
+        let said = active.vm.found_nothing_to_boot().await;
+        if let Err(e) = self.nothing_to_boot(uuid, name, active, &said).await {
+            tracing::error!(machine = %name, "cannot note now that it finds nothing to boot: {}", problem(&e));
+        }
+        std::future::pending().await
+    }
+
+    async fn nothing_to_boot(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        active: &Arc<Active>,
+        said: &str,
+    ) -> Result<(), LifecycleError> {
+        let _turn = self.lock(uuid).await;
+        let mut record = self.record(name).await?;
+        let is_booting = matches!(record.state, MachineState::Starting | MachineState::Booting);
+        if !self.is_present(uuid, active) || active.boot_time().is_some() || !is_booting {
+            return Ok(());
+        }
+        let reason = format!("its firmware finds nothing to boot: '{said}'");
+        record.state = MachineState::Booting;
+        record.reason = Some(reason.clone());
+        self.save(&record, &Caller::daemon(), "state", reason).await
     }
 
     async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifecycleError> {
@@ -88,6 +119,7 @@ impl Service {
                 let boot_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
                 record.state = MachineState::Running;
                 record.boot_ms = Some(boot_ms);
+                record.reason = None;
                 format!("booted in {}.{:03} s", boot_ms / 1000, boot_ms % 1000)
             }
             None => {

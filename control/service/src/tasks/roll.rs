@@ -294,6 +294,7 @@ impl Service {
         let up = tokio::select! {
             () = active.vm.booted() => Ok(()),
             _ = active.vm.exited() => Err("ended before it was up".to_owned()),
+            said = active.vm.found_nothing_to_boot() => Err(format!("finds nothing to boot: '{said}'")),
             () = tokio::time::sleep(boot) => Err(format!("was not up within {} s", boot.as_secs())),
             () = cancelled(control) => Err("was not waited for".to_owned()),
         };
