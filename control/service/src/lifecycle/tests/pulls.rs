@@ -142,9 +142,9 @@ async fn a_pull_goes_on_without_its_client_until_it_is_cancelled() {
     let task = &tasks.tasks[0];
     assert_eq!((&*task.kind, &*task.subject), ("pull", "store /srv/images"));
     assert_eq!(api.ask("POST", &format!("tasks/{}/cancel", task.id), "").await.0, 200);
-    until("it has ended", async || fixture.service.jobs() == (0, 0)).await;
-    let (status, ended) = api.ask("GET", &format!("tasks/{}", task.id), "").await;
-    assert!(status == 200 && ended.contains(r#""state":"cancelled""#), "{ended}");
+    let state = async || api.ask("GET", &format!("tasks/{}", task.id), "").await.1;
+    until("it has ended", async || state().await.contains(r#""state":"cancelled""#)).await;
+    assert_eq!(fixture.service.jobs(), (0, 0));
     assert_eq!(fixture.pulled().await.len(), 1);
     // It has ended: there is nothing to cancel.
     assert_eq!(api.ask("POST", &format!("tasks/{}/cancel", task.id), "").await.0, 409);
