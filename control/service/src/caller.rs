@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::extract::connect_info::ConnectInfo;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
@@ -125,9 +126,18 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The role that each operation needs, by path and method.
+/// How often the refusals of one operation to one caller are noted.
+const NOTE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Refusals that are remembered at most.
+const REFUSALS_MAX: usize = 1000;
+
+/// The role that each operation needs, by path and method, and what was refused lately.
 #[derive(Clone, Debug)]
-pub(crate) struct Needs(Arc<HashMap<(String, Method), Role>>);
+pub(crate) struct Needs {
+    roles: Arc<HashMap<(String, Method), Role>>,
+    refused: Arc<Mutex<HashMap<(String, String), Instant>>>,
+}
 
 impl Needs {
     /// Reads the security requirements of a description. An operation without one, or with an unknown role, has no entry.
@@ -152,13 +162,28 @@ impl Needs {
                 }
             }
         }
-        Self(Arc::new(needs))
+        Self { roles: Arc::new(needs), refused: Arc::default() }
+    }
+
+    /// Whether a refusal is noted: the first one of a minute.
+    fn is_to_be_noted(&self, principal: &str, asked: &str) -> bool {
+        let now = Instant::now();
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() >= REFUSALS_MAX {
+            refused.retain(|_, at| now.duration_since(*at) < NOTE_INTERVAL);
+        }
+        let last = refused.get(&(principal.to_owned(), asked.to_owned()));
+        if last.is_some_and(|at| now.duration_since(*at) < NOTE_INTERVAL) || refused.len() >= REFUSALS_MAX {
+            return false;
+        }
+        refused.insert((principal.to_owned(), asked.to_owned()), now);
+        true
     }
 
     fn role(&self, path: &str, method: &Method) -> Option<Role> {
         // Axum answers HEAD by the handler of GET.
         let method = if method == Method::HEAD { Method::GET } else { method.clone() };
-        self.0.get(&(path.to_owned(), method)).copied()
+        self.roles.get(&(path.to_owned(), method)).copied()
     }
 }
 
@@ -180,10 +205,13 @@ pub(crate) async fn authorize(
         None => Role::Admin,
     };
     if caller.role < needed {
-        let asked = format!("{} {}", parts.method, parts.uri.path());
-        tracing::warn!(caller = %caller.principal, role = %caller.role, "refused: {asked}");
-        let detail = format!("{asked}: needs the role {needed}, and the caller has {}", caller.role);
-        service.note(service.event(&caller, "daemon".to_owned(), "refused", detail)).await;
+        let asked = format!("{} {path}", parts.method);
+        // A program that asks again and again must not push out what others did.
+        if needs.is_to_be_noted(&caller.principal, &asked) {
+            tracing::warn!(caller = %caller.principal, role = %caller.role, "refused: {asked}");
+            let detail = format!("{asked}: needs the role {needed}, and the caller has {}", caller.role);
+            service.note(service.event(&caller, "daemon".to_owned(), "refused", detail)).await;
+        }
         let message = format!("{} has the role {}, and this needs {needed}", caller.principal, caller.role);
         let problem = Problem::new(ProblemKind::Forbidden, message);
         return Failure(problem.advise("ask for a token with that role: 'headwater token create'"))

@@ -18,6 +18,8 @@ pub(crate) enum CatalogError {
     Pinned { catalog: String, pin: String, image: String },
     #[error("cannot pin catalog '{catalog}' to '{version}': it boots image '{image}'")]
     OtherImage { catalog: String, version: String, image: String },
+    #[error("cannot change catalog '{catalog}': task {task} changes its machines")]
+    Busy { catalog: String, task: i64 },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -26,7 +28,7 @@ impl Explain for CatalogError {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Unknown(_) => ProblemKind::NotFound,
-            Self::InUse { .. } | Self::Pinned { .. } => ProblemKind::Conflict,
+            Self::InUse { .. } | Self::Pinned { .. } | Self::Busy { .. } => ProblemKind::Conflict,
             Self::OtherImage { .. } => ProblemKind::Invalid,
             Self::Db(e) => e.kind(),
         }
@@ -40,6 +42,7 @@ impl Explain for CatalogError {
             Self::OtherImage { image, .. } => {
                 Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
             }
+            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::Db(e) => e.advice(),
         }
     }
@@ -50,6 +53,14 @@ impl Service {
     pub(crate) async fn catalog(&self, name: &str) -> Result<CatalogRecord, CatalogError> {
         let found = self.db().read().await?.catalogs().by_name(name).await?;
         found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))
+    }
+
+    /// Refuses a change of a catalog that a task works on.
+    pub(crate) async fn is_not_busy(&self, catalog: &str) -> Result<(), CatalogError> {
+        match self.task_that_changes(catalog).await? {
+            Some(task) => Err(CatalogError::Busy { catalog: catalog.to_owned(), task }),
+            None => Ok(()),
+        }
     }
 
     /// Catalogs as clients see them.

@@ -6,8 +6,8 @@ use headwater_api::{
     PullRequest, RollRequest, ScaleRequest, SealRequest, VerifyRequest,
 };
 use http_body_util::BodyExt;
-use hyper::Method;
 use hyper::body::Incoming;
+use hyper::{Method, Response};
 
 use crate::client::{Client, escape};
 use crate::signals::EndSignals;
@@ -102,11 +102,21 @@ impl Client {
         body: Option<Vec<u8>>,
         mut progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
-        let answer = self.send(Method::POST, path, body).await?;
-        let number =
-            answer.headers().get("headwater-task").and_then(|value| value.to_str().ok()?.parse().ok());
-        let mut lines = std::pin::pin!(read_lines(answer.into_body(), &mut progress));
         let mut signals = EndSignals::catch()?;
+        let mut sending = std::pin::pin!(self.send(Method::POST, path, body));
+        let mut is_interrupted = false;
+        let answer = loop {
+            tokio::select! {
+                answer = &mut sending => break answer?,
+                // The task has begun, perhaps, and its number is in the answer.
+                _ = signals.next() => is_interrupted = true,
+            }
+        };
+        let number = number_of(&answer);
+        if let Some(number) = number.filter(|_| is_interrupted) {
+            self.cancel_task(number).await?;
+        }
+        let mut lines = std::pin::pin!(read_lines(answer.into_body(), &mut progress));
         loop {
             tokio::select! {
                 outcome = &mut lines => return outcome,
@@ -128,8 +138,7 @@ impl Client {
     /// Begins a task, and returns its number. The task goes on by itself.
     async fn begin(&self, path: &str, body: Vec<u8>) -> anyhow::Result<i64> {
         let answer = self.send(Method::POST, path, Some(body)).await?;
-        let number =
-            answer.headers().get("headwater-task").and_then(|value| value.to_str().ok()?.parse().ok());
+        let number = number_of(&answer);
         number.context("the daemon's answer has no number of a task: is it of another version?")
     }
 
@@ -159,6 +168,11 @@ impl Client {
     pub async fn begin_roll(&self, name: &str, request: &RollRequest) -> anyhow::Result<i64> {
         self.begin(&format!("/api/v1/catalogs/{}/roll", escape(name)), serde_json::to_vec(request)?).await
     }
+}
+
+/// The number of the task that an answer tells of.
+fn number_of(answer: &Response<Incoming>) -> Option<i64> {
+    answer.headers().get("headwater-task")?.to_str().ok()?.parse().ok()
 }
 
 fn cancelled() -> anyhow::Error {

@@ -111,6 +111,9 @@ async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
         return Ok(which.names);
     }
     let mut filter = which.filter.unwrap_or_default();
+    if filter.trim().is_empty() && which.catalog.is_none() {
+        return Err(invalid("the filter is empty, and would match all machines: write 'name:*' for all"));
+    }
     if let Some(catalog) = &which.catalog {
         // A mistyped catalog would match nothing without a word.
         client.catalog(catalog).await?;

@@ -165,6 +165,7 @@ impl Daemon {
         let service = service(&data_dir, images, database.clone(), volumes.clone(), also_removed);
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
+        let left_tasks = service.left_tasks().await.context("cannot list the tasks of an earlier daemon")?;
 
         step.send_replace("beginning to serve");
         // After that: what an earlier daemon left is not read.
@@ -193,7 +194,10 @@ impl Daemon {
         if options.resume {
             service.resume().await;
         }
-        service.recover_tasks().await.context("cannot go on with the tasks of an earlier daemon")?;
+        service
+            .recover_tasks(left_tasks)
+            .await
+            .context("cannot go on with the tasks of an earlier daemon")?;
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
         Ok(Self {

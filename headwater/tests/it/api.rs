@@ -233,7 +233,7 @@ fn named_tokens_may_do_what_their_roles_say_until_they_end() {
         }
     }
     let history = daemon.cli(&["events"]).ok();
-    let refused = history.lines().find(|line| line.contains("DELETE /api/v1/images/nobody"));
+    let refused = history.lines().find(|line| line.contains("DELETE /api/v1/images/{image}"));
     assert!(
         refused.is_some_and(|line| line.contains("token t-metrics") && line.contains("refused")),
         "{history}"

@@ -62,6 +62,11 @@ impl JobControl {
         self.cancelled.load(Ordering::Relaxed) || self.stopping.load(Ordering::Relaxed)
     }
 
+    /// Whether somebody asked the operation to stop: the daemon's end does not count.
+    pub(crate) fn is_asked_to_stop(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
     /// Asks the operation to stop.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);

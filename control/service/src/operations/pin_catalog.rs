@@ -35,6 +35,7 @@ pub(super) async fn pin_catalog(
     Name(name): Name,
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Catalog>, Failure> {
+    service.is_not_busy(&name).await?;
     let handle = service.clone();
     let record = service.to_the_end(async move { pin(&handle, &caller, name, request).await }).await?;
     Ok(Json(service.changed_catalog_view(record).await))
@@ -87,6 +88,7 @@ pub(super) async fn unpin_catalog(
     caller: Caller,
     Name(name): Name,
 ) -> Result<Json<Catalog>, Failure> {
+    service.is_not_busy(&name).await?;
     let handle = service.clone();
     let record = service.to_the_end(async move { unpin(&handle, &caller, name).await }).await?;
     Ok(Json(service.changed_catalog_view(record).await))

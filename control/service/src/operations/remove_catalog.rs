@@ -28,6 +28,7 @@ pub(super) async fn remove_catalog(
     caller: Caller,
     Name(name): Name,
 ) -> Result<StatusCode, Failure> {
+    service.is_not_busy(&name).await?;
     let handle = service.clone();
     service.to_the_end(async move { remove(&handle, &caller, name).await }).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -37,6 +37,7 @@ pub(super) async fn set_catalog(
 ) -> Result<Json<Catalog>, Failure> {
     let reference = ImageRef::parse(&request.image).map_err(Failure)?;
     service.catalog(&name).await?;
+    service.is_not_busy(&name).await?;
     let handle = service.clone();
     let work = async move { set_image(&handle, &caller, name, reference, request.image).await };
     let record = service.to_the_end(work).await?;

@@ -46,6 +46,9 @@ pub const PROGRESS_INTERVAL_MS: u64 = 200;
 /// An operation that ends this soon is answered like any other request: with a status of its own.
 const PROMPT_MS: u64 = 100;
 
+/// The pause before a database that failed is asked again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// The header with a task's number.
 const HEADER: HeaderName = HeaderName::from_static("headwater-task");
 
@@ -113,6 +116,11 @@ where
     };
     let live = service.spawn_task(id, control, turn);
     answer(id, live).await
+}
+
+/// Why a task with a plan ends when the daemon stops.
+fn stopped() -> Problem {
+    Problem::new(ProblemKind::Cancelled, "the daemon is stopping; the task goes on at its next start")
 }
 
 fn not_begun() -> Problem {
@@ -186,11 +194,14 @@ impl Service {
     /// Notes a task, and returns its number.
     async fn add_task(&self, what: &Work, plan: Option<String>) -> Result<i64, DbError> {
         let mut repo = self.db().write().await?;
-        let (kind, subject, caller) = (what.kind, what.subject.clone(), what.caller.principal.clone());
-        let task = NewTask { kind, subject, caller, plan, created_at_ms: self.now_ms() };
-        let id = repo.tasks().add(&task).await?;
+        let id = repo.tasks().add(&self.new_task(what, plan)).await?;
         repo.save().await?;
         Ok(id)
+    }
+
+    fn new_task(&self, what: &Work, plan: Option<String>) -> NewTask {
+        let (kind, subject, caller) = (what.kind, what.subject.clone(), what.caller.principal.clone());
+        NewTask { kind, subject, caller, plan, created_at_ms: self.now_ms() }
     }
 
     /// Runs a task to its end, whoever follows it.
@@ -212,11 +223,23 @@ impl Service {
                 Ok(outcome) => outcome,
                 Err(_) => Err(panicked()),
             };
-            if let Some(id) = id {
-                service.task_ended(id, &outcome, control.progress()).await;
-                service.tasks().map().remove(&id);
+            let Some(id) = id else {
+                told.send_replace(Some(outcome));
+                return;
+            };
+            let progress = control.progress();
+            let mut noted = service.note_end(id, &outcome, &progress).await;
+            told.send_replace(Some(outcome.clone()));
+            // Its client is answered, whatever the database does. A task that looks unended would keep others out.
+            while let Err(error) = noted {
+                tracing::error!(id, "cannot note that a task ended: {error}");
+                if service.is_stopping() {
+                    break;
+                }
+                tokio::time::sleep(RETRY).await;
+                noted = service.note_end(id, &outcome, &progress).await;
             }
-            told.send_replace(Some(outcome));
+            service.tasks().map().remove(&id);
             drop(under_way);
         });
         live
@@ -233,15 +256,14 @@ impl Service {
         }
     }
 
-    /// Notes a task's end. If that is impossible now, the next start of the daemon finds it unended, and says so.
-    async fn task_ended(&self, id: i64, outcome: &Outcome, progress: Progress) {
-        // A daemon that stops leaves what goes on after its next start as it is.
-        let is_left =
-            self.is_stopping() && matches!(outcome, Err(problem) if problem.kind == ProblemKind::Cancelled);
+    /// Notes a task's end.
+    async fn note_end(&self, id: i64, outcome: &Outcome, progress: &Progress) -> Result<(), DbError> {
+        // A daemon that stops leaves a task with a plan as it is: it goes on at the next start.
+        let is_left = self.is_stopping() && outcome.is_err();
         let now = self.now_ms();
         let ended = self.change_task(id, |task| {
-            task.progress = text_of(&progress);
-            if is_left && task.plan.is_some() && !task.cancelling {
+            task.progress = text_of(progress);
+            if is_left && task.plan.is_some() {
                 return;
             }
             task.state = match outcome {
@@ -255,9 +277,7 @@ impl Service {
             };
             task.ended_at_ms = Some(now);
         });
-        if let Err(error) = ended.await {
-            tracing::error!(id, "cannot note that a task ended: {error}");
-        }
+        ended.await
     }
 
     async fn change_task(&self, id: i64, change: impl FnOnce(&mut TaskRecord)) -> Result<(), DbError> {
@@ -268,27 +288,54 @@ impl Service {
         repo.save().await
     }
 
-    /// Stores a task's plan, so that it goes on from there after a restart.
-    async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &JobControl) -> Result<(), DbError> {
+    /// Stores a task's plan, so that it goes on from there after a restart. Waits for a database that fails; an error means that the
+    /// daemon stops.
+    async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &JobControl) -> Result<(), Problem> {
         let (plan, progress) = (text_of(plan), text_of(&control.progress()));
-        self.change_task(id, |task| {
-            task.plan = plan;
-            task.progress = progress;
-        })
-        .await
+        let save = || {
+            let (plan, progress) = (plan.clone(), progress.clone());
+            self.change_task(id, move |task| {
+                task.plan = plan;
+                task.progress = progress;
+            })
+        };
+        self.until_saved("the plan of a task", save).await
+    }
+
+    /// Repeats what is to be saved until it is. An error means that the daemon stops.
+    async fn until_saved<F>(&self, what: &str, save: impl Fn() -> F) -> Result<(), Problem>
+    where
+        F: Future<Output = Result<(), DbError>>,
+    {
+        while let Err(error) = save().await {
+            tracing::error!("cannot save {what}, and tries again: {error}");
+            if self.is_stopping() {
+                return Err(stopped());
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+        Ok(())
+    }
+
+    /// The tasks that an earlier daemon left. Call it before anybody can begin one.
+    pub async fn left_tasks(&self) -> Result<Vec<i64>, DbError> {
+        let unended = self.db().read().await?.tasks().unended().await?;
+        Ok(unended.into_iter().map(|task| task.id).collect())
     }
 
     /// Goes on with tasks that an earlier daemon left, and ends those that cannot go on.
-    pub async fn recover_tasks(&self) -> Result<(), DbError> {
-        let unended = self.db().read().await?.tasks().unended().await?;
-        for task in unended {
+    pub async fn recover_tasks(&self, left: Vec<i64>) -> Result<(), DbError> {
+        for id in left {
+            // Read again: somebody may have cancelled it meanwhile.
+            let found = self.db().read().await?.tasks().by_id(id).await?;
+            let Some(task) = found.filter(|task| task.ended_at_ms.is_none()) else { continue };
             let caller = Caller::admin(task.caller.clone());
             let control = Arc::new(JobControl::new(self.stopping_flag()));
             control.begin();
             if task.cancelling {
                 control.cancel();
             }
-            let (service, id) = (self.clone(), task.id);
+            let service = self.clone();
             match (task.kind.as_str(), task.plan.as_deref()) {
                 (scale::KIND, plan @ Some(_)) if let Some(plan) = stored::<scale::Plan>(plan) => {
                     let work = scale::go_on(service, caller, id, plan, control.clone());
@@ -301,8 +348,8 @@ impl Service {
                 _ => {
                     let why = "the daemon ended while it ran, and it does not go on by itself";
                     let problem = Problem::new(ProblemKind::Failed, why).advise("start it again");
-                    self.task_ended(id, &Err(problem), stored(task.progress.as_deref()).unwrap_or_default())
-                        .await;
+                    let progress = stored(task.progress.as_deref()).unwrap_or_default();
+                    self.note_end(id, &Err(problem), &progress).await?;
                 }
             }
         }

@@ -4,6 +4,7 @@
 //! machine that restarts meanwhile boots the version that the roll knows of. At the end the catalog's pin changes, and those of its
 //! machines are taken away, in one transaction.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +12,12 @@ use axum::response::Response;
 use futures_util::future::join_all;
 use headwater_api::name::ImageRef;
 use headwater_api::{BootFrom, ImageVersion, JobResult, Problem, ProblemKind, RollRequest, Wanted};
-use headwater_db::{DbError, MachineRecord};
+use headwater_db::{DbError, MachineRecord, Purpose, Repository};
+use tokio::time::Instant;
+use uuid::Uuid;
 
-use super::roll_plan::{Member, Next, Plan, Stage};
+use super::roll_plan::{CANCELLED, Member, Next, Plan, Stage};
+use super::scale::changing;
 use super::{Outcome, Work, answer};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
@@ -28,8 +32,16 @@ pub(super) const KIND: &str = "roll";
 /// How often it looks whether somebody cancelled it while it waits.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How much of what a health command printed is shown.
-const OUTPUT_CHARS: usize = 200;
+/// How much of what a health command printed is logged.
+const OUTPUT_CHARS: usize = 1000;
+
+/// The longest times of a request, in seconds.
+const PAUSE_MAX_S: u64 = 7 * 86_400;
+const BOOT_MAX_S: u64 = 86_400;
+const HEALTH_MAX_S: u64 = 3_600;
+
+/// How often a machine that boots another version than its pin says is started again.
+const STARTS_MAX: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -43,6 +55,8 @@ enum Error {
         "cannot roll catalog '{catalog}' to '{to}': its machines run that version, and so do those that are started"
     )]
     Runs { catalog: String, to: String },
+    #[error("cannot roll catalog '{catalog}': {what} is longer than {limit_s} s")]
+    Long { catalog: String, what: &'static str, limit_s: u64 },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -51,7 +65,7 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Busy { .. } | Self::Runs { .. } => ProblemKind::Conflict,
-            Self::OtherImage { .. } | Self::Retired { .. } => ProblemKind::Invalid,
+            Self::OtherImage { .. } | Self::Retired { .. } | Self::Long { .. } => ProblemKind::Invalid,
             Self::Db(e) => e.kind(),
         }
     }
@@ -63,7 +77,7 @@ impl Explain for Error {
                 "'headwater image versions {image}' shows its versions; 'headwater catalog set' changes the image"
             )),
             Self::Retired { to, .. } => Some(format!("'headwater image retire --undo {to}' brings it back")),
-            Self::Runs { .. } => None,
+            Self::Runs { .. } | Self::Long { .. } => None,
             Self::Db(e) => e.advice(),
         }
     }
@@ -76,6 +90,34 @@ pub(crate) async fn begin(
     catalog: String,
     request: RollRequest,
 ) -> Result<Response, Failure> {
+    let limits = [
+        ("the pause", request.pause_s, PAUSE_MAX_S),
+        ("the time for a boot", request.boot_s, BOOT_MAX_S),
+        ("the time for the health command", request.health_s, HEALTH_MAX_S),
+    ];
+    if let Some((what, _, limit_s)) = limits.into_iter().find(|(_, given, limit)| given > limit) {
+        return Err(Error::Long { catalog, what, limit_s }.into());
+    }
+    let handle = service.clone();
+    // To the end: a client that hangs up must not leave a row without its task.
+    let begun = service.to_the_end(async move {
+        // Until the database says what the roll needs, nobody removes it.
+        let _using = handle.using_versions().await;
+        let plan = plan(&handle, catalog, request).await?;
+        let subject = format!("catalog {}", plan.catalog);
+        let what = Work { kind: KIND, subject, caller: caller.clone() };
+        let id = handle.begin_roll(&what, &plan).await?;
+        let control = Arc::new(JobControl::new(handle.stopping_flag()));
+        control.begin();
+        let work = go_on(handle.clone(), caller, id, plan, control.clone());
+        Ok::<_, Failure>((id, handle.spawn_task(Some(id), control, work)))
+    });
+    let (id, live) = begun.await?;
+    Ok(answer(Some(id), live).await)
+}
+
+/// The plan of a roll, or why there is none.
+async fn plan(service: &Service, catalog: String, request: RollRequest) -> Result<Plan, Failure> {
     let record = service.catalog(&catalog).await?;
     if let Some(task) = service.task_that_changes(&catalog).await? {
         return Err(Error::Busy { catalog, task }.into());
@@ -92,7 +134,10 @@ pub(crate) async fn begin(
     if version.retired {
         return Err(Error::Retired { catalog, to }.into());
     }
-    let members = service.members(&catalog).await?;
+    let machines = service.members(&catalog).await?;
+    let disks = service.db().read().await?.persistent_disks().list().await?;
+    let editing = disks.iter().filter(|disk| disk.purpose == Purpose::MaintenanceSession);
+    let editing: HashSet<Uuid> = editing.map(|disk| disk.machine).collect();
     let means = match &record.pin {
         Some(pin) => pin.clone(),
         None => match service.images().resolve(&its).await {
@@ -101,42 +146,43 @@ pub(crate) async fn begin(
             Err(_) => to.clone(),
         },
     };
-    let stages: Vec<_> = members.iter().map(|machine| service.stage_of(machine, &to)).collect();
+    let stages: Vec<_> = machines.iter().map(|machine| service.stage_of(machine, &to, &editing)).collect();
     if means == to && !stages.contains(&Stage::Pending) {
         return Err(Error::Runs { catalog, to }.into());
     }
     // If the catalog means the new version already, machines go back to what most of them run.
-    let from = if means == to { most_common(&members, &to).unwrap_or(means) } else { means };
-    let named = members.into_iter().zip(stages);
+    let pending = machines.iter().zip(&stages).filter(|(_, stage)| **stage == Stage::Pending);
+    let run = pending.filter_map(|(machine, _)| machine.version.clone()).filter(|it| is_of(it, &its.image));
+    let from = if means == to { most_common(run.collect()).unwrap_or(means) } else { means };
+    let named = machines.into_iter().zip(stages);
+    let member =
+        |(machine, stage): (MachineRecord, _)| Member { uuid: machine.uuid, machine: machine.name, stage };
     let plan = Plan {
-        catalog: catalog.clone(),
+        catalog,
         request,
         from,
+        // A pin to the version that is to be rolled out is nothing to go back to.
+        pin_before: record.pin.filter(|pin| *pin != to),
         to,
-        pin_before: record.pin,
-        members: named.map(|(machine, stage)| Member { machine: machine.name, stage }).collect(),
+        members: named.map(member).collect(),
         pause_until_ms: 0,
         back: None,
     };
     service.retain_for_roll(&plan).await.map_err(|e| Failure(e.during(tried)))?;
-    let what = Work { kind: KIND, subject: format!("catalog {catalog}"), caller: caller.clone() };
-    let id = service.begin_roll(&what, &plan).await?;
-    let control = Arc::new(JobControl::new(service.stopping_flag()));
-    control.begin();
-    let work = go_on(service.clone(), caller, id, plan, control.clone());
-    let live = service.spawn_task(Some(id), control, work);
-    Ok(answer(Some(id), live).await)
+    Ok(plan)
 }
 
 fn number_of(version: &ImageVersion) -> String {
     format!("{}@{}", version.image, version.number)
 }
 
-fn most_common(machines: &[MachineRecord], but: &str) -> Option<String> {
-    let versions: Vec<_> =
-        machines.iter().filter_map(|it| it.version.as_deref()).filter(|it| *it != but).collect();
-    let count = |version: &str| versions.iter().filter(|it| **it == version).count();
-    versions.iter().max_by_key(|version| count(version)).map(|version| (*version).to_owned())
+fn is_of(version: &str, image: &str) -> bool {
+    version.split_once('@').is_some_and(|(its, _)| its == image)
+}
+
+fn most_common(versions: Vec<String>) -> Option<String> {
+    let count = |version: &String| versions.iter().filter(|it| *it == version).count();
+    versions.iter().max_by_key(|version| count(version)).cloned()
 }
 
 /// Does what is left.
@@ -148,30 +194,30 @@ pub(super) async fn go_on(
     control: Arc<JobControl>,
 ) -> Outcome {
     service.task_began(id).await;
-    // Somebody who cancels it once more than it can be taken back changes nothing.
+    let mut saved = None;
     loop {
         control.report_doing(plan.in_words());
-        service.save_plan(id, &plan, &control).await.map_err(|e| problem(&e))?;
-        if service.is_stopping() {
-            return Err(Problem::new(
-                ProblemKind::Cancelled,
-                "the daemon is stopping; the roll goes on at its next start",
-            ));
+        if saved.as_ref() != Some(&plan) {
+            service.save_plan(id, &plan, &control).await?;
+            saved = Some(plan.clone());
         }
-        match plan.next(service.now_ms(), control.is_cancelled()) {
-            Next::Move(machines) => {
-                machines.iter().for_each(|machine| plan.set(machine, Stage::Moving));
+        if service.is_stopping() {
+            return Err(super::stopped());
+        }
+        match plan.next(service.now_ms(), control.is_asked_to_stop()) {
+            Next::Move(members) => {
+                members.iter().for_each(|member| plan.set(&member.machine, Stage::Moving));
                 control.report_doing(plan.in_words());
-                service.save_plan(id, &plan, &control).await.map_err(|e| problem(&e))?;
+                service.save_plan(id, &plan, &control).await?;
                 let moves =
-                    machines.iter().map(|machine| service.move_machine(machine, &plan, &caller, &control));
+                    members.iter().map(|member| service.move_machine(member, &plan, &caller, &control));
                 let stages = join_all(moves).await;
                 if service.is_stopping() {
                     // Their VMs were ended with the daemon, which says nothing about their health.
-                    continue;
+                    return Err(super::stopped());
                 }
-                for (machine, stage) in machines.iter().zip(stages) {
-                    plan.set(machine, stage);
+                for (member, stage) in members.iter().zip(stages) {
+                    plan.set(&member.machine, stage);
                 }
                 plan.pause_until_ms =
                     service.now_ms().saturating_add(plan.request.pause_s.saturating_mul(1000));
@@ -187,20 +233,27 @@ pub(super) async fn go_on(
                 service.note(event).await;
                 plan.back = Some(why);
             }
-            Next::Return(machines) => {
-                machines.iter().for_each(|machine| plan.set(machine, Stage::Returning));
-                service.save_plan(id, &plan, &control).await.map_err(|e| problem(&e))?;
-                let returns = machines.iter().map(|machine| service.return_machine(machine, &caller));
-                for (machine, returned) in machines.iter().zip(join_all(returns).await) {
-                    if let Err(error) = returned {
-                        // Its pin is gone: it boots the version from before when somebody starts it.
-                        tracing::error!(
-                            machine,
-                            "cannot start a machine again that a roll takes back: {}",
-                            problem(&error)
-                        );
+            Next::Return(members) => {
+                members.iter().for_each(|member| plan.set(&member.machine, Stage::Returning));
+                service.save_plan(id, &plan, &control).await?;
+                let returns = members.iter().map(|member| service.return_machine(member, &plan, &caller));
+                let mut has_failed = false;
+                for (member, returned) in members.iter().zip(join_all(returns).await) {
+                    match returned {
+                        Ok(()) => plan.set(&member.machine, Stage::Returned),
+                        Err(error) => {
+                            let machine = &member.machine;
+                            tracing::error!(
+                                machine,
+                                "a roll cannot take it back, and tries again: {}",
+                                problem(&error)
+                            );
+                            has_failed = true;
+                        }
                     }
-                    plan.set(machine, Stage::Returned);
+                }
+                if has_failed {
+                    tokio::time::sleep(LOOK * 5).await;
                 }
             }
             Next::Finish => return service.finish_roll(&plan, &caller).await,
@@ -211,16 +264,18 @@ pub(super) async fn go_on(
 
 impl Service {
     /// Whether a machine is moved, and else why not.
-    fn stage_of(&self, machine: &MachineRecord, to: &str) -> Stage {
+    fn stage_of(&self, machine: &MachineRecord, to: &str, editing: &HashSet<Uuid>) -> Stage {
         let left = |why: &str| Stage::Left { why: why.to_owned() };
         if machine.boot == BootFrom::Network {
             left("boots from the network: it takes the version when it is switched on again")
+        } else if editing.contains(&machine.uuid) {
+            left("edits an image")
         } else if machine.pin.is_some() {
             left("is pinned to a version")
         } else if machine.cache.persistent {
             left("keeps its disk: it takes the version when it is reset")
         } else if self.active(machine.uuid).is_none() {
-            left("is off: it takes the version when it is started")
+            left(IS_OFF)
         } else if machine.version.as_deref() == Some(to) {
             left("runs that version")
         } else {
@@ -228,7 +283,7 @@ impl Service {
         }
     }
 
-    /// Both versions stay in the store while the roll goes on.
+    /// Both versions stay in the store while the roll begins; from then on the database says who needs them.
     async fn retain_for_roll(&self, plan: &Plan) -> Result<(), Problem> {
         for reference in [&plan.to, &plan.from] {
             let parsed = ImageRef::parse(reference)?;
@@ -241,106 +296,178 @@ impl Service {
     }
 
     /// Notes the task, and holds the catalog at the version from before, in one transaction.
-    async fn begin_roll(&self, what: &Work, plan: &Plan) -> Result<i64, DbError> {
-        let _using = self.using_versions().await;
+    async fn begin_roll(&self, what: &Work, plan: &Plan) -> Result<i64, Error> {
         let mut repo = self.db().write().await?;
+        if let Some(task) = changing(&mut *repo, &plan.catalog).await? {
+            return Err(Error::Busy { catalog: plan.catalog.clone(), task });
+        }
         repo.catalogs().set_pin(&plan.catalog, Some(&plan.from)).await?;
-        let task = headwater_db::NewTask {
-            kind: what.kind,
-            subject: what.subject.clone(),
-            caller: what.caller.principal.clone(),
-            plan: super::text_of(plan),
-            created_at_ms: self.now_ms(),
-        };
-        let id = repo.tasks().add(&task).await?;
+        let id = repo.tasks().add(&self.new_task(what, super::text_of(plan))).await?;
         let detail = format!("task {id}, from {} to {}", plan.from, plan.to);
         repo.events().append(self.event(&what.caller, what.subject.clone(), "roll", detail)).await?;
         repo.save().await?;
+        self.roots_changed();
         Ok(id)
     }
 
-    async fn pin_for_roll(&self, machine: &str, pin: Option<&str>) -> Result<MachineRecord, LifecycleError> {
+    /// Pins a machine to the version, if nobody else has pinned it.
+    async fn pin_for_roll(&self, member: &Member, plan: &Plan) -> Result<Pinned, DbError> {
         let mut repo = self.db().write().await?;
-        let found = repo.machines().by_name(machine).await?;
-        let mut record = found.ok_or_else(|| LifecycleError::Unknown(machine.to_owned()))?;
-        repo.machines().set_pin(record.uuid, pin).await?;
+        let found = repo.machines().by_uuid(member.uuid).await?;
+        let Some(mut record) = found else { return Ok(Pinned::Gone) };
+        if record.pin.as_ref().is_some_and(|pin| *pin != plan.to) {
+            return Ok(Pinned::ByOther);
+        }
+        repo.machines().set_pin(record.uuid, Some(&plan.to)).await?;
         repo.save().await?;
-        record.pin = pin.map(str::to_owned);
-        Ok(record)
+        self.roots_changed();
+        record.pin = Some(plan.to.clone());
+        Ok(Pinned::Here(Box::new(record)))
+    }
+
+    /// Takes the roll's pin away. `None`: the machine is gone.
+    async fn unpin_after_roll(&self, member: &Member, plan: &Plan) -> Result<Option<MachineRecord>, DbError> {
+        let mut repo = self.db().write().await?;
+        let Some(mut record) = unpin(&mut *repo, member, plan).await? else { return Ok(None) };
+        repo.save().await?;
+        self.roots_changed();
+        record.pin = record.pin.filter(|pin| *pin != plan.to);
+        Ok(Some(record))
     }
 
     /// Moves a machine to the version, and waits until it is healthy or not.
-    async fn move_machine(&self, machine: &str, plan: &Plan, caller: &Caller, control: &JobControl) -> Stage {
-        let moved = async {
-            let record = self.pin_for_roll(machine, Some(&plan.to)).await?;
-            if self.active(record.uuid).is_some() {
-                return self.reset(machine, caller).await;
-            }
-            // It was on when the daemon ended, or somebody has stopped it.
-            if record.wanted == Wanted::Running { self.start(machine, caller).await } else { Ok(record) }
-        };
-        let record = match moved.await {
-            Ok(record) => record,
-            Err(LifecycleError::Unknown(_)) => return Stage::Left { why: "was removed".to_owned() },
-            Err(error) => return Stage::Failed { why: format!("did not start: {}", problem(&error)) },
-        };
-        let Some(active) = self.active(record.uuid) else {
-            return match self.pin_for_roll(machine, None).await {
-                Ok(_) => Stage::Left { why: "is off: it takes the version when it is started".to_owned() },
-                Err(error) => Stage::Failed { why: format!("is off: {}", problem(&error)) },
+    async fn move_machine(
+        &self,
+        member: &Member,
+        plan: &Plan,
+        caller: &Caller,
+        control: &JobControl,
+    ) -> Stage {
+        let failed = |why: String| Stage::Failed { why };
+        for _ in 0..STARTS_MAX {
+            let record = match self.pin_for_roll(member, plan).await {
+                Ok(Pinned::Here(record)) => record,
+                Ok(Pinned::Gone) => return Stage::Left { why: "was removed".to_owned() },
+                Ok(Pinned::ByOther) => return Stage::Left { why: "was pinned to a version".to_owned() },
+                Err(error) => return failed(format!("cannot be pinned: {}", problem(&error))),
             };
+            let name = &record.name;
+            let moved = if self.active(record.uuid).is_some() {
+                self.reset(name, caller).await
+            } else if record.wanted == Wanted::Running {
+                // It was on when the daemon ended.
+                self.start(name, caller).await
+            } else {
+                return self.leave_off(member, plan).await;
+            };
+            match moved {
+                Ok(record) if record.version.as_deref() == Some(&*plan.to) => {
+                    return self.wait_until_healthy(member, plan, control).await;
+                }
+                // Somebody started it at the same time, before it was pinned.
+                Ok(_) => {}
+                Err(LifecycleError::Unknown(_)) => return Stage::Left { why: "was removed".to_owned() },
+                Err(error) => return failed(format!("did not start: {}", problem(&error))),
+            }
+        }
+        failed(format!("does not boot {}", plan.to))
+    }
+
+    /// Somebody stopped a machine: it is not the roll's to start it.
+    async fn leave_off(&self, member: &Member, plan: &Plan) -> Stage {
+        match self.unpin_after_roll(member, plan).await {
+            Ok(_) => Stage::Left { why: IS_OFF.to_owned() },
+            Err(error) => Stage::Failed { why: format!("is off: {}", problem(&error)) },
+        }
+    }
+
+    /// Waits until a machine is up, also if its guest restarts, and checks it.
+    async fn wait_until_healthy(&self, member: &Member, plan: &Plan, control: &JobControl) -> Stage {
+        let failed = |why: String| Stage::Failed { why };
+        let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
+        let active = loop {
+            let found = self.db().read().await;
+            let record = match found {
+                Ok(mut repo) => repo.machines().by_uuid(member.uuid).await,
+                Err(error) => Err(error),
+            };
+            match record {
+                Ok(None) => return Stage::Left { why: "was removed".to_owned() },
+                Ok(Some(record))
+                    if record.wanted == Wanted::Stopped && self.active(member.uuid).is_none() =>
+                {
+                    if record.reason.is_some() {
+                        return failed(format!("is off: {}", record.reason.unwrap_or_default()));
+                    }
+                    return self.leave_off(member, plan).await;
+                }
+                _ => {}
+            }
+            if Instant::now() >= end {
+                return failed(format!("was not up within {} s", plan.request.boot_s));
+            }
+            let Some(active) = self.active(member.uuid) else {
+                tokio::time::sleep(LOOK / 2).await;
+                continue;
+            };
+            tokio::select! {
+                () = active.vm.booted() => break active,
+                _ = active.vm.exited() => tokio::time::sleep(LOOK / 2).await,
+                () = tokio::time::sleep_until(end) => {}
+                () = ended(control) => return failed("was not waited for".to_owned()),
+            }
         };
-        let boot = Duration::from_secs(plan.request.boot_s);
-        let up = tokio::select! {
-            () = active.vm.booted() => Ok(()),
-            _ = active.vm.exited() => Err("ended before it was up".to_owned()),
-            said = active.vm.found_nothing_to_boot() => Err(format!("finds nothing to boot: '{said}'")),
-            () = tokio::time::sleep(boot) => Err(format!("was not up within {} s", boot.as_secs())),
-            () = cancelled(control) => Err("was not waited for".to_owned()),
-        };
-        let Some(command) = plan.request.health.as_ref().filter(|_| up.is_ok()) else {
-            return up.map_or_else(|why| Stage::Failed { why }, |()| Stage::Healthy);
-        };
+        let Some(command) = &plan.request.health else { return Stage::Healthy };
         let limit = Duration::from_secs(plan.request.health_s);
         let argv = ["/bin/sh", "-c", command].map(str::to_owned);
         let checked = tokio::select! {
-            // The agent ends a command that takes longer. This one is for an agent that does not answer.
+            // The agent ends a command that takes longer. This limit is for an agent that does not answer.
             checked = tokio::time::timeout(limit + LOOK * 30, active.vm.exec(&argv, Vec::new(), limit)) => checked,
-            () = cancelled(control) => return Stage::Failed { why: "was not waited for".to_owned() },
+            () = ended(control) => return failed("was not waited for".to_owned()),
         };
         match checked {
             Ok(Ok(output)) if output.exit_code == 0 => Stage::Healthy,
             Ok(Ok(output)) => {
+                // What a guest prints is not for everybody who may see tasks.
                 let said = if output.stderr.is_empty() { output.stdout } else { output.stderr };
                 let said: String = String::from_utf8_lossy(&said).trim().chars().take(OUTPUT_CHARS).collect();
-                let said = if said.is_empty() { said } else { format!(": {said}") };
-                Stage::Failed {
-                    why: format!("is not healthy: the command ended with {}{said}", output.exit_code),
-                }
+                tracing::warn!(
+                    machine = member.machine,
+                    "the health command ended with {}: {said}",
+                    output.exit_code
+                );
+                failed(format!("is not healthy: the command ended with {}", output.exit_code))
             }
-            Ok(Err(error)) => Stage::Failed { why: format!("cannot be checked: {}", problem(&error)) },
-            Err(_) => Stage::Failed { why: format!("did not answer its check within {} s", limit.as_secs()) },
+            Ok(Err(error)) => failed(format!("cannot be checked: {}", problem(&error))),
+            Err(_) => failed(format!("did not answer its check within {} s", limit.as_secs())),
         }
     }
 
     /// Takes a machine back to the version that its catalog means.
-    async fn return_machine(&self, machine: &str, caller: &Caller) -> Result<(), LifecycleError> {
-        let record = match self.pin_for_roll(machine, None).await {
-            Err(LifecycleError::Unknown(_)) => return Ok(()),
-            record => record?,
-        };
-        if self.active(record.uuid).is_some() {
-            self.reset(machine, caller).await?;
+    async fn return_machine(
+        &self,
+        member: &Member,
+        plan: &Plan,
+        caller: &Caller,
+    ) -> Result<(), LifecycleError> {
+        let Some(record) = self.unpin_after_roll(member, plan).await? else { return Ok(()) };
+        let returned = if self.active(record.uuid).is_some() {
+            self.reset(&record.name, caller).await
         } else if record.wanted == Wanted::Running {
-            self.start(machine, caller).await?;
+            self.start(&record.name, caller).await
+        } else {
+            return Ok(());
+        };
+        match returned {
+            Err(LifecycleError::Unknown(_)) => Ok(()),
+            returned => returned.map(drop),
         }
-        Ok(())
     }
 
     /// Has the catalog follow its machines. The pin stays only if the catalog's image means another version.
     async fn finish_roll(&self, plan: &Plan, caller: &Caller) -> Outcome {
         let pin = self.pin_after(plan, &plan.to).await;
-        self.set_pins_after(plan, pin.as_deref(), caller, "rolled").await.map_err(|e| problem(&e))?;
+        self.set_pins_after(plan, pin.as_deref(), caller, "rolled").await?;
         Ok(JobResult::Rolled(Box::new(plan.report(pin.is_some()))))
     }
 
@@ -350,19 +477,14 @@ impl Service {
             Some(pin) => Some(pin.clone()),
             None => self.pin_after(plan, &plan.from).await,
         };
-        self.set_pins_after(plan, pin.as_deref(), caller, "rolled back").await.map_err(|e| problem(&e))?;
-        let is_cancelled = why == "it was cancelled";
-        let kind = if is_cancelled { ProblemKind::Cancelled } else { ProblemKind::Failed };
-        let message = format!(
-            "the roll of catalog '{}' to {} was taken back to {}: {why}",
-            plan.catalog, plan.to, plan.from
-        );
+        self.set_pins_after(plan, pin.as_deref(), caller, "rolled back").await?;
+        let kind = if why == CANCELLED { ProblemKind::Cancelled } else { ProblemKind::Failed };
+        let Plan { catalog, from, to, .. } = plan;
+        let message = format!("the roll of catalog '{catalog}' to {to} was taken back to {from}: {why}");
         let mut problem = Problem::new(kind, message);
         if pin.is_some() && plan.pin_before.is_none() {
-            let (catalog, from) = (&plan.catalog, &plan.from);
             problem.advice = Some(format!(
-                "the catalog stays pinned to {from}, because its image means {}: 'headwater image unpin {catalog}' ends that",
-                plan.to
+                "the catalog stays pinned to {from}, because its image means {to}: 'headwater image unpin {catalog}' ends that"
             ));
         }
         Err(problem)
@@ -385,26 +507,49 @@ impl Service {
         pin: Option<&str>,
         caller: &Caller,
         action: &'static str,
-    ) -> Result<(), DbError> {
-        let _using = self.using_versions().await;
-        let mut repo = self.db().write().await?;
-        repo.catalogs().set_pin(&plan.catalog, pin).await?;
-        for member in plan.members.iter().filter(|it| !matches!(it.stage, Stage::Left { .. })) {
-            let found = repo.machines().by_name(&member.machine).await?;
-            if let Some(record) = found.filter(|record| record.pin.as_deref() == Some(&*plan.to)) {
-                repo.machines().set_pin(record.uuid, None).await?;
+    ) -> Result<(), Problem> {
+        let save = || async {
+            let mut repo = self.db().write().await?;
+            repo.catalogs().set_pin(&plan.catalog, pin).await?;
+            for member in plan.members.iter().filter(|it| !matches!(it.stage, Stage::Left { .. })) {
+                unpin(&mut *repo, member, plan).await?;
             }
-        }
-        let detail = format!("from {} to {}", plan.from, plan.to);
-        repo.events().append(self.event(caller, format!("catalog {}", plan.catalog), action, detail)).await?;
-        repo.save().await?;
+            let detail = format!("from {} to {}", plan.from, plan.to);
+            let event = self.event(caller, format!("catalog {}", plan.catalog), action, detail);
+            repo.events().append(event).await?;
+            repo.save().await
+        };
+        self.until_saved("the end of a roll", save).await?;
         self.roots_changed();
         Ok(())
     }
 }
 
+/// What became of a machine that was to be pinned.
+enum Pinned {
+    Here(Box<MachineRecord>),
+    Gone,
+    ByOther,
+}
+
+/// Why a machine is left alone that is off.
+const IS_OFF: &str = "is off: it takes the version when it is started";
+
+/// Takes the roll's pin from a machine, and returns its record from before.
+async fn unpin(
+    repo: &mut dyn Repository,
+    member: &Member,
+    plan: &Plan,
+) -> Result<Option<MachineRecord>, DbError> {
+    let found = repo.machines().by_uuid(member.uuid).await?;
+    if found.as_ref().is_some_and(|record| record.pin.as_deref() == Some(&*plan.to)) {
+        repo.machines().set_pin(member.uuid, None).await?;
+    }
+    Ok(found)
+}
+
 /// Waits until somebody cancels the roll, or the daemon stops.
-async fn cancelled(control: &JobControl) {
+async fn ended(control: &JobControl) {
     while !control.is_cancelled() {
         tokio::time::sleep(LOOK).await;
     }

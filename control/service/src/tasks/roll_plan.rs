@@ -8,6 +8,10 @@
 
 use headwater_api::{LeftMachine, RollReport, RollRequest};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Why a roll is taken back that somebody cancelled.
+pub(super) const CANCELLED: &str = "it was cancelled";
 
 /// How far one machine is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +42,8 @@ pub(super) enum Stage {
 /// A machine of a roll.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Member {
+    /// Its identity: another machine may be given its name.
+    pub(super) uuid: Uuid,
     /// Its name.
     pub(super) machine: String,
     /// How far it is.
@@ -69,13 +75,13 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Move these machines to the version, together.
-    Move(Vec<String>),
+    Move(Vec<Member>),
     /// Wait until that time.
     Wait(u64),
     /// Decide that all are taken back.
     TakeBack(String),
     /// Take these machines back, together.
-    Return(Vec<String>),
+    Return(Vec<Member>),
     /// All are on the version: the catalog follows.
     Finish,
     /// All are back.
@@ -83,8 +89,12 @@ pub(super) enum Next {
 }
 
 impl Plan {
+    fn find(&self, wanted: impl Fn(&Stage) -> bool) -> Vec<Member> {
+        self.members.iter().filter(|it| wanted(&it.stage)).cloned().collect()
+    }
+
     fn names(&self, wanted: impl Fn(&Stage) -> bool) -> Vec<String> {
-        self.members.iter().filter(|it| wanted(&it.stage)).map(|it| it.machine.clone()).collect()
+        self.find(wanted).into_iter().map(|it| it.machine).collect()
     }
 
     fn count(&self, wanted: impl Fn(&Stage) -> bool) -> usize {
@@ -104,7 +114,7 @@ impl Plan {
             matches!(stage, Stage::Moving | Stage::Healthy | Stage::Failed { .. } | Stage::Returning)
         };
         if let Some(why) = &self.back {
-            let left: Vec<_> = self.names(in_work);
+            let left = self.find(in_work);
             let size = self.request.batch.of(self.movable());
             return match left.is_empty() {
                 true => Next::Back(why.clone()),
@@ -112,9 +122,9 @@ impl Plan {
             };
         }
         // What a daemon that ended left in the middle.
-        let moving = self.names(|stage| *stage == Stage::Moving);
+        let moving = self.find(|stage| *stage == Stage::Moving);
         if cancelled {
-            return Next::TakeBack("it was cancelled".to_owned());
+            return Next::TakeBack(CANCELLED.to_owned());
         }
         let healthy = self.count(|stage| *stage == Stage::Healthy);
         let failed = self.names(|stage| matches!(stage, Stage::Failed { .. }));
@@ -137,7 +147,7 @@ impl Plan {
         if !moving.is_empty() {
             return Next::Move(moving);
         }
-        let pending = self.names(|stage| *stage == Stage::Pending);
+        let pending = self.find(|stage| *stage == Stage::Pending);
         if pending.is_empty() {
             return Next::Finish;
         }
@@ -203,7 +213,10 @@ mod tests {
     use super::*;
 
     fn plan(machines: usize, request: RollRequest) -> Plan {
-        let member = |number| Member { machine: format!("pc-{number}"), stage: Stage::Pending };
+        let member = |number: usize| {
+            let uuid = Uuid::from_u128(number as u128);
+            Member { uuid, machine: format!("pc-{number}"), stage: Stage::Pending }
+        };
         Plan {
             catalog: "class".to_owned(),
             from: "debian@1".to_owned(),
@@ -229,12 +242,17 @@ mod tests {
         }
     }
 
+    fn names(members: &[Member]) -> Vec<String> {
+        members.iter().map(|member| member.machine.clone()).collect()
+    }
+
     /// Plays a roll: `fails` says which machines are not healthy on the new version. Returns each step in words.
     fn play(mut plan: Plan, fails: &[&str]) -> Vec<String> {
         let mut script = Vec::new();
         for _ in 0..1000 {
             match plan.next(0, false) {
-                Next::Move(machines) => {
+                Next::Move(members) => {
+                    let machines = names(&members);
                     script.push(format!("move {}", machines.join(" ")));
                     for machine in machines {
                         let why = "is ill".to_owned();
@@ -246,7 +264,8 @@ mod tests {
                         plan.set(&machine, stage);
                     }
                 }
-                Next::Return(machines) => {
+                Next::Return(members) => {
+                    let machines = names(&members);
                     script.push(format!("return {}", machines.join(" ")));
                     machines.iter().for_each(|machine| plan.set(machine, Stage::Returned));
                 }
@@ -311,7 +330,7 @@ mod tests {
         roll.set("pc-1", Stage::Healthy);
         roll.pause_until_ms = 500;
         assert_eq!(roll.next(499, false), Next::Wait(500));
-        assert_eq!(roll.next(500, false), Next::Move(vec!["pc-2".to_owned()]));
+        assert_eq!(roll.next(500, false), Next::Move(vec![roll.members[1].clone()]));
         assert_eq!(roll.next(0, true), Next::TakeBack("it was cancelled".to_owned()));
     }
 
@@ -339,6 +358,7 @@ mod tests {
                 let ends = draw(10) == 0;
                 match next {
                     Next::Move(list) => {
+                        let list = names(&list);
                         let moving = roll.names(|stage| *stage == Stage::Moving);
                         assert!(list.len() <= usize::try_from(batch.max(canary)).unwrap(), "round {round}");
                         assert!(moving.iter().all(|machine| list.contains(machine)), "round {round}");
@@ -352,6 +372,7 @@ mod tests {
                         }
                     }
                     Next::Return(list) => {
+                        let list = names(&list);
                         let stage = if ends { Stage::Returning } else { Stage::Returned };
                         list.iter().for_each(|machine| roll.set(machine, stage.clone()));
                     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use headwater_api::name::NameRule;
 use headwater_api::{CreateMachine, JobResult, Problem, ProblemKind, ScaleReport, ScaleRequest};
-use headwater_db::{DbError, MachineRecord};
+use headwater_db::{DbError, MachineRecord, Purpose, Repository};
 use serde::{Deserialize, Serialize};
 
 use super::{Outcome, Work, answer};
@@ -16,6 +16,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::JobControl;
 use crate::caller::Caller;
+use crate::lifecycle::LifecycleError;
 use crate::operations::create_machine;
 
 /// Its kind.
@@ -23,6 +24,9 @@ pub(super) const KIND: &str = "scale";
 
 /// The most machines of one catalog that are made at once: a mistyped number is not to fill the database.
 const COUNT_MAX: u32 = 10_000;
+
+/// How often a name may be taken by somebody else while machines are made.
+const CONFLICTS_MAX: u32 = 100;
 
 /// What it needs to go on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,7 +62,10 @@ impl Explain for Error {
     fn advice(&self) -> Option<String> {
         match self {
             Self::TooMany { .. } => None,
-            Self::Kept { .. } => Some("--force removes those too, with what they keep".to_owned()),
+            Self::Kept { .. } => Some(
+                "--force removes those too, with what they keep, but not machines that edit an image"
+                    .to_owned(),
+            ),
             Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::Db(e) => e.advice(),
         }
@@ -83,12 +90,22 @@ pub(crate) async fn begin(
     removable(service, &catalog, &members, &request).await?;
     let report = ScaleReport { catalog: catalog.clone(), ..ScaleReport::default() };
     let plan = Plan { request, report };
-    let what = Work { kind: KIND, subject: format!("catalog {catalog}"), caller: caller.clone() };
-    let id = service.add_task(&what, super::text_of(&plan)).await?;
-    let control = Arc::new(JobControl::new(service.stopping_flag()));
-    control.begin();
-    let work = go_on(service.clone(), caller, id, plan, control.clone());
-    let live = service.spawn_task(Some(id), control, work);
+    let handle = service.clone();
+    // To the end: a client that hangs up must not leave a row without its task.
+    let begun = service.to_the_end(async move {
+        let what = Work { kind: KIND, subject: format!("catalog {catalog}"), caller: caller.clone() };
+        let mut repo = handle.db().write().await?;
+        if let Some(task) = changing(&mut *repo, &catalog).await? {
+            return Err(Error::Busy { catalog, task });
+        }
+        let id = repo.tasks().add(&handle.new_task(&what, super::text_of(&plan))).await?;
+        repo.save().await?;
+        let control = Arc::new(JobControl::new(handle.stopping_flag()));
+        control.begin();
+        let work = go_on(handle.clone(), caller, id, plan, control.clone());
+        Ok((id, handle.spawn_task(Some(id), control, work)))
+    });
+    let (id, live) = begun.await?;
     Ok(answer(Some(id), live).await)
 }
 
@@ -103,34 +120,54 @@ pub(super) async fn go_on(
     service.task_began(id).await;
     let catalog = plan.report.catalog.clone();
     let target = usize::try_from(plan.request.count).unwrap_or(usize::MAX);
+    let mut conflicts = 0;
     loop {
-        if control.is_cancelled() {
+        if service.is_stopping() {
+            return Err(super::stopped());
+        }
+        if control.is_asked_to_stop() {
             let why = format!("scaling catalog '{catalog}' was cancelled");
             return Err(Problem::new(ProblemKind::Cancelled, why));
         }
         let members = service.members(&catalog).await.map_err(|e| problem(&e))?;
         control.report_doing(format!("{} of {target} machines", members.len()));
         if members.len() < target {
-            let name = add(&service, &caller, &catalog, plan.request.start).await?;
+            let name = match add(&service, &caller, &catalog).await {
+                Ok(name) => name,
+                // Somebody has made a machine of that name meanwhile.
+                Err(problem) if problem.kind == ProblemKind::Conflict && conflicts < CONFLICTS_MAX => {
+                    conflicts += 1;
+                    continue;
+                }
+                Err(problem) => return Err(problem),
+            };
             plan.report.created.push(name);
         } else if members.len() > target {
             let free =
                 removable(&service, &catalog, &members, &plan.request).await.map_err(|e| problem(&e))?;
             let Some(next) = free.into_iter().next() else { continue };
-            service.remove(&next, true, &caller).await.map_err(|e| problem(&e))?;
+            match service.remove(&next, true, &caller).await {
+                // Somebody was faster.
+                Err(LifecycleError::Unknown(_)) => continue,
+                removed => removed.map_err(|e| problem(&e))?,
+            }
             plan.report.removed.push(next);
         } else {
+            for name in plan.report.created.iter().filter(|_| plan.request.start) {
+                match service.start(name, &caller).await {
+                    Ok(_) | Err(LifecycleError::Unknown(_)) => {}
+                    Err(error) => return Err(problem(&error)),
+                }
+            }
             plan.report.count = plan.request.count;
             return Ok(JobResult::Scaled(Box::new(plan.report)));
         }
-        if let Err(error) = service.save_plan(id, &plan, &control).await {
-            return Err(problem(&error));
-        }
+        service.save_plan(id, &plan, &control).await?;
     }
 }
 
 /// Makes one machine more.
-async fn add(service: &Service, caller: &Caller, catalog: &str, start: bool) -> Result<String, Problem> {
+async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String, Problem> {
     let record = service.catalog(catalog).await.map_err(|e| problem(&e))?;
     let rule = NameRule::parse(&record.name_rule)?;
     let taken = service.names_taken().await.map_err(|e| problem(&e))?;
@@ -153,9 +190,6 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, start: bool) -> 
         mac: None,
     };
     create_machine::make(service, caller, request).await.map_err(|failure| failure.0)?;
-    if start {
-        service.start(&name, caller).await.map_err(|e| problem(&e))?;
-    }
     Ok(name)
 }
 
@@ -171,11 +205,16 @@ async fn removable(
         return Ok(Vec::new());
     }
     let disks = service.db().read().await?.persistent_disks().list().await?;
-    let keeping: HashSet<_> = disks.iter().map(|disk| disk.machine).collect();
+    let of = |purpose| disks.iter().filter(move |disk| disk.purpose == purpose).map(|disk| disk.machine);
+    let keeping: HashSet<_> = of(Purpose::Persistent).collect();
+    let editing: HashSet<_> = of(Purpose::MaintenanceSession).collect();
     let is_kept = |machine: &&MachineRecord| keeping.contains(&machine.uuid) || machine.pin.is_some();
-    let mut free: Vec<_> = members.iter().filter(|machine| request.force || !is_kept(machine)).collect();
+    let is_free =
+        |machine: &&MachineRecord| !editing.contains(&machine.uuid) && (request.force || !is_kept(machine));
+    let mut free: Vec<_> = members.iter().filter(is_free).collect();
     if free.len() < excess {
-        let kept = members.iter().filter(is_kept).map(|machine| machine.name.clone()).collect();
+        let kept = members.iter().filter(|machine| !is_free(machine));
+        let kept = kept.map(|machine| machine.name.clone()).collect();
         let (catalog, count, has) = (catalog.to_owned(), request.count, members.len());
         return Err(Error::Kept { catalog, count, has, kept });
     }
@@ -202,10 +241,15 @@ impl Service {
     }
 
     /// The task that changes the machines of a catalog, if there is one.
-    pub(super) async fn task_that_changes(&self, catalog: &str) -> Result<Option<i64>, DbError> {
-        let subject = format!("catalog {catalog}");
-        let unended = self.db().read().await?.tasks().unended().await?;
-        let is_one = |kind: &str| kind == KIND || kind == super::roll::KIND;
-        Ok(unended.into_iter().find(|task| is_one(&task.kind) && task.subject == subject).map(|task| task.id))
+    pub(crate) async fn task_that_changes(&self, catalog: &str) -> Result<Option<i64>, DbError> {
+        changing(&mut *self.db().read().await?, catalog).await
     }
+}
+
+/// The same, as one unit of work sees it.
+pub(super) async fn changing(repo: &mut dyn Repository, catalog: &str) -> Result<Option<i64>, DbError> {
+    let subject = format!("catalog {catalog}");
+    let unended = repo.tasks().unended().await?;
+    let is_one = |kind: &str| kind == KIND || kind == super::roll::KIND;
+    Ok(unended.into_iter().find(|task| is_one(&task.kind) && task.subject == subject).map(|task| task.id))
 }
