@@ -14,8 +14,8 @@ help: ## list these commands
 rust:
 	@xtask/need-rust
 
-build: rust ## build the optimised binary, target/release/headwater
-	cargo build --release --locked --package headwater
+build: rust ## build the optimised binaries, target/release/headwater and headwater-study
+	cargo build --release --locked --package headwater --package headwater-studies
 
 guest: ## build the Debian guest that demo and tests boot, into build/guest (kept for the next time)
 	guest/build

@@ -90,6 +90,7 @@ pub use cache::{
 pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
+pub use memory::AlignedBuffer;
 pub use overflow::buffering::Buffering;
 pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};

@@ -55,6 +55,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("testkit", &["headwater-block"]),
     // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.
     ("measure", &["headwater-block", "headwater-nbd", "headwater-testkit"]),
+    ("report", &[]),
+    ("studies", &["headwater-block", "headwater-report", "headwater-volume", "headwater-writecache"]),
     ("fuzz", &["*"]),
     ("headwater", &["*"]),
     ("xtask", &[]),

@@ -1,0 +1,86 @@
+//! Medians, and their confidence intervals by bootstrap.
+
+/// Resamples of one interval.
+const RESAMPLES: usize = 2000;
+
+/// A median and its 95 % interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The median of the samples.
+    pub median: f64,
+    /// Lower and upper end of the percentile bootstrap interval.
+    pub interval: (f64, f64),
+}
+
+/// The median; `None` without samples.
+pub fn median(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        len if len % 2 == 1 => sorted.get(middle).copied(),
+        _ => Some(f64::midpoint(*sorted.get(middle - 1)?, *sorted.get(middle)?)),
+    }
+}
+
+/// The median with its interval: medians of samples drawn with replacement. The same seed gives the same interval.
+pub fn estimate(samples: &[f64], seed: u64) -> Option<Estimate> {
+    let median_of_all = median(samples)?;
+    let mut state = seed;
+    let mut medians = Vec::with_capacity(RESAMPLES);
+    for _ in 0..RESAMPLES {
+        let drawn: Vec<f64> = (0..samples.len())
+            .filter_map(|_| {
+                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                samples.get((mixed(state) % samples.len() as u64) as usize).copied()
+            })
+            .collect();
+        medians.extend(median(&drawn));
+    }
+    medians.sort_by(f64::total_cmp);
+    let at = |share: f64| medians.get((share * (medians.len() - 1) as f64).round() as usize).copied();
+    Some(Estimate { median: median_of_all, interval: (at(0.025)?, at(0.975)?) })
+}
+
+/// The last step of splitmix64.
+fn mixed(state: u64) -> u64 {
+    let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// `ours / theirs` of each round that has both: ratios are paired, because a round's runs share its disturbances.
+pub fn paired_ratios(ours: &[(usize, f64)], theirs: &[(usize, f64)]) -> Vec<f64> {
+    ours.iter()
+        .filter_map(|(round, value)| {
+            let (_, other) = theirs.iter().find(|(other, value)| other == round && *value > 0.0)?;
+            Some(value / other)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_holds_the_median_and_narrows_with_samples() {
+        let few: Vec<f64> = (0..5).map(f64::from).collect();
+        let many: Vec<f64> = (0..500).map(|n| f64::from(n % 5)).collect();
+        let (few, many) = (estimate(&few, 1).unwrap(), estimate(&many, 1).unwrap());
+        assert_eq!((few.median, many.median), (2.0, 2.0));
+        assert!(few.interval.0 <= 2.0 && few.interval.1 >= 2.0);
+        assert!(many.interval.1 - many.interval.0 < few.interval.1 - few.interval.0);
+        assert_eq!(estimate(&[], 1), None);
+        let one = estimate(&[7.0], 1).unwrap();
+        assert_eq!(one.interval, (7.0, 7.0));
+    }
+
+    #[test]
+    fn ratios_pair_runs_of_one_round() {
+        let ours = [(0, 10.0), (1, 20.0), (2, 30.0)];
+        let theirs = [(2, 10.0), (0, 5.0), (1, 0.0)];
+        assert_eq!(paired_ratios(&ours, &theirs), [2.0, 3.0]);
+    }
+}

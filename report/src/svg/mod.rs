@@ -1,0 +1,47 @@
+//! Plots as SVG elements of a page, coloured by the page's style: light and dark.
+
+mod bars;
+mod curves;
+
+pub use bars::{Bar, BarChart, Group, Scale};
+pub use curves::{Curve, CurveChart};
+
+/// Colours that the style has: a plot repeats them after so many series.
+const COLOURS: usize = 6;
+
+/// Text as HTML, XML and SVG take it.
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// The class of a series' colour.
+fn colour(series: usize) -> String {
+    format!("c{}", series % COLOURS)
+}
+
+/// A step of 1, 2 or 5 times a power of ten that gives at most `most` ticks up to `end`.
+fn tick_step(end: f64, most: f64) -> f64 {
+    let rough = (end / most).max(f64::MIN_POSITIVE);
+    let power = 10.0_f64.powf(rough.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
+    steps.into_iter().find(|step| *step >= rough).unwrap_or(10.0 * power)
+}
+
+/// A tick's value without digits that say nothing.
+fn tick_label(value: f64, step: f64) -> String {
+    let digits = if step >= 1.0 { 0 } else { (-step.log10()).ceil() as usize };
+    if value >= 10_000.0 { format!("{:.0}k", value / 1000.0) } else { format!("{value:.digits$}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        for (end, step, label) in [(2.4, 0.5, "0.5"), (9.0, 1.0, "1"), (130_000.0, 20_000.0, "20k")] {
+            assert_eq!(tick_step(end, 9.0), step, "up to {end}");
+            assert_eq!(tick_label(step, step), label);
+        }
+    }
+}

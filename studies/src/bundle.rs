@@ -1,0 +1,419 @@
+//! What a study leaves: tables for the terminal, `results.json` with each sample, and `index.html`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use headwater_report::number::{grouped, latency};
+use headwater_report::page::{Column, Page, Tile, Tone, text_table};
+use headwater_report::statistics::{Estimate, estimate, paired_ratios};
+use headwater_report::svg::{Bar, BarChart, Curve, CurveChart, Group, Scale};
+use serde::Serialize;
+
+use crate::load::Outcomes;
+use crate::machine::Machine;
+use crate::run::{Plan, Results, Sample};
+use crate::study::{Case, Source, Variant};
+
+/// Numbers the shape of `results.json`.
+const SCHEMA: u32 = 1;
+
+/// Columns of the table of a variant.
+const HEAD: [Column; 8] = [
+    Column::Text("Case"),
+    Column::Figure("Printed IOPS"),
+    Column::Figure("Printed ratio"),
+    Column::Figure("Our ratio [95 %]"),
+    Column::Text("Faster than the raw disk?"),
+    Column::Figure("Our IOPS [95 %]"),
+    Column::Figure("Mean latency"),
+    Column::Figure("p99"),
+];
+
+/// All that a report is made of.
+pub struct Report<'a> {
+    /// What was to be run.
+    pub plan: &'a Plan,
+    /// What was measured.
+    pub results: &'a Results,
+    /// The machine.
+    pub machine: Machine,
+    /// Why the study ended early, if it failed.
+    pub failure: Option<String>,
+    /// Whether the sizes are small.
+    pub is_quick: bool,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    schema: u32,
+    study: &'static str,
+    version: &'static str,
+    is_quick: bool,
+    seed: u64,
+    run_ms: u64,
+    rounds: usize,
+    machine: &'a Machine,
+    is_quiet: Option<bool>,
+    failure: Option<&'a str>,
+    baseline: &'static str,
+    cases: Vec<JsonCase>,
+    variants: &'a [Variant],
+    #[serde(flatten)]
+    results: &'a Results,
+}
+
+#[derive(Serialize)]
+struct JsonCase {
+    name: &'static str,
+    title: &'static str,
+    set_bytes: u64,
+    printed_iops: f64,
+    source: Source,
+    printed_ratio: f64,
+}
+
+/// Makes the output directory. Refuses a directory that has something in it.
+pub fn prepare(out: &Path) -> Result<()> {
+    if out.exists() {
+        let mut entries = std::fs::read_dir(out)
+            .with_context(|| format!("the output directory {} cannot be read", out.display()))?;
+        if entries.next().is_some() {
+            bail!(
+                "the output directory {} is in use: it is not empty; name another one with --out",
+                out.display()
+            );
+        }
+    }
+    std::fs::create_dir_all(out)
+        .with_context(|| format!("cannot create the output directory {}", out.display()))
+}
+
+impl Report<'_> {
+    fn samples(&self, case: &str, variant: &Variant) -> impl Iterator<Item = &Sample> {
+        self.results.samples.iter().filter(move |s| s.case == case && s.variant == variant.name)
+    }
+
+    /// IOPS of one case by round.
+    fn iops(&self, case: &str, variant: &Variant) -> Vec<(usize, f64)> {
+        self.samples(case, variant).map(|sample| (sample.round, sample.outcomes.iops)).collect()
+    }
+
+    fn median_of(&self, case: &Case, variant: &Variant, figure: fn(&Outcomes) -> f64) -> Option<f64> {
+        let figures: Vec<f64> = self.samples(case.name, variant).map(|s| figure(&s.outcomes)).collect();
+        headwater_report::statistics::median(&figures)
+    }
+
+    /// Ratios to the raw disk, one for each round.
+    fn ratios(&self, case: &Case, variant: &Variant) -> Vec<f64> {
+        paired_ratios(&self.iops(case.name, variant), &self.iops(self.plan.study.baseline, variant))
+    }
+
+    fn ratio(&self, case: &Case, variant: &Variant) -> Option<Estimate> {
+        estimate(&self.ratios(case, variant), self.plan.seed)
+    }
+
+    fn row(&self, case: &Case, variant: &Variant) -> Vec<String> {
+        let iops: Vec<f64> = self.iops(case.name, variant).into_iter().map(|(_, iops)| iops).collect();
+        let iops = estimate(&iops, self.plan.seed);
+        let ratio = self.ratio(case, variant);
+        let shown = |estimate: Option<Estimate>, number: fn(f64) -> String| match estimate {
+            Some(Estimate { median, interval: (low, high) }) => {
+                format!("{} [{}, {}]", number(median), number(low), number(high))
+            }
+            None => "not measured".into(),
+        };
+        let time = |us: Option<f64>| us.map_or("-".into(), latency);
+        vec![
+            case.title.into(),
+            match case.source {
+                Source::Printed => grouped(case.printed_iops),
+                Source::Derived => format!("{} derived", grouped(case.printed_iops)),
+            },
+            two_digits(self.plan.study.printed_ratio(case)),
+            shown(ratio, two_digits),
+            self.verdict(case, ratio),
+            shown(iops, grouped),
+            time(self.median_of(case, variant, |outcomes| outcomes.mean_us)),
+            time(self.median_of(case, variant, |outcomes| outcomes.p99_us)),
+        ]
+    }
+
+    /// Whether a case is faster than the raw disk, here and in print. An interval that holds 1 says neither.
+    fn verdict(&self, case: &Case, ratio: Option<Estimate>) -> String {
+        if case.name == self.plan.study.baseline {
+            return "the raw disk".into();
+        }
+        let Some(Estimate { interval: (low, high), .. }) = ratio else { return "-".into() };
+        let printed = if self.plan.study.printed_ratio(case) > 1.0 { "yes" } else { "no" };
+        let ours = match (low > 1.0, high < 1.0) {
+            (true, _) => "yes",
+            (_, true) => "no",
+            _ => "as fast",
+        };
+        if printed == ours { format!("{ours}, as printed") } else { format!("{ours}; printed: {printed}") }
+    }
+
+    fn rows(&self, variant: &Variant) -> Vec<Vec<String>> {
+        self.plan.study.cases.iter().map(|case| self.row(case, variant)).collect()
+    }
+
+    /// Warnings that stand before the figures.
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.is_quick {
+            warnings.push(
+                "Quick run: short runs, on sets and RAM limits that are much smaller than the names say. \
+                 The figures say nothing about speed."
+                    .into(),
+            );
+        }
+        if let Some(failure) = &self.failure {
+            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+        } else if self.results.interrupted {
+            warnings.push("The study was interrupted. The report has what was measured before.".into());
+        }
+        if self.results.is_quiet() == Some(false) {
+            let probes: Vec<String> = self.results.probes_iops.iter().copied().map(grouped).collect();
+            warnings.push(format!(
+                "Unquiet machine: the disk alone did {} IOPS before and after, which differ by more than 15 %.",
+                probes.join(" and ")
+            ));
+        }
+        warnings
+    }
+
+    /// The tables for a terminal.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for variant in &self.plan.study.variants {
+            text.push_str(&format!("\n{}\n", variant.title));
+            text.push_str(&text_table(&HEAD, &self.rows(variant)));
+        }
+        for warning in self.warnings() {
+            text.push_str(&format!("\n{warning}\n"));
+        }
+        text
+    }
+
+    /// The page.
+    pub fn html(&self) -> String {
+        let study = &self.plan.study;
+        let mut page = Page::new(&format!("Headwater study {}", study.number), study.title);
+        page.paragraph(Tone::Plain, &format!("{}. {}.", study.origin, study.load));
+        self.warnings().iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
+        if let Some(first) = study.variants.first() {
+            page.tiles(&self.tiles(first));
+        }
+        page.heading("Ratio to the raw disk");
+        page.plot(
+            "Right of the line: faster than the raw disk; left of it: slower. Bar: the median of our rounds. Dot: one round. Whisker: the 95 % interval of the median. \
+             Only ratios within one machine are compared: IOPS of the publication's disk are not compared with ours.",
+            &self.bars(),
+        );
+        if let Some(first) = study.variants.first() {
+            page.heading("Latency");
+            page.plot(
+                &format!(
+                    "Share of requests that were answered within a time, {}, in the round with the median IOPS of each case.",
+                    first.title
+                ),
+                &self.curves(first),
+            );
+        }
+        page.heading("All figures");
+        for variant in &study.variants {
+            page.table(&capitalised(variant.title), &HEAD, &self.rows(variant));
+        }
+        page.heading("How to read the figures");
+        let mut notes: Vec<String> = study.notes.iter().map(|note| (*note).to_owned()).collect();
+        notes.push(
+            "Intervals are 95 % percentile bootstrap intervals of the median over the rounds. An interval that \
+             holds 1 means: as fast as the raw disk."
+                .into(),
+        );
+        page.list(&notes);
+        page.heading("Machine and run");
+        page.table("", &[Column::Text("What"), Column::Text("Value")], &self.facts());
+        page.finish()
+    }
+
+    /// The headline cases of a variant in large type.
+    fn tiles(&self, variant: &Variant) -> Vec<Tile> {
+        let study = &self.plan.study;
+        let cases = study.headlines.iter().filter_map(|name| study.case(name));
+        cases
+            .map(|case| Tile {
+                value: self.ratio(case, variant).map_or("-".into(), |ratio| format!("{:.2} x", ratio.median)),
+                label: case.title.into(),
+                note: format!("the raw disk; printed: {:.2} x", study.printed_ratio(case)),
+            })
+            .collect()
+    }
+
+    fn bars(&self) -> String {
+        let study = &self.plan.study;
+        let plotted: Vec<&Variant> = study.variants.iter().filter(|variant| variant.is_plotted).collect();
+        let bar = |case: &Case, variant: &Variant| {
+            let ratio = self.ratio(case, variant);
+            Bar {
+                value: ratio.map(|ratio| ratio.median),
+                interval: ratio.map(|ratio| ratio.interval),
+                samples: self.ratios(case, variant),
+            }
+        };
+        // The baseline is the line at 1.
+        let cases = study.cases.iter().filter(|case| case.name != study.baseline);
+        let groups = cases.map(|case| {
+            let (label, note) = case.title.split_once(", ").unwrap_or((case.title, ""));
+            Group {
+                label: label.into(),
+                note: note.into(),
+                printed: Some(study.printed_ratio(case)),
+                bars: plotted.iter().map(|variant| bar(case, variant)).collect(),
+            }
+        });
+        BarChart {
+            scale: Scale::Ratios,
+            axis: "IOPS, as a multiple of the raw disk's".into(),
+            reference: Some((1.0, "raw disk".into())),
+            printed: "printed".into(),
+            series: plotted.iter().map(|variant| format!("ours, {}", variant.title)).collect(),
+            groups: groups.collect(),
+            digits: 2,
+        }
+        .svg()
+    }
+
+    fn curves(&self, variant: &Variant) -> String {
+        let curve = |case: &Case| {
+            let mut samples: Vec<&Sample> = self.samples(case.name, variant).collect();
+            samples.sort_by(|a, b| a.outcomes.iops.total_cmp(&b.outcomes.iops));
+            let outcomes = &samples.get(samples.len() / 2)?.outcomes;
+            let points = outcomes.percentiles_us.iter().map(|(percent, us)| (*us, percent / 100.0));
+            Some(Curve { label: case.title.into(), points: points.collect() })
+        };
+        let curves = self.plan.study.cases.iter().filter_map(curve).collect();
+        CurveChart { axis: "latency".into(), label: latency, curves }.svg()
+    }
+
+    fn facts(&self) -> Vec<Vec<String>> {
+        let plan = self.plan;
+        let probes: Vec<String> =
+            self.results.probes_iops.iter().map(|iops| format!("{} IOPS", grouped(*iops))).collect();
+        let runs = format!("{} rounds of {:.1} s in rotated order", plan.rounds, plan.run_ms as f64 / 1000.0);
+        let mut facts = self.machine.facts();
+        facts.push(("Disk alone, before and after".into(), probes.join(", ")));
+        facts.push(("Runs of each case".into(), runs));
+        facts.push(("Seed".into(), plan.seed.to_string()));
+        facts.push(("Program".into(), format!("headwater-study {}", env!("CARGO_PKG_VERSION"))));
+        facts.into_iter().map(|(what, value)| vec![what, value]).collect()
+    }
+
+    /// The samples, and all that is needed to repeat them.
+    pub fn json(&self) -> Result<String> {
+        let study = &self.plan.study;
+        let cases = study.cases.iter().map(|case| JsonCase {
+            name: case.name,
+            title: case.title,
+            set_bytes: case.set_bytes,
+            printed_iops: case.printed_iops,
+            source: case.source,
+            printed_ratio: study.printed_ratio(case),
+        });
+        let json = Json {
+            schema: SCHEMA,
+            study: study.number,
+            version: env!("CARGO_PKG_VERSION"),
+            is_quick: self.is_quick,
+            seed: self.plan.seed,
+            run_ms: self.plan.run_ms,
+            rounds: self.plan.rounds,
+            machine: &self.machine,
+            is_quiet: self.results.is_quiet(),
+            failure: self.failure.as_deref(),
+            baseline: study.baseline,
+            cases: cases.collect(),
+            variants: &study.variants,
+            results: self.results,
+        };
+        serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")
+    }
+
+    /// Writes both files.
+    pub fn write(&self, out: &Path) -> Result<()> {
+        for (name, text) in [("results.json", self.json()?), ("index.html", self.html())] {
+            let path = out.join(name);
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn two_digits(value: f64) -> String {
+    format!("{value:.2}")
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::studies::study_001;
+
+    fn report(check: impl FnOnce(&Report<'_>)) {
+        let plan = Plan { study: study_001(true), rounds: 2, run_ms: 500, probe_ms: 100, seed: 1 };
+        let variant = plan.study.variants[0].name;
+        let sample = |case, round, iops| {
+            let outcomes = Outcomes { iops, ..Outcomes::default() };
+            Sample { case, variant, round, outcomes, counters: None }
+        };
+        let (baseline, ours) = (plan.study.baseline, "ram-64m-set-10g");
+        let samples = vec![sample(baseline, 0, 100.0), sample(baseline, 1, 200.0), sample(ours, 0, 130.0)];
+        let results = Results { samples, probes_iops: vec![100.0, 50.0], interrupted: true };
+        check(&Report {
+            plan: &plan,
+            results: &results,
+            machine: Machine::default(),
+            failure: None,
+            is_quick: true,
+        });
+    }
+
+    #[test]
+    fn a_ratio_is_shown_beside_the_printed_ratio() {
+        report(|report| {
+            let rows = report.rows(&report.plan.study.variants[0]);
+            let row = rows.iter().find(|row| row[0].starts_with("64 MB")).unwrap();
+            assert_eq!(
+                row[1..6],
+                ["4,923", "0.17", "1.30 [1.30, 1.30]", "yes; printed: no", "130 [130, 130]"]
+            );
+            assert_eq!(rows[0][1..5], ["63,700 derived", "2.24", "not measured", "-"]);
+            assert_eq!(rows[2][3..5], ["1.00 [1.00, 1.00]", "the raw disk"]);
+        });
+    }
+
+    #[test]
+    fn warnings_come_before_the_figures() {
+        report(|report| {
+            let page = report.html();
+            let figures = page.find("class=\"tiles\"").unwrap();
+            for warning in ["Quick run", "was interrupted", "Unquiet machine: the disk alone did 100 and 50"]
+            {
+                assert!(page.find(warning).unwrap() < figures, "{warning}");
+                assert!(report.text().contains(warning), "{warning}");
+            }
+        });
+    }
+
+    #[test]
+    fn an_output_directory_in_use_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(prepare(&dir.path().join("new")).is_ok());
+        let error = prepare(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("is in use") && error.contains("--out"), "{error}");
+    }
+}

@@ -1,0 +1,211 @@
+//! What a study runs on: a raw file, and volumes in this process over an empty disk.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use headwater_block::{
+    Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, ExtentKind, Geometry, IoError,
+    IoErrorKind, Op, Request,
+};
+use headwater_volume::{CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
+use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
+use headwater_writecache::{AlignedBuffer, Host};
+
+use crate::study::Case;
+
+fn geometry(size_bytes: u64, read_only: bool) -> Geometry {
+    Geometry {
+        size_bytes,
+        logical_block_bytes: 512,
+        physical_block_bytes: 4096,
+        read_only,
+        volatile_cache: true,
+    }
+}
+
+fn refused() -> IoError {
+    IoError::new(IoErrorKind::Unsupported, "a study's disk is read and written only")
+}
+
+/// A disk of zeroes, without memory of its own.
+struct Empty(u64);
+
+impl Device for Empty {
+    fn geometry(&self) -> Geometry {
+        geometry(self.0, true)
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        match op {
+            Op::Read { into, .. } => into.fill(0),
+            Op::Flush => {}
+            _ => return Err(refused()),
+        }
+        Ok(Attempt::Done)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Read { mut buffer, .. } => {
+                buffer.fill(0);
+                done.complete(Ok(()), buffer);
+            }
+            Request::Prefetch { .. } | Request::Flush => done.complete(Ok(()), Vec::new()),
+            other => done.complete(Err(refused()), other.into_buffer()),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Hole }])
+    }
+}
+
+/// A file without a name, past the page cache, through the I/O engine that the write cache uses too.
+pub struct RawDisk {
+    file: Arc<File>,
+    engine: Arc<dyn IoEngine>,
+    size_bytes: u64,
+    /// Buffers that no request uses: as many as were ever in flight. Mapping memory for each request would slow the disk down.
+    spare: Arc<Mutex<Vec<AlignedBuffer>>>,
+}
+
+impl RawDisk {
+    /// A file of `size_bytes`, whose space is reserved. It is gone when this is dropped.
+    pub fn create(dir: &Path, size_bytes: u64) -> Result<Self> {
+        let flags = libc::O_TMPFILE | libc::O_DIRECT;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(dir);
+        let file = file.with_context(|| {
+            let dir = dir.display();
+            format!("cannot create a file for direct I/O in {dir}; name a directory of a local file system with --work-dir")
+        })?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size_bytes)
+            .with_context(|| format!("cannot reserve {size_bytes} bytes in {}", dir.display()))?;
+        let engine = open_engine().context("cannot start the I/O engine")?;
+        Ok(Self { file: Arc::new(file), engine, size_bytes, spare: Arc::default() })
+    }
+
+    fn buffer(&self, len: usize) -> Option<AlignedBuffer> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        spare.filter(|buffer| buffer.len() >= len).or_else(|| AlignedBuffer::new(len))
+    }
+}
+
+impl Device for RawDisk {
+    fn geometry(&self) -> Geometry {
+        geometry(self.size_bytes, false)
+    }
+
+    fn try_now(&self, _op: Op<'_>) -> Result<Attempt, IoError> {
+        Ok(Attempt::MustWait)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let (direction, offset, mut back) = match request {
+            Request::Read { range, buffer } => (Direction::Read, range.offset(), buffer),
+            Request::Write { range, buffer, .. } => (Direction::Write, range.offset(), buffer),
+            other => return done.complete(Err(refused()), other.into_buffer()),
+        };
+        let len = back.len();
+        let Some(mut buffer) = self.buffer(len) else {
+            return done.complete(Err(IoError::new(IoErrorKind::Device, "no memory")), back);
+        };
+        if direction == Direction::Write {
+            buffer[..len].copy_from_slice(&back);
+        }
+        let spare = Arc::clone(&self.spare);
+        let finished = Box::new(move |result: std::io::Result<()>, buffer: AlignedBuffer| {
+            if direction == Direction::Read {
+                back.copy_from_slice(&buffer[..len]);
+            }
+            spare.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+            let failed = |error| IoError::with_source(IoErrorKind::Device, "the disk failed", error);
+            done.complete(result.map_err(failed), back);
+        });
+        self.engine.submit(IoOp {
+            file: Arc::clone(&self.file),
+            direction,
+            offset,
+            buffer,
+            len,
+            done: finished,
+        });
+    }
+
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.engine.completion_queue()
+    }
+
+    fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
+    }
+}
+
+/// A system that is open.
+pub struct Opened {
+    /// The device that the load goes to.
+    pub device: Arc<dyn Device>,
+    /// The volume, if the device is one.
+    pub volume: Option<Arc<Volume>>,
+    _host: Option<Host>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(volume) = &self.volume {
+            volume.close();
+        }
+    }
+}
+
+/// Space that the overflow of a set may take.
+pub fn overflow_bytes(set_bytes: u64) -> u64 {
+    set_bytes + set_bytes / 4 + (64 << 20)
+}
+
+/// Opens the system of a case.
+pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
+    let Some(cache) = case.cache else {
+        let device = Arc::new(RawDisk::create(dir, case.set_bytes)?);
+        return Ok(Opened { device, volume: None, _host: None });
+    };
+    let host = Host::start(u64::MAX).map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
+    let options = VolumeOptions {
+        name: case.name.into(),
+        base: Arc::new(Empty(case.set_bytes)),
+        mode: cache.mode,
+        ram_bytes: cache.ram_bytes,
+        weight: DEFAULT_WEIGHT,
+        buffering: cache.buffering,
+        little_space: LittleSpace::Refused,
+        disk_bytes: if cache.mode == CacheMode::Ram { 0 } else { overflow_bytes(case.set_bytes) },
+        cache_dir: dir.to_path_buf(),
+        pause_limit: Duration::from_secs(60),
+        persistent: None,
+    };
+    let volume =
+        Volume::open(&options, &host).with_context(|| format!("cannot open the volume of {}", case.name))?;
+    Ok(Opened { device: Arc::clone(&volume) as Arc<dyn Device>, volume: Some(volume), _host: Some(host) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headwater_block::blocking;
+
+    #[test]
+    fn the_raw_disk_keeps_what_is_written_at_sectors() {
+        // Not in memory: tmpfs has no direct I/O.
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let disk = RawDisk::create(dir.path(), 1 << 20).unwrap();
+        let data = headwater_testkit::Rng::new(1).bytes(4096);
+        blocking::write(&disk, 512, &data).unwrap();
+        let mut found = vec![0; 4096];
+        blocking::read(&disk, 512, &mut found).unwrap();
+        assert!(found == data);
+        assert!(blocking::discard(&disk, 0, 512).is_err());
+    }
+}

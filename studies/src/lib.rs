@@ -1,0 +1,33 @@
+//! The experiments of the field's public studies, as commands that anybody can repeat.
+//!
+//! ```text
+//!   study (cases, variants, printed figures) --> run: open all, fill, rounds in rotated order --> samples
+//!                                                 |  load: requests of a seed                      |
+//!                                                 |  disks: raw disk, volume in process            |
+//!   bundle: results.json, index.html, the table on the terminal  <--------------------------------+
+//! ```
+//!
+//! # Guarantees
+//! - What a study needs of RAM and disk is said before the first byte is written.
+//! - The same seed sends the same requests. Ratios are compared within one round. IOPS of another machine are not compared with ours.
+//! - An interrupted study leaves a report of what was done.
+//!
+//! # Limits
+//! A study's systems are open at the same time, so their RAM and disk add up: [`needs::Needs`] has the sum in bytes.
+//!
+//! # Errors
+//! A failed request ends the study. The report has what was measured before, and the reason.
+//!
+//! # Not here
+//! Peers and protocols (`make compare`), and guests.
+//!
+//! Start reading at [`study`].
+
+pub mod bundle;
+pub mod disks;
+pub mod load;
+pub mod machine;
+pub mod needs;
+pub mod run;
+pub mod studies;
+pub mod study;

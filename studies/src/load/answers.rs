@@ -1,0 +1,72 @@
+//! The answers of submitted requests: a worker's thread takes those of its own completion queue, and
+//! sleeps until either that queue or another thread has an answer.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use headwater_block::{Completion, CompletionQueue, Device, Outcome};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use super::Slot;
+
+struct Arrived {
+    answers: Mutex<VecDeque<(Slot, Outcome)>>,
+    /// Readable when another thread has added an answer.
+    wake: OwnedFd,
+    owner: std::thread::ThreadId,
+}
+
+/// The answers of one worker. It stays on the thread that made it.
+pub(super) struct Answers {
+    arrived: Arc<Arrived>,
+    queue: Option<Box<dyn CompletionQueue>>,
+}
+
+impl Answers {
+    pub(super) fn new(device: &dyn Device) -> Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .context("cannot make an event descriptor")?;
+        let owner = std::thread::current().id();
+        let arrived = Arc::new(Arrived { answers: Mutex::default(), wake, owner });
+        Ok(Self { arrived, queue: device.completion_queue() })
+    }
+
+    /// The completion of a request that is submitted.
+    pub(super) fn completion(&self, slot: Slot) -> Completion {
+        let arrived = Arc::clone(&self.arrived);
+        Completion::new(move |outcome| {
+            arrived.answers.lock().unwrap_or_else(PoisonError::into_inner).push_back((slot, outcome));
+            if std::thread::current().id() != arrived.owner {
+                // Fails only if the counter is full, and then it is readable.
+                let _ = rustix::io::write(&arrived.wake, &1_u64.to_ne_bytes());
+            }
+        })
+    }
+
+    /// The answers that are there. Starts what waits in the thread's queue; sleeps only if `must_wait`.
+    pub(super) fn take(&self, must_wait: bool) -> Result<VecDeque<(Slot, Outcome)>> {
+        loop {
+            if let Some(queue) = &self.queue {
+                queue.take();
+            }
+            let mut answers = self.arrived.answers.lock().unwrap_or_else(PoisonError::into_inner);
+            let taken = std::mem::take(&mut *answers);
+            drop(answers);
+            if !taken.is_empty() || !must_wait {
+                return Ok(taken);
+            }
+            let mut waits = vec![PollFd::new(&self.arrived.wake, PollFlags::IN)];
+            if let Some(queue) = &self.queue {
+                waits.push(PollFd::from_borrowed_fd(queue.ready(), PollFlags::IN));
+            }
+            match poll(&mut waits, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for answers"),
+            }
+            // Cleared before the list is looked at: an answer that is added after this wakes the thread again.
+            let _ = rustix::io::read(self.arrived.wake.as_fd(), &mut [0_u8; 8]);
+        }
+    }
+}

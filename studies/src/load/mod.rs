@@ -1,0 +1,272 @@
+//! The load engine: workers that keep a number of requests in flight on a device, as Iometer does.
+//!
+//! Closed loop by count: a worker has `depth` slots, and a slot that is free is used at once. What is sent depends on the job and the
+//! seed alone, in that order; how many are sent depends on the device.
+
+mod answers;
+mod content;
+mod latencies;
+mod random;
+mod requests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use headwater_block::{Attempt, ByteRange, Device, Op, Outcome, Request};
+use serde::Serialize;
+
+use answers::Answers;
+pub use content::Content;
+use content::Source;
+pub use latencies::Latencies;
+pub use requests::{Direction, Item, Requests};
+
+/// Percentiles of the latency that results have.
+const PERCENTILES: [f64; 19] = [
+    0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 85.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9,
+    99.99,
+];
+
+/// What is sent. No number is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// The requests lie in the first so many bytes of the device.
+    pub set_bytes: u64,
+    /// Length of each request.
+    pub request_bytes: u32,
+    /// Offsets of random requests are multiples of this.
+    pub alignment_bytes: u32,
+    /// Share of reads.
+    pub read_percent: u8,
+    /// Share of requests that go anywhere; the others go on where the one before ended.
+    pub random_percent: u8,
+    /// Workers, each with a thread and a cursor of its own.
+    pub workers: usize,
+    /// Requests that each worker has in flight.
+    pub depth: usize,
+    /// What is written.
+    pub content: Content,
+}
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// After this time.
+    Elapsed(Duration),
+    /// After so many requests of each worker.
+    Requests(u64),
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Outcomes {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Of which: reads.
+    pub reads: u64,
+    /// From the first request to the last answer, in seconds.
+    pub elapsed_s: f64,
+    /// Requests a second.
+    pub iops: f64,
+    /// Mean latency in microseconds.
+    pub mean_us: f64,
+    /// 99th percentile of the latency in microseconds.
+    pub p99_us: f64,
+    /// Longest latency in microseconds.
+    pub max_us: f64,
+    /// Percentiles of the latency: percent and microseconds.
+    pub percentiles_us: Vec<(f64, f64)>,
+    /// The run was interrupted.
+    pub interrupted: bool,
+}
+
+/// Runs a job. `stop` ends it early; requests in flight are waited for.
+pub fn run(
+    device: &Arc<dyn Device>,
+    job: Job,
+    seed: u64,
+    until: Until,
+    stop: &AtomicBool,
+) -> Result<Outcomes> {
+    let started = Instant::now();
+    let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..job.workers as u64)
+            .map(|number| {
+                let seed = seed.wrapping_add(number << 32);
+                scope.spawn(move || Worker::new(device, job, seed)?.run(until, stop))
+            })
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker failed"))))
+            .collect()
+    });
+    let elapsed_s = started.elapsed().as_secs_f64();
+    let mut all = Part::default();
+    for part in parts {
+        let part = part?;
+        all.reads += part.reads;
+        all.latencies.add(&part.latencies);
+    }
+    let requests = all.latencies.count();
+    Ok(Outcomes {
+        requests,
+        reads: all.reads,
+        elapsed_s,
+        iops: requests as f64 / elapsed_s.max(1e-9),
+        mean_us: all.latencies.mean_us(),
+        p99_us: all.latencies.percentile_us(99.0),
+        max_us: all.latencies.max_us(),
+        percentiles_us: PERCENTILES.map(|percent| (percent, all.latencies.percentile_us(percent))).to_vec(),
+        interrupted: stop.load(Ordering::Relaxed),
+    })
+}
+
+/// Writes the whole set once, in requests of 64 KiB and at depth 16, as Iometer prepares its file.
+pub fn fill(
+    device: &Arc<dyn Device>,
+    set_bytes: u64,
+    content: Content,
+    seed: u64,
+    stop: &AtomicBool,
+) -> Result<()> {
+    const FILL_BYTES: u32 = 64 << 10;
+    let job = Job {
+        set_bytes,
+        request_bytes: FILL_BYTES,
+        alignment_bytes: FILL_BYTES,
+        read_percent: 0,
+        random_percent: 0,
+        workers: 1,
+        depth: 16,
+        content,
+    };
+    run(device, job, seed, Until::Requests(set_bytes / u64::from(FILL_BYTES)), stop).map(drop)
+}
+
+#[derive(Default)]
+struct Part {
+    reads: u64,
+    latencies: Latencies,
+}
+
+/// A request that was submitted.
+struct Slot {
+    direction: Direction,
+    since: Instant,
+}
+
+struct Worker<'a> {
+    device: &'a Arc<dyn Device>,
+    job: Job,
+    requests: Requests,
+    source: Source,
+    /// One for each slot that is free.
+    buffers: Vec<Vec<u8>>,
+    part: Part,
+    answers: Answers,
+    failure: Option<anyhow::Error>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(device: &'a Arc<dyn Device>, job: Job, seed: u64) -> Result<Self> {
+        Ok(Self {
+            device,
+            job,
+            requests: Requests::new(job, seed),
+            source: Source::new(job.content, job.request_bytes as usize, seed),
+            buffers: vec![vec![0; job.request_bytes as usize]; job.depth],
+            part: Part::default(),
+            answers: Answers::new(device.as_ref())?,
+            failure: None,
+        })
+    }
+
+    fn run(mut self, until: Until, stop: &AtomicBool) -> Result<Part> {
+        let started = Instant::now();
+        let mut sent = 0_u64;
+        loop {
+            let mut is_over = stop.load(Ordering::Relaxed)
+                || match until {
+                    Until::Elapsed(time) => started.elapsed() >= time,
+                    Until::Requests(_) => false,
+                };
+            // Requests that must wait are started together, so answers are taken after each `depth` at the latest.
+            for _ in 0..self.job.depth {
+                is_over |= self.failure.is_some() || matches!(until, Until::Requests(count) if sent >= count);
+                let buffer = if is_over { None } else { self.buffers.pop() };
+                let Some(buffer) = buffer else { break };
+                sent += 1;
+                if let Err(error) = self.send(buffer) {
+                    self.failure = Some(error);
+                }
+            }
+            let in_flight = self.job.depth - self.buffers.len();
+            if is_over && in_flight == 0 {
+                break;
+            }
+            let must_wait = in_flight > 0 && (is_over || self.buffers.is_empty());
+            for (slot, outcome) in self.answers.take(must_wait)? {
+                self.answered(&slot, outcome);
+            }
+        }
+        match self.failure {
+            Some(error) => Err(error),
+            None => Ok(self.part),
+        }
+    }
+
+    fn answered(&mut self, slot: &Slot, outcome: Outcome) {
+        let len = self.job.request_bytes as usize;
+        let is_whole = outcome.buffer.len() == len;
+        self.buffers.push(if is_whole { outcome.buffer } else { vec![0; len] });
+        match outcome.result {
+            Ok(()) => self.count(slot),
+            Err(error) => self.failure = Some(anyhow!("a request failed: {error}")),
+        }
+    }
+
+    /// Carries out the next request at once, or submits it.
+    fn send(&mut self, mut buffer: Vec<u8>) -> Result<()> {
+        let Item { direction, offset } = self.requests.draw();
+        let Some(range) = ByteRange::new(offset, u64::from(self.job.request_bytes)) else {
+            bail!("a request ends past 64 bits")
+        };
+        if direction == Direction::Write {
+            self.source.fill(&mut buffer);
+        }
+        let slot = Slot { direction, since: Instant::now() };
+        let op = match direction {
+            Direction::Read => Op::Read { range, into: &mut buffer },
+            Direction::Write => Op::Write { range, from: &buffer, fua: false },
+        };
+        match self.device.try_now(op) {
+            Ok(Attempt::Done) => {
+                self.count(&slot);
+                self.buffers.push(buffer);
+            }
+            Ok(Attempt::MustWait) => {
+                let request = match direction {
+                    Direction::Read => Request::Read { range, buffer },
+                    Direction::Write => Request::Write { range, buffer, fua: false },
+                };
+                self.device.submit(request, self.answers.completion(slot));
+            }
+            Err(error) => {
+                self.buffers.push(buffer);
+                return Err(anyhow!("a request failed: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, slot: &Slot) {
+        self.part.latencies.count_one(slot.since.elapsed());
+        self.part.reads += u64::from(slot.direction == Direction::Read);
+    }
+}
+
+#[cfg(test)]
+mod tests;

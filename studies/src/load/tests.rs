@@ -1,0 +1,121 @@
+//! What the engine sends to a device, as the device sees it.
+
+use std::sync::Mutex;
+
+use headwater_block::{Completion, Extent, Geometry, IoError};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn job() -> Job {
+    Job {
+        set_bytes: 4 * MIB,
+        request_bytes: 4096,
+        alignment_bytes: 512,
+        read_percent: 20,
+        random_percent: 80,
+        workers: 1,
+        depth: 16,
+        content: Content::Incompressible,
+    }
+}
+
+/// Notes each request in the order in which it comes, and hands it on.
+struct Recorder {
+    disk: ReferenceDisk,
+    seen: Mutex<Vec<Item>>,
+}
+
+impl Recorder {
+    fn new(waits: Waits) -> Arc<Self> {
+        let options = ReferenceOptions { waits, ..Default::default() };
+        Arc::new(Self { disk: ReferenceDisk::with_options(4 * MIB, options), seen: Mutex::default() })
+    }
+}
+
+impl Device for Recorder {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        let (direction, range) = match &op {
+            Op::Read { range, .. } => (Direction::Read, *range),
+            Op::Write { range, .. } => (Direction::Write, *range),
+            other => panic!("{other:?} was not asked for"),
+        };
+        assert_eq!(range.len(), 4096);
+        self.seen.lock().unwrap().push(Item { direction, offset: range.offset() });
+        self.disk.try_now(op)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.disk.submit(request, done);
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.disk.extents(range, max_extents)
+    }
+}
+
+fn seen(waits: Waits, seed: u64) -> Vec<Item> {
+    let recorder = Recorder::new(waits);
+    let device: Arc<dyn Device> = recorder.clone();
+    let outcomes = run(&device, job(), seed, Until::Requests(2000), &AtomicBool::new(false)).unwrap();
+    assert_eq!(outcomes.requests, 2000);
+    recorder.seen.lock().unwrap().clone()
+}
+
+#[test]
+fn one_seed_sends_the_same_requests_whatever_waits() {
+    let all = seen(Waits::Never, 7);
+    assert_eq!(all, seen(Waits::PerMille(500), 7));
+    assert_ne!(all, seen(Waits::Never, 8));
+}
+
+#[test]
+fn a_device_gets_the_shares_that_a_job_asks_for() {
+    let all = seen(Waits::Never, 7);
+    let reads = all.iter().filter(|item| item.direction == Direction::Read).count();
+    assert!((340..=460).contains(&reads), "{reads} of 2000 are reads");
+    let sequential = all.windows(2).filter(|pair| pair[0].offset + 4096 == pair[1].offset).count();
+    assert!((340..=460).contains(&sequential), "{sequential} of 2000 are sequential");
+    assert!(all.iter().all(|item| item.offset % 512 == 0 && item.offset + 4096 <= 4 * MIB));
+    assert!(all.iter().any(|item| item.offset % 4096 != 0), "512 is the alignment");
+}
+
+#[test]
+fn no_more_than_the_depth_is_in_flight() {
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let disk = Arc::new(ReferenceDisk::with_options(4 * MIB, options));
+    let device: Arc<dyn Device> = disk.clone();
+    disk.hold();
+    std::thread::scope(|scope| {
+        let stop = AtomicBool::new(false);
+        let runs = scope.spawn(move || run(&device, job(), 1, Until::Requests(100), &stop).unwrap().requests);
+        headwater_testkit::wait_until("the depth is reached", || disk.waiting() >= 16);
+        disk.release();
+        assert_eq!(runs.join().unwrap(), 100);
+    });
+    assert!(disk.most_waiting() <= 16, "{}", disk.most_waiting());
+}
+
+#[test]
+fn a_fill_writes_every_byte_of_the_set() {
+    let disk = Arc::new(ReferenceDisk::new(4 * MIB));
+    let device: Arc<dyn Device> = disk.clone();
+    fill(&device, 4 * MIB, Content::Incompressible, 3, &AtomicBool::new(false)).unwrap();
+    assert_eq!(disk.counts().writes, 64);
+    assert!(disk.contents().chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
+}
+
+#[test]
+fn a_failed_request_ends_the_run_with_its_reason() {
+    let disk = Arc::new(ReferenceDisk::new(4 * MIB));
+    disk.fail(ByteRange::new(0, 4 * MIB).unwrap(), headwater_block::IoErrorKind::NoSpace);
+    let device: Arc<dyn Device> = disk;
+    let error = run(&device, job(), 1, Until::Requests(100), &AtomicBool::new(false)).unwrap_err();
+    assert!(error.to_string().contains("a request failed"), "{error}");
+}

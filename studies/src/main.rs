@@ -1,0 +1,162 @@
+//! `headwater-study`: reruns a published experiment on this machine, and prints its table beside ours.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use headwater_studies::bundle::{self, Report};
+use headwater_studies::machine::Machine;
+use headwater_studies::needs::Needs;
+use headwater_studies::run::{self, Plan, Progress};
+use headwater_studies::studies::study_001;
+
+/// Exit code of a program that ended on SIGINT, as shells print it.
+const INTERRUPTED: u8 = 130;
+
+/// Rerun a published study of write caches on this machine.
+#[derive(Parser, Debug)]
+#[command(name = "headwater-study", version)]
+struct Arguments {
+    /// Which study.
+    study: StudyName,
+    /// Short runs on small sets: shows that everything runs, not how fast it is.
+    #[arg(long)]
+    quick: bool,
+    /// Rounds of each case.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: Option<u16>,
+    /// Seconds of each run.
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<Duration>,
+    /// Where all random numbers come from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// An empty or new directory for the report [default: headwater-study-NUMBER].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// A directory on the disk that is measured [default: that of the report]. Files there have no names and are gone afterwards.
+    #[arg(long)]
+    work_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum StudyName {
+    /// Five cases of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
+    #[value(name = "001")]
+    S001,
+}
+
+fn main() -> ExitCode {
+    match study(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            say(&mut std::io::stderr(), &format!("headwater-study: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints a line. That nobody reads it is no reason to end.
+fn say(to: &mut dyn Write, line: &str) {
+    let _ = writeln!(to, "{line}");
+}
+
+/// The length of a run.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "it is not a number from 0.01 to 3600".into())
+}
+
+fn study(arguments: &Arguments) -> Result<ExitCode> {
+    let quick = arguments.quick;
+    let study = match arguments.study {
+        StudyName::S001 => study_001(quick),
+    };
+    let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{}", study.number).into());
+    let run = arguments.seconds.unwrap_or(Duration::from_millis(if quick { 500 } else { 10_000 }));
+    let run_ms = u64::try_from(run.as_millis())?;
+    let plan = Plan {
+        study,
+        rounds: arguments.rounds.map_or(if quick { 2 } else { 5 }, usize::from),
+        run_ms,
+        probe_ms: run_ms.min(5000),
+        seed: arguments.seed,
+    };
+    let existed = out.exists();
+    bundle::prepare(&out)?;
+    let work_dir = arguments.work_dir.as_ref().unwrap_or(&out);
+    let needs = Needs::of(&plan.study.cases);
+    let err = &mut std::io::stderr();
+    say(err, &format!("study {} needs {} in {}", plan.study.number, needs.summary(), work_dir.display()));
+    if let Err(error) = needs.check(work_dir) {
+        if !existed {
+            // Nothing half-made stays.
+            let _ = std::fs::remove_dir(&out);
+        }
+        return Err(error);
+    }
+    let stop = stop_on_signals()?;
+    let mut machine = Machine::describe(work_dir);
+    let (results, ended) = run::run(&plan, work_dir, &stop, &mut Terminal);
+    machine.note_load();
+    let failure = ended.err().map(|error| format!("{error:#}"));
+    let report = Report { plan: &plan, results: &results, machine, failure, is_quick: quick };
+    report.write(&out)?;
+    say(&mut std::io::stdout(), &report.text());
+    say(err, &format!("report: {}", out.join("index.html").display()));
+    if let Some(failure) = &report.failure {
+        bail!("the study failed: {failure}; the report has what was measured before");
+    }
+    Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// A flag that Ctrl-C and SIGTERM raise. The second one ends the program at once.
+fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let stop = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&stop);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = runtime.context("cannot listen for signals")?;
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            let (Ok(mut interrupt), Ok(mut terminate)) =
+                (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+            else {
+                return;
+            };
+            let _ = ready.send(());
+            loop {
+                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                if raised.swap(true, Ordering::Relaxed) {
+                    std::process::exit(INTERRUPTED.into());
+                }
+                say(&mut std::io::stderr(), "\ninterrupted: writing a report of what was done");
+            }
+        });
+    });
+    is_ready.recv().context("cannot listen for signals")?;
+    Ok(stop)
+}
+
+/// Progress with the time that is left, in one line of a terminal, else in a line for each step.
+struct Terminal;
+
+impl Progress for Terminal {
+    fn step(&mut self, what: &str, percent: u64, left: Duration) {
+        let left = left.as_secs();
+        let line = format!("{percent:3} %, {:2}:{:02} left: {what}", left / 60, left % 60);
+        let mut err = std::io::stderr();
+        if err.is_terminal() {
+            let _ = write!(err, "\r\x1b[K{line}");
+            let _ = err.flush();
+        } else {
+            say(&mut err, &line);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a study needs of RAM and disk, and whether it is there: said before the first byte is written.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use headwater_block::size;
+
+use crate::disks::overflow_bytes;
+use crate::machine::available_memory_bytes;
+use crate::study::Case;
+
+/// RAM besides the limits of the volumes: buffers, and this program.
+const BESIDES_BYTES: u64 = 128 << 20;
+
+/// What a run takes at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// RAM.
+    pub ram_bytes: u64,
+    /// Disk.
+    pub disk_bytes: u64,
+}
+
+impl Needs {
+    /// All cases are open at the same time.
+    pub fn of(cases: &[Case]) -> Self {
+        let mut needs = Self { ram_bytes: BESIDES_BYTES, disk_bytes: 0 };
+        for case in cases {
+            match case.cache {
+                None => needs.disk_bytes += case.set_bytes,
+                Some(cache) => {
+                    needs.ram_bytes += cache.ram_bytes;
+                    needs.disk_bytes += overflow_bytes(case.set_bytes);
+                }
+            }
+        }
+        needs
+    }
+
+    /// For people.
+    pub fn summary(&self) -> String {
+        format!("{} RAM and {} disk", size::format(self.ram_bytes), size::format(self.disk_bytes))
+    }
+
+    /// Fails if the machine does not have it.
+    pub fn check(self, dir: &Path) -> Result<()> {
+        let stat = rustix::fs::statvfs(dir)
+            .with_context(|| format!("cannot see how much space is free in {}", dir.display()))?;
+        let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+        if free_bytes < self.disk_bytes {
+            bail!(
+                "not enough disk: the study needs {}, and {} has {} free; name another directory with --work-dir, or run with --quick",
+                size::format(self.disk_bytes),
+                dir.display(),
+                size::format(free_bytes)
+            );
+        }
+        let available_bytes = available_memory_bytes();
+        if available_bytes < self.ram_bytes {
+            bail!(
+                "not enough RAM: the study needs {}, and {} are available; end other programs, or run with --quick",
+                size::format(self.ram_bytes),
+                size::format(available_bytes)
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::studies::study_001;
+
+    #[test]
+    fn a_lack_of_disk_or_ram_is_said_with_sizes() {
+        let dir = tempfile::tempdir().unwrap();
+        let lack = |ram_bytes, disk_bytes| {
+            Needs { ram_bytes, disk_bytes }.check(dir.path()).unwrap_err().to_string()
+        };
+        let disk = lack(0, 1 << 60);
+        assert!(
+            disk.contains("not enough disk: the study needs 1024.0 PiB") && disk.contains("free"),
+            "{disk}"
+        );
+        let ram = lack(1 << 60, 0);
+        assert!(ram.contains("not enough RAM: the study needs 1024.0 PiB"), "{ram}");
+        assert!(Needs { ram_bytes: 0, disk_bytes: 0 }.check(dir.path()).is_ok());
+    }
+
+    #[test]
+    fn the_full_study_needs_its_sets_and_their_ram() {
+        let needs = Needs::of(&study_001(false).cases);
+        assert!(needs.ram_bytes > 8 << 30 && needs.ram_bytes < 9 << 30, "{needs:?}");
+        assert!(needs.disk_bytes > 40 << 30 && needs.disk_bytes < 60 << 30, "{needs:?}");
+    }
+}

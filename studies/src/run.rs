@@ -1,0 +1,257 @@
+//! Runs a study: opens all systems of a variant, fills their sets, and measures them in rounds of rotated order.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use headwater_block::Device;
+use headwater_volume::VolumeCounters;
+use serde::Serialize;
+
+use crate::disks::{self, Opened, RawDisk};
+use crate::load::{self, Content, Job, Outcomes, Until};
+use crate::study::{Case, Study, Variant};
+
+/// How much of a study is run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The study.
+    pub study: Study,
+    /// Rounds of each case.
+    pub rounds: usize,
+    /// Length of one run.
+    pub run_ms: u64,
+    /// Length of a probe of the disk, before and after.
+    pub probe_ms: u64,
+    /// Where all random numbers come from.
+    pub seed: u64,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// Name of the case.
+    pub case: &'static str,
+    /// Name of the variant.
+    pub variant: &'static str,
+    /// Number of the round.
+    pub round: usize,
+    /// What was measured.
+    pub outcomes: Outcomes,
+    /// The volume's counters after the run, of all that it did since it was opened.
+    pub counters: Option<VolumeCounters>,
+}
+
+/// What a study measured.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Results {
+    /// Each run.
+    pub samples: Vec<Sample>,
+    /// IOPS of the disk alone, before and after.
+    pub probes_iops: Vec<f64>,
+    /// Whether the study was ended early.
+    pub interrupted: bool,
+}
+
+impl Results {
+    /// Whether the disk was as fast afterwards as before, within 15 %. `None`: it was not probed twice.
+    pub fn is_quiet(&self) -> Option<bool> {
+        let [before, after] = self.probes_iops.first_chunk::<2>()?;
+        Some((after - before).abs() <= 0.15 * before.max(*after))
+    }
+}
+
+/// Shows how far a study is.
+pub trait Progress {
+    /// A step begins.
+    fn step(&mut self, what: &str, percent: u64, left: Duration);
+}
+
+/// The work that is left, as time: runs have a length, and fills go on as fast as those that were timed.
+struct Remaining {
+    started: Instant,
+    run_ms: u64,
+    fill_bytes: u64,
+    filled_bytes: u64,
+    filled_ms: u64,
+}
+
+impl Remaining {
+    /// Speed of fills until the first was timed.
+    const FILL_BYTES_PER_MS: u64 = 400_000;
+
+    fn left(&self) -> Duration {
+        let per_ms = self.filled_bytes.checked_div(self.filled_ms).unwrap_or(Self::FILL_BYTES_PER_MS);
+        Duration::from_millis(self.run_ms + self.fill_bytes / per_ms.max(1))
+    }
+
+    fn percent(&self) -> u64 {
+        let elapsed = self.started.elapsed().as_secs_f64();
+        (elapsed * 100.0 / (elapsed + self.left().as_secs_f64()).max(1e-3)) as u64
+    }
+
+    fn filled(&mut self, bytes: u64, took: Duration) {
+        self.fill_bytes = self.fill_bytes.saturating_sub(bytes);
+        self.filled_bytes += bytes;
+        self.filled_ms += u64::try_from(took.as_millis()).unwrap_or(u64::MAX).max(1);
+    }
+}
+
+struct Running<'a> {
+    plan: &'a Plan,
+    dir: &'a Path,
+    stop: &'a AtomicBool,
+    progress: &'a mut dyn Progress,
+    remaining: Remaining,
+    results: Results,
+}
+
+/// Runs all of it, or until `stop`. The results have what was measured before an error.
+pub fn run(plan: &Plan, dir: &Path, stop: &AtomicBool, progress: &mut dyn Progress) -> (Results, Result<()>) {
+    let (cases, variants) = (&plan.study.cases, plan.study.variants.len() as u64);
+    let runs = variants * cases.len() as u64 * plan.rounds as u64;
+    let remaining = Remaining {
+        started: Instant::now(),
+        run_ms: runs * plan.run_ms + 2 * plan.probe_ms,
+        fill_bytes: variants * cases.iter().map(|case| case.set_bytes).sum::<u64>(),
+        filled_bytes: 0,
+        filled_ms: 0,
+    };
+    let mut running = Running { plan, dir, stop, progress, remaining, results: Results::default() };
+    let result = running.all();
+    running.results.interrupted = stop.load(Ordering::Relaxed);
+    (running.results, result)
+}
+
+impl Running<'_> {
+    fn all(&mut self) -> Result<()> {
+        self.probe()?;
+        for variant in &self.plan.study.variants {
+            self.variant(variant)?;
+        }
+        self.probe()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn step(&mut self, what: &str) {
+        self.progress.step(what, self.remaining.percent(), self.remaining.left());
+    }
+
+    /// Measures the disk alone, always in the same way.
+    fn probe(&mut self) -> Result<()> {
+        if self.is_stopped() {
+            return Ok(());
+        }
+        self.step("probing the disk");
+        let set_bytes = 64 << 20;
+        let device: Arc<dyn Device> = Arc::new(RawDisk::create(self.dir, set_bytes)?);
+        load::fill(&device, set_bytes, Content::Incompressible, self.plan.seed, self.stop)?;
+        let job = Job {
+            set_bytes,
+            request_bytes: 4096,
+            alignment_bytes: 4096,
+            read_percent: 20,
+            random_percent: 100,
+            workers: 1,
+            depth: 16,
+            content: Content::Incompressible,
+        };
+        let until = Until::Elapsed(Duration::from_millis(self.plan.probe_ms));
+        let outcomes = load::run(&device, job, self.plan.seed, until, self.stop)?;
+        if !outcomes.interrupted {
+            self.results.probes_iops.push(outcomes.iops);
+        }
+        self.remaining.run_ms = self.remaining.run_ms.saturating_sub(self.plan.probe_ms);
+        Ok(())
+    }
+
+    fn variant(&mut self, variant: &Variant) -> Result<()> {
+        let plan = self.plan;
+        let mut systems = Vec::new();
+        for case in &plan.study.cases {
+            if self.is_stopped() {
+                return Ok(());
+            }
+            self.step(&format!("filling {} ({})", case.title, variant.title));
+            let system = disks::open(case, self.dir)?;
+            let started = Instant::now();
+            load::fill(&system.device, case.set_bytes, variant.content, plan.seed, self.stop)
+                .with_context(|| format!("filling {} failed", case.title))?;
+            self.remaining.filled(case.set_bytes, started.elapsed());
+            systems.push((case, system));
+        }
+        for round in 0..plan.rounds {
+            // Each round begins with another case.
+            systems.rotate_left(usize::from(round > 0));
+            for (case, system) in &systems {
+                if self.is_stopped() {
+                    return Ok(());
+                }
+                self.step(&format!(
+                    "round {} of {}: {} ({})",
+                    round + 1,
+                    plan.rounds,
+                    case.title,
+                    variant.title
+                ));
+                self.measure(case, system, variant, round)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, case: &Case, system: &Opened, variant: &Variant, round: usize) -> Result<()> {
+        // All cases of a round get the same requests if their sets have one size.
+        let seed = self.plan.seed.wrapping_add(1 + round as u64);
+        let until = Until::Elapsed(Duration::from_millis(self.plan.run_ms));
+        let outcomes = load::run(&system.device, variant.job(case.set_bytes), seed, until, self.stop)
+            .with_context(|| format!("measuring {} failed", case.title))?;
+        self.remaining.run_ms = self.remaining.run_ms.saturating_sub(self.plan.run_ms);
+        // A run that was cut short is no sample.
+        if !outcomes.interrupted {
+            let counters = system.volume.as_ref().map(|volume| volume.counters());
+            self.results.samples.push(Sample {
+                case: case.name,
+                variant: variant.name,
+                round,
+                outcomes,
+                counters,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_changed_by_more_than_15_percent_is_not_quiet() {
+        let quiet =
+            |probes: &[f64]| Results { probes_iops: probes.to_vec(), ..Results::default() }.is_quiet();
+        assert_eq!(quiet(&[100.0, 86.0]), Some(true));
+        assert_eq!(quiet(&[100.0, 84.0]), Some(false));
+        assert_eq!(quiet(&[84.0, 100.0]), Some(false));
+        assert_eq!(quiet(&[100.0]), None);
+    }
+
+    #[test]
+    fn time_left_follows_the_fills_that_were_timed() {
+        let mut remaining = Remaining {
+            started: Instant::now(),
+            run_ms: 1000,
+            fill_bytes: 800_000_000,
+            filled_bytes: 0,
+            filled_ms: 0,
+        };
+        assert_eq!(remaining.left(), Duration::from_secs(3));
+        remaining.filled(400_000_000, Duration::from_secs(4));
+        assert_eq!(remaining.left(), Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,155 @@
+//! Study 001: the cases of a comparison of write caches of 2015, with the figures that it prints.
+//!
+//! One worker keeps 16 requests of 4 KiB in flight, 80 % writes, 80 % random. The depth is not printed. It follows
+//! from the latencies: 16 / 4,923 IOPS = 3.25 ms ("> 3 ms"), and 16 / 28,412 = 0.56 ms ("< 1 ms").
+
+use headwater_volume::{Buffering, CacheMode};
+
+use super::MIB;
+use crate::load::Content;
+use crate::study::{Cache, Case, Source, Study, Variant};
+
+struct Sizes {
+    small_set_bytes: u64,
+    large_set_bytes: u64,
+    large_ram_bytes: u64,
+    small_ram_bytes: u64,
+}
+
+/// Sizes of the publication.
+const FULL: Sizes = Sizes {
+    small_set_bytes: 1000 * MIB,
+    large_set_bytes: 10_000 * MIB,
+    large_ram_bytes: 4096 * MIB,
+    small_ram_bytes: 64 * MIB,
+};
+
+/// Small sizes: they show that all cases run, and say nothing about speed.
+const QUICK: Sizes = Sizes {
+    small_set_bytes: 16 * MIB,
+    large_set_bytes: 96 * MIB,
+    large_ram_bytes: 48 * MIB,
+    small_ram_bytes: 16 * MIB,
+};
+
+/// The study, with small sizes for a quick run.
+pub fn study_001(is_quick: bool) -> Study {
+    let sizes = if is_quick { QUICK } else { FULL };
+    let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
+    let case = |name, title, cache, set_bytes, printed_iops, source| Case {
+        name,
+        title,
+        cache,
+        set_bytes,
+        printed_iops,
+        source,
+    };
+    let (ram_disk, large, small) = (CacheMode::RamDisk, sizes.large_ram_bytes, sizes.small_ram_bytes);
+    let (large_set, small_set) = (sizes.large_set_bytes, sizes.small_set_bytes);
+    let (printed, derived) = (Source::Printed, Source::Derived);
+    Study {
+        number: "001",
+        origin: "A comparison of write caches for provisioned desktops (2015)",
+        title: "Is a RAM cache with overflow faster than the plain disk?",
+        load: "4 KiB requests, 80 % writes, 80 % random, one worker, 16 requests in flight",
+        notes: &[
+            "The original ran in a Windows guest with the incumbent's driver. Here the volumes run inside the \
+             program that sends the load, over an empty disk: no guest and no protocol. Nothing is modelled, and \
+             no parameter is fitted to the printed figures.",
+            "The original does not print the queue depth, the alignment, the content of writes or the number of \
+             runs. The depth follows from its latencies. Alignment and content are run both ways.",
+            "Requests follow Iometer's rules: direction and randomness are drawn for each request. A sequential \
+             request begins where the request before it ended, whatever its direction.",
+            "Each set is written once before it is measured. Ratios pair the runs of one round.",
+        ],
+        baseline: "raw-10g",
+        headlines: &["ram-64m-set-10g", "ram-4g-set-10g", "ram-4g-set-1g", "disk-set-10g"],
+        cases: vec![
+            case(
+                "ram-4g-set-1g",
+                "4 GB RAM + overflow, 1 GB set",
+                cache(ram_disk, large),
+                small_set,
+                63_700.0,
+                derived,
+            ),
+            case(
+                "ram-4g-set-10g",
+                "4 GB RAM + overflow, 10 GB set",
+                cache(ram_disk, large),
+                large_set,
+                31_850.0,
+                derived,
+            ),
+            case("raw-10g", "Raw disk, 10 GB set", None, large_set, 28_412.0, printed),
+            case(
+                "disk-set-10g",
+                "Cache on disk, 10 GB set",
+                cache(CacheMode::Disk, small),
+                large_set,
+                14_400.0,
+                derived,
+            ),
+            case(
+                "ram-64m-set-10g",
+                "64 MB RAM + overflow, 10 GB set",
+                cache(ram_disk, small),
+                large_set,
+                4923.0,
+                printed,
+            ),
+        ],
+        variants: vec![
+            variant("4096-incompressible", "aligned to 4,096 bytes", 4096, Content::Incompressible),
+            variant("512-incompressible", "aligned to 512 bytes", 512, Content::Incompressible),
+            variant(
+                "4096-reused",
+                "aligned to 4,096 bytes, one buffer for all writes",
+                4096,
+                Content::Reused,
+            ),
+            variant("512-reused", "aligned to 512 bytes, one buffer for all writes", 512, Content::Reused),
+        ],
+    }
+}
+
+fn variant(name: &'static str, title: &'static str, alignment_bytes: u32, content: Content) -> Variant {
+    Variant {
+        name,
+        title,
+        // One buffer for all writes flatters a cache that packs, so the plots leave it out.
+        is_plotted: content == Content::Incompressible,
+        request_bytes: 4096,
+        alignment_bytes,
+        read_percent: 20,
+        random_percent: 80,
+        workers: 1,
+        depth: 16,
+        content,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_ratios_are_those_of_the_publication() {
+        let study = study_001(false);
+        let ratios: Vec<String> =
+            study.cases.iter().map(|case| format!("{:.2}", study.printed_ratio(case))).collect();
+        assert_eq!(ratios, ["2.24", "1.12", "1.00", "0.51", "0.17"]);
+        // "12.93 times the 64 MB case", and "half of the case that fits".
+        let iops = |name| study.case(name).unwrap().printed_iops;
+        assert!((iops("ram-4g-set-1g") / iops("ram-64m-set-10g") - 12.93).abs() < 0.02);
+        assert_eq!(iops("ram-4g-set-10g") * 2.0, iops("ram-4g-set-1g"));
+    }
+
+    #[test]
+    fn the_depth_follows_from_the_printed_latencies() {
+        let study = study_001(false);
+        let depth = study.variants[0].depth as f64;
+        let ms = |name| depth / study.case(name).unwrap().printed_iops * 1000.0;
+        assert!(ms("ram-64m-set-10g") > 3.0 && ms(study.baseline) < 1.0);
+    }
+}

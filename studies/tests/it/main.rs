@@ -1,0 +1,117 @@
+//! The program as its users run it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn study() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_headwater-study"))
+}
+
+/// On a disk: memory has no direct I/O.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// Reads the page with a parser of XML, which knows nothing of us: every text of a cell, and the number of its plots.
+fn cells_and_plots(page: &str) -> (Vec<String>, usize) {
+    use quick_xml::events::Event;
+    let mut reader = quick_xml::Reader::from_str(page);
+    let (mut cells, mut plots, mut is_cell) = (Vec::new(), 0, false);
+    loop {
+        match reader.read_event().unwrap() {
+            Event::Start(tag) => {
+                is_cell = tag.name().as_ref() == b"td";
+                plots += usize::from(tag.name().as_ref() == b"svg");
+                assert_ne!(tag.name().as_ref(), b"script");
+            }
+            Event::Text(text) if is_cell => cells.push(String::from_utf8(text.to_vec()).unwrap()),
+            Event::End(_) => is_cell = false,
+            Event::Eof => return (cells, plots),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_quick_study_measures_every_case_and_shows_it() {
+    let dir = directory();
+    let out = dir.path().join("report");
+    let output = study().args(["001", "--quick", "--seconds", "0.05", "--out"]).arg(&out).output().unwrap();
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("study 001 needs") && text.contains("left: round 2 of 2"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
+    let samples = json["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 5 * 4 * 2);
+    assert!(samples.iter().all(|sample| sample["outcomes"]["requests"].as_u64().unwrap() > 0));
+    let page = read(&out.join("index.html"));
+    let (cells, plots) = cells_and_plots(&page);
+    assert_eq!(plots, 2);
+    for case in json["cases"].as_array().unwrap() {
+        let title = case["title"].as_str().unwrap();
+        assert_eq!(cells.iter().filter(|cell| *cell == title).count(), 4, "{title}");
+        assert!(text.contains(title), "{title}");
+    }
+    assert!(!page.contains("not measured"));
+    // Nothing but the report is left.
+    assert_eq!(std::fs::read_dir(&out).unwrap().count(), 2);
+}
+
+#[test]
+fn an_interrupted_study_leaves_a_report_of_what_was_done() {
+    let dir = directory();
+    let out = dir.path().join("report");
+    let mut child = study()
+        .args(["001", "--quick", "--seconds", "600", "--out"])
+        .arg(&out)
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut lines = lines.skip_while(|line| !line.contains("left: round 1"));
+    assert!(lines.next().is_some());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
+    let page = read(&out.join("index.html"));
+    cells_and_plots(&page);
+    assert!(page.contains("The study was interrupted") && page.contains("not measured"));
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
+    assert_eq!(json["interrupted"], true);
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_is_written() {
+    let dir = directory();
+    let unknown = study().args(["007"]).current_dir(dir.path()).output().unwrap();
+    assert!(!unknown.status.success());
+    assert!(text(&unknown).contains("007") && text(&unknown).contains("001"), "{}", text(&unknown));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+
+    let used = dir.path().join("used");
+    std::fs::create_dir(&used).unwrap();
+    std::fs::write(used.join("precious"), "x").unwrap();
+    let in_use = study().args(["001", "--quick", "--out"]).arg(&used).output().unwrap();
+    assert!(!in_use.status.success());
+    assert!(text(&in_use).contains("is in use"), "{}", text(&in_use));
+    assert_eq!(read(&used.join("precious")), "x");
+
+    let new = dir.path().join("new");
+    let nowhere =
+        study().args(["001", "--quick", "--work-dir", "/proc", "--out"]).arg(&new).output().unwrap();
+    assert!(!nowhere.status.success());
+    assert!(text(&nowhere).contains("not enough disk"), "{}", text(&nowhere));
+    assert!(!new.exists());
+}
