@@ -29,6 +29,9 @@ const HEAD: [Column; 8] = [
     Column::Figure("p99"),
 ];
 
+/// Those of [`HEAD`] that show the publication.
+const PRINTED: [usize; 2] = [1, 2];
+
 /// All that a report is made of.
 pub struct Report<'a> {
     /// What was to be run.
@@ -67,9 +70,9 @@ struct JsonCase {
     name: &'static str,
     title: &'static str,
     set_bytes: u64,
-    printed_iops: f64,
-    source: Source,
-    printed_ratio: f64,
+    printed_iops: Option<f64>,
+    source: Option<Source>,
+    printed_ratio: Option<f64>,
 }
 
 /// Makes the output directory. Refuses a directory that has something in it.
@@ -125,11 +128,12 @@ impl Report<'_> {
         let time = |us: Option<f64>| us.map_or("-".into(), latency);
         vec![
             case.title.into(),
-            match case.source {
-                Source::Printed => grouped(case.printed_iops),
-                Source::Derived => format!("{} derived", grouped(case.printed_iops)),
+            match case.printed {
+                Some((iops, Source::Printed)) => grouped(iops),
+                Some((iops, Source::Derived)) => format!("{} derived", grouped(iops)),
+                None => "-".into(),
             },
-            two_digits(self.plan.study.printed_ratio(case)),
+            self.plan.study.printed_ratio(case).map_or("-".into(), two_digits),
             shown(ratio, two_digits),
             self.verdict(case, ratio),
             shown(iops, grouped),
@@ -144,17 +148,26 @@ impl Report<'_> {
             return "the raw disk".into();
         }
         let Some(Estimate { interval: (low, high), .. }) = ratio else { return "-".into() };
-        let printed = if self.plan.study.printed_ratio(case) > 1.0 { "yes" } else { "no" };
         let ours = match (low > 1.0, high < 1.0) {
             (true, _) => "yes",
             (_, true) => "no",
             _ => "as fast",
         };
+        let Some(printed) = self.plan.study.printed_ratio(case) else { return ours.into() };
+        let printed = if printed > 1.0 { "yes" } else { "no" };
         if printed == ours { format!("{ours}, as printed") } else { format!("{ours}; printed: {printed}") }
     }
 
-    fn rows(&self, variant: &Variant) -> Vec<Vec<String>> {
-        self.plan.study.cases.iter().map(|case| self.row(case, variant)).collect()
+    /// The table of a variant. A study without a publication has no printed columns.
+    fn table(&self, variant: &Variant) -> (Vec<Column>, Vec<Vec<String>>) {
+        let is_shown = |column: usize| self.plan.study.is_published() || !PRINTED.contains(&column);
+        let head =
+            HEAD.into_iter().enumerate().filter(|(column, _)| is_shown(*column)).map(|(_, title)| title);
+        let row = |case| {
+            let cells = self.row(case, variant).into_iter().enumerate();
+            cells.filter(|(column, _)| is_shown(*column)).map(|(_, cell)| cell).collect()
+        };
+        (head.collect(), self.plan.study.cases.iter().map(row).collect())
     }
 
     /// Warnings that stand before the figures.
@@ -187,7 +200,8 @@ impl Report<'_> {
         let mut text = String::new();
         for variant in &self.plan.study.variants {
             text.push_str(&format!("\n{}\n", variant.title));
-            text.push_str(&text_table(&HEAD, &self.rows(variant)));
+            let (head, rows) = self.table(variant);
+            text.push_str(&text_table(&head, &rows));
         }
         for warning in self.warnings() {
             text.push_str(&format!("\n{warning}\n"));
@@ -222,7 +236,8 @@ impl Report<'_> {
         }
         page.heading("All figures");
         for variant in &study.variants {
-            page.table(&capitalised(variant.title), &HEAD, &self.rows(variant));
+            let (head, rows) = self.table(variant);
+            page.table(&capitalised(&variant.title), &head, &rows);
         }
         page.heading("How to read the figures");
         let mut notes: Vec<String> = study.notes.iter().map(|note| (*note).to_owned()).collect();
@@ -245,7 +260,10 @@ impl Report<'_> {
             .map(|case| Tile {
                 value: self.ratio(case, variant).map_or("-".into(), |ratio| format!("{:.2} x", ratio.median)),
                 label: case.title.into(),
-                note: format!("the raw disk; printed: {:.2} x", study.printed_ratio(case)),
+                note: match study.printed_ratio(case) {
+                    Some(printed) => format!("the raw disk; printed: {printed:.2} x"),
+                    None => "the raw disk".into(),
+                },
             })
             .collect()
     }
@@ -268,7 +286,7 @@ impl Report<'_> {
             Group {
                 label: label.into(),
                 note: note.into(),
-                printed: Some(study.printed_ratio(case)),
+                printed: study.printed_ratio(case),
                 bars: plotted.iter().map(|variant| bar(case, variant)).collect(),
             }
         });
@@ -276,7 +294,7 @@ impl Report<'_> {
             scale: Scale::Ratios,
             axis: "IOPS, as a multiple of the raw disk's".into(),
             reference: Some((1.0, "raw disk".into())),
-            printed: "printed".into(),
+            printed: if study.is_published() { "printed".into() } else { String::new() },
             series: plotted.iter().map(|variant| format!("ours, {}", variant.title)).collect(),
             groups: groups.collect(),
             digits: 2,
@@ -316,8 +334,8 @@ impl Report<'_> {
             name: case.name,
             title: case.title,
             set_bytes: case.set_bytes,
-            printed_iops: case.printed_iops,
-            source: case.source,
+            printed_iops: case.printed.map(|(iops, _)| iops),
+            source: case.printed.map(|(_, source)| source),
             printed_ratio: study.printed_ratio(case),
         });
         let json = Json {
@@ -364,11 +382,12 @@ mod tests {
     use crate::studies::study_001;
 
     fn report(check: impl FnOnce(&Report<'_>)) {
-        let plan = Plan { study: study_001(true), rounds: 2, run_ms: 500, probe_ms: 100, seed: 1 };
-        let variant = plan.study.variants[0].name;
+        let plan =
+            Plan { study: study_001(true), rounds: 2, ramp_up_ms: 0, run_ms: 500, probe_ms: 100, seed: 1 };
+        let variant = plan.study.variants[0].name.clone();
         let sample = |case, round, iops| {
             let outcomes = Outcomes { iops, ..Outcomes::default() };
-            Sample { case, variant, round, outcomes, counters: None }
+            Sample { case, variant: variant.clone(), round, outcomes, counters: None }
         };
         let (baseline, ours) = (plan.study.baseline, "ram-64m-set-10g");
         let samples = vec![sample(baseline, 0, 100.0), sample(baseline, 1, 200.0), sample(ours, 0, 130.0)];
@@ -385,7 +404,7 @@ mod tests {
     #[test]
     fn a_ratio_is_shown_beside_the_printed_ratio() {
         report(|report| {
-            let rows = report.rows(&report.plan.study.variants[0]);
+            let rows = report.table(&report.plan.study.variants[0]).1;
             let row = rows.iter().find(|row| row[0].starts_with("64 MB")).unwrap();
             assert_eq!(
                 row[1..6],

@@ -25,6 +25,7 @@
 
 pub mod bundle;
 pub mod disks;
+pub mod icf;
 pub mod load;
 pub mod machine;
 pub mod needs;

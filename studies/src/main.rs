@@ -10,10 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use headwater_studies::bundle::{self, Report};
+use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
-use headwater_studies::studies::study_001;
+use headwater_studies::studies::{study_001, study_icf};
+use headwater_studies::study::Study;
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
 const INTERRUPTED: u8 = 130;
@@ -24,6 +26,9 @@ const INTERRUPTED: u8 = 130;
 struct Arguments {
     /// Which study.
     study: StudyName,
+    /// The configuration of `icf`.
+    #[arg(required_if_eq("study", "icf"))]
+    file: Option<PathBuf>,
     /// Short runs on small sets: shows that everything runs, not how fast it is.
     #[arg(long)]
     quick: bool,
@@ -33,6 +38,9 @@ struct Arguments {
     /// Seconds of each run.
     #[arg(long, value_parser = seconds)]
     seconds: Option<Duration>,
+    /// Size of the disk if a configuration uses the whole disk, such as 2G.
+    #[arg(long, value_parser = headwater_block::size::parse)]
+    size: Option<u64>,
     /// Where all random numbers come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -49,6 +57,8 @@ enum StudyName {
     /// Five cases of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
     #[value(name = "001")]
     S001,
+    /// The workers and access specifications of a configuration of Iometer.
+    Icf,
 }
 
 fn main() -> ExitCode {
@@ -72,17 +82,45 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "it is not a number from 0.01 to 3600".into())
 }
 
+/// Lengths of a run and of the time before it.
+struct Times {
+    run: Duration,
+    ramp_up: Duration,
+}
+
+/// The study that the arguments name.
+fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
+    let quick = arguments.quick;
+    let run = if quick { Duration::from_millis(500) } else { Duration::from_secs(10) };
+    let mut times = Times { run: arguments.seconds.unwrap_or(run), ramp_up: Duration::ZERO };
+    let study = match (arguments.study, &arguments.file) {
+        (StudyName::Icf, Some(file)) => {
+            let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+            // Iometer writes the characters of the system that it runs on. Names are shown, and nothing else.
+            let configuration = Configuration::parse(&String::from_utf8_lossy(&bytes))
+                .with_context(|| format!("{} cannot be run", file.display()))?;
+            if !quick && arguments.seconds.is_none() {
+                times.ramp_up = Duration::from_secs(configuration.ramp_up_s);
+                times.run = Duration::from_secs(configuration.run_s.max(1));
+            }
+            study_icf(&configuration, &file.display().to_string(), arguments.size)?
+        }
+        (StudyName::Icf, None) => bail!("name the configuration: headwater-study icf FILE"),
+        (_, Some(file)) => bail!("only icf takes a file: {}", file.display()),
+        (StudyName::S001, None) => study_001(quick),
+    };
+    Ok((study, times))
+}
+
 fn study(arguments: &Arguments) -> Result<ExitCode> {
     let quick = arguments.quick;
-    let study = match arguments.study {
-        StudyName::S001 => study_001(quick),
-    };
+    let (study, times) = chosen(arguments)?;
     let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{}", study.number).into());
-    let run = arguments.seconds.unwrap_or(Duration::from_millis(if quick { 500 } else { 10_000 }));
-    let run_ms = u64::try_from(run.as_millis())?;
+    let run_ms = u64::try_from(times.run.as_millis())?;
     let plan = Plan {
         study,
         rounds: arguments.rounds.map_or(if quick { 2 } else { 5 }, usize::from),
+        ramp_up_ms: u64::try_from(times.ramp_up.as_millis())?,
         run_ms,
         probe_ms: run_ms.min(5000),
         seed: arguments.seed,

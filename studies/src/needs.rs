@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use headwater_block::size;
+use headwater_volume::{CacheMode, disk_mode_ram_bytes};
 
 use crate::disks::overflow_bytes;
 use crate::machine::available_memory_bytes;
@@ -29,7 +30,10 @@ impl Needs {
             match case.cache {
                 None => needs.disk_bytes += case.set_bytes,
                 Some(cache) => {
-                    needs.ram_bytes += cache.ram_bytes;
+                    needs.ram_bytes += match cache.mode {
+                        CacheMode::Disk => disk_mode_ram_bytes(false),
+                        _ => cache.ram_bytes,
+                    };
                     needs.disk_bytes += overflow_bytes(case.set_bytes);
                 }
             }

@@ -11,7 +11,7 @@ use headwater_volume::VolumeCounters;
 use serde::Serialize;
 
 use crate::disks::{self, Opened, RawDisk};
-use crate::load::{self, Content, Job, Outcomes, Until};
+use crate::load::{self, Content, Job, Line, Outcomes, Until};
 use crate::study::{Case, Study, Variant};
 
 /// How much of a study is run.
@@ -21,6 +21,8 @@ pub struct Plan {
     pub study: Study,
     /// Rounds of each case.
     pub rounds: usize,
+    /// Time before each run whose requests do not count.
+    pub ramp_up_ms: u64,
     /// Length of one run.
     pub run_ms: u64,
     /// Length of a probe of the disk, before and after.
@@ -35,7 +37,7 @@ pub struct Sample {
     /// Name of the case.
     pub case: &'static str,
     /// Name of the variant.
-    pub variant: &'static str,
+    pub variant: String,
     /// Number of the round.
     pub round: usize,
     /// What was measured.
@@ -114,7 +116,7 @@ pub fn run(plan: &Plan, dir: &Path, stop: &AtomicBool, progress: &mut dyn Progre
     let runs = variants * cases.len() as u64 * plan.rounds as u64;
     let remaining = Remaining {
         started: Instant::now(),
-        run_ms: runs * plan.run_ms + 2 * plan.probe_ms,
+        run_ms: runs * (plan.ramp_up_ms + plan.run_ms) + 2 * plan.probe_ms,
         fill_bytes: variants * cases.iter().map(|case| case.set_bytes).sum::<u64>(),
         filled_bytes: 0,
         filled_ms: 0,
@@ -151,18 +153,18 @@ impl Running<'_> {
         let set_bytes = 64 << 20;
         let device: Arc<dyn Device> = Arc::new(RawDisk::create(self.dir, set_bytes)?);
         load::fill(&device, set_bytes, Content::Incompressible, self.plan.seed, self.stop)?;
-        let job = Job {
-            set_bytes,
+        let line = Line {
             request_bytes: 4096,
+            share_percent: 100,
             alignment_bytes: 4096,
             read_percent: 20,
             random_percent: 100,
-            workers: 1,
-            depth: 16,
-            content: Content::Incompressible,
+            burst: 1,
         };
+        let job =
+            Job { start_bytes: 0, set_bytes, lines: vec![line], depth: 16, content: Content::Incompressible };
         let until = Until::Elapsed(Duration::from_millis(self.plan.probe_ms));
-        let outcomes = load::run(&device, job, self.plan.seed, until, self.stop)?;
+        let outcomes = load::run(&device, &[job], self.plan.seed, until, self.stop)?;
         if !outcomes.interrupted {
             self.results.probes_iops.push(outcomes.iops);
         }
@@ -180,7 +182,7 @@ impl Running<'_> {
             self.step(&format!("filling {} ({})", case.title, variant.title));
             let system = disks::open(case, self.dir)?;
             let started = Instant::now();
-            load::fill(&system.device, case.set_bytes, variant.content, plan.seed, self.stop)
+            load::fill(&system.device, case.set_bytes, variant.content(), plan.seed, self.stop)
                 .with_context(|| format!("filling {} failed", case.title))?;
             self.remaining.filled(case.set_bytes, started.elapsed());
             systems.push((case, system));
@@ -208,16 +210,23 @@ impl Running<'_> {
     fn measure(&mut self, case: &Case, system: &Opened, variant: &Variant, round: usize) -> Result<()> {
         // All cases of a round get the same requests if their sets have one size.
         let seed = self.plan.seed.wrapping_add(1 + round as u64);
-        let until = Until::Elapsed(Duration::from_millis(self.plan.run_ms));
-        let outcomes = load::run(&system.device, variant.job(case.set_bytes), seed, until, self.stop)
-            .with_context(|| format!("measuring {} failed", case.title))?;
-        self.remaining.run_ms = self.remaining.run_ms.saturating_sub(self.plan.run_ms);
+        let jobs = variant.jobs(case.set_bytes);
+        let run_for = |ms, seed| {
+            load::run(&system.device, &jobs, seed, Until::Elapsed(Duration::from_millis(ms)), self.stop)
+                .with_context(|| format!("measuring {} failed", case.title))
+        };
+        if self.plan.ramp_up_ms > 0 {
+            run_for(self.plan.ramp_up_ms, !seed)?;
+        }
+        let outcomes = run_for(self.plan.run_ms, seed)?;
+        let took_ms = self.plan.ramp_up_ms + self.plan.run_ms;
+        self.remaining.run_ms = self.remaining.run_ms.saturating_sub(took_ms);
         // A run that was cut short is no sample.
         if !outcomes.interrupted {
             let counters = system.volume.as_ref().map(|volume| volume.counters());
             self.results.samples.push(Sample {
                 case: case.name,
-                variant: variant.name,
+                variant: variant.name.clone(),
                 round,
                 outcomes,
                 counters,

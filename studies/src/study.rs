@@ -3,7 +3,7 @@
 use headwater_volume::{Buffering, CacheMode};
 use serde::Serialize;
 
-use crate::load::{Content, Job};
+use crate::load::{Content, Job, Line};
 
 /// The origin of a figure of the publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -37,50 +37,49 @@ pub struct Case {
     pub cache: Option<Cache>,
     /// Bytes that are worked on.
     pub set_bytes: u64,
-    /// IOPS of the publication.
-    pub printed_iops: f64,
-    /// Their origin.
-    pub source: Source,
+    /// IOPS of the publication, and their origin.
+    pub printed: Option<(f64, Source)>,
 }
 
 /// One way to run all cases: what a publication leaves open is run in several.
 #[derive(Clone, Debug, Serialize)]
 pub struct Variant {
     /// Short name, for files.
-    pub name: &'static str,
+    pub name: String,
     /// For people.
-    pub title: &'static str,
+    pub title: String,
     /// Whether the plots show it. All tables do.
     pub is_plotted: bool,
-    /// Length of each request.
-    pub request_bytes: u32,
-    /// Alignment of random requests.
-    pub alignment_bytes: u32,
-    /// Share of reads.
-    pub read_percent: u8,
-    /// Share of requests that go anywhere.
-    pub random_percent: u8,
-    /// Workers.
-    pub workers: usize,
-    /// Requests of each worker in flight.
-    pub depth: usize,
-    /// What is written.
-    pub content: Content,
+    /// A job of each worker. A job whose set is 0 works on the whole set of a case.
+    pub jobs: Vec<Job>,
 }
 
 impl Variant {
+    /// One kind of request from alike workers, on the whole set of a case.
+    pub fn uniform(
+        name: &str,
+        title: &str,
+        line: Line,
+        workers: usize,
+        depth: usize,
+        content: Content,
+    ) -> Self {
+        let job = Job { start_bytes: 0, set_bytes: 0, lines: vec![line], depth, content };
+        Self { name: name.into(), title: title.into(), is_plotted: true, jobs: vec![job; workers] }
+    }
+
     /// The load of a case.
-    pub fn job(&self, set_bytes: u64) -> Job {
-        Job {
-            set_bytes,
-            request_bytes: self.request_bytes,
-            alignment_bytes: self.alignment_bytes,
-            read_percent: self.read_percent,
-            random_percent: self.random_percent,
-            workers: self.workers,
-            depth: self.depth,
-            content: self.content,
-        }
+    pub fn jobs(&self, set_bytes: u64) -> Vec<Job> {
+        let of_case = |job: &Job| Job {
+            set_bytes: if job.set_bytes == 0 { set_bytes } else { job.set_bytes },
+            ..job.clone()
+        };
+        self.jobs.iter().map(of_case).collect()
+    }
+
+    /// Class of the contents that are written.
+    pub fn content(&self) -> Content {
+        self.jobs.first().map_or(Content::Incompressible, |job| job.content)
     }
 }
 
@@ -90,11 +89,11 @@ pub struct Study {
     /// Its number.
     pub number: &'static str,
     /// The publication.
-    pub origin: &'static str,
+    pub origin: String,
     /// What it asks.
     pub title: &'static str,
     /// The load in a sentence.
-    pub load: &'static str,
+    pub load: String,
     /// Facts that a reader needs to judge the figures.
     pub notes: &'static [&'static str],
     /// The case that all ratios are to.
@@ -114,7 +113,12 @@ impl Study {
     }
 
     /// The publication's ratio of a case to its baseline.
-    pub fn printed_ratio(&self, case: &Case) -> f64 {
-        self.case(self.baseline).map_or(f64::NAN, |baseline| case.printed_iops / baseline.printed_iops)
+    pub fn printed_ratio(&self, case: &Case) -> Option<f64> {
+        Some(case.printed?.0 / self.case(self.baseline)?.printed?.0)
+    }
+
+    /// Whether there are printed figures.
+    pub fn is_published(&self) -> bool {
+        self.cases.iter().any(|case| case.printed.is_some())
     }
 }

@@ -29,22 +29,33 @@ const PERCENTILES: [f64; 19] = [
     99.99,
 ];
 
-/// What is sent. No number is 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Job {
-    /// The requests lie in the first so many bytes of the device.
-    pub set_bytes: u64,
+/// A kind of request, and its share of a worker's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Line {
     /// Length of each request.
     pub request_bytes: u32,
+    /// Share among the lines of a job.
+    pub share_percent: u8,
     /// Offsets of random requests are multiples of this.
     pub alignment_bytes: u32,
     /// Share of reads.
     pub read_percent: u8,
-    /// Share of requests that go anywhere; the others go on where the one before ended.
+    /// Share of requests that go anywhere. The others begin where the request before ended.
     pub random_percent: u8,
-    /// Workers, each with a thread and a cursor of its own.
-    pub workers: usize,
-    /// Requests that each worker has in flight.
+    /// Requests before a line is drawn again.
+    pub burst: u32,
+}
+
+/// What one worker sends. It has a thread and a cursor of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Job {
+    /// First byte of the set.
+    pub start_bytes: u64,
+    /// The requests lie in so many bytes from there.
+    pub set_bytes: u64,
+    /// Kinds of requests; their shares sum to 100.
+    pub lines: Vec<Line>,
+    /// Requests in flight; not 0.
     pub depth: usize,
     /// What is written.
     pub content: Content,
@@ -82,18 +93,19 @@ pub struct Outcomes {
     pub interrupted: bool,
 }
 
-/// Runs a job. `stop` ends it early; requests in flight are waited for.
+/// Runs a job of each worker. `stop` ends it early; requests in flight are waited for.
 pub fn run(
     device: &Arc<dyn Device>,
-    job: Job,
+    jobs: &[Job],
     seed: u64,
     until: Until,
     stop: &AtomicBool,
 ) -> Result<Outcomes> {
     let started = Instant::now();
     let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..job.workers as u64)
-            .map(|number| {
+        let workers: Vec<_> = (0_u64..)
+            .zip(jobs)
+            .map(|(number, job)| {
                 let seed = seed.wrapping_add(number << 32);
                 scope.spawn(move || Worker::new(device, job, seed)?.run(until, stop))
             })
@@ -133,17 +145,16 @@ pub fn fill(
     stop: &AtomicBool,
 ) -> Result<()> {
     const FILL_BYTES: u32 = 64 << 10;
-    let job = Job {
-        set_bytes,
+    let line = Line {
         request_bytes: FILL_BYTES,
+        share_percent: 100,
         alignment_bytes: FILL_BYTES,
         read_percent: 0,
         random_percent: 0,
-        workers: 1,
-        depth: 16,
-        content,
+        burst: 1,
     };
-    run(device, job, seed, Until::Requests(set_bytes / u64::from(FILL_BYTES)), stop).map(drop)
+    let job = Job { start_bytes: 0, set_bytes, lines: vec![line], depth: 16, content };
+    run(device, &[job], seed, Until::Requests(set_bytes / u64::from(FILL_BYTES)), stop).map(drop)
 }
 
 #[derive(Default)]
@@ -160,7 +171,7 @@ struct Slot {
 
 struct Worker<'a> {
     device: &'a Arc<dyn Device>,
-    job: Job,
+    job: &'a Job,
     requests: Requests,
     source: Source,
     /// One for each slot that is free.
@@ -171,13 +182,14 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(device: &'a Arc<dyn Device>, job: Job, seed: u64) -> Result<Self> {
+    fn new(device: &'a Arc<dyn Device>, job: &'a Job, seed: u64) -> Result<Self> {
+        let longest = job.lines.iter().map(|line| line.request_bytes as usize).max().unwrap_or(0);
         Ok(Self {
             device,
             job,
-            requests: Requests::new(job, seed),
-            source: Source::new(job.content, job.request_bytes as usize, seed),
-            buffers: vec![vec![0; job.request_bytes as usize]; job.depth],
+            requests: Requests::new(job.clone(), seed),
+            source: Source::new(job.content, longest, seed),
+            buffers: vec![Vec::with_capacity(longest); job.depth],
             part: Part::default(),
             answers: Answers::new(device.as_ref())?,
             failure: None,
@@ -219,9 +231,7 @@ impl<'a> Worker<'a> {
     }
 
     fn answered(&mut self, slot: &Slot, outcome: Outcome) {
-        let len = self.job.request_bytes as usize;
-        let is_whole = outcome.buffer.len() == len;
-        self.buffers.push(if is_whole { outcome.buffer } else { vec![0; len] });
+        self.buffers.push(outcome.buffer);
         match outcome.result {
             Ok(()) => self.count(slot),
             Err(error) => self.failure = Some(anyhow!("a request failed: {error}")),
@@ -230,10 +240,11 @@ impl<'a> Worker<'a> {
 
     /// Carries out the next request at once, or submits it.
     fn send(&mut self, mut buffer: Vec<u8>) -> Result<()> {
-        let Item { direction, offset } = self.requests.draw();
-        let Some(range) = ByteRange::new(offset, u64::from(self.job.request_bytes)) else {
+        let Item { direction, offset, len } = self.requests.draw();
+        let Some(range) = ByteRange::new(offset, u64::from(len)) else {
             bail!("a request ends past 64 bits")
         };
+        buffer.resize(len as usize, 0);
         if direction == Direction::Write {
             self.source.fill(&mut buffer);
         }

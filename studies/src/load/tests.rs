@@ -10,16 +10,15 @@ use super::*;
 const MIB: u64 = 1 << 20;
 
 fn job() -> Job {
-    Job {
-        set_bytes: 4 * MIB,
+    let line = Line {
         request_bytes: 4096,
+        share_percent: 100,
         alignment_bytes: 512,
         read_percent: 20,
         random_percent: 80,
-        workers: 1,
-        depth: 16,
-        content: Content::Incompressible,
-    }
+        burst: 1,
+    };
+    Job { start_bytes: 0, set_bytes: 4 * MIB, lines: vec![line], depth: 16, content: Content::Incompressible }
 }
 
 /// Notes each request in the order in which it comes, and hands it on.
@@ -46,8 +45,8 @@ impl Device for Recorder {
             Op::Write { range, .. } => (Direction::Write, *range),
             other => panic!("{other:?} was not asked for"),
         };
-        assert_eq!(range.len(), 4096);
-        self.seen.lock().unwrap().push(Item { direction, offset: range.offset() });
+        let len = u32::try_from(range.len()).unwrap();
+        self.seen.lock().unwrap().push(Item { direction, offset: range.offset(), len });
         self.disk.try_now(op)
     }
 
@@ -63,7 +62,7 @@ impl Device for Recorder {
 fn seen(waits: Waits, seed: u64) -> Vec<Item> {
     let recorder = Recorder::new(waits);
     let device: Arc<dyn Device> = recorder.clone();
-    let outcomes = run(&device, job(), seed, Until::Requests(2000), &AtomicBool::new(false)).unwrap();
+    let outcomes = run(&device, &[job()], seed, Until::Requests(2000), &AtomicBool::new(false)).unwrap();
     assert_eq!(outcomes.requests, 2000);
     recorder.seen.lock().unwrap().clone()
 }
@@ -94,7 +93,8 @@ fn no_more_than_the_depth_is_in_flight() {
     disk.hold();
     std::thread::scope(|scope| {
         let stop = AtomicBool::new(false);
-        let runs = scope.spawn(move || run(&device, job(), 1, Until::Requests(100), &stop).unwrap().requests);
+        let runs =
+            scope.spawn(move || run(&device, &[job()], 1, Until::Requests(100), &stop).unwrap().requests);
         headwater_testkit::wait_until("the depth is reached", || disk.waiting() >= 16);
         disk.release();
         assert_eq!(runs.join().unwrap(), 100);
@@ -116,6 +116,37 @@ fn a_failed_request_ends_the_run_with_its_reason() {
     let disk = Arc::new(ReferenceDisk::new(4 * MIB));
     disk.fail(ByteRange::new(0, 4 * MIB).unwrap(), headwater_block::IoErrorKind::NoSpace);
     let device: Arc<dyn Device> = disk;
-    let error = run(&device, job(), 1, Until::Requests(100), &AtomicBool::new(false)).unwrap_err();
+    let error = run(&device, &[job()], 1, Until::Requests(100), &AtomicBool::new(false)).unwrap_err();
     assert!(error.to_string().contains("a request failed"), "{error}");
+}
+
+#[test]
+fn a_mix_of_sizes_sends_bursts_in_its_part_of_the_disk() {
+    let line = |request_bytes, share_percent, read_percent, random_percent, burst| Line {
+        request_bytes,
+        share_percent,
+        alignment_bytes: 4096,
+        read_percent,
+        random_percent,
+        burst,
+    };
+    // Writes of 4 KiB anywhere, and bursts of four sequential reads of 64 KiB.
+    let lines = vec![line(4096, 75, 0, 100, 1), line(65536, 25, 100, 0, 4)];
+    let mixed = Job { start_bytes: MIB, set_bytes: 2 * MIB, lines, ..job() };
+    let recorder = Recorder::new(Waits::PerMille(500));
+    let device: Arc<dyn Device> = recorder.clone();
+    run(&device, &[mixed], 1, Until::Requests(4000), &AtomicBool::new(false)).unwrap();
+    let seen = recorder.seen.lock().unwrap().clone();
+    assert!(seen.iter().all(|item| item.offset >= MIB && item.offset + u64::from(item.len) <= 3 * MIB));
+    assert!(seen.iter().all(|item| (item.direction == Direction::Read) == (item.len == 65536)));
+    // Three draws of four give one write, the fourth gives four reads.
+    let writes = seen.iter().filter(|item| item.direction == Direction::Write).count();
+    assert!((1550..=1880).contains(&writes), "{writes} of 4000 are writes");
+    let runs: Vec<usize> =
+        seen.chunk_by(|a, b| a.len == b.len).filter(|run| run[0].len == 65536).map(<[Item]>::len).collect();
+    assert!(runs[..runs.len() - 1].iter().all(|run| run.is_multiple_of(4)), "{runs:?}");
+    let read_pairs = seen.windows(2).filter(|pair| pair[0].len == 65536 && pair[1].len == 65536);
+    assert!(
+        read_pairs.into_iter().all(|pair| pair[1].offset == pair[0].offset + 65536 || pair[1].offset == MIB)
+    );
 }

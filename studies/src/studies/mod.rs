@@ -1,7 +1,23 @@
 //! The studies that are here, by number.
 
+mod configuration;
 mod s001;
 
+pub use configuration::study_icf;
 pub use s001::study_001;
 
+use crate::load::Line;
+
 const MIB: u64 = 1 << 20;
+
+/// The mix of the desktop studies: 4 KiB, 80 % writes.
+fn mix(alignment_bytes: u32, random_percent: u8) -> Line {
+    Line {
+        request_bytes: 4096,
+        share_percent: 100,
+        alignment_bytes,
+        read_percent: 20,
+        random_percent,
+        burst: 1,
+    }
+}

@@ -5,7 +5,7 @@
 
 use headwater_volume::{Buffering, CacheMode};
 
-use super::MIB;
+use super::{MIB, mix};
 use crate::load::Content;
 use crate::study::{Cache, Case, Source, Study, Variant};
 
@@ -27,8 +27,8 @@ const FULL: Sizes = Sizes {
 /// Small sizes: they show that all cases run, and say nothing about speed.
 const QUICK: Sizes = Sizes {
     small_set_bytes: 16 * MIB,
-    large_set_bytes: 96 * MIB,
-    large_ram_bytes: 48 * MIB,
+    large_set_bytes: 64 * MIB,
+    large_ram_bytes: 40 * MIB,
     small_ram_bytes: 16 * MIB,
 };
 
@@ -36,22 +36,16 @@ const QUICK: Sizes = Sizes {
 pub fn study_001(is_quick: bool) -> Study {
     let sizes = if is_quick { QUICK } else { FULL };
     let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
-    let case = |name, title, cache, set_bytes, printed_iops, source| Case {
-        name,
-        title,
-        cache,
-        set_bytes,
-        printed_iops,
-        source,
-    };
+    let case = |name, title, cache, set_bytes, printed| Case { name, title, cache, set_bytes, printed };
     let (ram_disk, large, small) = (CacheMode::RamDisk, sizes.large_ram_bytes, sizes.small_ram_bytes);
     let (large_set, small_set) = (sizes.large_set_bytes, sizes.small_set_bytes);
-    let (printed, derived) = (Source::Printed, Source::Derived);
+    let printed = |iops| Some((iops, Source::Printed));
+    let derived = |iops| Some((iops, Source::Derived));
     Study {
         number: "001",
-        origin: "A comparison of write caches for provisioned desktops (2015)",
+        origin: "A comparison of write caches for provisioned desktops (2015)".into(),
         title: "Is a RAM cache with overflow faster than the plain disk?",
-        load: "4 KiB requests, 80 % writes, 80 % random, one worker, 16 requests in flight",
+        load: "4 KiB requests, 80 % writes, 80 % random, one worker, 16 requests in flight".into(),
         notes: &[
             "The original ran in a Windows guest with the incumbent's driver. Here the volumes run inside the \
              program that sends the load, over an empty disk: no guest and no protocol. Nothing is modelled, and \
@@ -70,33 +64,29 @@ pub fn study_001(is_quick: bool) -> Study {
                 "4 GB RAM + overflow, 1 GB set",
                 cache(ram_disk, large),
                 small_set,
-                63_700.0,
-                derived,
+                derived(63_700.0),
             ),
             case(
                 "ram-4g-set-10g",
                 "4 GB RAM + overflow, 10 GB set",
                 cache(ram_disk, large),
                 large_set,
-                31_850.0,
-                derived,
+                derived(31_850.0),
             ),
-            case("raw-10g", "Raw disk, 10 GB set", None, large_set, 28_412.0, printed),
+            case("raw-10g", "Raw disk, 10 GB set", None, large_set, printed(28_412.0)),
             case(
                 "disk-set-10g",
                 "Cache on disk, 10 GB set",
                 cache(CacheMode::Disk, small),
                 large_set,
-                14_400.0,
-                derived,
+                derived(14_400.0),
             ),
             case(
                 "ram-64m-set-10g",
                 "64 MB RAM + overflow, 10 GB set",
                 cache(ram_disk, small),
                 large_set,
-                4923.0,
-                printed,
+                printed(4923.0),
             ),
         ],
         variants: vec![
@@ -113,19 +103,12 @@ pub fn study_001(is_quick: bool) -> Study {
     }
 }
 
-fn variant(name: &'static str, title: &'static str, alignment_bytes: u32, content: Content) -> Variant {
+fn variant(name: &str, title: &str, alignment_bytes: u32, content: Content) -> Variant {
+    let line = mix(alignment_bytes, 80);
+    // One buffer for all writes flatters a cache that packs, so the plots leave it out.
     Variant {
-        name,
-        title,
-        // One buffer for all writes flatters a cache that packs, so the plots leave it out.
         is_plotted: content == Content::Incompressible,
-        request_bytes: 4096,
-        alignment_bytes,
-        read_percent: 20,
-        random_percent: 80,
-        workers: 1,
-        depth: 16,
-        content,
+        ..Variant::uniform(name, title, line, 1, 16, content)
     }
 }
 
@@ -137,10 +120,10 @@ mod tests {
     fn printed_ratios_are_those_of_the_publication() {
         let study = study_001(false);
         let ratios: Vec<String> =
-            study.cases.iter().map(|case| format!("{:.2}", study.printed_ratio(case))).collect();
+            study.cases.iter().map(|case| format!("{:.2}", study.printed_ratio(case).unwrap())).collect();
         assert_eq!(ratios, ["2.24", "1.12", "1.00", "0.51", "0.17"]);
         // "12.93 times the 64 MB case", and "half of the case that fits".
-        let iops = |name| study.case(name).unwrap().printed_iops;
+        let iops = |name| study.case(name).unwrap().printed.unwrap().0;
         assert!((iops("ram-4g-set-1g") / iops("ram-64m-set-10g") - 12.93).abs() < 0.02);
         assert_eq!(iops("ram-4g-set-10g") * 2.0, iops("ram-4g-set-1g"));
     }
@@ -148,8 +131,8 @@ mod tests {
     #[test]
     fn the_depth_follows_from_the_printed_latencies() {
         let study = study_001(false);
-        let depth = study.variants[0].depth as f64;
-        let ms = |name| depth / study.case(name).unwrap().printed_iops * 1000.0;
+        let depth = study.variants[0].jobs[0].depth as f64;
+        let ms = |name| depth / study.case(name).unwrap().printed.unwrap().0 * 1000.0;
         assert!(ms("ram-64m-set-10g") > 3.0 && ms(study.baseline) < 1.0);
     }
 }

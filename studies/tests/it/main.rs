@@ -115,3 +115,61 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert!(text(&nowhere).contains("not enough disk"), "{}", text(&nowhere));
     assert!(!new.exists());
 }
+
+const CONFIGURATION: &str = "Version 1.1.0
+'ACCESS SPECIFICATIONS
+'Access specification name,default assignment
+\tmixed <80/20>,ALL
+'size,% of size,% reads,% random,delay,burst,align,reply
+\t4096,50,20,80,0,1,0,0
+\t16384,50,100,0,0,1,0,0
+'END access specifications
+'MANAGER LIST
+'Worker
+\tWorker 1
+'Disk maximum size,starting sector
+\t16384,0
+'Worker
+\tWorker 2
+'Number of outstanding IOs
+\t8
+'Disk maximum size,starting sector
+\t16384,16384
+'END manager list
+";
+
+#[test]
+fn a_configuration_of_iometer_runs_on_every_system() {
+    let dir = directory();
+    let (file, out) = (dir.path().join("mix.icf"), dir.path().join("report"));
+    std::fs::write(&file, CONFIGURATION).unwrap();
+    let output = study()
+        .args(["icf", "--quick", "--seconds", "0.05"])
+        .arg(&file)
+        .arg("--out")
+        .arg(&out)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
+    assert_eq!(json["samples"].as_array().unwrap().len(), 4 * 2);
+    assert_eq!(json["cases"][0]["set_bytes"], 16 << 20);
+    let page = read(&out.join("index.html"));
+    assert_eq!(cells_and_plots(&page).1, 2);
+    assert!(page.contains("Mixed &lt;80/20&gt;</caption>") && !page.contains("rinted"), "{page}");
+}
+
+#[test]
+fn a_broken_configuration_is_refused_with_line_and_column() {
+    let dir = directory();
+    let (file, out) = (dir.path().join("mix.icf"), dir.path().join("report"));
+    std::fs::write(&file, CONFIGURATION.replace("\t16384,50", "\t16384,5O")).unwrap();
+    let output = study().arg("icf").arg(&file).arg("--out").arg(&out).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = text(&output);
+    assert!(
+        text.contains("mix.icf cannot be run: line 7, column 8: the share of the size is \"5O\""),
+        "{text}"
+    );
+    assert!(!out.exists());
+}

@@ -1,0 +1,128 @@
+//! A study of a configuration of Iometer: its workers and access specifications, on the raw disk and on write caches.
+
+use anyhow::{Result, anyhow, bail};
+use headwater_volume::{Buffering, CacheMode};
+
+use super::MIB;
+use crate::icf::Configuration;
+use crate::load::{Content, Job};
+use crate::study::{Cache, Case, Study, Variant};
+
+const SMALL_RAM_BYTES: u64 = 64 * MIB;
+
+/// The study of a configuration. `whole_bytes` is the size of a disk that a worker uses as a whole.
+pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Option<u64>) -> Result<Study> {
+    let set_bytes = configuration.end_bytes().or(whole_bytes).ok_or_else(|| {
+        anyhow!(
+            "a worker of {origin} uses the whole disk (maximum size 0); say how large it is to be with --size"
+        )
+    })?;
+    let variants = variants(configuration, set_bytes)?;
+    let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
+    let case = |name, title, cache| Case { name, title, cache, set_bytes, printed: None };
+    let (workers, ram_disk) = (configuration.workers.len(), CacheMode::RamDisk);
+    Ok(Study {
+        number: "icf",
+        origin: format!("Configuration of Iometer: {origin}"),
+        title: "An Iometer configuration on the raw disk and on write caches",
+        load: format!("Workers: {workers}, on {}", headwater_block::size::format(set_bytes)),
+        notes: &[
+            "Requests follow Iometer's rules. All workers share one disk, whatever targets the configuration names. \
+             Requests of the ramp up time do not count. Writes are incompressible.",
+            "Volumes run inside the program that sends the load, over an empty disk: no guest and no protocol.",
+            "The set is written once before it is measured. Ratios pair the runs of one round.",
+        ],
+        baseline: "raw",
+        headlines: &["ram-fits", "ram-64m", "disk"],
+        cases: vec![
+            case("raw", "Raw disk", None),
+            case(
+                "ram-fits",
+                "RAM cache, all fits",
+                cache(ram_disk, set_bytes + set_bytes / 8 + SMALL_RAM_BYTES),
+            ),
+            case("ram-64m", "64 MB RAM + overflow", cache(ram_disk, SMALL_RAM_BYTES)),
+            case("disk", "Cache on disk", cache(CacheMode::Disk, 0)),
+        ],
+        variants,
+    })
+}
+
+/// One for each step: in step N each worker runs its specification N, if it has so many.
+fn variants(configuration: &Configuration, set_bytes: u64) -> Result<Vec<Variant>> {
+    let steps = configuration.workers.iter().map(|worker| worker.specifications.len()).max().unwrap_or(0);
+    let mut variants = Vec::new();
+    for step in 0..steps {
+        let (mut jobs, mut names) = (Vec::new(), Vec::new());
+        for worker in &configuration.workers {
+            let Some(name) = worker.specifications.get(step) else { continue };
+            let Some(specification) = configuration.specification(name) else { continue };
+            let size_bytes = match worker.size_bytes {
+                0 => set_bytes.saturating_sub(worker.start_bytes),
+                size_bytes => size_bytes,
+            };
+            if specification.lines.iter().any(|line| u64::from(line.request_bytes) > size_bytes) {
+                bail!(
+                    "requests of {name:?} are longer than the part of the disk that {:?} uses",
+                    worker.name
+                );
+            }
+            jobs.push(Job {
+                start_bytes: worker.start_bytes,
+                set_bytes: size_bytes,
+                lines: specification.lines.clone(),
+                depth: worker.outstanding,
+                content: Content::Incompressible,
+            });
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+        let name = format!("step-{}", step + 1);
+        variants.push(Variant { name, title: names.join(" and "), is_plotted: true, jobs });
+    }
+    Ok(variants)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::icf::TWO_WORKERS;
+    use crate::load::{Direction, Item, Requests};
+
+    #[test]
+    fn each_worker_runs_its_specifications_in_order() {
+        let configuration = Configuration::parse(TWO_WORKERS).unwrap();
+        let study = study_icf(&configuration, "two.icf", None).unwrap();
+        assert!(study.cases.iter().all(|case| case.set_bytes == (1000 << 20) + (512 << 10)));
+        let titles: Vec<&str> = study.variants.iter().map(|variant| variant.title.as_str()).collect();
+        assert_eq!(titles, ["boot and VDI, 4K; mixed", "VDI, 4K; mixed"]);
+        let depths: Vec<usize> = study.variants[0].jobs.iter().map(|job| job.depth).collect();
+        assert_eq!((depths, study.variants[1].jobs.len()), (vec![16, 1], 1));
+    }
+
+    #[test]
+    fn a_sequential_specification_sends_the_list_worked_out_by_hand() {
+        // 20 sectors from sector 8, by 8 sectors of 512 bytes: the third would end past the end.
+        let text = TWO_WORKERS
+            .replace("4096,75,20,80,0,1,0,0\n\t65536,25,100,0,0,4,4096,0", "4096,100,100,0,0,1,0,0")
+            .replace("1024,2048000,2", "20,8,2");
+        let configuration = Configuration::parse(&text).unwrap();
+        let study = study_icf(&configuration, "hand.icf", None).unwrap();
+        let job = study.variants[0].jobs[1].clone();
+        let mut requests = Requests::new(job, 1);
+        let sent: Vec<Item> = (0..5).map(|_| requests.draw()).collect();
+        let read = |offset| Item { direction: Direction::Read, offset, len: 4096 };
+        assert_eq!(sent, [read(4096), read(8192), read(4096), read(8192), read(4096)]);
+    }
+
+    #[test]
+    fn a_worker_on_the_whole_disk_needs_its_size() {
+        let text = TWO_WORKERS.replace("2048000,0,2", "0,0,2");
+        let configuration = Configuration::parse(&text).unwrap();
+        let error = study_icf(&configuration, "whole.icf", None).unwrap_err().to_string();
+        assert!(error.contains("whole.icf") && error.contains("--size"), "{error}");
+        let study = study_icf(&configuration, "whole.icf", Some(2000 << 20)).unwrap();
+        assert_eq!(study.variants[0].jobs[0].set_bytes, 2000 << 20);
+    }
+}
