@@ -14,7 +14,7 @@ use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
-use headwater_studies::studies::{study_001, study_icf};
+use headwater_studies::studies::{study_001, study_002, study_icf};
 use headwater_studies::study::Study;
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
@@ -57,6 +57,9 @@ enum StudyName {
     /// Five cases of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
     #[value(name = "001")]
     S001,
+    /// A cache on disk with and without buffering, and the raw disk, 4 KiB, 80 % writes, random (2013).
+    #[value(name = "002")]
+    S002,
     /// The workers and access specifications of a configuration of Iometer.
     Icf,
 }
@@ -108,6 +111,7 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
         (StudyName::Icf, None) => bail!("name the configuration: headwater-study icf FILE"),
         (_, Some(file)) => bail!("only icf takes a file: {}", file.display()),
         (StudyName::S001, None) => study_001(quick),
+        (StudyName::S002, None) => study_002(quick),
     };
     Ok((study, times))
 }

@@ -2,9 +2,11 @@
 
 mod configuration;
 mod s001;
+mod s002;
 
 pub use configuration::study_icf;
 pub use s001::study_001;
+pub use s002::study_002;
 
 use crate::load::Line;
 

@@ -26,9 +26,9 @@ const FULL: Sizes = Sizes {
 
 /// Small sizes: they show that all cases run, and say nothing about speed.
 const QUICK: Sizes = Sizes {
-    small_set_bytes: 16 * MIB,
-    large_set_bytes: 64 * MIB,
-    large_ram_bytes: 40 * MIB,
+    small_set_bytes: 8 * MIB,
+    large_set_bytes: 40 * MIB,
+    large_ram_bytes: 28 * MIB,
     small_ram_bytes: 16 * MIB,
 };
 

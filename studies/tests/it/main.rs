@@ -173,3 +173,16 @@ fn a_broken_configuration_is_refused_with_line_and_column() {
     );
     assert!(!out.exists());
 }
+
+#[test]
+fn a_quick_study_of_buffering_shows_its_cases() {
+    let dir = directory();
+    let out = dir.path().join("report");
+    let arguments = ["002", "--quick", "--seconds", "0.05", "--rounds", "1", "--out"];
+    let output = study().args(arguments).arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let (cells, _) = cells_and_plots(&read(&out.join("index.html")));
+    for case in ["Raw disk", "Cache on disk, direct", "Cache on disk, buffered", "Cache on disk, auto"] {
+        assert_eq!(cells.iter().filter(|cell| *cell == case).count(), 3, "{case}");
+    }
+}
