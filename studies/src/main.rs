@@ -14,7 +14,7 @@ use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
-use headwater_studies::studies::{study_001, study_002, study_icf};
+use headwater_studies::studies::{s000, study_001, study_002, study_icf};
 use headwater_studies::study::Study;
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
@@ -54,6 +54,9 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum StudyName {
+    /// How many disks the write caches of 500 users need, by the arithmetic of a study of 2014.
+    #[value(name = "000")]
+    S000,
     /// Five cases of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
     #[value(name = "001")]
     S001,
@@ -110,6 +113,7 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
         }
         (StudyName::Icf, None) => bail!("name the configuration: headwater-study icf FILE"),
         (_, Some(file)) => bail!("only icf takes a file: {}", file.display()),
+        (StudyName::S000, None) => bail!("study 000 is arithmetic, and measures nothing"),
         (StudyName::S001, None) => study_001(quick),
         (StudyName::S002, None) => study_002(quick),
     };
@@ -117,6 +121,10 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
 }
 
 fn study(arguments: &Arguments) -> Result<ExitCode> {
+    if matches!(arguments.study, StudyName::S000) && arguments.file.is_none() {
+        say(&mut std::io::stdout(), s000::text().trim_end());
+        return Ok(ExitCode::SUCCESS);
+    }
     let quick = arguments.quick;
     let (study, times) = chosen(arguments)?;
     let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{}", study.number).into());
@@ -126,7 +134,7 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         rounds: arguments.rounds.map_or(if quick { 2 } else { 5 }, usize::from),
         ramp_up_ms: u64::try_from(times.ramp_up.as_millis())?,
         run_ms,
-        probe_ms: run_ms.min(5000),
+        probe_ms: run_ms.min(if quick { 500 } else { 5000 }),
         seed: arguments.seed,
     };
     let existed = out.exists();

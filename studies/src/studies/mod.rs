@@ -1,6 +1,7 @@
 //! The studies that are here, by number.
 
 mod configuration;
+pub mod s000;
 mod s001;
 mod s002;
 

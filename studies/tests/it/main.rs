@@ -116,6 +116,14 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert!(!new.exists());
 }
 
+#[test]
+fn the_arithmetic_of_study_000_is_printed_without_a_report() {
+    let dir = directory();
+    let output = study().arg("000").current_dir(dir.path()).output().unwrap();
+    assert!(output.status.success() && text(&output).contains("41 (41)"), "{}", text(&output));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
 const CONFIGURATION: &str = "Version 1.1.0
 'ACCESS SPECIFICATIONS
 'Access specification name,default assignment

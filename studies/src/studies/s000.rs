@@ -1,0 +1,125 @@
+//! Study 000: the arithmetic by which a study of 2014 turns IOPS into disks, with the figures that it prints.
+//!
+//! The lifecycle of desktops that gives such IOPS is not here yet.
+
+use headwater_report::number::grouped;
+use headwater_report::page::{Column, text_table};
+
+/// IOPS of a 15k SAS disk, in the study.
+const DISK_IOPS: f64 = 180.0;
+
+/// The least disks of a RAID 5 set.
+const LEAST_DISKS: f64 = 3.0;
+
+/// Share of writes that the penalty of RAID 5 is taken at.
+const WRITE_SHARE: f64 = 0.9;
+
+/// A platform, with what the study prints for 500 users.
+#[derive(Clone, Copy, Debug)]
+pub struct Platform {
+    /// Product and hypervisor.
+    pub name: &'static str,
+    /// 95th percentile of the IOPS with a cache on disk.
+    pub disk_p95_iops: f64,
+    /// The same with a cache in RAM with overflow.
+    pub ram_p95_iops: f64,
+    /// Disks for the first and for the second.
+    pub printed_disks: (u32, u32),
+    /// Saving in percent.
+    pub printed_saving_percent: u32,
+}
+
+/// The four platforms.
+pub const PLATFORMS: [Platform; 4] = [
+    platform("XenDesktop, Hyper-V", 7455.0, 133.0, (41, 3), 93),
+    platform("XenDesktop, vSphere", 4968.0, 73.0, (28, 3), 89),
+    platform("XenApp, Hyper-V", 6788.0, 1538.0, (38, 9), 77),
+    platform("XenApp, vSphere", 5850.0, 4268.0, (33, 24), 27),
+];
+
+const fn platform(
+    name: &'static str,
+    disk_p95_iops: f64,
+    ram_p95_iops: f64,
+    printed_disks: (u32, u32),
+    printed_saving_percent: u32,
+) -> Platform {
+    Platform { name, disk_p95_iops, ram_p95_iops, printed_disks, printed_saving_percent }
+}
+
+/// Disks that so many IOPS need: rounded half up, and at least those of a RAID 5 set.
+pub fn disks(p95_iops: f64) -> u32 {
+    (p95_iops / DISK_IOPS + 0.5).floor().max(LEAST_DISKS) as u32
+}
+
+/// What the study leaves out: on RAID 5 a small write costs four disk operations.
+pub fn disks_with_raid5_penalty(p95_iops: f64) -> u32 {
+    let operations = (1.0 - WRITE_SHARE) + WRITE_SHARE * 4.0;
+    disks(p95_iops * operations)
+}
+
+/// The saving in percent. It is computed before the disks are rounded: from the printed counts the third would be 76.
+pub fn saving_percent(disk_p95_iops: f64, ram_p95_iops: f64) -> u32 {
+    let disks = |iops: f64| iops / DISK_IOPS;
+    ((1.0 - disks(ram_p95_iops).max(LEAST_DISKS) / disks(disk_p95_iops)) * 100.0).round() as u32
+}
+
+/// The table for a terminal: computed beside printed.
+pub fn text() -> String {
+    let head = [
+        Column::Text("500 users"),
+        Column::Figure("p95 IOPS, disk"),
+        Column::Figure("disks (printed)"),
+        Column::Figure("p95 IOPS, RAM"),
+        Column::Figure("disks (printed)"),
+        Column::Figure("saving (printed)"),
+        Column::Figure("RAID 5 disks, disk / RAM"),
+    ];
+    let row = |platform: &Platform| {
+        let (disk, ram) = (platform.disk_p95_iops, platform.ram_p95_iops);
+        let (printed_disk, printed_ram) = platform.printed_disks;
+        let saving = saving_percent(disk, ram);
+        vec![
+            platform.name.into(),
+            grouped(disk),
+            format!("{} ({printed_disk})", disks(disk)),
+            grouped(ram),
+            format!("{} ({printed_ram})", disks(ram)),
+            format!("{saving} % ({} %)", platform.printed_saving_percent),
+            format!("{} / {}", disks_with_raid5_penalty(disk), disks_with_raid5_penalty(ram)),
+        ]
+    };
+    let rows: Vec<Vec<String>> = PLATFORMS.iter().map(row).collect();
+    format!(
+        "Study 000 (2014): disks for the write caches of 500 users. Arithmetic only: nothing is measured.\n\n{}\n\
+         disks = p95 / 180, rounded, at least 3. saving = 1 - max(3, p95 RAM / 180) / (p95 disk / 180).\n\
+         The last column is left out by the study: at 90 % writes a disk of a RAID 5 set does 180 / 3.7 = 48.6 IOPS.\n",
+        text_table(&head, &rows)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_printed_disks_and_savings_follow_from_the_printed_iops() {
+        for platform in PLATFORMS {
+            let (disk, ram) = (platform.disk_p95_iops, platform.ram_p95_iops);
+            assert_eq!((disks(disk), disks(ram)), platform.printed_disks, "{}", platform.name);
+            assert_eq!(saving_percent(disk, ram), platform.printed_saving_percent, "{}", platform.name);
+        }
+    }
+
+    #[test]
+    fn the_penalty_of_raid_5_almost_quadruples_the_disks() {
+        let found = PLATFORMS.map(|platform| disks_with_raid5_penalty(platform.disk_p95_iops));
+        assert_eq!(found, [153, 102, 140, 120]);
+    }
+
+    #[test]
+    fn the_table_has_printed_beside_computed() {
+        let text = text();
+        assert!(text.contains("38 (38)") && text.contains("77 % (77 %)"), "{text}");
+    }
+}
