@@ -9,8 +9,8 @@ mod latencies;
 mod random;
 mod requests;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
@@ -101,13 +101,19 @@ pub fn run(
     until: Until,
     stop: &AtomicBool,
 ) -> Result<Outcomes> {
-    let started = Instant::now();
+    // Making contents takes a while: the time begins when all workers have theirs.
+    let ready = Barrier::new(jobs.len());
     let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0_u64..)
             .zip(jobs)
             .map(|(number, job)| {
                 let seed = seed.wrapping_add(number << 32);
-                scope.spawn(move || Worker::new(device, job, seed)?.run(until, stop))
+                let ready = &ready;
+                scope.spawn(move || {
+                    let worker = Worker::new(device, job, seed);
+                    ready.wait();
+                    worker?.run(until, stop)
+                })
             })
             .collect();
         workers
@@ -115,14 +121,15 @@ pub fn run(
             .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker failed"))))
             .collect()
     });
-    let elapsed_s = started.elapsed().as_secs_f64();
     let mut all = Part::default();
     for part in parts {
         let part = part?;
         all.reads += part.reads;
+        all.elapsed = all.elapsed.max(part.elapsed);
         all.latencies.add(&part.latencies);
     }
     let requests = all.latencies.count();
+    let elapsed_s = all.elapsed.as_secs_f64();
     Ok(Outcomes {
         requests,
         reads: all.reads,
@@ -161,6 +168,7 @@ pub fn fill(
 struct Part {
     reads: u64,
     latencies: Latencies,
+    elapsed: Duration,
 }
 
 /// A request that was submitted.
@@ -226,7 +234,7 @@ impl<'a> Worker<'a> {
         }
         match self.failure {
             Some(error) => Err(error),
-            None => Ok(self.part),
+            None => Ok(Part { elapsed: started.elapsed(), ..self.part }),
         }
     }
 
