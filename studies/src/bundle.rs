@@ -23,7 +23,7 @@ const HEAD: [Column; 8] = [
     Column::Figure("Printed IOPS"),
     Column::Figure("Printed ratio"),
     Column::Figure("Our ratio [95 %]"),
-    Column::Text("Faster than the raw disk?"),
+    Column::Text("Faster?"),
     Column::Figure("Our IOPS [95 %]"),
     Column::Figure("Mean latency"),
     Column::Figure("p99"),
@@ -145,7 +145,7 @@ impl Report<'_> {
     /// Whether a case is faster than the raw disk, here and in print. An interval that holds 1 says neither.
     fn verdict(&self, case: &Case, ratio: Option<Estimate>) -> String {
         if case.name == self.plan.study.baseline {
-            return "the raw disk".into();
+            return self.plan.study.against.into();
         }
         let Some(Estimate { interval: (low, high), .. }) = ratio else { return "-".into() };
         let ours = match (low > 1.0, high < 1.0) {
@@ -218,9 +218,9 @@ impl Report<'_> {
         if let Some(first) = study.variants.first() {
             page.tiles(&self.tiles(first));
         }
-        page.heading("Ratio to the raw disk");
+        page.heading(&format!("Ratio to {}", study.against));
         page.plot(
-            "Right of the line: faster than the raw disk; left of it: slower. Bar: the median of our rounds. Dot: one round. Whisker: the 95 % interval of the median. \
+            "Right of the line: faster; left of it: slower. Bar: the median of our rounds. Dot: one round. Whisker: the 95 % interval of the median. \
              Only ratios within one machine are compared: IOPS of the publication's disk are not compared with ours.",
             &self.bars(),
         );
@@ -243,7 +243,7 @@ impl Report<'_> {
         let mut notes: Vec<String> = study.notes.iter().map(|note| (*note).to_owned()).collect();
         notes.push(
             "Intervals are 95 % percentile bootstrap intervals of the median over the rounds. An interval that \
-             holds 1 means: as fast as the raw disk."
+             holds 1 means: as fast."
                 .into(),
         );
         page.list(&notes);
@@ -261,8 +261,8 @@ impl Report<'_> {
                 value: self.ratio(case, variant).map_or("-".into(), |ratio| format!("{:.2} x", ratio.median)),
                 label: case.title.into(),
                 note: match study.printed_ratio(case) {
-                    Some(printed) => format!("the raw disk; printed: {printed:.2} x"),
-                    None => "the raw disk".into(),
+                    Some(printed) => format!("{}; printed: {printed:.2} x", study.against),
+                    None => study.against.into(),
                 },
             })
             .collect()
@@ -292,8 +292,8 @@ impl Report<'_> {
         });
         BarChart {
             scale: Scale::Ratios,
-            axis: "IOPS, as a multiple of the raw disk's".into(),
-            reference: Some((1.0, "raw disk".into())),
+            axis: format!("IOPS, as a multiple of those of {}", study.against),
+            reference: Some((1.0, study.against.into())),
             printed: if study.is_published() { "printed".into() } else { String::new() },
             series: plotted.iter().map(|variant| format!("ours, {}", variant.title)).collect(),
             groups: groups.collect(),

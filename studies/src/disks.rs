@@ -15,6 +15,7 @@ use headwater_volume::{CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOpt
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 use headwater_writecache::{AlignedBuffer, Host};
 
+use crate::model::{Caps, ModelEngine};
 use crate::study::Case;
 
 fn geometry(size_bytes: u64, read_only: bool) -> Geometry {
@@ -75,7 +76,7 @@ pub struct RawDisk {
 
 impl RawDisk {
     /// A file of `size_bytes`, whose space is reserved. It is gone when this is dropped.
-    pub fn create(dir: &Path, size_bytes: u64) -> Result<Self> {
+    pub fn create(dir: &Path, size_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self> {
         let flags = libc::O_TMPFILE | libc::O_DIRECT;
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(dir);
         let file = file.with_context(|| {
@@ -84,7 +85,6 @@ impl RawDisk {
         })?;
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size_bytes)
             .with_context(|| format!("cannot reserve {size_bytes} bytes in {}", dir.display()))?;
-        let engine = open_engine().context("cannot start the I/O engine")?;
         Ok(Self { file: Arc::new(file), engine, size_bytes, spare: Arc::default() })
     }
 
@@ -166,13 +166,22 @@ pub fn overflow_bytes(set_bytes: u64) -> u64 {
     set_bytes + set_bytes / 4 + (64 << 20)
 }
 
+/// The engine of the disk, slowed down to a model if there is one.
+pub fn engine(model: Option<Caps>) -> Result<Arc<dyn IoEngine>> {
+    let real = open_engine().context("cannot start the I/O engine")?;
+    let Some(caps) = model else { return Ok(real) };
+    Ok(Arc::new(ModelEngine::start(caps, real).context("cannot start the model disk")?))
+}
+
 /// Opens the system of a case.
 pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
+    let engine = engine(case.model)?;
     let Some(cache) = case.cache else {
-        let device = Arc::new(RawDisk::create(dir, case.set_bytes)?);
+        let device = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
         return Ok(Opened { device, volume: None, _host: None });
     };
-    let host = Host::start(u64::MAX).map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
+    let host = Host::with_engine(u64::MAX, engine)
+        .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
     let options = VolumeOptions {
         name: case.name.into(),
         base: Arc::new(Empty(case.set_bytes)),
@@ -200,7 +209,7 @@ mod tests {
     fn the_raw_disk_keeps_what_is_written_at_sectors() {
         // Not in memory: tmpfs has no direct I/O.
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let disk = RawDisk::create(dir.path(), 1 << 20).unwrap();
+        let disk = RawDisk::create(dir.path(), 1 << 20, engine(None).unwrap()).unwrap();
         let data = headwater_testkit::Rng::new(1).bytes(4096);
         blocking::write(&disk, 512, &data).unwrap();
         let mut found = vec![0; 4096];

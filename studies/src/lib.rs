@@ -28,6 +28,7 @@ pub mod disks;
 pub mod icf;
 pub mod load;
 pub mod machine;
+pub mod model;
 pub mod needs;
 pub mod run;
 pub mod studies;

@@ -14,7 +14,7 @@ use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
-use headwater_studies::studies::{s000, study_001, study_002, study_icf};
+use headwater_studies::studies::{s000, study_001, study_002, study_004, study_icf};
 use headwater_studies::study::Study;
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
@@ -63,6 +63,9 @@ enum StudyName {
     /// A cache on disk with and without buffering, and the raw disk, 4 KiB, 80 % writes, random (2013).
     #[value(name = "002")]
     S002,
+    /// Model disks with the caps of P10 and of an ephemeral disk, plain and with a RAM cache (2020).
+    #[value(name = "004")]
+    S004,
     /// The workers and access specifications of a configuration of Iometer.
     Icf,
 }
@@ -116,6 +119,7 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
         (StudyName::S000, None) => bail!("study 000 is arithmetic, and measures nothing"),
         (StudyName::S001, None) => study_001(quick),
         (StudyName::S002, None) => study_002(quick),
+        (StudyName::S004, None) => study_004(quick),
     };
     Ok((study, times))
 }

@@ -151,7 +151,7 @@ impl Running<'_> {
         }
         self.step("probing the disk");
         let set_bytes = 64 << 20;
-        let device: Arc<dyn Device> = Arc::new(RawDisk::create(self.dir, set_bytes)?);
+        let device: Arc<dyn Device> = Arc::new(RawDisk::create(self.dir, set_bytes, disks::engine(None)?)?);
         load::fill(&device, set_bytes, Content::Incompressible, self.plan.seed, self.stop)?;
         let line = Line {
             request_bytes: 4096,

@@ -4,6 +4,7 @@ use headwater_volume::{Buffering, CacheMode};
 use serde::Serialize;
 
 use crate::load::{Content, Job, Line};
+use crate::model::Caps;
 
 /// The origin of a figure of the publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -35,6 +36,8 @@ pub struct Case {
     pub title: &'static str,
     /// `None`: the raw disk.
     pub cache: Option<Cache>,
+    /// A model that the raw disk or the overflow is slowed down to.
+    pub model: Option<Caps>,
     /// Bytes that are worked on.
     pub set_bytes: u64,
     /// IOPS of the publication, and their origin.
@@ -98,6 +101,8 @@ pub struct Study {
     pub notes: &'static [&'static str],
     /// The case that all ratios are to.
     pub baseline: &'static str,
+    /// Name of that case in a sentence.
+    pub against: &'static str,
     /// The case in each large figure of the page.
     pub headlines: &'static [&'static str],
     /// The cases, in the publication's order.

@@ -19,7 +19,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
     })?;
     let variants = variants(configuration, set_bytes)?;
     let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
-    let case = |name, title, cache| Case { name, title, cache, set_bytes, printed: None };
+    let case = |name, title, cache| Case { name, title, cache, model: None, set_bytes, printed: None };
     let (workers, ram_disk) = (configuration.workers.len(), CacheMode::RamDisk);
     Ok(Study {
         number: "icf",
@@ -33,6 +33,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
             "The set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw",
+        against: "the raw disk",
         headlines: &["ram-fits", "ram-64m", "disk"],
         cases: vec![
             case("raw", "Raw disk", None),

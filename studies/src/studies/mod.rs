@@ -4,10 +4,12 @@ mod configuration;
 pub mod s000;
 mod s001;
 mod s002;
+mod s004;
 
 pub use configuration::study_icf;
 pub use s001::study_001;
 pub use s002::study_002;
+pub use s004::study_004;
 
 use crate::load::Line;
 

@@ -36,7 +36,8 @@ const QUICK: Sizes = Sizes {
 pub fn study_001(is_quick: bool) -> Study {
     let sizes = if is_quick { QUICK } else { FULL };
     let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
-    let case = |name, title, cache, set_bytes, printed| Case { name, title, cache, set_bytes, printed };
+    let case =
+        |name, title, cache, set_bytes, printed| Case { name, title, cache, model: None, set_bytes, printed };
     let (ram_disk, large, small) = (CacheMode::RamDisk, sizes.large_ram_bytes, sizes.small_ram_bytes);
     let (large_set, small_set) = (sizes.large_set_bytes, sizes.small_set_bytes);
     let printed = |iops| Some((iops, Source::Printed));
@@ -57,6 +58,7 @@ pub fn study_001(is_quick: bool) -> Study {
             "Each set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw-10g",
+        against: "the raw disk",
         headlines: &["ram-64m-set-10g", "ram-4g-set-10g", "ram-4g-set-1g", "disk-set-10g"],
         cases: vec![
             case(

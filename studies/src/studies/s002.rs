@@ -10,7 +10,7 @@ use crate::study::{Cache, Case, Source, Study, Variant};
 pub fn study_002(is_quick: bool) -> Study {
     let set_bytes = if is_quick { 32 * MIB } else { 1000 * MIB };
     let cache = |buffering| Some(Cache { mode: CacheMode::Disk, ram_bytes: 0, buffering });
-    let case = |name, title, cache, printed| Case { name, title, cache, set_bytes, printed };
+    let case = |name, title, cache, printed| Case { name, title, cache, model: None, set_bytes, printed };
     let printed = |iops| Some((iops, Source::Printed));
     let variant = |depth: usize| {
         let (name, title) = (format!("depth-{depth}"), format!("{depth} in flight"));
@@ -31,6 +31,7 @@ pub fn study_002(is_quick: bool) -> Study {
             "Each set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw",
+        against: "the raw disk",
         headlines: &["direct", "buffered", "auto"],
         cases: vec![
             case("raw", "Raw disk", None, printed(27_000.0)),

@@ -194,3 +194,18 @@ fn a_quick_study_of_buffering_shows_its_cases() {
         assert_eq!(cells.iter().filter(|cell| *cell == case).count(), 3, "{case}");
     }
 }
+
+#[test]
+fn a_quick_study_of_model_disks_shows_its_cases() {
+    let dir = directory();
+    let out = dir.path().join("report");
+    let arguments = ["004", "--quick", "--seconds", "0.1", "--rounds", "1", "--out"];
+    let output = study().args(arguments).arg(&out).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
+    assert_eq!(json["samples"].as_array().unwrap().len(), 4);
+    let (cells, _) = cells_and_plots(&read(&out.join("index.html")));
+    for case in ["P10", "P10 + 256 MB RAM", "Ephemeral disk", "Ephemeral disk + 256 MB RAM"] {
+        assert!(cells.iter().any(|cell| cell == case), "{case}");
+    }
+}
