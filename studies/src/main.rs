@@ -21,7 +21,7 @@ use headwater_studies::study::Study;
 const INTERRUPTED: u8 = 130;
 
 /// Rerun a published study of write caches on this machine.
-#[derive(Parser, Debug)]
+#[derive(Parser, Clone, Debug)]
 #[command(name = "headwater-study", version)]
 struct Arguments {
     /// Which study.
@@ -66,6 +66,8 @@ enum StudyName {
     /// Model disks with the caps of P10 and of an ephemeral disk, plain and with a RAM cache (2020).
     #[value(name = "004")]
     S004,
+    /// All of the above, each with a report in a directory of its own.
+    All,
     /// The workers and access specifications of a configuration of Iometer.
     Icf,
 }
@@ -116,7 +118,7 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
         }
         (StudyName::Icf, None) => bail!("name the configuration: headwater-study icf FILE"),
         (_, Some(file)) => bail!("only icf takes a file: {}", file.display()),
-        (StudyName::S000, None) => bail!("study 000 is arithmetic, and measures nothing"),
+        (StudyName::S000 | StudyName::All, None) => bail!("this is not one study that measures"),
         (StudyName::S001, None) => study_001(quick),
         (StudyName::S002, None) => study_002(quick),
         (StudyName::S004, None) => study_004(quick),
@@ -129,6 +131,27 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         say(&mut std::io::stdout(), s000::text().trim_end());
         return Ok(ExitCode::SUCCESS);
     }
+    if !matches!(arguments.study, StudyName::All) {
+        return measure(arguments, stop_on_signals()?.as_ref());
+    }
+    if let Some(file) = &arguments.file {
+        bail!("only icf takes a file: {}", file.display());
+    }
+    say(&mut std::io::stdout(), &s000::text());
+    let out = arguments.out.clone().unwrap_or_else(|| "headwater-studies".into());
+    bundle::prepare(&out)?;
+    let stop = stop_on_signals()?;
+    for (study, number) in [(StudyName::S001, "001"), (StudyName::S002, "002"), (StudyName::S004, "004")] {
+        let code = measure(&Arguments { study, out: Some(out.join(number)), ..arguments.clone() }, &stop)?;
+        if stop.load(Ordering::Relaxed) {
+            return Ok(code);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs one study and writes its report.
+fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let quick = arguments.quick;
     let (study, times) = chosen(arguments)?;
     let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{}", study.number).into());
@@ -154,9 +177,8 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         }
         return Err(error);
     }
-    let stop = stop_on_signals()?;
     let mut machine = Machine::describe(work_dir);
-    let (results, ended) = run::run(&plan, work_dir, &stop, &mut Terminal);
+    let (results, ended) = run::run(&plan, work_dir, stop, &mut Terminal);
     machine.note_load();
     let failure = ended.err().map(|error| format!("{error:#}"));
     let report = Report { plan: &plan, results: &results, machine, failure, is_quick: quick };
