@@ -2,11 +2,12 @@
 
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 BOOT_TOOLS := dnsmasq=dnsmasq-base ip=iproute2 openssl=openssl cpio=cpio zstd=zstd modprobe=kmod /usr/lib/ipxe/undionly.kpxe=ipxe /usr/lib/ipxe/qemu/pxe-virtio.rom=ipxe-qemu /usr/share/OVMF/OVMF_CODE_4M.fd=ovmf
-TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs sfdisk=fdisk fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra
+TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs sfdisk=fdisk fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra chromium=chromium
+CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build console console-check guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -16,6 +17,14 @@ rust:
 
 build: rust ## build the optimised binaries, target/release/headwater and headwater-study
 	cargo build --release --locked --package headwater --package headwater-studies
+
+console: ## build the web console into console/dist, which is checked in and becomes part of the program
+	@xtask/need $(CONSOLE_TOOLS)
+	console/build console/dist
+
+console-check: ## check the types of the web console, and that console/dist is what its sources give, twice
+	@xtask/need $(CONSOLE_TOOLS)
+	console/check
 
 guest: ## build the Debian guest that demo and tests boot, into build/guest (kept for the next time)
 	guest/build

@@ -1,0 +1,232 @@
+// What the daemon knows, kept current: one long poll for events, a refetch of what they changed, and the figures every few seconds.
+// Nothing is asked while the tab is hidden or the user has paused it.
+
+import * as api from "./api";
+import { isOn } from "./format";
+
+const WAIT_S = 30;
+const FIGURES_MS = 5_000;
+/** A fetch of the figures takes at most this part of the time: a long list is fetched less often. */
+const FIGURES_SHARE = 1 / 20;
+const RETRY_MAX_MS = 15_000;
+const EVENTS_KEPT = 60;
+const SAMPLES_KEPT = 120;
+/** More changed machines than this are fetched as a list. */
+const SINGLE_FETCHES_MAX = 4;
+
+export type Phase = "signed-out" | "loading" | "live" | "stale" | "ended";
+
+const pause = (ms: number) => new Promise((done) => setTimeout(done, ms));
+
+class Live {
+  phase = $state<Phase>("signed-out");
+  session = $state<api.Session | null>(null);
+  status = $state.raw<api.Status | null>(null);
+  machines = $state.raw<api.Machine[]>([]);
+  tasks = $state.raw<api.Task[]>([]);
+  events = $state.raw<api.Event[]>([]);
+  /** Requests a second of all machines, oldest first. */
+  iops = $state.raw<number[]>([]);
+  /** When the figures were current. */
+  asOf = $state(0);
+  /** Why they are not, or why there is no session. */
+  problem = $state<api.Problem | null>(null);
+  retryAt = $state(0);
+  paused = $state(false);
+  /** The machines that a request of this page changes, with what it does. */
+  pending = $state<Record<string, api.Verb>>({});
+
+  #abort = new AbortController();
+  #wake: () => void = () => {};
+  #failures = 0;
+
+  constructor() {
+    document.addEventListener("visibilitychange", () => this.#interrupt());
+  }
+
+  mayChange(): boolean {
+    return this.session?.role === "operator" || this.session?.role === "admin";
+  }
+
+  async open(ticket: string): Promise<void> {
+    this.phase = "loading";
+    try {
+      this.session = await api.openSession(ticket);
+    } catch (error) {
+      this.problem = error as api.Problem;
+      this.phase = "signed-out";
+      return;
+    }
+    void this.#follow();
+    void this.#measure();
+  }
+
+  async close(): Promise<void> {
+    this.#end(null);
+    await api.closeSession().catch(() => undefined);
+  }
+
+  togglePause(): void {
+    this.paused = !this.paused;
+    this.#interrupt();
+  }
+
+  /** Tries again at once. */
+  retry(): void {
+    this.#interrupt();
+  }
+
+  async change(name: string, verb: api.Verb): Promise<void> {
+    this.pending[name] = verb;
+    try {
+      this.#put(await api.changeMachine(name, verb));
+    } finally {
+      delete this.pending[name];
+      void this.#refetch([name]).catch(() => undefined);
+    }
+  }
+
+  get #isOpen(): boolean {
+    return this.phase !== "signed-out" && this.phase !== "ended";
+  }
+
+  get #isQuiet(): boolean {
+    return document.hidden || this.paused;
+  }
+
+  #end(problem: api.Problem | null): void {
+    this.phase = problem ? "ended" : "signed-out";
+    this.problem = problem;
+    this.session = null;
+    this.status = null;
+    this.machines = [];
+    this.events = [];
+    this.tasks = [];
+    this.#interrupt();
+  }
+
+  #interrupt(): void {
+    this.#abort.abort();
+    this.#abort = new AbortController();
+    this.#wake();
+  }
+
+  async #sleep(ms: number): Promise<void> {
+    await Promise.race([pause(ms), new Promise<void>((wake) => (this.#wake = wake))]);
+  }
+
+  /** Follows the events until the session ends. */
+  async #follow(): Promise<void> {
+    let isCurrent = false;
+    while (this.#isOpen) {
+      if (this.#isQuiet) {
+        isCurrent = false;
+        await new Promise<void>((wake) => (this.#wake = wake));
+        continue;
+      }
+      try {
+        if (!isCurrent) await this.#fetchAll();
+        isCurrent = true;
+        this.#succeeded();
+        await this.#nextEvents();
+        this.#succeeded();
+      } catch (error) {
+        isCurrent = isCurrent && (error as api.Problem).kind === "aborted";
+        await this.#failed(error as api.Problem);
+      }
+    }
+  }
+
+  async #nextEvents(): Promise<void> {
+    const asked = performance.now();
+    const events = await api.waitForEvents(this.events[0]?.id ?? 0, WAIT_S, this.#abort.signal);
+    if (events.length === 0) {
+      // A daemon that stops answers at once.
+      if (performance.now() - asked < 1_000) await pause(1_000);
+      return;
+    }
+    this.events = [...events.reverse(), ...this.events].slice(0, EVENTS_KEPT);
+    const subjects = new Set(events.map((event) => event.subject));
+    const names = [...subjects].flatMap((it) => (it.startsWith("machine ") ? [it.slice("machine ".length)] : []));
+    // An event of an image or of a catalog may change the version that machines boot next.
+    const isAll = names.length < subjects.size;
+    await Promise.all([this.#fetchHost(), isAll ? this.#fetchMachines() : this.#refetch(names)]);
+  }
+
+  async #fetchAll(): Promise<void> {
+    // First: a change after the newest of them is told by the long poll, and the others are in the answers that follow.
+    this.events = await api.getEvents(EVENTS_KEPT);
+    await Promise.all([this.#fetchHost(), this.#fetchMachines()]);
+  }
+
+  async #fetchHost(): Promise<void> {
+    [this.status, this.tasks] = await Promise.all([api.getStatus(), api.getTasks()]);
+  }
+
+  async #fetchMachines(): Promise<void> {
+    this.machines = await api.getMachines();
+    const sum = this.machines.reduce((all, machine) => all + (machine.disk?.iops ?? 0), 0);
+    this.iops = [...this.iops, sum].slice(-SAMPLES_KEPT);
+  }
+
+  async #refetch(names: string[]): Promise<void> {
+    if (names.length > SINGLE_FETCHES_MAX) return this.#fetchMachines();
+    await Promise.all(
+      names.map(async (name) => {
+        try {
+          this.#put(await api.getMachine(name));
+        } catch (error) {
+          if ((error as api.Problem).kind !== "not_found") throw error;
+          this.machines = this.machines.filter((machine) => machine.name !== name);
+        }
+      }),
+    );
+  }
+
+  #put(machine: api.Machine): void {
+    const at = this.machines.findIndex((other) => other.name === machine.name);
+    // A new machine has its place in the order of the daemon.
+    if (at < 0) void this.#fetchMachines().catch(() => undefined);
+    else this.machines = this.machines.with(at, { ...machine, next_version: machine.next_version ?? this.machines[at]?.next_version } as api.Machine);
+  }
+
+  /** Fetches the figures every few seconds while a machine is on or a task runs: these have no events. */
+  async #measure(): Promise<void> {
+    let wait_ms = FIGURES_MS;
+    while (this.#isOpen) {
+      await pause(wait_ms);
+      const moves = this.tasks.length > 0 || this.machines.some((machine) => isOn(machine.state));
+      if (this.#isQuiet || this.phase !== "live" || !moves) continue;
+      const asked = performance.now();
+      try {
+        await Promise.all([this.#fetchHost(), this.#fetchMachines()]);
+        this.#succeeded();
+      } catch {
+        // The long poll finds out too, and says so.
+      }
+      wait_ms = Math.max(FIGURES_MS, (performance.now() - asked) / FIGURES_SHARE);
+    }
+  }
+
+  #succeeded(): void {
+    if (!this.#isOpen) return;
+    this.#failures = 0;
+    this.phase = "live";
+    this.problem = null;
+    this.asOf = Date.now();
+  }
+
+  async #failed(problem: api.Problem): Promise<void> {
+    if (problem.kind === "aborted" || !this.#isOpen) return;
+    if (problem.kind === "unauthorized") return this.#end(problem);
+    this.#failures += 1;
+    this.problem = problem;
+    this.phase = this.status ? "stale" : "loading";
+    // Many open pages do not come back at the same moment.
+    const wait_ms = Math.min(RETRY_MAX_MS, 500 * 2 ** this.#failures) * (0.75 + Math.random() / 2);
+    this.retryAt = Date.now() + wait_ms;
+    await this.#sleep(wait_ms);
+  }
+}
+
+export const live = new Live();
