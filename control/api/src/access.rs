@@ -96,6 +96,29 @@ pub struct TokenList {
     pub tokens: Vec<TokenInfo>,
 }
 
+/// A link to the web console to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateConsoleTicket {
+    /// The role of the session that it opens: `viewer`, `operator` or `admin`.
+    pub role: Role,
+}
+
+/// A link that opens the web console, once.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConsoleLink {
+    /// For a browser on the daemon's host. It holds a secret.
+    pub url: String,
+    /// When it ends.
+    pub expires_at_ms: u64,
+}
+
+impl std::fmt::Debug for ConsoleLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConsoleLink").field("expires_at_ms", &self.expires_at_ms).finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,8 +13,8 @@ pub struct Event {
     pub id: i64,
     /// When.
     pub at_ms: u64,
-    /// Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` where `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with
-    /// the token of the data directory, or `daemon`.
+    /// Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with
+    /// the token of the data directory, or `daemon`. `console of ` and one of these: a session of the web console, and who asked for its link.
     pub caller: String,
     /// On what: `machine web-1`, `image debian`.
     pub subject: String,

@@ -38,7 +38,7 @@ pub mod task;
 pub mod trace;
 pub mod words;
 
-pub use access::{CreateToken, NewToken, Role, TokenInfo, TokenList};
+pub use access::{ConsoleLink, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo, TokenList};
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;

@@ -39,9 +39,10 @@ pub mod sqlite;
 
 pub use error::DbError;
 pub use record::{
-    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret, TaskRecord, TokenRecord,
+    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret, SessionRecord,
+    TaskRecord, TokenRecord,
 };
 pub use repository::{
     CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
-    TaskRepository, TokenRepository,
+    SessionRepository, TaskRepository, TokenRepository,
 };

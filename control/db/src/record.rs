@@ -199,6 +199,21 @@ pub struct TokenRecord {
     pub expires_at_ms: Option<u64>,
 }
 
+/// A session of the web console.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// The hash of its secret, in hexadecimal digits; unique.
+    pub hash: String,
+    /// Who opened it.
+    pub principal: String,
+    /// The role of its holder.
+    pub role: Role,
+    /// When it was opened.
+    pub created_at_ms: u64,
+    /// When it was used last, to about a minute.
+    pub used_at_ms: u64,
+}
+
 /// A task to add; the database numbers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTask {

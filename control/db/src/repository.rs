@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::{
-    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, TaskRecord, TokenRecord,
+    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -36,6 +36,9 @@ pub trait Repository: Send {
 
     /// The named tokens of the API.
     fn tokens(&mut self) -> Box<dyn TokenRepository + '_>;
+
+    /// The sessions of the web console.
+    fn sessions(&mut self) -> Box<dyn SessionRepository + '_>;
 
     /// The tasks.
     fn tasks(&mut self) -> Box<dyn TaskRepository + '_>;
@@ -137,6 +140,28 @@ pub trait TokenRepository: Send {
 
     /// Removes a token. Returns whether it existed.
     async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
+}
+
+/// How many sessions of the web console are kept: a new one removes the one that was not used for longest.
+pub const KEPT_SESSIONS: i64 = 64;
+
+/// Sessions of the web console, by the hash of their secret.
+#[async_trait]
+pub trait SessionRepository: Send {
+    /// Adds a session, and removes those that exceed [`KEPT_SESSIONS`]. Its hash must be new.
+    async fn add(&mut self, session: &SessionRecord) -> Result<(), DbError>;
+
+    /// The session whose secret has this hash.
+    async fn by_hash(&mut self, hash: &str) -> Result<Option<SessionRecord>, DbError>;
+
+    /// Notes when a session was used last. Does nothing if there is no such session.
+    async fn used(&mut self, hash: &str, at_ms: u64) -> Result<(), DbError>;
+
+    /// Removes a session. Returns whether it existed.
+    async fn remove(&mut self, hash: &str) -> Result<bool, DbError>;
+
+    /// Removes all sessions that were opened before `created_ms`, or last used before `used_ms`.
+    async fn remove_ended(&mut self, created_ms: u64, used_ms: u64) -> Result<(), DbError>;
 }
 
 /// How many tasks are kept: ended ones with lower numbers are removed as new ones come.

@@ -1,7 +1,7 @@
 //! Who asks, and what they may do.
 //!
 //! A request through the unix socket is its owner's, who may do everything. One over TCP carries a token: that of the data
-//! directory, which may do everything too, or a named token with a role. The role that an operation needs stands beside its
+//! directory, which may do everything too, a named token with a role, or the secret of a session of the web console. The role that an operation needs stands beside its
 //! route, as the scope of its security requirement: what the OpenAPI description says is what is enforced.
 
 use std::collections::HashMap;
@@ -49,6 +49,13 @@ pub(crate) enum Presented {
         /// The role of its holder.
         role: Role,
     },
+    /// The secret of a session of the web console.
+    Session {
+        /// Who opened it.
+        principal: String,
+        /// Its role.
+        role: Role,
+    },
 }
 
 /// Users of this host. Those of a directory service are known by number alone, because asking for the name may take long.
@@ -71,7 +78,7 @@ fn name_of(uid: u32, users: &str) -> Option<&str> {
 /// Who asks, as the history names them, and what they may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// `uid 1000 (anna)`, `token grafana`, `tcp 127.0.0.1:5000` or `daemon`.
+    /// `uid 1000 (anna)`, `token grafana`, `console of uid 1000 (anna)`, `tcp 127.0.0.1:5000` or `daemon`.
     pub(crate) principal: String,
     /// Their role.
     pub(crate) role: Role,
@@ -105,6 +112,9 @@ impl Caller {
             (Some(ConnectInfo(Peer::Unix { uid: None })), _) => Self::admin("unknown"),
             (Some(ConnectInfo(Peer::Tcp(_))), Some(Presented::Named { name, role })) => {
                 Self { principal: format!("token {name}"), role: *role }
+            }
+            (Some(ConnectInfo(Peer::Tcp(_))), Some(Presented::Session { principal, role })) => {
+                Self { principal: principal.clone(), role: *role }
             }
             (Some(ConnectInfo(Peer::Tcp(address))), Some(Presented::OfDirectory)) => {
                 Self::admin(format!("tcp {address}"))

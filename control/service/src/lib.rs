@@ -35,7 +35,8 @@
 //!
 //! # Not here
 //! No disk request passes through this crate, and it knows neither the data path nor QEMU. No users and no
-//! encryption: the socket belongs to its owner, and TCP is for loopback only and takes a [`token::Token`].
+//! encryption: the socket belongs to its owner, and TCP is for loopback only and takes a [`token::Token`], or a session of the
+//! [`web`] console.
 //!
 //! Start reading at [`lifecycle`].
 
@@ -58,6 +59,7 @@ mod targets;
 pub mod tasks;
 pub mod token;
 mod uses;
+pub mod web;
 
 pub use damage::{Findings, UnreadableList, touches};
 pub use state::{Parts, Service};

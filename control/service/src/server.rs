@@ -164,29 +164,33 @@ pub async fn serve_tcp(
     tokens: Tokens,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let limits = Limits {
-        connections: TCP_CONNECTIONS_MAX,
-        unauthenticated_many: TCP_UNAUTHENTICATED_MANY,
-        unauthenticated_grace: TCP_UNAUTHENTICATED_GRACE,
-        head: HEAD_TIMEOUT,
-    };
     let router = router
         .layer(middleware::from_fn_with_state(tokens, require_token))
         .layer(middleware::from_fn(refuse_browsers));
-    serve_bounded(listener, router, limits, stop).await;
+    serve_bounded(listener, router, Limits::TCP, stop).await;
     Ok(())
 }
 
 /// What clients over TCP may take.
 #[derive(Clone, Copy)]
-struct Limits {
+pub(crate) struct Limits {
     connections: usize,
     unauthenticated_many: usize,
     unauthenticated_grace: Duration,
     head: Duration,
 }
 
-async fn serve_bounded(
+impl Limits {
+    /// Those of each TCP port.
+    pub(crate) const TCP: Self = Self {
+        connections: TCP_CONNECTIONS_MAX,
+        unauthenticated_many: TCP_UNAUTHENTICATED_MANY,
+        unauthenticated_grace: TCP_UNAUTHENTICATED_GRACE,
+        head: HEAD_TIMEOUT,
+    };
+}
+
+pub(crate) async fn serve_bounded(
     listener: TcpListener,
     router: Router,
     limits: Limits,
@@ -280,7 +284,7 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-async fn require_token(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
+async fn require_token(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
     let presented = match presented(&tokens, request.headers()).await {
         Ok(presented) => presented,
         Err(problem) if problem.kind == ProblemKind::Unauthorized => {
@@ -288,6 +292,11 @@ async fn require_token(State(tokens): State<Tokens>, mut request: Request, next:
         }
         Err(problem) => return refusal(problem),
     };
+    let_in(request, presented, next).await
+}
+
+/// Answers a request that presented what lets it in, unless its connection already makes room for another.
+pub(crate) async fn let_in(mut request: Request, presented: Presented, next: Next) -> Response {
     if request.extensions().get::<Entry>().is_some_and(|entry| !entry.let_in()) {
         // It ends with its connection, which may be in the middle of it.
         let message = "all places for connections are taken, and this one makes room for another";
@@ -328,7 +337,7 @@ async fn presented(tokens: &Tokens, headers: &HeaderMap) -> Result<Presented, Pr
 }
 
 /// The last answer of a connection: who may not ask does not keep its place.
-fn refusal(problem: Problem) -> Response {
+pub(crate) fn refusal(problem: Problem) -> Response {
     ([(header::CONNECTION, "close")], Failure(problem)).into_response()
 }
 

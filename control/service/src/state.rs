@@ -23,6 +23,7 @@ use crate::lifecycle::store_waits::ForcedStops;
 use crate::retention::RetentionState;
 use crate::store_view_cache::StoreViews;
 use crate::tasks::{MAX_JOBS, Tasks};
+use crate::web::WebState;
 
 /// What a service is made of.
 pub struct Parts {
@@ -73,6 +74,7 @@ struct Inner {
     pending_events: PendingEvents,
     holds: RetentionState,
     tasks: Tasks,
+    web: WebState,
 }
 
 /// A long operation that waits for its turn.
@@ -108,6 +110,7 @@ impl Service {
             pending_events: PendingEvents::default(),
             holds: RetentionState::default(),
             tasks: Tasks::default(),
+            web: WebState::default(),
         }))
     }
 
@@ -193,6 +196,10 @@ impl Service {
 
     pub(crate) fn tasks(&self) -> &Tasks {
         &self.0.tasks
+    }
+
+    pub(crate) fn web(&self) -> &WebState {
+        &self.0.web
     }
 
     pub(crate) fn answers(&self) -> &StoreViews {

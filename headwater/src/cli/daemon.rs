@@ -52,6 +52,9 @@ pub struct ServeArgs {
     /// 'Authorization: Bearer TOKEN' with the token of the file DIR/api.token, which is made for it
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub listen: Option<SocketAddr>,
+    /// Also serve the web console at this address of the loopback interface, for instance 127.0.0.1:9471; 'headwater console' opens it
+    #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
+    pub console: Option<SocketAddr>,
     /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
     /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
     /// https://HOST[,https://HOST..]

@@ -82,6 +82,8 @@ pub enum Command {
     /// Copy versions between stores, serve, verify and repair a store, without a daemon
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Print a link that opens the web console of 'serve --console' once, and open it if there is a desktop
+    Console(ConsoleArgs),
     /// Show what the daemon and its host do
     Status,
     /// Show the metrics of the host and of machines that are on
@@ -136,6 +138,17 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line
     Json,
+}
+
+/// `headwater console`.
+#[derive(Debug, Args)]
+pub struct ConsoleArgs {
+    /// The role of the session: viewer, operator or admin
+    #[arg(long, default_value = "admin", value_parser = headwater_api::Role::parse)]
+    pub role: headwater_api::Role,
+    /// Only print the link
+    #[arg(long)]
+    pub print: bool,
 }
 
 /// `headwater stats`.

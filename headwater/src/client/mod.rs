@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_api::{
-    BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
-    CreateToken, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine,
-    MachineList, MachineSort, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken,
-    NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest,
-    Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task, TaskList, TokenList,
+    BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, ConsoleLink, CreateCatalog,
+    CreateConsoleTicket, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Image, ImageList,
+    ImageVersion, MAX_EVENTS, Machine, MachineList, MachineSort, MaintenanceRequest, MaintenanceSession,
+    MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Promoted,
+    Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task,
+    TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -255,6 +256,11 @@ impl Client {
     /// All tokens.
     pub async fn tokens(&self) -> anyhow::Result<TokenList> {
         self.get("/api/v1/tokens").await
+    }
+
+    /// Makes a link to the web console.
+    pub async fn console_link(&self, request: &CreateConsoleTicket) -> anyhow::Result<ConsoleLink> {
+        self.post("/api/v1/console/tickets", request).await
     }
 
     /// Ends a token.

@@ -36,6 +36,7 @@ mod task;
 mod token;
 mod trace;
 mod trim;
+mod web_console;
 mod when;
 
 use std::future::Future;
@@ -66,6 +67,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Token(command) => on_one_core(token::run(client()?, command, json)),
         Command::Size(SizeCommand::Advise(args)) => size::advise(&args, json).map(|()| 0),
         Command::Scheme(SchemeCommand::Check(args)) => scheme::check(*args, json).map(|()| 0),
+        Command::Console(args) => on_one_core(web_console::run(client()?, args, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),

@@ -44,6 +44,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     });
     let options = Options {
         listen: args.listen,
+        console: args.console,
         store: args.store,
         new_store: args.new_store,
         history_counts: true,
@@ -74,6 +75,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         pid = std::process::id(),
         socket = %daemon.data_dir().socket().display(),
         tcp = daemon.tcp().map(tracing::field::display),
+        console = daemon.console_url(),
         store = daemon.offer_url(),
         nbd = daemon.nbd_uri(),
         boot = daemon.boot_url(),

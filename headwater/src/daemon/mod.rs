@@ -24,9 +24,10 @@ use headwater_db::{Database, DbError};
 use headwater_image::DiskCache;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::lifecycle::STOP_GRACE_MS;
-use headwater_service::{Parts, Service, Token, operations, server};
+use headwater_service::{Parts, Service, Token, operations, server, web};
 use headwater_store::{Access, LocalDir, Store, StoreErrorKind};
 use headwater_store_server::StoreServer;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -70,6 +71,8 @@ const MACHINES_GRACE: Duration = REQUESTS_GRACE;
 pub struct Options {
     /// A TCP address to listen on besides the socket.
     pub listen: Option<SocketAddr>,
+    /// A TCP address for the web console.
+    pub console: Option<SocketAddr>,
     /// The store, where it is not the one of the data directory.
     pub store: Option<String>,
     /// Begin with an empty store where there is none, whatever the database knows.
@@ -112,6 +115,7 @@ pub struct Daemon {
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     ticker: JoinHandle<()>,
     tcp: Option<SocketAddr>,
+    console_url: Option<String>,
     offer_url: Option<String>,
     boot_url: Option<String>,
     nbd: Option<headwater_nbd::Server>,
@@ -136,6 +140,7 @@ impl Daemon {
             }
             None => None,
         };
+        let console = Console::bind(options.console).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
@@ -175,8 +180,12 @@ impl Daemon {
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
         if let Some((listener, own)) = tcp {
             let tokens = server::Tokens { own, named: service.clone() };
-            servers.push(tokio::spawn(server::serve_tcp(listener, router, tokens, stopped.clone())));
+            servers.push(tokio::spawn(server::serve_tcp(listener, router.clone(), tokens, stopped.clone())));
         }
+        let console_url = console.map(|Console { listener, url }| {
+            servers.push(tokio::spawn(web::serve(listener, router, service.clone(), stopped.clone())));
+            url
+        });
         if let (Some(boot), Some(offer)) = (boot, &offer) {
             servers.push(boot.serve(service.clone(), store.clone(), offer.address(), stopped.clone()).await?);
         }
@@ -211,6 +220,7 @@ impl Daemon {
             servers,
             ticker,
             tcp: tcp_address,
+            console_url,
             offer_url,
             boot_url,
             nbd,
@@ -221,6 +231,11 @@ impl Daemon {
     /// The TCP address that it listens on, with the port that it got.
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
+    }
+
+    /// The URL of the web console.
+    pub fn console_url(&self) -> Option<&str> {
+        self.console_url.as_deref()
     }
 
     /// Where the store is offered to others.
@@ -335,6 +350,21 @@ async fn give_up_waiting(volumes: Arc<Volumes>) {
             return volumes.close_store();
         }
         tokio::time::sleep(READS_LOOK_INTERVAL).await;
+    }
+}
+
+/// The port of the web console.
+struct Console {
+    listener: TcpListener,
+    url: String,
+}
+
+impl Console {
+    async fn bind(address: Option<SocketAddr>) -> anyhow::Result<Option<Self>> {
+        let Some(address) = address else { return Ok(None) };
+        let listener = server::bind_tcp(address).await?;
+        let url = format!("http://{}/", listener.local_addr()?);
+        Ok(Some(Self { listener, url }))
     }
 }
 

@@ -154,6 +154,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
             "--ram was given, and the cache mode 'disk'",
         ),
         (vec!["serve", "--listen", "0.0.0.0:9"], "only loopback"),
+        (vec!["serve", "--console", "0.0.0.0:9"], "only loopback"),
         (vec!["serve", "--listen", "127.0.0.1:9", "--token-file", "x"], "give --store-listen too"),
         (vec!["serve", "--repair-from", "/srv/images"], "give --scrub too"),
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),

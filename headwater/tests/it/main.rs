@@ -36,3 +36,4 @@ mod streaming;
 mod support;
 mod trimming;
 mod vhost_user_machines;
+mod web_console;

@@ -90,6 +90,15 @@ CREATE TABLE tokens (
     expires_at_ms INTEGER
 ) STRICT;
 
+-- Sessions of the web console. The secret itself is not stored.
+CREATE TABLE sessions (
+    hash          TEXT    NOT NULL PRIMARY KEY,
+    principal     TEXT    NOT NULL,
+    role          TEXT    NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    used_at_ms    INTEGER NOT NULL
+) STRICT;
+
 -- Work that outlives the client that asked for it. `plan` is what a task needs to go on after a restart of the daemon, as JSON.
 CREATE TABLE tasks (
     id            INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,

@@ -6,6 +6,7 @@ mod hardware;
 mod machines;
 mod migrations;
 mod persistent_disks;
+mod sessions;
 mod tasks;
 mod tokens;
 
@@ -23,7 +24,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Sqlite, Transaction};
 use crate::error::DbError;
 use crate::repository::{
     CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
-    TaskRepository, TokenRepository,
+    SessionRepository, TaskRepository, TokenRepository,
 };
 
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
@@ -165,6 +166,10 @@ impl Repository for SqliteRepository {
 
     fn tokens(&mut self) -> Box<dyn TokenRepository + '_> {
         Box::new(tokens::SqliteTokens { connection: &mut self.transaction })
+    }
+
+    fn sessions(&mut self) -> Box<dyn SessionRepository + '_> {
+        Box::new(sessions::SqliteSessions { connection: &mut self.transaction })
     }
 
     fn tasks(&mut self) -> Box<dyn TaskRepository + '_> {

@@ -3,9 +3,10 @@
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
 };
+use headwater_db::repository::KEPT_SESSIONS;
 use headwater_db::{
     CatalogRecord, Database, DbError, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret,
-    TaskRecord, TokenRecord,
+    SessionRecord, TaskRecord, TokenRecord,
 };
 use uuid::Uuid;
 
@@ -350,6 +351,35 @@ pub async fn tokens_are_found_by_their_hash(db: &dyn Database) {
     assert!(repo.tokens().remove("grafana-9").await.unwrap());
     assert!(!repo.tokens().remove("grafana-9").await.unwrap());
     assert_eq!(repo.tokens().by_hash("bb").await.unwrap(), None);
+}
+
+/// Sessions of the web console are kept up to a number, and end by age and by disuse.
+pub async fn the_longest_unused_console_session_gives_way(db: &dyn Database) {
+    let session = |n: i64| SessionRecord {
+        hash: format!("hash-{n}"),
+        principal: "uid 0".to_owned(),
+        role: Role::Viewer,
+        created_at_ms: 1000,
+        used_at_ms: u64::try_from(1000 + n).unwrap(),
+    };
+    let mut repo = db.write().await.unwrap();
+    for n in 0..KEPT_SESSIONS {
+        repo.sessions().add(&session(n)).await.unwrap();
+    }
+    repo.sessions().used("hash-0", 5000).await.unwrap();
+    repo.sessions().add(&session(KEPT_SESSIONS)).await.unwrap();
+    repo.save().await.unwrap();
+    let mut repo = db.write().await.unwrap();
+    let used = SessionRecord { used_at_ms: 5000, ..session(0) };
+    assert_eq!(repo.sessions().by_hash("hash-0").await.unwrap(), Some(used));
+    assert_eq!(repo.sessions().by_hash("hash-1").await.unwrap(), None);
+    assert!(repo.sessions().remove("hash-2").await.unwrap());
+    assert!(!repo.sessions().remove("hash-2").await.unwrap());
+    repo.sessions().remove_ended(1000, 1004).await.unwrap();
+    assert_eq!(repo.sessions().by_hash("hash-3").await.unwrap(), None);
+    assert_eq!(repo.sessions().by_hash("hash-4").await.unwrap(), Some(session(4)));
+    repo.sessions().remove_ended(1001, 0).await.unwrap();
+    assert_eq!(repo.sessions().by_hash("hash-4").await.unwrap(), None);
 }
 
 /// Tasks are numbered in order; one that ended is never changed; the newest ones are kept.

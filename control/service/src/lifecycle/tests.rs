@@ -696,6 +696,11 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
+    /// Lets time pass on the clock of the service.
+    pub(crate) fn pass_ms(&self, ms: u64) {
+        self.host.now_ms.store(self.service.now_ms() + ms, Ordering::SeqCst);
+    }
+
     /// A service with the machine `lab`.
     pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ mod attach_console;
 mod cancel_promotion;
 mod cancel_task;
 mod create_catalog;
+mod create_console_ticket;
 pub(crate) mod create_machine;
 mod create_token;
 mod diff_images;
@@ -160,6 +161,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(cancel_task::cancel_task))
         .routes(routes!(list_tokens::list_tokens, create_token::create_token))
         .routes(routes!(revoke_token::revoke_token))
+        .routes(routes!(create_console_ticket::create_console_ticket))
 }
 
 /// Changes a machine, to the end even where the client hangs up, and answers with what became of it: what the database

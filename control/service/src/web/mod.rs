@@ -1,0 +1,217 @@
+//! The web console: static files, sessions, and the API for them, on a loopback port of its own.
+//!
+//! ```text
+//!   headwater console --unix socket--> ticket (60 s, one use)
+//!   browser: GET /#ticket=..  --> POST /session {ticket} --> secret, kept by the page alone
+//!            GET /api/v1/..  Authorization: Bearer SECRET --> the operations of the API, with the session's role
+//! ```
+//!
+//! A browser sends what a page of anybody asks it to send. So there are no cookies, and each request must name this port as its
+//! `Host` and, if it has an `Origin`, as that: a foreign page can neither read nor change anything, and a foreign name that
+//! points to this port is refused.
+
+mod assets;
+mod sessions;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use headwater_api::{Problem, ProblemKind, Role};
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::caller::Presented;
+use crate::extract::Body;
+use crate::server;
+use crate::token::bearer;
+
+pub(crate) use sessions::{TicketError, Tickets};
+
+/// The longest request body of `/session`, in bytes.
+const SESSION_BODY_MAX_BYTES: usize = 1024;
+
+/// The policy of the page: it loads nothing of others, and nobody may frame it. Svelte makes its templates through the one policy of trusted types.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+     trusted-types svelte-trusted-html";
+
+/// The headers of every answer.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("permissions-policy"), "camera=(), geolocation=(), microphone=()"),
+];
+
+/// What a service knows of its console.
+#[derive(Debug, Default)]
+pub(crate) struct WebState {
+    address: OnceLock<SocketAddr>,
+    pub(crate) tickets: Tickets,
+}
+
+impl WebState {
+    /// The address of the console, if there is one.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
+    }
+}
+
+/// Serves the console until `stop` says true and the requests in flight are answered. `router` is that of all operations.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    service: Service,
+    stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let address = listener.local_addr()?;
+    // There is one console; a second call changes nothing, and its links lead to the first.
+    let _ = service.web().address.set(address);
+    server::serve_bounded(listener, console(router, service, address), server::Limits::TCP, stop).await;
+    Ok(())
+}
+
+fn console(router: Router, service: Service, address: SocketAddr) -> Router {
+    let api = router.layer(middleware::from_fn_with_state(service.clone(), require_session));
+    let session = Router::new()
+        .route("/session", post(open).delete(close))
+        .layer(DefaultBodyLimit::max(SESSION_BODY_MAX_BYTES))
+        .with_state(service);
+    let files = assets::ALL.iter().fold(Router::new(), |router, asset| {
+        router.route(asset.path, get(async |headers| asset.answer(&headers)))
+    });
+    let hosts = Hosts::new(address);
+    files
+        .merge(session)
+        .merge(api)
+        .layer(middleware::from_fn_with_state(hosts, refuse_foreign))
+        .layer(middleware::map_response(protect))
+}
+
+/// The names under which a browser may reach the console.
+#[derive(Clone)]
+struct Hosts(Arc<[String; 2]>);
+
+impl Hosts {
+    fn new(address: SocketAddr) -> Self {
+        Self(Arc::new([address.to_string(), format!("localhost:{}", address.port())]))
+    }
+
+    /// Why a request is refused, if it is.
+    fn refusal(&self, method: &Method, path: &str, headers: &HeaderMap) -> Option<&'static str> {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let host = hosts.next().and_then(|host| host.to_str().ok()).filter(|_| hosts.next().is_none());
+        let Some(host) = host.filter(|host| self.0.iter().any(|own| own == host)) else {
+            return Some("its header Host does not name this console");
+        };
+        let mut origins = headers.get_all(header::ORIGIN).iter();
+        if origins.any(|origin| origin.to_str().ok().and_then(|it| it.strip_prefix("http://")) != Some(host))
+        {
+            return Some("its header Origin names another site");
+        }
+        // A link may lead to a page from anywhere, but only that page asks for anything else.
+        let is_page = method == Method::GET && assets::ALL.iter().any(|asset| asset.path == path);
+        let mut sites = headers.get_all("sec-fetch-site").iter();
+        if !is_page && sites.any(|site| site.as_bytes() != b"same-origin") {
+            return Some("another site caused it");
+        }
+        None
+    }
+}
+
+async fn refuse_foreign(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
+    let Some(reason) = hosts.refusal(request.method(), request.uri().path(), request.headers()) else {
+        return next.run(request).await;
+    };
+    let problem = Problem::new(ProblemKind::Invalid, format!("the console refuses the request: {reason}"));
+    let [address, name] = &*hosts.0;
+    server::refusal(
+        problem.advise(format!(
+            "open http://{address}/ or http://{name}/, with the same port if you forward it"
+        )),
+    )
+}
+
+async fn protect(mut response: Response) -> Response {
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    // The static files say more.
+    response.headers_mut().entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+async fn require_session(State(service): State<Service>, request: Request, next: Next) -> Response {
+    let presented = match bearer(request.headers()) {
+        Some(secret) => service.session(secret).await,
+        None => Ok(None),
+    };
+    match presented {
+        Ok(Some(session)) => {
+            let presented = Presented::Session { principal: session.principal, role: session.role };
+            server::let_in(request, presented, next).await
+        }
+        Ok(None) => {
+            let problem = Problem::new(ProblemKind::Unauthorized, "the session has ended, or there is none");
+            let refusal = server::refusal(problem.advise(OPEN_ANOTHER));
+            ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
+        }
+        Err(error) => Failure::from(error).into_response(),
+    }
+}
+
+/// The advice to a page without a session.
+const OPEN_ANOTHER: &str = "'headwater console' on the daemon's host prints a new link";
+
+/// The ticket of a link.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OpenSession {
+    ticket: String,
+}
+
+/// A session that was opened, for the page that opened it.
+#[derive(Serialize)]
+struct OpenedSession {
+    secret: String,
+    principal: String,
+    role: Role,
+}
+
+async fn open(
+    State(service): State<Service>,
+    Body(request): Body<OpenSession>,
+) -> Result<Json<OpenedSession>, Failure> {
+    let Some(ticket) = service.web().tickets.take(&request.ticket, service.now_ms()) else {
+        let message = "the link was used already, or it is older than a minute";
+        return Err(Failure(Problem::new(ProblemKind::Unauthorized, message).advise(OPEN_ANOTHER)));
+    };
+    let handle = service.clone();
+    let (secret, session) = service.to_the_end(async move { handle.open_session(ticket).await }).await?;
+    Ok(Json(OpenedSession { secret, principal: session.principal, role: session.role }))
+}
+
+async fn close(
+    State(service): State<Service>,
+    headers: HeaderMap,
+) -> Result<axum::http::StatusCode, Failure> {
+    if let Some(secret) = bearer(&headers) {
+        service.close_session(secret).await?;
+    }
+    Ok(axum::http::StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests;
