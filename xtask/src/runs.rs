@@ -11,6 +11,7 @@ use crate::programs::Program;
 
 /// These take longest, or mostly wait, and so begin first: what is left at the end should be short, and compute.
 const LONG: &[&str] = &[
+    "boot",
     "guests",
     "schedules",
     "crash",
@@ -30,7 +31,7 @@ const LONG: &[&str] = &[
 ];
 
 /// These boot the guest, which is made while all is built.
-const GUEST: &[&str] = &["debian"];
+const GUEST: &[&str] = &["debian", "boot"];
 
 /// The package whose tests run its program: that is there when all is built, and may be linked after them.
 const WITH_PROGRAM: &str = "headwater";

@@ -103,6 +103,18 @@ pub struct Options {
     pub seal_removes: Vec<String>,
 }
 
+/// Begins what a daemon does by itself once it serves.
+async fn go_on(service: &Service, resume: bool, left_tasks: Vec<i64>) -> anyhow::Result<()> {
+    // The first look at the hypervisor takes seconds: not when the first machine starts.
+    let looking = service.clone();
+    tokio::spawn(async move { looking.look_at_hypervisor().await });
+    if resume {
+        service.resume().await;
+    }
+    let recovered = service.recover_tasks(left_tasks).await;
+    recovered.context("cannot go on with the tasks of an earlier daemon")
+}
+
 /// A daemon that serves.
 pub struct Daemon {
     data_dir: DataDir,
@@ -197,16 +209,7 @@ impl Daemon {
         }
         let scrub = |scrub| Scrubbing::start(store, scrub, options.scrub_pause, service.clone());
         let scrubbing = options.scrub.map(scrub).transpose()?;
-        // The first look at the hypervisor takes seconds: not when the first machine starts.
-        let looking = service.clone();
-        tokio::spawn(async move { looking.look_at_hypervisor().await });
-        if options.resume {
-            service.resume().await;
-        }
-        service
-            .recover_tasks(left_tasks)
-            .await
-            .context("cannot go on with the tasks of an earlier daemon")?;
+        go_on(&service, options.resume, left_tasks).await?;
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
         Ok(Self {

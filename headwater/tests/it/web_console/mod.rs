@@ -77,10 +77,6 @@ fn a_machine_is_started_in_the_browser_and_seen_to_run() {
     assert_eq!(browser.value("window.mark"), "not loaded again");
     assert_eq!(browser.value("window.violations.join()"), "");
 
-    // The link was used.
-    browser.new_page();
-    browser.open(&url);
-    browser.wait("document.body.innerText.includes('the link was used already')");
     browser.new_page();
     browser.open(&link(&daemon, &["--role", "viewer"]));
     browser.wait("document.body.innerText.includes('No alarms')");
