@@ -439,7 +439,10 @@ fn an_import_goes_on_without_its_client_and_leaves_nothing_if_it_is_cancelled() 
         let mut command = headwater();
         command.arg("--data-dir").arg(daemon.path()).args(["image", "import", raw.to_str().unwrap()]);
         let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
-        wait_until("the import runs", || tasks()["tasks"][0]["progress"]["done_bytes"].as_u64() > Some(0));
+        wait_until("the import runs", || {
+            let newest = tasks()["tasks"][0].clone();
+            newest["state"] == "running" && newest["progress"]["done_bytes"].as_u64() > Some(0)
+        });
         support::signal(child.id(), signal);
         child.wait().unwrap()
     };
