@@ -204,7 +204,7 @@ pub(crate) async fn authorize(
     next: Next,
 ) -> Response {
     let Some(path) = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()) else {
-        // There is nothing at this path: everybody may be told that.
+        // There is nothing at this path: everybody may know that.
         return next.run(request).await;
     };
     let (mut parts, body) = request.into_parts();

@@ -138,7 +138,7 @@ fn a_roll_goes_on_after_the_daemon_was_killed_and_can_be_cancelled() {
     daemon.cli(&["task", "wait", &task]).ok();
     assert_eq!(versions(&daemon), ["tiny@2", "tiny@2", "tiny@2"]);
 
-    // One that is cancelled takes its machines back.
+    // A roll that is cancelled takes its machines back.
     import(&daemon, 3);
     let begin = ["catalog", "roll", "class", "--to", "tiny@3", "--no-wait", "--pause", "1h"];
     let begun = json(&daemon, &begin);

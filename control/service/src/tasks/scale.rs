@@ -1,6 +1,6 @@
 //! `scale`: gives a catalog so many machines.
 //!
-//! What is to be done next is read from the database each time, so a task that goes on after a restart does nothing twice.
+//! Each step is decided by what the database says at that moment, so a task that goes on after a restart does nothing twice.
 
 use std::collections::HashSet;
 use std::sync::Arc;
