@@ -114,6 +114,8 @@ fn spec(dir: &Path) -> GuestSpec {
         disk: Disk::vhost_user(dir.join("disk.sock")),
         seed: None,
         run_dir: dir.join("run"),
+        firmware: headwater_qemu::Firmware::Bios,
+        display: headwater_qemu::Display::None,
         network: Network::None,
         acceleration: Acceleration::Tcg { reason: "it is a test".into() },
         on_reboot: OnReboot::Continue,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
+use crate::platform::{Display, Firmware, Network};
 
 /// A catalog to create: what its machines boot, and how they are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -25,6 +26,16 @@ pub struct CreateCatalog {
     /// How it reaches its disk.
     #[serde(default)]
     pub transport: DiskTransport,
+    /// What it boots with.
+    #[serde(default)]
+    pub firmware: Firmware,
+    /// What shows its screen.
+    #[serde(default)]
+    pub display: Display,
+    /// How its network card is connected: `user` or `bridge:NAME`.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub network: Network,
     /// Its cloud-init user data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
@@ -72,6 +83,13 @@ pub struct Catalog {
     pub cpus: u32,
     /// How it reaches its disk.
     pub transport: DiskTransport,
+    /// What it boots with.
+    pub firmware: Firmware,
+    /// What shows its screen.
+    pub display: Display,
+    /// How its network card is connected: `user` or `bridge:NAME`.
+    #[schema(value_type = String)]
+    pub network: Network,
     /// Its cloud-init user data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,

@@ -30,6 +30,7 @@ pub mod machine;
 pub mod maintenance;
 pub mod metrics;
 pub mod name;
+pub mod platform;
 pub mod problem;
 pub mod roll;
 pub mod sort;

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::platform::{Display, Firmware, Network};
+
 /// Where a machine's writes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub enum CacheMode {
@@ -407,6 +409,19 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
+    /// What it boots with, if the daemon runs it.
+    #[serde(default)]
+    pub firmware: Firmware,
+    /// What shows its screen.
+    #[serde(default)]
+    pub display: Display,
+    /// The unix socket of its display, while it is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_socket: Option<String>,
+    /// How its network card is connected: `user` or `bridge:NAME`.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub network: Network,
     /// What it should do.
     pub wanted: Wanted,
     /// What it does.
@@ -484,6 +499,16 @@ pub struct CreateMachine {
     /// The guest's processors; 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
+    /// What it boots with; `bios`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<Firmware>,
+    /// What shows its screen; `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display: Option<Display>,
+    /// How its network card is connected, `user` or `bridge:NAME`; `user`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub network: Option<Network>,
     /// The guest's host name; the machine's name where absent.
     #[serde(default)]
     pub host_name: Option<String>,

@@ -1,5 +1,6 @@
 //! The rows, as the service sees them.
 
+use headwater_api::platform::Platform;
 use headwater_api::{
     BootFrom, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
 };
@@ -54,6 +55,8 @@ pub struct MachineRecord {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
+    /// Its firmware, display and network.
+    pub platform: Platform,
     /// What its guest is told. In a list of machines without its user data.
     pub identity: Identity,
     /// The private half of its SSH host key, as an OpenSSH file.
@@ -103,6 +106,8 @@ pub struct CatalogRecord {
     pub memory_bytes: u64,
     /// Their guests' processors.
     pub cpus: u32,
+    /// Their firmware, display and network.
+    pub platform: Platform,
     /// Their cloud-init user data.
     pub user_data: Option<String>,
     /// The names of machines that it makes: `#` signs stand for the digits of a number.

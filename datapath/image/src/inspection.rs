@@ -57,10 +57,10 @@ impl Inspection {
                     .to_owned(),
             );
         } else if let Some(why) = why_bios_cannot_boot(self.sector_bytes, self.boot.is_uefi_only()) {
-            lines.push(format!("machines have a BIOS and cannot boot the disk: {why}"));
+            lines.push(format!("machines with a BIOS cannot boot the disk: {why}"));
         } else if !self.boot.has_boot_code {
             lines.push(
-                "the disk has no boot loader in its first sector: machines have a BIOS and cannot boot it"
+                "the disk has no boot loader in its first sector: machines with a BIOS cannot boot it"
                     .to_owned(),
             );
         }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
+use headwater_api::platform::Firmware;
 use headwater_api::{CacheMode, CacheSettings, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::DiskCache;
@@ -118,6 +119,8 @@ impl Volumes {
                 &request.cache,
                 Some(request.kept),
                 LittleSpace::Accepted,
+                // No machine boots from it here.
+                None,
             )?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
@@ -205,6 +208,8 @@ impl Disks for Volumes {
                 &request.cache,
                 Some(request.kept),
                 LittleSpace::Accepted,
+                // No machine boots from it here.
+                None,
             )?;
             let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
             Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
@@ -345,6 +350,7 @@ impl Opener {
         cache: &CacheSettings,
         kept: Option<PersistentDiskRef>,
         little_space: LittleSpace,
+        firmware: Option<Firmware>,
     ) -> Result<Opened, BackendError> {
         let snapshot_leases = kept.map(|kept| self.readable.of_kept(kept.id));
         // Until it is open here: a reader who came between would have it open then.
@@ -354,7 +360,7 @@ impl Opener {
         {
             tracing::warn!(disk = %kept.id, readers = taken.readers, "a persistent disk is needed and was taken from those who read it");
         }
-        self.open_volume(name, version, cache, kept, little_space)
+        self.open_volume(name, version, cache, kept, little_space, firmware)
     }
 
     fn open_volume(
@@ -364,6 +370,7 @@ impl Opener {
         cache: &CacheSettings,
         kept: Option<PersistentDiskRef>,
         little_space: LittleSpace,
+        firmware: Option<Firmware>,
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
@@ -373,7 +380,9 @@ impl Opener {
         let is_used = kept.is_some_and(|kept| kept.is_begun || self.files.is_begun(kept.id));
         let above = if is_used { Above::Written } else { Above::Empty };
         let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
-        check_bootable(version, streamed.reader.outline())?;
+        if let Some(firmware) = firmware {
+            check_bootable(version, streamed.reader.outline(), firmware)?;
+        }
         let mut options = VolumeOptions {
             name: name.to_owned(),
             base: streamed.reader.clone(),
@@ -410,8 +419,14 @@ impl Opener {
             check_directory(&self.files.cache_dir, name.as_deref(), request.cache.disk_bytes)
                 .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
         }
-        let Opened { volume, pin, version, image } =
-            self.volume(&request.machine, &request.version, &request.cache, request.kept, little_space)?;
+        let Opened { volume, pin, version, image } = self.volume(
+            &request.machine,
+            &request.version,
+            &request.cache,
+            request.kept,
+            little_space,
+            Some(request.firmware),
+        )?;
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use headwater_api::platform::{self, Platform};
 use headwater_api::{DiskTransport, ProblemKind};
 use headwater_qemu::{
-    Acceleration, Disk, Error, Exec, Exit, ExitReason, Generalised, Guest, GuestSpec, Identity, MacAddress,
-    Network, OnReboot, RunFiles, SshHostKey, probe_acceleration, seed,
+    Acceleration, Disk, Display, Error, Exec, Exit, ExitReason, Firmware, Generalised, Guest, GuestSpec,
+    Identity, MacAddress, Network, OnReboot, RunFiles, SshHostKey, bridge, firmware, probe_acceleration,
+    seed,
 };
 use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 
@@ -58,11 +60,14 @@ impl Hypervisor for Qemu {
             disk: Disk::nbd("/", ""),
             seed: None,
             run_dir: PathBuf::from("/"),
+            firmware: Firmware::Bios,
+            display: Display::None,
             network: Network::User,
             acceleration: Acceleration::Kvm,
             on_reboot: OnReboot::Exit,
         };
         spec.check().map_err(failed)?;
+        has(plan.platform).await.map_err(failed)?;
         let identity = Identity {
             user_data: plan.user_data.map(|data| data.as_bytes().to_vec()),
             ..Identity::new(plan.host_name, uuid::Uuid::nil())
@@ -74,7 +79,19 @@ impl Hypervisor for Qemu {
         let acceleration = probe_acceleration().await.map_err(failed)?;
         let mac: MacAddress = request.mac.parse().map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = RunFiles::new(&request.run_dir);
-        write_seed(&request, &files, mac)?;
+        let network = network(&request.platform);
+        write_seed(&request, &files, &network, mac)?;
+        let firmware = match request.platform.firmware {
+            platform::Firmware::Bios => Firmware::Bios,
+            platform::Firmware::Uefi => {
+                let prepared = firmware::prepare(&files, request.kept_variables.as_deref());
+                Firmware::Uefi(prepared.map_err(failed)?)
+            }
+        };
+        let display = match request.platform.display {
+            platform::Display::None => Display::None,
+            platform::Display::Vnc => Display::Vnc,
+        };
         let accelerator = match acceleration {
             Acceleration::Kvm => "kvm",
             Acceleration::Tcg { .. } => "tcg",
@@ -93,7 +110,9 @@ impl Hypervisor for Qemu {
             .with_sectors(request.sector_bytes),
             seed: Some(files.seed_disk()),
             run_dir: request.run_dir,
-            network: Network::User,
+            firmware,
+            display,
+            network,
             acceleration,
             on_reboot: OnReboot::Exit,
         };
@@ -119,9 +138,36 @@ impl Hypervisor for Qemu {
     fn console_socket(&self, run_dir: &Path) -> PathBuf {
         RunFiles::new(run_dir).console_socket()
     }
+
+    fn display_socket(&self, run_dir: &Path) -> PathBuf {
+        RunFiles::new(run_dir).display_socket()
+    }
 }
 
-fn write_seed(request: &VmRequest, files: &RunFiles, mac: MacAddress) -> Result<(), BackendError> {
+/// Whether this host has what a machine's firmware and network need.
+async fn has(platform: &Platform) -> Result<(), Error> {
+    if platform.firmware == platform::Firmware::Uefi {
+        firmware::find()?;
+    }
+    if let platform::Network::Bridge(name) = &platform.network {
+        bridge::find(name).await?;
+    }
+    Ok(())
+}
+
+fn network(platform: &Platform) -> Network {
+    match &platform.network {
+        platform::Network::User => Network::User,
+        platform::Network::Bridge(name) => Network::Bridge(name.clone()),
+    }
+}
+
+fn write_seed(
+    request: &VmRequest,
+    files: &RunFiles,
+    network: &Network,
+    mac: MacAddress,
+) -> Result<(), BackendError> {
     let identity = Identity {
         hostname: request.identity.host_name.clone(),
         instance_id: request.uuid.to_string(),
@@ -133,7 +179,7 @@ fn write_seed(request: &VmRequest, files: &RunFiles, mac: MacAddress) -> Result<
         }],
         user_data: request.identity.user_data.clone().map(String::into_bytes),
     };
-    seed::write(&files.seed_disk(), &identity, Network::User, mac).map_err(failed)
+    seed::write(&files.seed_disk(), &identity, network, mac).map_err(failed)
 }
 
 struct QemuVm {
@@ -237,6 +283,10 @@ impl Vm for QemuVm {
         }
     }
 
+    async fn screenshot(&self) -> Result<Vec<u8>, BackendError> {
+        self.guest.screenshot().await.map_err(failed)
+    }
+
     async fn exec(
         &self,
         argv: &[String],
@@ -271,7 +321,7 @@ fn failed(error: Error) -> BackendError {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let kind = match &error {
         Error::NotInstalled { .. } => ProblemKind::Unavailable,
-        Error::Spec { .. } => ProblemKind::Invalid,
+        Error::Spec { .. } | Error::Bridge { .. } => ProblemKind::Invalid,
         Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) => {
             ProblemKind::NoSpace
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
+use headwater_api::platform::Firmware;
 use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
@@ -117,15 +118,34 @@ impl StoredImages {
     }
 }
 
-/// Refuses a version that machines cannot boot: they have a BIOS.
-pub fn check_bootable(version: &ImageVersion, outline: &Outline) -> Result<(), BackendError> {
-    let Some(why) = outline.why_bios_cannot_boot() else { return Ok(()) };
-    let message = format!("machines have a BIOS and cannot boot {}@{}: {why}", version.image, version.number);
-    Err(BackendError::new(ProblemKind::Invalid, message).advise(
-        "'headwater export' serves the disk to other hypervisors; a machine here needs a disk with sectors of 512 bytes and a boot \
-         loader for BIOS",
-    ))
+/// Refuses a version that a machine with this firmware cannot boot.
+pub fn check_bootable(
+    version: &ImageVersion,
+    outline: &Outline,
+    firmware: Firmware,
+) -> Result<(), BackendError> {
+    let why = match firmware {
+        Firmware::Bios => outline.why_bios_cannot_boot(),
+        // Nobody has tried larger ones.
+        Firmware::Uefi if outline.sector_bytes() != SECTOR_BYTES => Some(format!(
+            "its sectors have {} bytes, and machines boot from sectors of 512 only",
+            outline.sector_bytes()
+        )),
+        Firmware::Uefi => None,
+    };
+    let Some(why) = why else { return Ok(()) };
+    let name = firmware.name().to_uppercase();
+    let message = format!("a machine with {name} cannot boot {}@{}: {why}", version.image, version.number);
+    let advice = if firmware == Firmware::Bios && outline.sector_bytes() == SECTOR_BYTES {
+        "give the machine --firmware uefi, or install a boot loader for BIOS in the image"
+    } else {
+        "'headwater export' serves the disk to other hypervisors; a machine here needs a disk with sectors of 512 bytes"
+    };
+    Err(BackendError::new(ProblemKind::Invalid, message).advise(advice))
 }
+
+/// The sectors that all firmware boots from.
+const SECTOR_BYTES: u32 = 512;
 
 /// Why the images cannot be listed. Where one of a store's servers is up, the store is there and only does not tell: a plain web
 /// server has no list, whatever others would say that are away.
@@ -186,10 +206,10 @@ impl Images for StoredImages {
         self.traces.unrecorded().map(str::to_owned)
     }
 
-    async fn check_bootable(&self, version: &ImageVersion) -> Result<(), BackendError> {
+    async fn check_bootable(&self, version: &ImageVersion, firmware: Firmware) -> Result<(), BackendError> {
         let (store, hash, version) = (self.store.clone(), hash_of(version)?, version.clone());
         self.blocking("look up what boots an image", move || match outline_of(&*store, hash) {
-            Ok(outline) => check_bootable(&version, &outline),
+            Ok(outline) => check_bootable(&version, &outline, firmware),
             // The start checks it again.
             Err(error) => {
                 tracing::debug!(image = %version.image, number = version.number, %error, "cannot look up what boots it");

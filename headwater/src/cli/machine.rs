@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
+use headwater_api::platform::{Display, Firmware, Network};
 use headwater_api::{Batch, BootFrom, CacheSettings, DiskTransport, MachineSort, Problem, RollRequest};
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
@@ -28,6 +29,15 @@ pub struct MachineArgs {
     /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
     pub transport: Option<DiskTransport>,
+    /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF, without Secure Boot) [default: bios]
+    #[arg(long, value_name = "KIND", value_parser = Firmware::parse)]
+    pub firmware: Option<Firmware>,
+    /// The guest's screen: none, or vnc (on a unix socket in its directory) [default: none]
+    #[arg(long, value_name = "HOW", value_parser = Display::parse)]
+    pub display: Option<Display>,
+    /// The guest's network: user (out through the host), or bridge:NAME (a port of this bridge; needs root) [default: user]
+    #[arg(long, value_name = "HOW")]
+    pub network: Option<Network>,
     /// File with cloud-init user data for the guest (#cloud-config, a script, ...), of at most 4M
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub user_data: Option<PathBuf>,
@@ -174,6 +184,15 @@ pub enum MachineCommand {
         /// Print it and go on until the machine is off
         #[arg(long)]
         follow: bool,
+    },
+    /// Save what a machine's display shows as a PNG
+    Screenshot {
+        /// Its name
+        #[arg(add = complete::machines())]
+        name: String,
+        /// The file, which is replaced if it is there; - for standard output
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
     },
     /// Copy a file into a guest or out of it, through its agent: one of the two is NAME:PATH
     Cp {

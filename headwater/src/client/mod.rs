@@ -233,6 +233,13 @@ impl Client {
         self.post(&format!("/api/v1/machines/{}/exec", escape(name)), request).await
     }
 
+    /// What a machine's display shows, as a PNG.
+    pub async fn screenshot(&self, name: &str) -> anyhow::Result<Bytes> {
+        let path = format!("/api/v1/machines/{}/screenshot", escape(name));
+        let answer = self.send(Method::GET, &path, None).await?.into_body();
+        Ok(answer.collect().await.context("the daemon broke the picture off")?.to_bytes())
+    }
+
     /// The newest tasks.
     pub async fn tasks(&self, unended: bool, limit: u32) -> anyhow::Result<TaskList> {
         self.get(&format!("/api/v1/tasks?unended={unended}&limit={limit}")).await

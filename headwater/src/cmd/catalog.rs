@@ -108,6 +108,9 @@ fn creation(
         memory_bytes: args.memory.unwrap_or(CreateMachine::default_memory_bytes()),
         cpus: args.cpus.unwrap_or(CreateMachine::default_cpus()),
         transport: args.transport.unwrap_or_default(),
+        firmware: args.firmware.unwrap_or_default(),
+        display: args.display.unwrap_or_default(),
+        network: args.network.clone().unwrap_or_default(),
         user_data: machine::user_data(args)?,
     })
 }
@@ -157,6 +160,9 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("memory", size::format(catalog.memory_bytes)),
         ("processors", catalog.cpus.to_string()),
         ("disk reached by", catalog.transport.to_string()),
+        ("firmware", catalog.firmware.to_string()),
+        ("display", catalog.display.to_string()),
+        ("network", machine::network_text(&catalog.network)),
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
         ("created", show::time(catalog.created_at_ms)),
     ])?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use flate2::read::MultiGzDecoder;
+use headwater_api::platform::Network;
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine,
     MachineList, MachineSort, MachineState, Problem, ProblemKind, SetMachine, Wanted,
@@ -18,6 +19,7 @@ use crate::cli::{MachineArgs, MachineCommand, Which};
 use crate::client::Client;
 use crate::cmd::{channels, console, cp, exec, seal, trim};
 use crate::failure::invalid;
+use crate::replace::replace;
 use crate::show::{self, progress::said_if_slow};
 
 /// How often a boot that is waited for is looked at.
@@ -95,6 +97,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             remove(&client, named(&client, which).await?, force, json).await?;
         }
         MachineCommand::Console { name, log, follow } => console::run(&client, &name, log, follow).await?,
+        MachineCommand::Screenshot { name, file } => screenshot(&client, &name, &file, json).await?,
         MachineCommand::Exec { name, timeout, stdin, command } => {
             let stdin_base64 = stdin.then(exec::standard_input).transpose()?;
             let timeout_ms = timeout.saturating_mul(1000);
@@ -179,6 +182,9 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         transport: args.transport,
         memory_bytes: args.memory,
         cpus: args.cpus,
+        firmware: args.firmware,
+        display: args.display,
+        network: args.network.clone(),
         host_name: None,
         boot: None,
         mac: None,
@@ -218,6 +224,36 @@ fn unpacked(bytes: &[u8], path: &Path) -> anyhow::Result<Vec<u8>> {
         )));
     }
     Ok(text)
+}
+
+/// Saves a picture of a machine's screen.
+async fn screenshot(client: &Client, name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
+    let png = client.screenshot(name).await?;
+    if file == Path::new("-") {
+        return show::bytes(&png);
+    }
+    replace(file, &png, 0o666).with_context(|| format!("cannot write {}", file.display()))?;
+    if json {
+        show::json(&serde_json::json!({ "screenshot": file }))
+    } else {
+        show::line(&format!("wrote {}", file.display()))
+    }
+}
+
+/// The network of a machine or catalog, in words.
+pub fn network_text(network: &Network) -> String {
+    match network {
+        Network::User => "user (out through the host)".to_owned(),
+        Network::Bridge(name) => format!("a port of bridge {name}"),
+    }
+}
+
+/// The display of a machine, in words.
+fn display_text(machine: &Machine) -> String {
+    match &machine.display_socket {
+        Some(socket) => format!("{}, unix socket {}", machine.display, show::printable(socket)),
+        None => machine.display.to_string(),
+    }
 }
 
 /// Changes all machines at the same time; the first failure is ours, once all are done.
@@ -388,7 +424,10 @@ pub fn is_off(machine: &Machine) -> bool {
 
 /// The advice for a machine whose firmware finds nothing to boot.
 fn no_boot_advice(name: &str) -> String {
-    format!("machines have a BIOS: install a boot loader for it in the image; {}", console_advice(name))
+    format!(
+        "install a boot loader in the image, for UEFI or BIOS as the machine has; {}",
+        console_advice(name)
+    )
 }
 
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
@@ -450,6 +489,14 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("process", or_dash(machine.pid.map(|pid| pid.to_string()))),
         ("run by", or_dash(machine.accelerator.clone())),
     ];
+    // Those of a target are its own.
+    if machine.boot == BootFrom::Vm {
+        pairs.extend([
+            ("firmware", machine.firmware.to_string()),
+            ("display", display_text(&machine)),
+            ("network", network_text(&machine.network)),
+        ]);
+    }
     if let Some(disk) = machine.disk {
         pairs.extend([
             ("reads", format!("{}, {}", disk.reads, size::format(disk.read_bytes))),

@@ -49,7 +49,7 @@ fn an_import_says_that_sectors_have_4096_bytes() {
     let args = ["--json", "image", "import", path.to_str().unwrap(), "--name", "again"];
     let imported: serde_json::Value = serde_json::from_str(&daemon.cli(&args).ok()).unwrap();
     assert_eq!(imported["remarks"].as_array().unwrap().len(), 2, "{imported}");
-    let why = ["machines have a BIOS", "large@1", "sectors have 4096 bytes"];
+    let why = ["a machine with BIOS cannot boot", "large@1", "sectors have 4096 bytes"];
     daemon.cli(&["machine", "create", "lab", "large"]).fails(2, &why);
     // The firmware of a machine that boots from the network is its own.
     let args = ["machine", "create", "thin", "large", "--boot", "network", "--mac", "52:54:00:00:00:01"];

@@ -23,6 +23,7 @@ mod maintenance;
 mod outage;
 mod persistent;
 mod plain_web_server;
+mod platforms;
 mod pulls;
 mod relay;
 mod remote_machines;

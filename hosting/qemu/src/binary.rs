@@ -9,16 +9,20 @@ use crate::error::{Error, Result};
 /// The emulator that runs the machines.
 const QEMU: &str = "qemu-system-x86_64";
 
+/// Who has it.
+const QEMU_PACKAGES: &str =
+    "Debian and Ubuntu: 'apt-get install qemu-system-x86', Fedora: 'dnf install qemu-system-x86-core'";
+
 /// Path of the emulator, looked up in `PATH`, or the error that says what to install.
 pub fn find() -> Result<PathBuf> {
-    find_in(QEMU, &std::env::var_os("PATH").unwrap_or_default())
+    find_in(QEMU, QEMU_PACKAGES, &std::env::var_os("PATH").unwrap_or_default())
 }
 
-pub(crate) fn find_in(binary: &str, path: &OsStr) -> Result<PathBuf> {
+pub(crate) fn find_in(binary: &str, packages: &'static str, path: &OsStr) -> Result<PathBuf> {
     std::env::split_paths(path)
         .map(|dir| dir.join(binary))
         .find(|file| is_executable(file))
-        .ok_or_else(|| Error::NotInstalled { binary: binary.to_owned() })
+        .ok_or_else(|| Error::NotInstalled { what: format!("'{binary}'"), packages })
 }
 
 fn is_executable(file: &Path) -> bool {
@@ -33,7 +37,7 @@ mod tests {
     fn a_missing_emulator_is_an_error_that_names_the_package() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(QEMU), "not executable").unwrap();
-        let error = find_in(QEMU, dir.path().as_os_str()).unwrap_err().to_string();
+        let error = find_in(QEMU, QEMU_PACKAGES, dir.path().as_os_str()).unwrap_err().to_string();
         assert!(error.contains("apt-get install qemu-system-x86"), "{error}");
     }
 }

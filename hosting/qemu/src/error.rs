@@ -6,14 +6,21 @@ use std::time::Duration;
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The QEMU binary is not on this host.
-    #[error(
-        "cannot start machines: '{binary}' is not installed; install it (Debian and Ubuntu: \
-         'apt-get install qemu-system-x86', Fedora: 'dnf install qemu-system-x86-core')"
-    )]
+    /// A program or file that a machine needs is not on this host.
+    #[error("cannot start machines: {what} is not installed; install it ({packages})")]
     NotInstalled {
-        /// What was looked for in `PATH`.
-        binary: String,
+        /// What was looked for.
+        what: String,
+        /// The packages that have it.
+        packages: &'static str,
+    },
+    /// This host does not have the network that a machine is to be connected to, or this process may not connect it.
+    #[error("cannot connect a machine to bridge '{bridge}': {reason}")]
+    Bridge {
+        /// Name of the bridge.
+        bridge: String,
+        /// What is wrong, and what helps.
+        reason: String,
     },
     /// The description of the guest cannot be met. Nothing was started.
     #[error("machine '{machine}' cannot run here: {reason}")]

@@ -10,6 +10,8 @@
 //!   QEMU ends without being asked, from any phase: Exited(Crashed, PoweredOff or Rebooted)
 //! ```
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -18,11 +20,12 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 use tokio::process::Child;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::Instant;
 
 use crate::agent::Agent;
 use crate::binary;
+use crate::bridge::{self, Bridge};
 use crate::console_log;
 use crate::error::{Error, Result};
 use crate::idle_window;
@@ -31,7 +34,8 @@ use crate::orphan;
 use crate::probe::{self, Probe};
 use crate::process::ProcessId;
 use crate::qmp::Qmp;
-use crate::spec::{GuestSpec, RunFiles};
+use crate::screen;
+use crate::spec::{Display, GuestSpec, Network, RunFiles};
 use crate::supervise::{self, Order, Supervisor};
 
 /// How long QEMU may take to open its monitor. Generous for hosts under load.
@@ -158,6 +162,8 @@ pub struct Guest {
     agent: Arc<Agent>,
     state: watch::Receiver<GuestState>,
     orders: mpsc::UnboundedSender<Order>,
+    /// Held while QEMU writes a picture, because all pictures go into one file.
+    screen: Arc<Mutex<()>>,
 }
 
 impl Guest {
@@ -168,11 +174,15 @@ impl Guest {
         let qemu = binary::find()?;
         let probe = probe::probe().await?;
         let files = spec.files();
+        let bridge = match &spec.network {
+            Network::Bridge(name) => Some(bridge::find(name).await?),
+            Network::None | Network::User => None,
+        };
         prepare(&files)?;
         let started = Instant::now();
         let mut child = spawn(&qemu, spec, &probe, &files).await?;
         // Between here and the return, dropping `child` kills QEMU.
-        let outcome = Self::finish_start(spec, &mut child, &files).await;
+        let outcome = Self::finish_start(spec, bridge.as_ref(), &mut child, &files).await;
         let (process, monitor) = match outcome {
             Ok(ready) => ready,
             Err(error) => {
@@ -195,16 +205,31 @@ impl Guest {
             orders: order_queue,
         });
         let (name, cpus) = (spec.name.as_str().into(), spec.cpus);
-        Ok(Self { name, cpus, process, files, monitor, agent, state, orders })
+        let screen = Arc::new(Mutex::new(()));
+        Ok(Self { name, cpus, process, files, monitor, agent, state, orders, screen })
     }
 
-    async fn finish_start(spec: &GuestSpec, child: &mut Child, files: &RunFiles) -> Result<(ProcessId, Qmp)> {
+    async fn finish_start(
+        spec: &GuestSpec,
+        bridge: Option<&Bridge>,
+        child: &mut Child,
+        files: &RunFiles,
+    ) -> Result<(ProcessId, Qmp)> {
         let pid_file = files.pid_file();
         if let Some(process) = child.id().and_then(ProcessId::of) {
             std::fs::write(&pid_file, process.to_line())
                 .map_err(Error::io("write the pid file", &pid_file))?;
             tokio::select! {
-                monitor = connect(files) => return Ok((process, monitor?)),
+                monitor = connect(files) => {
+                    let monitor = monitor?;
+                    if spec.display == Display::Vnc {
+                        own(&files.display_socket())?;
+                    }
+                    if let Some(bridge) = bridge {
+                        bridge.join(spec.uuid).await?;
+                    }
+                    return Ok((process, monitor));
+                }
                 _ = child.wait() => {}
             }
         }
@@ -254,6 +279,21 @@ impl Guest {
         let running = answer.get("running").and_then(serde_json::Value::as_bool).unwrap_or(false);
         let status = answer.get("status").and_then(serde_json::Value::as_str).unwrap_or("unknown").to_owned();
         Ok(MonitorStatus { running, status })
+    }
+
+    /// What the machine's display shows now, as a PNG.
+    pub async fn screenshot(&self) -> Result<Vec<u8>> {
+        // QEMU carries commands out one after the other, so a picture that nobody waits for any more is whole before the next begins.
+        let _one = self.screen.lock().await;
+        let path = self.files.screen_dump();
+        self.monitor.execute("screendump", json!({ "filename": path.to_string_lossy() })).await?;
+        let read = tokio::task::spawn_blocking(move || {
+            let png = screen::read_as_png(&path);
+            // The next one takes its place; the end of the machine removes it.
+            let _ = std::fs::remove_file(&path);
+            png
+        });
+        read.await.map_err(|error| Error::Gone(error.to_string()))?
     }
 
     /// Waits until the guest's system is up.
@@ -339,6 +379,12 @@ impl Guest {
 
 fn unsupervised() -> Error {
     Error::Gone("the runtime that watched it has ended".into())
+}
+
+/// Leaves a socket to its owner alone. The directory of the machines is the daemon's, so nobody else was there before.
+fn own(socket: &Path) -> Result<()> {
+    std::fs::set_permissions(socket, Permissions::from_mode(0o600))
+        .map_err(Error::io("restrict access to the display's socket", socket))
 }
 
 /// Makes the run directory, without what an earlier run left in it.

@@ -111,7 +111,7 @@ async fn wrapper(known: &OnceCell<Option<PathBuf>>, qemu: &Path, path: &OsStr) -
 
 /// Found out by using it: there are others of its name that cannot do this.
 async fn find_and_try(qemu: &Path, path: &OsStr) -> Result<PathBuf, Unusable> {
-    let wrapper = binary::find_in(WRAPPER, path).map_err(|_| {
+    let wrapper = binary::find_in(WRAPPER, "util-linux", path).map_err(|_| {
         Unusable::ForGood(format!("{WRAPPER} is not installed; on Debian: apt-get install util-linux"))
     })?;
     let mut trial = wrapped(&wrapper, qemu);
@@ -167,8 +167,8 @@ mod tests {
     /// The signal that a process gets with its parent's end: `setpriv --dump` of the wrapped program tells.
     #[tokio::test]
     async fn the_wrapped_program_dies_with_its_parent() {
-        let setpriv =
-            binary::find_in(WRAPPER, OsStr::new("/usr/bin:/bin")).expect("apt-get install util-linux");
+        let setpriv = binary::find_in(WRAPPER, "util-linux", OsStr::new("/usr/bin:/bin"))
+            .expect("apt-get install util-linux");
         let output = wrapped(&setpriv, &setpriv).arg("--dump").output().await.unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.contains("Parent death signal: KILL"), "{text}");

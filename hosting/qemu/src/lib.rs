@@ -6,6 +6,7 @@
 //!                                    |  agent.sock    Agent: ping, exec          <- wait_booted, callers
 //!                                    |  console.sock  a terminal                 <- callers
 //!                                    |  console.log   "login:"                   <- Supervisor
+//!                                    |  vnc.sock      its screen                 <- viewers
 //!                                    +- disk: NBD over a unix socket; seed disk: Identity as NoCloud (seed)
 //! ```
 //!
@@ -22,21 +23,25 @@
 //! - 1 to [`spec::MAX_CPUS`] processors, [`spec::MIN_MEMORY_BYTES`] to the host's memory; socket paths up
 //!   to 107 bytes; user data up to [`seed::MAX_USER_DATA_BYTES`]; output of a command in the guest up to
 //!   16 MiB each way; a console log is cut off at 16 MiB and the part before is kept once.
-//! - x86-64 guests that boot with BIOS from a virtio disk.
+//! - x86-64 guests that boot from a virtio disk, with BIOS, or with UEFI without Secure Boot.
+//! - A screen of at most [`screen::MAX_SCREEN_BYTES`].
 //!
 //! # Errors
 //! [`Error`]: a kind where a caller may act differently, and a message that says what to do.
 //!
 //! # Not here
 //! No image, no write cache, no NBD server: the disk is somebody's socket. No database and no policy:
-//! whether a crashed machine is started again is for the control plane to say. No migration, no UEFI.
+//! whether a crashed machine is started again is for the control plane to say. No migration, no
+//! Secure Boot, no TPM. A bridge is somebody's: it is neither made nor changed, except that machines are ports of it.
 //!
 //! Start reading at [`guest`].
 
 pub mod agent;
 mod binary;
+pub mod bridge;
 mod console_log;
 pub mod error;
+pub mod firmware;
 pub mod guest;
 mod idle_window;
 mod launch;
@@ -44,12 +49,14 @@ pub mod orphan;
 pub mod probe;
 mod process;
 pub mod qmp;
+pub mod screen;
 pub mod seed;
 pub mod spec;
 mod supervise;
 
 pub use agent::{Agent, Exec, ExecOutput, Generalised};
 pub use error::{Error, Result};
+pub use firmware::UefiFiles;
 pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
 pub use launch::without_own_variables;
 pub use orphan::{Orphan, sweep_orphans};
@@ -57,5 +64,6 @@ pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};
 pub use seed::{Identity, SshHostKey};
 pub use spec::{
-    Disk, DiskTransport, GuestSpec, MacAddress, Network, OnReboot, RunFiles, check_size, disk_serial,
+    Disk, DiskTransport, Display, Firmware, GuestSpec, MacAddress, Network, OnReboot, RunFiles, check_size,
+    disk_serial,
 };

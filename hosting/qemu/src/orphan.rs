@@ -190,7 +190,9 @@ fn is_in(dir: &Path, pid: u32) -> bool {
 
 /// Removes what only makes sense while QEMU runs. Logs stay, for whoever asks what happened.
 pub(crate) fn remove_orphans(files: &RunFiles) -> std::io::Result<()> {
-    for path in [files.monitor_socket(), files.agent_socket(), files.console_socket(), files.pid_file()] {
+    let sockets =
+        [files.monitor_socket(), files.agent_socket(), files.console_socket(), files.display_socket()];
+    for path in sockets.into_iter().chain([files.screen_dump(), files.pid_file()]) {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -8,7 +8,9 @@ use std::str::FromStr;
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::bridge;
 use crate::error::{Error, Result};
+use crate::firmware::UefiFiles;
 use crate::probe::{Acceleration, SANDBOX, Version};
 
 /// The usual size of a disk's sectors.
@@ -115,14 +117,36 @@ const RECONNECTS_IN_MS: Version = Version(9, 2);
 /// Most queues of a disk over vhost-user; the server has a thread for each.
 const MAX_DISK_QUEUES: u32 = 8;
 
-/// How a machine is connected.
+/// What a machine boots with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Firmware {
+    /// SeaBIOS, which is part of QEMU.
+    #[default]
+    Bios,
+    /// OVMF, see [`crate::firmware::prepare`].
+    Uefi(UefiFiles),
+}
+
+/// What shows a machine's screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Display {
+    /// Nothing: it has no graphics card.
+    #[default]
+    None,
+    /// VNC on [`RunFiles::display_socket`], for the owner of the socket alone and so without a password.
+    Vnc,
+}
+
+/// How a machine is connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Network {
     /// No network card.
     #[default]
     None,
     /// QEMU's user-mode network: out through the host with address translation, nothing in.
     User,
+    /// A port of this bridge of the host, see [`crate::bridge`].
+    Bridge(String),
 }
 
 /// What happens when the guest's operating system restarts.
@@ -157,6 +181,10 @@ pub struct GuestSpec {
     pub seed: Option<PathBuf>,
     /// Directory of its own for sockets, logs and the pid file, see [`RunFiles`]. Created if missing.
     pub run_dir: PathBuf,
+    /// What it boots with.
+    pub firmware: Firmware,
+    /// What shows its screen.
+    pub display: Display,
     /// How it is connected.
     pub network: Network,
     /// How it is run; normally what [`crate::probe_acceleration`] said.
@@ -206,6 +234,21 @@ impl RunFiles {
     /// Process number and start time of QEMU.
     pub fn pid_file(&self) -> PathBuf {
         self.dir.join("qemu.pid")
+    }
+
+    /// Socket of the display, for VNC clients.
+    pub fn display_socket(&self) -> PathBuf {
+        self.dir.join("vnc.sock")
+    }
+
+    /// Where QEMU writes what the display shows.
+    pub fn screen_dump(&self) -> PathBuf {
+        self.dir.join("screen.ppm")
+    }
+
+    /// The variables of a UEFI firmware that go with this run of the machine.
+    pub fn firmware_variables(&self) -> PathBuf {
+        self.dir.join("firmware-vars.fd")
     }
 
     /// The usual place of the seed disk.
@@ -259,9 +302,8 @@ impl GuestSpec {
         check_size(self.memory_bytes, self.cpus, self.host_memory_bytes)
             .map_err(|reason| self.error(reason))?;
         let files = self.files();
-        let sockets =
-            [files.monitor_socket(), files.agent_socket(), files.console_socket(), self.disk.socket.clone()];
-        for socket in sockets {
+        let sockets = [files.monitor_socket(), files.agent_socket(), files.console_socket()];
+        for socket in sockets.into_iter().chain([files.display_socket(), self.disk.socket.clone()]) {
             let len = socket.as_os_str().as_bytes().len();
             if len > MAX_SOCKET_PATH_BYTES {
                 return Err(self.error(format!(
@@ -280,15 +322,35 @@ impl GuestSpec {
         self.machine(&mut line, sandbox);
         self.disks(&mut line, version);
         self.channels(&mut line);
-        match self.network {
+        self.screen(&mut line);
+        self.card(&mut line);
+        line.0
+    }
+
+    fn screen(&self, line: &mut CommandLine) {
+        line.option("-display", "none");
+        if self.display == Display::Vnc {
+            line.option("-vnc", format!("unix:{}", escape(&self.files().display_socket().to_string_lossy())));
+            // Firmware and every system have a driver for this card.
+            line.option("-device", "VGA,id=video0");
+            // A tablet has absolute positions, so that the pointer of a viewer and that of the guest are in the same place.
+            line.option("-device", "qemu-xhci,id=usb0");
+            line.option("-device", "usb-tablet,bus=usb0.0");
+        }
+    }
+
+    fn card(&self, line: &mut CommandLine) {
+        match &self.network {
             // Without `-nic none` QEMU 7.2 warns about nothing and adds nothing, thanks to -nodefaults.
-            Network::None => {}
-            Network::User => {
-                line.option("-netdev", "user,id=net0");
-                line.option("-device", format!("virtio-net-pci,netdev=net0,mac={},romfile=", self.mac));
+            Network::None => return,
+            Network::User => line.option("-netdev", "user,id=net0"),
+            // QEMU makes the tap, and the kernel removes it when QEMU ends, however that ends.
+            Network::Bridge(_) => {
+                let tap = bridge::tap_name(self.uuid);
+                line.option("-netdev", format!("tap,id=net0,ifname={tap},script=no,downscript=no"));
             }
         }
-        line.0
+        line.option("-device", format!("virtio-net-pci,netdev=net0,mac={},romfile=", self.mac));
     }
 
     fn machine(&self, line: &mut CommandLine, sandbox: bool) {
@@ -306,6 +368,14 @@ impl GuestSpec {
         // one guest by time what another has.
         let machine =
             "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off,dump-guest-core=off,mem-merge=off";
+        let flash = match &self.firmware {
+            Firmware::Bios => "",
+            Firmware::Uefi(files) => {
+                line.option("-blockdev", flash("firmware-code", &files.code, true));
+                line.option("-blockdev", flash("firmware-vars", &files.variables, false));
+                ",pflash0=firmware-code,pflash1=firmware-vars"
+            }
+        };
         match self.disk.transport {
             DiskTransport::VhostUser => {
                 let bytes = self.memory_kib() << 10;
@@ -313,11 +383,10 @@ impl GuestSpec {
                     "-object",
                     format!("memory-backend-memfd,id=ram0,size={bytes},share=on,dump=off,merge=off"),
                 );
-                line.option("-machine", format!("{machine},memory-backend=ram0"));
+                line.option("-machine", format!("{machine}{flash},memory-backend=ram0"));
             }
-            DiskTransport::Nbd { .. } => line.option("-machine", machine),
+            DiskTransport::Nbd { .. } => line.option("-machine", format!("{machine}{flash}")),
         }
-        line.option("-display", "none");
         match self.acceleration {
             Acceleration::Kvm => {
                 line.option("-accel", "kvm");
@@ -414,6 +483,12 @@ impl GuestSpec {
     }
 }
 
+/// A flash chip of the board, as a JSON argument: paths may hold commas.
+fn flash(node: &str, path: &Path, is_read_only: bool) -> String {
+    let file = json!({ "driver": "file", "filename": path.to_string_lossy() });
+    json!({ "driver": "raw", "node-name": node, "read-only": is_read_only, "file": file }).to_string()
+}
+
 /// The argument that opens a listening socket. Also how an orphan is recognised, see [`crate::orphan`].
 pub(crate) fn socket_chardev(id: &str, path: &Path) -> String {
     format!("socket,id={id},path={},server=on,wait=off", escape(&path.to_string_lossy()))
@@ -455,6 +530,8 @@ mod tests {
             disk: Disk::nbd("/run/a,b/nbd.sock", "x"),
             seed: None,
             run_dir: "/run/a,b".into(),
+            firmware: Firmware::Bios,
+            display: Display::None,
             network: Network::None,
             acceleration: Acceleration::Kvm,
             on_reboot: OnReboot::Continue,

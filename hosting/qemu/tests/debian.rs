@@ -72,6 +72,8 @@ fn spec(dir: &Path) -> GuestSpec {
         disk: Disk::nbd(dir.join("nbd.sock"), "disk"),
         seed: Some(dir.join("seed.img")),
         run_dir: dir.join("run"),
+        firmware: headwater_qemu::Firmware::Bios,
+        display: headwater_qemu::Display::None,
         network: Network::User,
         acceleration: Acceleration::Tcg { reason: "it is a test".into() },
         on_reboot: OnReboot::Continue,
@@ -100,7 +102,7 @@ async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
     let dir = tempfile::tempdir().unwrap();
     let _server = Server::start(&dir.path().join("nbd.sock"));
     let spec = spec(dir.path());
-    seed::write(&dir.path().join("seed.img"), &identity(), spec.network, spec.mac).unwrap();
+    seed::write(&dir.path().join("seed.img"), &identity(), &spec.network, spec.mac).unwrap();
     let guest = Guest::start(&spec).await.unwrap();
     let boot = guest.wait_booted(PATIENCE).await.unwrap();
     println!("booted in {:.1} s ({:?})", boot.seconds, boot.sign);

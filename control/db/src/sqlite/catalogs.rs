@@ -46,12 +46,13 @@ impl TryFrom<Row> for CatalogRecord {
     type Error = DbError;
 
     fn try_from(row: Row) -> Result<Self, DbError> {
-        let Hardware { cache, transport, memory_bytes, cpus } = row.hardware.try_into()?;
+        let Hardware { cache, transport, memory_bytes, cpus, platform } = row.hardware.try_into()?;
         Ok(Self {
             cache,
             transport,
             memory_bytes,
             cpus,
+            platform,
             name: row.name,
             image: row.image,
             pin: row.pin,
@@ -67,16 +68,17 @@ impl TryFrom<Row> for CatalogRecord {
 #[async_trait]
 impl CatalogRepository for SqliteCatalogs<'_> {
     async fn add(&mut self, catalog: &CatalogRecord) -> Result<(), DbError> {
-        let CatalogRecord { cache, transport, memory_bytes, cpus, .. } = *catalog;
+        let CatalogRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *catalog;
+        let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
         let insert = sqlx::query(
             "INSERT INTO catalogs (name, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight,
-               cache_persistent, transport, memory_bytes, cpus, user_data, name_rule, first_number, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+               cache_persistent, transport, memory_bytes, cpus, firmware, display, network, user_data, name_rule, first_number, created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(&catalog.name)
         .bind(&catalog.image)
         .bind(&catalog.pin);
-        let outcome = hardware::bind(insert, &Hardware { cache, transport, memory_bytes, cpus })
+        let outcome = hardware::bind(insert, &hardware)
             .bind(&catalog.user_data)
             .bind(&catalog.name_rule)
             .bind(i64::from(catalog.first_number))

@@ -1,5 +1,6 @@
 //! The columns that machines and catalogs have alike: what a machine is made of.
 
+use headwater_api::platform::{Display, Firmware, Platform};
 use headwater_api::{CacheMode, CacheSettings, DiskTransport};
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteRow};
@@ -18,6 +19,9 @@ pub(super) struct Columns {
     transport: String,
     memory_bytes: i64,
     cpus: i64,
+    firmware: String,
+    display: String,
+    network: String,
 }
 
 impl FromRow<'_, SqliteRow> for Columns {
@@ -31,6 +35,9 @@ impl FromRow<'_, SqliteRow> for Columns {
             transport: row.try_get("transport")?,
             memory_bytes: row.try_get("memory_bytes")?,
             cpus: row.try_get("cpus")?,
+            firmware: row.try_get("firmware")?,
+            display: row.try_get("display")?,
+            network: row.try_get("network")?,
         })
     }
 }
@@ -41,6 +48,7 @@ pub(super) struct Hardware {
     pub(super) transport: DiskTransport,
     pub(super) memory_bytes: u64,
     pub(super) cpus: u32,
+    pub(super) platform: Platform,
 }
 
 /// A stored value that is none of its column.
@@ -68,6 +76,12 @@ impl TryFrom<Columns> for Hardware {
                 .map_err(|_| unreadable("transport", &row.transport))?,
             memory_bytes: loaded(row.memory_bytes),
             cpus: small("cpus", row.cpus)?,
+            platform: Platform {
+                firmware: Firmware::parse(&row.firmware)
+                    .map_err(|_| unreadable("firmware", &row.firmware))?,
+                display: Display::parse(&row.display).map_err(|_| unreadable("display", &row.display))?,
+                network: row.network.parse().map_err(|_| unreadable("network", &row.network))?,
+            },
         })
     }
 }
@@ -75,9 +89,10 @@ impl TryFrom<Columns> for Hardware {
 /// A statement that inserts a row.
 pub(super) type Insert<'q> = Query<'q, Sqlite, SqliteArguments>;
 
-/// Binds them: `cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent, transport, memory_bytes, cpus`.
+/// Binds them: `cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent, transport, memory_bytes, cpus,
+/// firmware, display, network`.
 pub(super) fn bind<'q>(insert: Insert<'q>, hardware: &Hardware) -> Insert<'q> {
-    let Hardware { cache, transport, memory_bytes, cpus } = hardware;
+    let Hardware { cache, transport, memory_bytes, cpus, platform } = hardware;
     insert
         .bind(cache.mode.name())
         .bind(stored(cache.ram_bytes))
@@ -87,4 +102,7 @@ pub(super) fn bind<'q>(insert: Insert<'q>, hardware: &Hardware) -> Insert<'q> {
         .bind(transport.name())
         .bind(stored(*memory_bytes))
         .bind(i64::from(*cpus))
+        .bind(platform.firmware.name())
+        .bind(platform.display.name())
+        .bind(platform.network.to_string())
 }

@@ -85,13 +85,14 @@ impl TryFrom<Row> for MachineRecord {
     type Error = DbError;
 
     fn try_from(row: Row) -> Result<Self, DbError> {
-        let Hardware { cache, transport, memory_bytes, cpus } = row.hardware.try_into()?;
+        let Hardware { cache, transport, memory_bytes, cpus, platform } = row.hardware.try_into()?;
         Ok(Self {
             uuid: Uuid::parse_str(&row.uuid).map_err(|_| unreadable("uuid", &row.uuid))?,
             cache,
             transport,
             memory_bytes,
             cpus,
+            platform,
             wanted: Wanted::parse(&row.wanted).ok_or_else(|| unreadable("wanted", &row.wanted))?,
             state: MachineState::parse(&row.state).ok_or_else(|| unreadable("state", &row.state))?,
             boot: BootFrom::parse(&row.boot).map_err(|_| unreadable("boot", &row.boot))?,
@@ -120,12 +121,13 @@ impl TryFrom<Row> for MachineRecord {
 #[async_trait]
 impl MachineRepository for SqliteMachines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
-        let MachineRecord { cache, transport, memory_bytes, cpus, .. } = *machine;
+        let MachineRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *machine;
+        let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
         let insert = sqlx::query(
             "INSERT INTO machines (uuid, name, mac, boot, image, pin, catalog, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent,
-               transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private,
+               transport, memory_bytes, cpus, firmware, display, network, host_name, machine_id, ssh_host_key_public, ssh_host_key_private,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(machine.uuid.to_string())
         .bind(&machine.name)
@@ -134,7 +136,7 @@ impl MachineRepository for SqliteMachines<'_> {
         .bind(&machine.image)
         .bind(&machine.pin)
         .bind(&machine.catalog);
-        let added = hardware::bind(insert, &Hardware { cache, transport, memory_bytes, cpus })
+        let added = hardware::bind(insert, &hardware)
             .bind(&machine.identity.host_name)
             .bind(&machine.identity.machine_id)
             .bind(&machine.identity.ssh_host_key_public)

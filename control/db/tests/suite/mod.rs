@@ -1,5 +1,6 @@
 //! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
 
+use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
 };
@@ -31,6 +32,7 @@ pub fn machine(name: &str) -> MachineRecord {
         transport: DiskTransport::Nbd,
         memory_bytes: 512 << 20,
         cpus: 2,
+        platform: platform(),
         identity: Identity {
             host_name: name.to_owned(),
             machine_id: "00112233445566778899aabbccddeeff".to_owned(),
@@ -158,6 +160,11 @@ pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(pinned));
 }
 
+/// Nothing of it is a default.
+fn platform() -> Platform {
+    Platform { firmware: Firmware::Uefi, display: Display::Vnc, network: Network::Bridge("br0".to_owned()) }
+}
+
 pub fn catalog(name: &str) -> CatalogRecord {
     CatalogRecord {
         name: name.to_owned(),
@@ -167,6 +174,7 @@ pub fn catalog(name: &str) -> CatalogRecord {
         transport: DiskTransport::Nbd,
         memory_bytes: 1 << 30,
         cpus: 3,
+        platform: platform(),
         user_data: Some("#!/bin/sh\n".to_owned()),
         name_rule: "web-##".to_owned(),
         first_number: 7,

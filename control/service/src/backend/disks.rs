@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use headwater_api::platform::Firmware;
 use headwater_api::{CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, Sample};
 use headwater_db::Secret;
 use uuid::Uuid;
@@ -29,6 +30,8 @@ pub struct DiskRequest {
     pub goes_on: bool,
     /// What its socket speaks.
     pub transport: DiskTransport,
+    /// What the machine boots with: a version that it cannot boot is refused.
+    pub firmware: Firmware,
 }
 
 /// A disk that is kept.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use headwater_api::platform::Platform;
 use headwater_api::{DiskTransport, Identity};
 use headwater_db::Secret;
 use uuid::Uuid;
@@ -20,6 +21,8 @@ pub struct VmPlan<'a> {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
+    /// Firmware, display and network.
+    pub platform: &'a Platform,
     /// The guest's host name.
     pub host_name: &'a str,
     /// What is to be done in the guest.
@@ -41,6 +44,10 @@ pub struct VmRequest {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
+    /// Firmware, display and network.
+    pub platform: Platform,
+    /// The file that keeps the variables of its firmware for its next start. Absent: it gets new ones, which go with its sockets.
+    pub kept_variables: Option<PathBuf>,
     /// Where its disk is served.
     pub disk_socket: PathBuf,
     /// What is spoken there.
@@ -103,6 +110,9 @@ pub trait Hypervisor: Send + Sync + 'static {
 
     /// Where a machine's console takes input while it is on, given its directory.
     fn console_socket(&self, run_dir: &Path) -> PathBuf;
+
+    /// The socket of a machine's display while it is on, given its directory.
+    fn display_socket(&self, run_dir: &Path) -> PathBuf;
 }
 
 /// A virtual machine that was started.
@@ -148,6 +158,9 @@ pub trait Vm: Send + Sync + 'static {
     /// Has the guest remove its machine's identity, through its agent. Returns what it removed. It goes on without that, and is to be
     /// switched off. An error of kind `Conflict` where the guest has its own tool for that, which somebody must run.
     async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError>;
+
+    /// What its display shows now, as a PNG.
+    async fn screenshot(&self) -> Result<Vec<u8>, BackendError>;
 
     /// Runs a command in the guest, through its agent, which reads `input`.
     async fn exec(

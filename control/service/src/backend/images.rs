@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
+use headwater_api::platform::Firmware;
 use headwater_api::{
     BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, PullReport, PulledImage,
     Removed, SourceFormat, VerifyReport, VerifyRequest,
@@ -164,9 +165,10 @@ pub trait Images: Send + Sync + 'static {
     /// The version that a reference means now. An error of kind `NotFound` says which there are.
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError>;
 
-    /// Refuses a version that machines cannot boot, as far as that can be seen: an error of kind `Invalid` that says what was seen.
-    async fn check_bootable(&self, version: &ImageVersion) -> Result<(), BackendError> {
-        let _ = version;
+    /// Refuses a version that a machine with this firmware cannot boot, as far as that can be seen: an error of kind `Invalid` that says
+    /// what was seen.
+    async fn check_bootable(&self, version: &ImageVersion, firmware: Firmware) -> Result<(), BackendError> {
+        let _ = (version, firmware);
         Ok(())
     }
 

@@ -6,6 +6,8 @@
 //! | has a persistent write cache | where it began, until a reset | its own, kept |
 //! | any other | its pin, that of its catalog, or what its image means now | a fresh one at each start |
 
+use std::path::PathBuf;
+
 use headwater_api::name::ImageRef;
 use headwater_api::{CacheMode, CacheSettings, ImageVersion};
 use headwater_db::{MachineRecord, NewEvent, PersistentDisk, Purpose};
@@ -26,6 +28,9 @@ pub(crate) struct Boot {
     /// Whether that was begun for this start.
     pub(crate) begun: bool,
 }
+
+/// How the names of files with the variables of a firmware end that are kept together with a disk.
+pub(crate) const KEPT_VARIABLES_END: &str = ".kept-vars";
 
 /// A persistent disk as its opener knows it.
 pub(crate) fn files_of(disk: &PersistentDisk) -> PersistentDiskRef {
@@ -206,8 +211,23 @@ impl Service {
         Ok(())
     }
 
+    /// The file with the variables of a machine's firmware that go with a disk that is kept: its boot entries name loaders on that disk.
+    pub(crate) fn kept_variables(&self, machine: &str, disk: &PersistentDisk) -> PathBuf {
+        self.run_dir(machine).join(format!("{}{KEPT_VARIABLES_END}", disk.id))
+    }
+
+    /// Removes what was kept together with a disk in its machine's directory. A machine that is removed takes its directory with it.
+    async fn remove_variables(&self, disk: &PersistentDisk) {
+        let machine = async { self.db().read().await?.machines().by_uuid(disk.machine).await };
+        if let Ok(Some(machine)) = machine.await {
+            // No other disk ever has this name, so a file that stays behind is never used.
+            let _ = tokio::fs::remove_file(self.kept_variables(&machine.name, disk)).await;
+        }
+    }
+
     /// Removes the files of a disk that the database has forgotten.
     pub(crate) async fn discard_files(&self, disk: &PersistentDisk) {
+        self.remove_variables(disk).await;
         if let Err(e) = self.disks().discard(disk.id).await {
             tracing::error!(disk = %disk.id, "cannot remove a disk that nobody needs; the next daemon tries again: {e}");
         }

@@ -82,6 +82,7 @@ impl Service {
             name: &record.name,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
+            platform: &record.platform,
             host_name: &record.identity.host_name,
             user_data: record.identity.user_data.as_deref(),
         };

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use headwater_api::platform::Display;
 use headwater_api::{BootFrom, ImageVersion, Machine, MachineState};
 use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
 use tokio::sync::OwnedMutexGuard;
@@ -13,6 +14,7 @@ use crate::Service;
 use crate::answer::problem;
 use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
+use crate::lifecycle::boot::KEPT_VARIABLES_END;
 
 /// Two reasons as one.
 pub(super) fn joined(one: Option<String>, other: Option<String>) -> Option<String> {
@@ -76,6 +78,9 @@ impl Service {
     /// A machine as clients see it.
     pub(crate) fn view(&self, record: MachineRecord) -> Machine {
         let active = self.active(record.uuid);
+        let has_screen = active.is_some() && record.platform.display != Display::None;
+        let display_socket = has_screen
+            .then(|| self.hypervisor().display_socket(&self.run_dir(&record.name)).display().to_string());
         Machine {
             warning: None,
             alarm: self.alarm_of(&record),
@@ -98,6 +103,10 @@ impl Service {
             transport: record.transport,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
+            display_socket,
+            firmware: record.platform.firmware,
+            display: record.platform.display,
+            network: record.platform.network,
             wanted: record.wanted,
             state: record.state,
             reason: record.reason,
@@ -207,7 +216,8 @@ impl Service {
         Some(unsaved)
     }
 
-    /// Removes all that a machine's directory holds but the logs, which are for whoever asks what happened.
+    /// Removes all that a machine's directory holds except the logs, which are for whoever asks what happened, and what belongs to a
+    /// disk that is kept.
     pub(crate) async fn remove_sockets(&self, machine: &str) {
         self.remove_files(machine, |is_log| !is_log).await;
     }
@@ -222,7 +232,8 @@ impl Service {
         while let Ok(Some(entry)) = entries.next_entry().await {
             let name = entry.file_name();
             let is_log = [&b".log"[..], b".log.old"].iter().any(|end| name.as_encoded_bytes().ends_with(end));
-            if go(is_log) {
+            let is_kept = name.as_encoded_bytes().ends_with(KEPT_VARIABLES_END.as_bytes());
+            if go(is_log) && !is_kept {
                 // What cannot be removed now is replaced at the next start.
                 let _ = tokio::fs::remove_file(entry.path()).await;
             }

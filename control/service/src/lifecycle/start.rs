@@ -197,9 +197,10 @@ impl Service {
             kept: boot.kept.as_ref().map(files_of),
             goes_on: occasion != StartReason::Request,
             transport: record.transport,
+            firmware: record.platform.firmware,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
-        match self.start_vm(record, &*disk).await {
+        match self.start_vm(record, boot, &*disk).await {
             Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, asked_at))),
             Err(e) => {
                 if let Err(close) = disk.close().await {
@@ -210,7 +211,12 @@ impl Service {
         }
     }
 
-    async fn start_vm(&self, record: &MachineRecord, disk: &dyn Disk) -> Result<Arc<dyn Vm>, LifecycleError> {
+    async fn start_vm(
+        &self,
+        record: &MachineRecord,
+        boot: &Boot,
+        disk: &dyn Disk,
+    ) -> Result<Arc<dyn Vm>, LifecycleError> {
         let request = VmRequest {
             name: record.name.clone(),
             uuid: record.uuid,
@@ -218,6 +224,8 @@ impl Service {
             run_dir: self.run_dir(&record.name),
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
+            platform: record.platform.clone(),
+            kept_variables: boot.kept.as_ref().map(|kept| self.kept_variables(&record.name, kept)),
             disk_socket: disk.socket().to_owned(),
             sector_bytes: disk.sector_bytes(),
             transport: record.transport,

@@ -24,6 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use headwater_api::metrics::Sample;
 use headwater_api::name::ImageRef;
+use headwater_api::platform::Platform;
 use headwater_api::{
     BootTrace, CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image,
     ImageVersion, MachineState, ProblemKind, Removed, TracePlace, VerifyReport, VerifyRequest, Wanted,
@@ -643,6 +644,9 @@ impl Vm for FakeVm {
         self.1.identity_left.lock().unwrap().found.clear();
         Ok(vec![format!("all of {host_name}")])
     }
+    async fn screenshot(&self) -> Result<Vec<u8>, BackendError> {
+        Ok(b"a PNG".to_vec())
+    }
     async fn exec(&self, _: &[String], _: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
         if self.1.execs_hang.load(Ordering::SeqCst) {
             self.1.exec_hangs.notify_one();
@@ -685,6 +689,9 @@ impl Hypervisor for FakeHypervisor {
     }
     fn console_socket(&self, run_dir: &Path) -> PathBuf {
         run_dir.join("console.sock")
+    }
+    fn display_socket(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join("vnc.sock")
     }
 }
 
@@ -733,6 +740,7 @@ impl Fixture {
             transport: headwater_api::DiskTransport::default(),
             memory_bytes: 1 << 29,
             cpus: 1,
+            platform: Platform::default(),
             identity: new.identity,
             ssh_host_key_private: new.ssh_host_key_private,
             wanted: Wanted::Stopped,

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef, NameRule};
+use headwater_api::platform::Platform;
 use headwater_api::{Catalog, CreateCatalog, Problem, ProblemKind};
 use headwater_db::{CatalogRecord, DbError};
 
@@ -73,10 +74,13 @@ pub(super) async fn create_catalog(
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
     name::check_machine(&request.name)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
+    let CreateCatalog { firmware, display, network, .. } = request;
+    let platform = Platform { firmware, display, network };
     let plan = VmPlan {
         name: &request.name,
         memory_bytes: request.memory_bytes,
         cpus: request.cpus,
+        platform: &platform,
         host_name: &request.name,
         user_data: request.user_data.as_deref(),
     };
@@ -95,6 +99,7 @@ pub(super) async fn create_catalog(
         transport: request.transport,
         memory_bytes: request.memory_bytes,
         cpus: request.cpus,
+        platform,
         user_data: request.user_data,
         created_at_ms: service.now_ms(),
     };

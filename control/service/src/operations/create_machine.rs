@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
+use headwater_api::platform::Platform;
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
     Problem, ProblemKind, Wanted,
@@ -178,6 +179,9 @@ struct Plan {
     transport: DiskTransport,
     memory_bytes: u64,
     cpus: u32,
+    platform: Platform,
+    /// Whether the request itself says some of it.
+    chooses_platform: bool,
     host_name: String,
     user_data: Option<String>,
 }
@@ -199,6 +203,9 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         BootFrom::Vm => CacheSettings::default(),
         BootFrom::Network => CacheSettings::of_target(),
     };
+    let chooses_platform =
+        request.firmware.is_some() || request.display.is_some() || request.network.is_some();
+    let default_platform = of.map(|it| it.platform.clone()).unwrap_or_default();
     let plan = Plan {
         boot,
         mac: request.mac.as_deref().map(name::check_mac).transpose().map_err(Failure)?,
@@ -210,6 +217,12 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
             .or(of.map(|it| it.memory_bytes))
             .unwrap_or(CreateMachine::default_memory_bytes()),
         cpus: request.cpus.or(of.map(|it| it.cpus)).unwrap_or(CreateMachine::default_cpus()),
+        platform: Platform {
+            firmware: request.firmware.unwrap_or(default_platform.firmware),
+            display: request.display.unwrap_or(default_platform.display),
+            network: request.network.unwrap_or(default_platform.network),
+        },
+        chooses_platform,
         host_name: request.host_name.unwrap_or_else(|| request.name.clone()),
         user_data: request.user_data.or_else(|| of.and_then(|it| it.user_data.clone())),
         name: request.name,
@@ -231,6 +244,10 @@ fn check_target(plan: &Plan) -> Result<(), Error> {
         }
         _ if cache.persistent => "a write cache in memory cannot be persistent",
         _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "a write cache has 16 MiB or more",
+        _ if plan.chooses_platform => {
+            "firmware, display and network of a machine that boots from the network are its own; leave out --firmware, --display and \
+             --network"
+        }
         _ if plan.user_data.is_some() => "a machine that boots from the network is given no user data",
         _ => return Ok(()),
     };
@@ -255,6 +272,7 @@ async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
         name: &plan.name,
         memory_bytes: plan.memory_bytes,
         cpus: plan.cpus,
+        platform: &plan.platform,
         host_name: &plan.host_name,
         user_data: plan.user_data.as_deref(),
     };
@@ -276,7 +294,7 @@ async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure>
     let failed = |source| Error::Backend { machine: plan.name.clone(), source };
     // A machine that boots from the network has a firmware of its own.
     if plan.boot == BootFrom::Vm {
-        service.images().check_bootable(&version).await.map_err(failed)?;
+        service.images().check_bootable(&version, plan.platform.firmware).await.map_err(failed)?;
     }
     if plan.catalog.is_none() {
         let namer = Referrer::Machine(&plan.name);
@@ -321,6 +339,7 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
         transport: plan.transport,
         memory_bytes: plan.memory_bytes,
         cpus: plan.cpus,
+        platform: plan.platform,
         identity: new.identity,
         ssh_host_key_private: new.ssh_host_key_private,
         wanted: Wanted::Stopped,

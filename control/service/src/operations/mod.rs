@@ -38,6 +38,7 @@ mod revert_image;
 mod revoke_token;
 mod roll_catalog;
 mod scale_catalog;
+mod screenshot_machine;
 mod seal_image;
 mod seal_machine;
 mod set_catalog;
@@ -153,6 +154,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(exec_machine::exec_machine))
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
+        .routes(routes!(screenshot_machine::screenshot_machine))
         .routes(routes!(scale_catalog::scale_catalog))
         .routes(routes!(roll_catalog::roll_catalog))
         .routes(routes!(list_tasks::list_tasks))

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headwater_api::DiskTransport;
+use headwater_api::platform::Firmware;
 use headwater_block::blocking;
 use headwater_image::{ImportOptions, null_device};
 use headwater_service::backend::{PersistentDiskRef, SealOrder};
@@ -80,6 +81,7 @@ impl Fixture {
             kept: None,
             goes_on: false,
             transport: DiskTransport::Nbd,
+            firmware: Firmware::default(),
         }
     }
 

@@ -114,6 +114,20 @@ impl Daemon {
         })
     }
 
+    /// A daemon in a network namespace of its own, which has the bridge `br0`, for root.
+    pub fn start_with_bridge() -> Self {
+        let mut shell = Command::new("unshare");
+        let script = "ip link add br0 type bridge && ip link set br0 up && exec \"$0\" \"$@\"";
+        shell.args(["--net", "sh", "-c", script, env!("CARGO_BIN_EXE_headwater")]);
+        shell.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG").env_remove("NOTIFY_SOCKET");
+        Self::start_as(shell, short_dir(), |_| {})
+    }
+
+    /// Runs a command in the daemon's network namespace.
+    pub fn in_network(&self, args: &[&str]) -> Ran {
+        run(Command::new("nsenter").args(["--target", &self.pid().to_string(), "--net", "--"]).args(args))
+    }
+
     fn start_as(mut command: Command, dir: tempfile::TempDir, change: impl FnOnce(&mut Command)) -> Self {
         command.args(["serve", "--data-dir"]).arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::piped());
         change(&mut command);

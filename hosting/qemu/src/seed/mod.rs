@@ -31,7 +31,7 @@ use crate::spec::{MacAddress, Network};
 pub const LABEL: &str = "CIDATA";
 
 /// Writes the seed disk of a machine to `path`. Only its owner may read the file: it holds private keys.
-pub fn write(path: &Path, identity: &Identity, network: Network, mac: MacAddress) -> Result<()> {
+pub fn write(path: &Path, identity: &Identity, network: &Network, mac: MacAddress) -> Result<()> {
     identity.check()?;
     let files = files(identity, network, mac);
     let image = fat::image(LABEL, identity.volume_id(), &files).ok_or_else(|| Error::Spec {
@@ -56,7 +56,7 @@ pub fn write(path: &Path, identity: &Identity, network: Network, mac: MacAddress
 }
 
 /// Names and contents of the files.
-fn files(identity: &Identity, network: Network, mac: MacAddress) -> Vec<(String, Vec<u8>)> {
+fn files(identity: &Identity, network: &Network, mac: MacAddress) -> Vec<(String, Vec<u8>)> {
     let text = |name: &str, content: String| (name.to_owned(), content.into_bytes());
     // YAML contains JSON, so there is nothing to quote by hand.
     let meta = json!({ "instance-id": identity.instance_id, "local-hostname": identity.hostname });
@@ -69,7 +69,7 @@ fn files(identity: &Identity, network: Network, mac: MacAddress) -> Vec<(String,
         text("hostname", format!("{}\n", identity.kernel_name())),
         text("machine-id", format!("{}\n", identity.machine_id)),
     ];
-    if network == Network::User {
+    if *network != Network::None {
         let card = json!({ "match": { "macaddress": mac.to_string() }, "dhcp4": true });
         let config = json!({ "version": 2, "ethernets": { "net0": card } });
         files.push(text("network-config", format!("{config}\n")));

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use headwater_qemu::{
-    Acceleration, BootSign, Disk, Error, ExitReason, Guest, GuestSpec, Network, OnReboot, Phase, Version,
-    sweep_orphans,
+    Acceleration, BootSign, Disk, Display, Error, ExitReason, Firmware, Guest, GuestSpec, Network, OnReboot,
+    Phase, Version, sweep_orphans,
 };
 use uuid::Uuid;
 
@@ -85,6 +85,8 @@ impl Setup {
             disk: Disk::nbd(self.dir.path().join("nbd.sock"), "disk"),
             seed: None,
             run_dir: self.run_root().join(name),
+            firmware: Firmware::Bios,
+            display: Display::None,
             network: Network::None,
             acceleration: Acceleration::Tcg { reason: "it is a test".into() },
             on_reboot: OnReboot::Continue,

@@ -21,7 +21,7 @@ fn the_disk_is_sound_and_holds_the_identity() {
     identity.user_data = Some(b"#!/bin/sh\necho \"done\" >/tmp/it\n".to_vec());
     let (private, public) = ("-----BEGIN x\nfoo\n-----END x\n".to_owned(), "ssh-ed25519 bar\n".to_owned());
     identity.ssh_host_keys.push(SshHostKey { kind: "ed25519".into(), private, public });
-    seed::write(&disk, &identity, Network::User, MAC).unwrap();
+    seed::write(&disk, &identity, &Network::User, MAC).unwrap();
 
     let path = disk.to_str().unwrap();
     run("dosfstools", "fsck.vfat", &["-n", path]);
@@ -48,7 +48,7 @@ fn the_disk_is_sound_and_holds_the_identity() {
 fn the_machine_id_command_does_what_it_says() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("seed.img");
-    seed::write(&disk, &Identity::new("lab-1", UUID), Network::None, MAC).unwrap();
+    seed::write(&disk, &Identity::new("lab-1", UUID), &Network::None, MAC).unwrap();
     assert_eq!(file(&disk, "user-data"), "#cloud-config\n{}\n");
     let vendor = file(&disk, "vendor-data");
     let vendor: serde_json::Value =
@@ -71,13 +71,13 @@ fn equal_identities_give_equal_disks_that_only_the_owner_reads() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
     let identity = Identity::new("lab-1", UUID);
-    seed::write(&a, &identity, Network::None, MAC).unwrap();
+    seed::write(&a, &identity, &Network::None, MAC).unwrap();
     std::fs::write(&b, "something that was there").unwrap();
-    seed::write(&b, &identity, Network::None, MAC).unwrap();
+    seed::write(&b, &identity, &Network::None, MAC).unwrap();
     assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap());
     let mode = std::os::unix::fs::PermissionsExt::mode(&b.metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
     let missing = dir.path().join("missing/seed.img");
-    let error = seed::write(&missing, &identity, Network::None, MAC).unwrap_err().to_string();
+    let error = seed::write(&missing, &identity, &Network::None, MAC).unwrap_err().to_string();
     assert!(error.contains("missing/seed.img"), "{error}");
 }

@@ -75,6 +75,7 @@ async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another()
         transport: record.transport,
         memory_bytes: record.memory_bytes,
         cpus: record.cpus,
+        platform: record.platform.clone(),
         user_data: None,
         name_rule: "lab-##".to_owned(),
         first_number: 1,

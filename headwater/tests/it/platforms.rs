@@ -1,0 +1,218 @@
+//! Firmware, display and network of machines: a guest that boots by UEFI, shows something, and sends packets through a bridge.
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::support::{Daemon, headwater, http, run};
+use headwater_testkit::wait_until;
+
+/// The firmware, display and network that most machines of these tests have.
+const PLATFORM: [&str; 6] = ["--firmware", "uefi", "--display", "vnc", "--network", "bridge:br0"];
+
+fn tool(command: &mut Command) {
+    let ran = run(command);
+    assert_eq!(ran.code, 0, "{command:?}: {ran:?}");
+}
+
+/// A disk that only UEFI boots: an EFI system partition with iPXE, which says so on the screen and asks the network for an address.
+fn efi_disk(dir: &Path) -> PathBuf {
+    let disk = dir.join("efi.raw");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the disk can be written");
+    let script = "printf 'label: gpt\\nstart=2048, size=12288, type=U\\n' | sfdisk --quiet \"$0\"";
+    tool(Command::new("sh").args(["-c", script]).arg(&disk));
+    let partition = format!("{}@@1M", disk.display());
+    tool(Command::new("mformat").args(["-i", &partition, "-T", "12288", "::"]));
+    tool(Command::new("mmd").args(["-i", &partition, "::/EFI", "::/EFI/BOOT"]));
+    tool(Command::new("mcopy").args(["-i", &partition, "/usr/lib/ipxe/ipxe.efi", "::/EFI/BOOT/BOOTX64.EFI"]));
+    disk
+}
+
+fn import(daemon: &Daemon) {
+    let disk = efi_disk(daemon.path());
+    daemon.cli(&["image", "import", disk.to_str().expect("UTF-8")]).ok();
+}
+
+/// Width, height and the number of colours of a PNG, as Python reads it.
+fn picture(path: &Path) -> (u32, u32, u32) {
+    let script = "import struct, sys, zlib\n\
+        data = open(sys.argv[1], 'rb').read()\n\
+        assert data[:8] == bytes([137, 80, 78, 71, 13, 10, 26, 10]) and data[12:16] == b'IHDR' and data[37:41] == b'IDAT'\n\
+        width, height, depth, kind = struct.unpack('>IIBB', data[16:26])\n\
+        assert (depth, kind) == (8, 2)\n\
+        rows = zlib.decompress(data[41:41 + struct.unpack('>I', data[33:37])[0]])\n\
+        step = 1 + 3 * width\n\
+        assert len(rows) == height * step\n\
+        colours = {rows[y * step + x:y * step + x + 3] for y in range(height) for x in range(1, step, 3)}\n\
+        print(width, height, len(colours))\n";
+    let said = run(Command::new("python3").args(["-c", script]).arg(path)).ok();
+    let numbers: Vec<u32> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+    (numbers[0], numbers[1], numbers[2])
+}
+
+#[test]
+fn a_uefi_guest_shows_a_picture_and_sends_through_its_bridge() {
+    let daemon = Daemon::start_with_bridge();
+    import(&daemon);
+    daemon.create("lab", "efi", &PLATFORM);
+    daemon.cli(&["machine", "start", "lab"]).ok();
+    let lab = daemon.machine("lab");
+    let (uuid, mac) = (lab["uuid"].as_str().unwrap(), lab["mac"].as_str().unwrap());
+    let tap = format!("hw{}", &uuid.replace('-', "")[..13]);
+    let ports = || daemon.in_network(&["ip", "-brief", "link", "show", "master", "br0"]).ok();
+    assert!(ports().starts_with(&tap) && ports().lines().count() == 1, "{}", ports());
+
+    // The display is a socket for the owner alone, and nothing of the machine listens on the network.
+    let socket = PathBuf::from(lab["display_socket"].as_str().unwrap());
+    assert_eq!(socket, daemon.path().join("run/lab/vnc.sock"));
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut greeting = [0; 12];
+    UnixStream::connect(&socket).unwrap().read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"RFB 003.008\n");
+    for table in ["tcp", "tcp6", "udp", "udp6"] {
+        let sockets = std::fs::read_to_string(format!("/proc/{}/net/{table}", lab["pid"])).unwrap();
+        assert_eq!(sockets.lines().count(), 1, "{sockets}");
+    }
+
+    // The guest sends from its card: the bridge learns the address at the tap.
+    wait_until("the bridge has seen the guest", || {
+        let learned = daemon.in_network(&["bridge", "fdb", "show", "br", "br0"]).ok();
+        learned.lines().any(|line| line.starts_with(&format!("{mac} dev {tap} ")))
+    });
+    let console = daemon.cli(&["machine", "console", "lab", "--log"]).ok();
+    assert!(console.contains("iPXE initialising devices"), "{console}");
+    let png = daemon.path().join("screen.png");
+    std::fs::write(&png, "what was there before").unwrap();
+    daemon.cli(&["machine", "screenshot", "lab", png.to_str().unwrap()]).ok();
+    let (width, height, colours) = picture(&png);
+    assert!(width >= 640 && height >= 400 && colours >= 2, "{width} x {height}, {colours} colours");
+
+    let shown = daemon.cli(&["machine", "show", "lab"]).ok();
+    for words in ["uefi", "vnc, unix socket ", "a port of bridge br0"] {
+        assert!(shown.contains(words), "{shown}");
+    }
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    assert_eq!(ports(), "");
+    assert_eq!(daemon.machine("lab").get("display_socket"), None);
+    let mut left: Vec<_> = std::fs::read_dir(daemon.path().join("run/lab"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["console.log", "qemu.log"]);
+}
+
+#[test]
+fn firmware_variables_are_kept_with_the_disk() {
+    let daemon = Daemon::start();
+    import(&daemon);
+    daemon.create("lab", "efi", &["--firmware", "uefi", "--persistent"]);
+    let kept = || {
+        let entries = std::fs::read_dir(daemon.path().join("run/lab")).unwrap();
+        let mut paths = entries.map(|entry| entry.unwrap().path());
+        let found = paths.find(|path| path.extension().is_some_and(|end| end == "kept-vars"));
+        found.expect("it is kept")
+    };
+    let cycle = |verb: &str| {
+        daemon.cli(&["machine", verb, "lab"]).ok();
+        daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    };
+    cycle("start");
+    let first = kept();
+    assert_eq!(std::fs::metadata(&first).unwrap().permissions().mode() & 0o777, 0o600);
+    // In the last bytes, which the firmware never uses.
+    let mut marked = std::fs::read(&first).unwrap();
+    let end = marked.len() - 4;
+    marked[end..].copy_from_slice(b"mark");
+    std::fs::write(&first, &marked).unwrap();
+    cycle("start");
+    assert!(kept() == first && std::fs::read(&first).unwrap().ends_with(b"mark"));
+    daemon.cli(&["machine", "reset", "lab"]).ok();
+    assert!(!first.exists());
+    cycle("start");
+    assert!(!std::fs::read(kept()).unwrap().ends_with(b"mark"));
+}
+
+#[test]
+fn a_screenshot_needs_a_display_and_a_machine_that_is_on() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("dark");
+    daemon.create("lit", "tiny", &["--display", "vnc"]);
+    let png = daemon.path().join("screen.png");
+    let screenshot = |name: &str| daemon.cli(&["machine", "screenshot", name, png.to_str().unwrap()]);
+    screenshot("dark").fails(4, &["screenshot of machine 'dark'", "has no display", "--display vnc"]);
+    screenshot("lit").fails(4, &["screenshot of machine 'lit'", "headwater machine start lit"]);
+    assert!(!png.exists());
+    daemon.cli(&["machine", "start", "lit", "--wait"]).ok();
+    // SeaBIOS shows its own lines, and `-` is standard output.
+    screenshot("lit").ok();
+    let (width, height, colours) = picture(&png);
+    assert!((width, height) >= (640, 400) && colours >= 2, "{width} x {height}, {colours} colours");
+    let mut command = headwater();
+    command.arg("--data-dir").arg(daemon.path()).args(["machine", "screenshot", "lit", "-"]);
+    assert!(command.output().unwrap().stdout.starts_with(b"\x89PNG\r\n\x1a\n"));
+}
+
+#[test]
+fn a_network_that_this_host_does_not_have_is_refused() {
+    let daemon = Daemon::start_with_bridge();
+    daemon.with_tiny_machine("plain");
+    let create = |network: &str| daemon.cli(&["machine", "create", "lab", "tiny", "--network", network]);
+    create("bridge:br1").fails(2, &["bridge 'br1'", "no such interface", "ip link add br1 type bridge"]);
+    create("bridge:lo").fails(2, &["bridge 'lo'", "not a bridge"]);
+    let catalog = ["catalog", "create", "labs", "tiny", "--network", "bridge:br1"];
+    daemon.cli(&catalog).fails(2, &["catalog 'labs'", "bridge 'br1'", "no such interface"]);
+    daemon.in_network(&["ip", "link", "set", "br0", "down"]).ok();
+    create("bridge:br0").fails(2, &["bridge 'br0'", "is down", "ip link set br0 up"]);
+    daemon.in_network(&["ip", "link", "set", "br0", "up"]).ok();
+    create("bridge:br0").ok();
+    // It is there when the machine is made, and gone when it starts.
+    daemon.in_network(&["ip", "link", "delete", "br0"]).ok();
+    daemon
+        .cli(&["machine", "start", "lab"])
+        .fails(2, &["machine 'lab'", "bridge 'br0'", "no such interface"]);
+    assert_eq!(daemon.machine("lab")["state"], "stopped");
+}
+
+#[test]
+fn a_user_without_rights_is_told_so_when_a_bridge_is_named() {
+    let daemon = Daemon::start_as_user(65534);
+    let disk = daemon.path().join("tiny.raw");
+    std::fs::write(&disk, crate::support::tiny_disk()).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    let created = daemon.cli(&["machine", "create", "lab", "tiny", "--network", "bridge:br0"]);
+    created.fails(2, &["bridge 'br0'", "CAP_NET_ADMIN", "root"]);
+}
+
+#[test]
+fn machines_have_the_platform_of_their_catalog() {
+    let daemon = Daemon::start_with_bridge();
+    daemon.with_tiny_machine("plain");
+    let plain = daemon.machine("plain");
+    assert_eq!(
+        (&plain["firmware"], &plain["display"], &plain["network"]),
+        (&"bios".into(), &"none".into(), &"user".into())
+    );
+    daemon.cli(&[&["catalog", "create", "labs", "tiny", "--count", "1"][..], &PLATFORM].concat()).ok();
+    let member = daemon.machine("labs-01");
+    let of =
+        |machine: &serde_json::Value| json!([machine["firmware"], machine["display"], machine["network"]]);
+    assert_eq!(of(&member), json!(["uefi", "vnc", "bridge:br0"]));
+    let shown = daemon.cli(&["catalog", "show", "labs"]).ok();
+    assert!(shown.contains("a port of bridge br0"), "{shown}");
+    daemon
+        .cli(&["machine", "create", "own", "--catalog", "labs", "--network", "user", "--display", "none"])
+        .ok();
+    assert_eq!(of(&daemon.machine("own")), json!(["uefi", "none", "user"]));
+
+    let target = ["machine", "create", "pc", "tiny", "--boot", "network", "--mac", "52:54:00:12:34:56"];
+    let refused = daemon.cli(&[&target[..], &["--cache", "ram", "--display", "vnc"]].concat());
+    refused.fails(2, &["machine 'pc'", "--firmware, --display and --network"]);
+    let odd = json!({ "name": "odd", "image": "tiny", "network": "bridge:a/b" }).to_string();
+    let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines", Some(&odd));
+    assert!(status == 400 && answer.contains("not the name of a bridge"), "{status}: {answer}");
+}

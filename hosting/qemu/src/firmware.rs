@@ -1,0 +1,144 @@
+//! The files of a UEFI firmware: its code, which all machines share, and the variables of each machine.
+//!
+//! Secure Boot is off: the code is the build without it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::spec::RunFiles;
+
+/// Code and empty variables, where distributions have them, newest layout first.
+const PLACES: [(&str, &str); 4] = [
+    // Debian, Ubuntu.
+    ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
+    // Fedora, RHEL.
+    ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
+    // Arch.
+    ("/usr/share/edk2/x64/OVMF_CODE.4m.fd", "/usr/share/edk2/x64/OVMF_VARS.4m.fd"),
+    // openSUSE.
+    ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
+];
+
+/// Who has them.
+const PACKAGES: &str = "Debian and Ubuntu: 'apt-get install ovmf', Fedora and Arch: package edk2-ovmf, openSUSE: \
+                        package qemu-ovmf-x86_64";
+
+/// The most that a file of variables has; those of the builds above have half a MiB.
+const MAX_VARIABLES_BYTES: u64 = 16 << 20;
+
+/// The firmware of one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UefiFiles {
+    /// The code, which is only read.
+    pub code: PathBuf,
+    /// The machine's variables.
+    pub variables: PathBuf,
+}
+
+/// Finds the firmware on this host: its code, and the empty variables to copy.
+pub fn find() -> Result<UefiFiles> {
+    find_below(Path::new("/"))
+}
+
+fn find_below(root: &Path) -> Result<UefiFiles> {
+    let at = |path: &str| root.join(path.trim_start_matches('/'));
+    PLACES
+        .iter()
+        .map(|(code, variables)| UefiFiles { code: at(code), variables: at(variables) })
+        .find(|files| files.code.is_file() && files.variables.is_file())
+        .ok_or_else(|| Error::NotInstalled { what: "a UEFI firmware (OVMF)".to_owned(), packages: PACKAGES })
+}
+
+/// Prepares the firmware of a machine that is about to start. Its variables are new ones, or those at `kept` if it ran with these before.
+pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
+    std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
+    let UefiFiles { code, variables: empty } = find()?;
+    let describe = |path: &Path| Error::io("read the empty firmware variables", path);
+    let size_bytes = std::fs::metadata(&empty).map_err(describe(&empty))?.len();
+    if size_bytes > MAX_VARIABLES_BYTES {
+        let why = format!("it has {size_bytes} bytes, at most {MAX_VARIABLES_BYTES} are expected");
+        return Err(describe(&empty)(std::io::Error::new(ErrorKind::InvalidData, why)));
+    }
+    let variables = kept.map_or_else(|| files.firmware_variables(), Path::to_path_buf);
+    if let Some(kept) = kept {
+        let use_kept = Error::io("use the machine's firmware variables", kept);
+        match std::fs::metadata(kept) {
+            Ok(found) if found.len() == size_bytes => return Ok(UefiFiles { code, variables }),
+            Ok(found) => {
+                let why = format!(
+                    "it has {} bytes, and the firmware of this host needs {size_bytes}: it is that of another build; a reset of the \
+                     machine makes new variables",
+                    found.len()
+                );
+                return Err(use_kept(std::io::Error::new(ErrorKind::InvalidData, why)));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(use_kept(error)),
+        }
+    }
+    let bytes = std::fs::read(&empty).map_err(describe(&empty))?;
+    write_whole(&variables, &bytes).map_err(Error::io("write the firmware variables", &variables))?;
+    Ok(UefiFiles { code, variables })
+}
+
+/// After a crash there is no half of a file that the next start would use.
+fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    // A file of an earlier start may have been left with another mode.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_host_without_ovmf_is_told_the_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = find_below(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("OVMF") && error.contains("apt-get install ovmf"), "{error}");
+        // Code without variables is of no use.
+        let places = PLACES[1];
+        let at = |path: &str| dir.path().join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(at(places.0).parent().unwrap()).unwrap();
+        std::fs::write(at(places.0), "code").unwrap();
+        assert!(find_below(dir.path()).is_err());
+        std::fs::write(at(places.1), "variables").unwrap();
+        let found = find_below(dir.path()).unwrap();
+        assert_eq!(found, UefiFiles { code: at(places.0), variables: at(places.1) });
+    }
+
+    #[test]
+    fn variables_are_new_at_each_start_unless_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = RunFiles::new(&dir.path().join("run"));
+        let first = prepare(&files, None).expect("apt-get install ovmf");
+        let empty = std::fs::read(&first.variables).unwrap();
+        assert_eq!(std::fs::metadata(&first.variables).unwrap().mode() & 0o777, 0o600);
+        let kept = dir.path().join("kept-vars");
+        for path in [None, Some(kept.as_path())] {
+            let variables = prepare(&files, path).unwrap().variables;
+            assert_eq!(std::fs::read(&variables).unwrap(), empty);
+            let mut changed = empty.clone();
+            changed[100_000] = 7;
+            std::fs::write(&variables, &changed).unwrap();
+            let again = std::fs::read(prepare(&files, path).unwrap().variables).unwrap();
+            assert_eq!(again == changed, path.is_some());
+        }
+        std::fs::write(&kept, "short").unwrap();
+        let error = prepare(&files, Some(&kept)).unwrap_err().to_string();
+        assert!(error.contains("5 bytes") && error.contains("reset"), "{error}");
+    }
+}
