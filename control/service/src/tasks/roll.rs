@@ -412,6 +412,9 @@ impl Service {
             };
             tokio::select! {
                 () = active.vm.booted() => break active,
+                said = active.vm.found_nothing_to_boot() => {
+                    return failed(format!("finds nothing to boot: '{said}'"));
+                }
                 _ = active.vm.exited() => tokio::time::sleep(LOOK / 2).await,
                 () = tokio::time::sleep_until(end) => {}
                 () = ended(control) => return failed("was not waited for".to_owned()),
