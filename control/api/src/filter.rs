@@ -250,6 +250,7 @@ mod tests {
 
     use super::*;
     use crate::machine::{Alarm, BootFrom, CacheSettings, DiskCounters, DiskTransport, Identity, Wanted};
+    use crate::platform::{Display, Firmware, Network};
 
     fn machine(name: &str) -> Machine {
         Machine {
@@ -269,6 +270,10 @@ mod tests {
             transport: DiskTransport::default(),
             memory_bytes: 1 << 30,
             cpus: 1,
+            firmware: Firmware::default(),
+            display: Display::default(),
+            display_socket: None,
+            network: Network::default(),
             wanted: Wanted::Running,
             state: MachineState::Running,
             reason: None,

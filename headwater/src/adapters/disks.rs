@@ -117,10 +117,7 @@ impl Volumes {
                 &request.kept.id.to_string(),
                 &request.version,
                 &request.cache,
-                Some(request.kept),
-                LittleSpace::Accepted,
-                // No machine boots from it here.
-                None,
+                Opening::unbooted(request.kept),
             )?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
@@ -206,10 +203,7 @@ impl Disks for Volumes {
                 &request.kept.id.to_string(),
                 &request.version,
                 &request.cache,
-                Some(request.kept),
-                LittleSpace::Accepted,
-                // No machine boots from it here.
-                None,
+                Opening::unbooted(request.kept),
             )?;
             let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
             Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
@@ -330,6 +324,21 @@ struct Opened {
     image: Weak<Streamed>,
 }
 
+/// How a disk is opened.
+struct Opening {
+    kept: Option<PersistentDiskRef>,
+    little_space: LittleSpace,
+    /// The firmware of the machine that boots from the disk, if a machine does.
+    firmware: Option<Firmware>,
+}
+
+impl Opening {
+    /// Of a persistent disk from which no machine boots.
+    fn unbooted(kept: PersistentDiskRef) -> Self {
+        Self { kept: Some(kept), little_space: LittleSpace::Accepted, firmware: None }
+    }
+}
+
 /// What it takes to open disks on a thread of its own.
 struct Opener {
     store: Arc<dyn Store>,
@@ -348,10 +357,9 @@ impl Opener {
         name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
-        kept: Option<PersistentDiskRef>,
-        little_space: LittleSpace,
-        firmware: Option<Firmware>,
+        open: Opening,
     ) -> Result<Opened, BackendError> {
+        let kept = open.kept;
         let snapshot_leases = kept.map(|kept| self.readable.of_kept(kept.id));
         // Until it is open here: a reader who came between would have it open then.
         let taken = snapshot_leases.as_ref().map(SnapshotLeases::take_back);
@@ -360,7 +368,7 @@ impl Opener {
         {
             tracing::warn!(disk = %kept.id, readers = taken.readers, "a persistent disk is needed and was taken from those who read it");
         }
-        self.open_volume(name, version, cache, kept, little_space, firmware)
+        self.open_volume(name, version, cache, open)
     }
 
     fn open_volume(
@@ -368,10 +376,9 @@ impl Opener {
         name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
-        kept: Option<PersistentDiskRef>,
-        little_space: LittleSpace,
-        firmware: Option<Firmware>,
+        open: Opening,
     ) -> Result<Opened, BackendError> {
+        let Opening { kept, little_space, firmware } = open;
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
         let pinned = self.streaming.pin(manifest).map_err(image_failed)?;
@@ -419,14 +426,9 @@ impl Opener {
             check_directory(&self.files.cache_dir, name.as_deref(), request.cache.disk_bytes)
                 .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
         }
-        let Opened { volume, pin, version, image } = self.volume(
-            &request.machine,
-            &request.version,
-            &request.cache,
-            request.kept,
-            little_space,
-            Some(request.firmware),
-        )?;
+        let open = Opening { kept: request.kept, little_space, firmware: Some(request.firmware) };
+        let Opened { volume, pin, version, image } =
+            self.volume(&request.machine, &request.version, &request.cache, open)?;
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;

@@ -64,8 +64,9 @@ impl Fixture {
     /// Opens the disk as a machine's start does, and closes it.
     fn begin(&self) -> Result<(), BackendError> {
         let PersistentDiskRequest { kept, version, cache, .. } = &self.request;
-        let opened =
-            self.volumes.opener().volume("vm1", version, cache, Some(*kept), LittleSpace::Refused)?;
+        let firmware = Some(headwater_api::platform::Firmware::Bios);
+        let open = Opening { kept: Some(*kept), little_space: LittleSpace::Refused, firmware };
+        let opened = self.volumes.opener().volume("vm1", version, cache, open)?;
         opened.volume.close();
         Ok(())
     }
