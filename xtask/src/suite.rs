@@ -6,9 +6,11 @@
 //! The test programs run side by side: one while others are being built, then one more than there are processors, as many of them wait
 //! for guests, disks or time.
 
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::programs;
@@ -83,7 +85,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     let mut tally = Tally::default();
     let output = |text: &str| text.lines().for_each(|line| tally.add_line(line));
     let (built, ends) = runs::beside(filter, output, |queue| build(root, filter, &mut checks, queue));
-    let built_at = built?;
+    let Built { at: built_at, examples } = built?;
     // A test that failed is in the tally; a program that was killed, or had to be, is not.
     for program in &ends.killed {
         let (name, last) = (&program.name, &program.last_lines);
@@ -99,8 +101,7 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     let end = if ends.all_good { "ok" } else { "FAILED" };
     println!("== tests: {end}, {} s after the last was built", built_at.elapsed().as_secs());
     checks.run("examples in the documentation", || {
-        let output =
-            linting(root).args(["test", "--workspace", "--doc", "--locked", "--quiet"]).args(filter).output();
+        let output = examples.join().map_err(|_| "the examples' thread panicked".to_owned())?;
         let output = output.map_err(|error| format!("cannot run cargo test --doc: {error}"))?;
         let text = String::from_utf8_lossy(&output.stdout);
         text.lines().for_each(|line| tally.add_line(line));
@@ -120,8 +121,15 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     Ok(failed == 0)
 }
 
+/// All is built, and the tests run.
+struct Built {
+    at: Instant,
+    /// Runs the examples in the documentation beside the tests: `rustdoc` mostly waits for the linker.
+    examples: JoinHandle<io::Result<Output>>,
+}
+
 /// All checks that are no tests, and all tests into the queue. Returns when that was done.
-fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Result<Instant, String> {
+fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Result<Built, String> {
     // From a clean checkout it takes two minutes, most of them of waiting: so beside the compiler. Who names tests has it made by
     // those that need it.
     let mut guest = filter.is_empty().then(|| Guest::start(root)).transpose()?;
@@ -152,7 +160,10 @@ fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Re
     if let Some(guest) = &mut guest {
         checks.run("the Debian guest", || guest.wait())?;
     }
-    Ok(Instant::now())
+    let mut examples = linting(root);
+    examples.args(["test", "--workspace", "--doc", "--locked", "--quiet"]).args(filter);
+    let examples = std::thread::spawn(move || examples.output());
+    Ok(Built { at: Instant::now(), examples })
 }
 
 /// `guest/build` at work, which says what it does itself.
