@@ -158,6 +158,17 @@ export async function openSession(ticket: string): Promise<Session> {
   return { principal: opened.principal, role: opened.role };
 }
 
+/** Uses a named token in place of a session. */
+export async function useToken(token: string): Promise<Session> {
+  secret = token;
+  try {
+    return (await ask("/api/v1/caller")) as Session;
+  } catch (error) {
+    secret = "";
+    throw error;
+  }
+}
+
 /** Ends the session. */
 export async function closeSession(): Promise<void> {
   try {

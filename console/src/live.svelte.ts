@@ -61,6 +61,20 @@ class Live {
     void this.#measure();
   }
 
+  /** Goes on with a named token in place of a session. */
+  async signIn(token: string): Promise<void> {
+    this.problem = null;
+    try {
+      this.session = await api.useToken(token);
+    } catch (error) {
+      this.problem = error as api.Problem;
+      return;
+    }
+    this.phase = "loading";
+    void this.#follow();
+    void this.#measure();
+  }
+
   async close(): Promise<void> {
     this.#end(null);
     await api.closeSession().catch(() => undefined);

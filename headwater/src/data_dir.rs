@@ -66,6 +66,11 @@ impl DataDir {
         self.0.join("boot")
     }
 
+    /// The certificate that the daemon made for itself, and its key.
+    pub fn tls(&self) -> PathBuf {
+        self.0.join("tls")
+    }
+
     /// Keys of persistent write caches.
     pub fn keys(&self) -> PathBuf {
         self.0.join("keys")

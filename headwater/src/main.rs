@@ -22,6 +22,7 @@ mod caches;
 mod cli;
 mod client;
 mod cmd;
+mod contexts;
 mod copying;
 mod daemon;
 mod data_dir;

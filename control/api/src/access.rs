@@ -44,6 +44,15 @@ impl std::fmt::Display for Role {
     }
 }
 
+/// Who asks, as the history names them, and what they may do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CallerInfo {
+    /// For instance `uid 1000 (anna)` or `token nightly`.
+    pub principal: String,
+    /// Their role.
+    pub role: Role,
+}
+
 /// A token to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

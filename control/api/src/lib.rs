@@ -39,7 +39,9 @@ pub mod task;
 pub mod trace;
 pub mod words;
 
-pub use access::{ConsoleLink, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo, TokenList};
+pub use access::{
+    CallerInfo, ConsoleLink, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo, TokenList,
+};
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;

@@ -16,6 +16,15 @@ pub struct Status {
     pub data_dir: String,
     /// Since when it runs.
     pub started_at_ms: u64,
+    /// The URL of the API over TCP, if the daemon serves one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_url: Option<String>,
+    /// The URL of the web console, if the daemon serves one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_url: Option<String>,
+    /// The fingerprint of the certificate of both, if the daemon made it: `sha256:` and 64 hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
     /// How many images there are; absent where the store does not tell, as a plain web server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<u64>,

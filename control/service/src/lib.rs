@@ -34,9 +34,9 @@
 //! Every failure is a [`headwater_api::Problem`]; operations keep enums of their own and map them once.
 //!
 //! # Not here
-//! No disk request passes through this crate, and it knows neither the data path nor QEMU. No accounts of people and no
-//! encryption: the socket belongs to its owner, and TCP is for loopback only and takes the directory's [`token::Token`], a named token
-//! with a role, or a session of the [`web`] console.
+//! No disk request passes through this crate, and it knows neither the data path nor QEMU. No accounts of people: the
+//! socket belongs to its owner, and TCP takes the directory's [`token::Token`], a named token with a role, or a session of the [`web`]
+//! console. TCP beyond the loopback interface needs TLS, whose certificates the caller of [`server::Port::bind`] has.
 //!
 //! Start reading at [`lifecycle`].
 

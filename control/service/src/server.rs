@@ -20,9 +20,12 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 
 use crate::answer::{Explain, Failure};
 use crate::caller::{Peer, Presented};
@@ -76,11 +79,8 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
-    /// A TCP address that others can reach.
-    #[error(
-        "cannot listen on {address}: TCP connections are not encrypted, so only loopback addresses are \
-         allowed (listen on 127.0.0.1 and forward it, for instance with ssh -L)"
-    )]
+    /// A TCP address that others can reach, without TLS.
+    #[error("cannot listen on {address} without TLS: only loopback addresses are allowed then")]
     NotLoopback {
         /// The address.
         address: SocketAddr,
@@ -128,12 +128,31 @@ pub async fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// Binds a TCP address of the loopback interface.
-pub async fn bind_tcp(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    if !address.ip().is_loopback() {
-        return Err(ListenError::NotLoopback { address });
+/// A TCP port.
+pub struct Port {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+}
+
+impl Port {
+    /// Binds an address. Without TLS it must be one of the loopback interface.
+    pub async fn bind(address: SocketAddr, tls: Option<Arc<ServerConfig>>) -> Result<Self, ListenError> {
+        if tls.is_none() && !address.ip().is_loopback() {
+            return Err(ListenError::NotLoopback { address });
+        }
+        let listener = TcpListener::bind(address).await.map_err(ListenError::failed(address))?;
+        Ok(Self { listener, tls: tls.map(TlsAcceptor::from) })
     }
-    TcpListener::bind(address).await.map_err(ListenError::failed(address))
+
+    /// The address, with the port that the system chose if none was given.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Whether its connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
 }
 
 /// Serves the unix socket until `stop` says true and the requests in flight are answered.
@@ -159,15 +178,15 @@ pub struct Tokens {
 /// refused: every process of every user of this host can connect. So it is bounded what those without the token take: so
 /// many connections, each for one refusal or for as long as a head may take, and no longer than others leave it its place.
 pub async fn serve_tcp(
-    listener: TcpListener,
+    port: Port,
     router: Router,
     tokens: Tokens,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let router = router
         .layer(middleware::from_fn_with_state(tokens, require_token))
-        .layer(middleware::from_fn(refuse_browsers));
-    serve_bounded(listener, router, Limits::TCP, stop).await;
+        .layer(middleware::from_fn_with_state(Reached { by_any_name: port.is_encrypted() }, refuse_browsers));
+    serve_bounded(port, router, Limits::TCP, stop).await;
     Ok(())
 }
 
@@ -191,7 +210,7 @@ impl Limits {
 }
 
 pub(crate) async fn serve_bounded(
-    listener: TcpListener,
+    port: Port,
     router: Router,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
@@ -199,6 +218,7 @@ pub(crate) async fn serve_bounded(
     let places =
         Admission::new(limits.connections, limits.unauthenticated_many, limits.unauthenticated_grace);
     let mut connections = JoinSet::new();
+    let Port { listener, tls } = port;
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
@@ -206,12 +226,12 @@ pub(crate) async fn serve_bounded(
             accepted = accept(&listener, &places) => accepted,
         };
         let Some((stream, address, place)) = accepted else { continue };
-        let (router, stop) = (router.clone(), stop.clone());
+        let (router, tls, stop) = (router.clone(), tls.clone(), stop.clone());
         connections.spawn(async move {
             tokio::select! {
                 // First: a request that is there already is answered, if only that it must be asked again.
                 biased;
-                () = serve_connection(stream, (address, place.entry()), router, limits, stop) => {}
+                () = serve_stream(stream, tls, (address, place.entry()), router, limits, stop) => {}
                 () = place.must_go() => {
                     tracing::debug!(client = %address, "a connection without the token made room for another one");
                 }
@@ -234,15 +254,31 @@ async fn accept(listener: &TcpListener, places: &Arc<Admission>) -> Option<(TcpS
     }
 }
 
-async fn serve_connection(
+async fn serve_stream(
     stream: TcpStream,
-    (address, entry): (SocketAddr, Entry),
+    tls: Option<TlsAcceptor>,
+    client: (SocketAddr, Entry),
     router: Router,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
     // What a guest echoes at a console is not held back until what came before is acknowledged. Failing costs only that.
     let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else { return serve_connection(stream, client, router, limits, stop).await };
+    match tokio::time::timeout(limits.head, tls.accept(stream)).await {
+        Ok(Ok(stream)) => serve_connection(stream, client, router, limits, stop).await,
+        Ok(Err(error)) => tracing::debug!(client = %client.0, %error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!(client = %client.0, "a TLS handshake took too long"),
+    }
+}
+
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    (address, entry): (SocketAddr, Entry),
+    router: Router,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
+) {
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(ConnectInfo(Peer::Tcp(address)));
@@ -274,9 +310,16 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
+/// Under which names clients reach a port.
+#[derive(Clone, Copy)]
+struct Reached {
+    /// With TLS, the certificate says whether a name is right.
+    by_any_name: bool,
+}
+
 /// A page from anywhere can make a browser talk to loopback ports, and can point a name of its own at them.
-async fn refuse_browsers(request: Request, next: Next) -> Response {
-    if is_foreign(request.headers()) {
+async fn refuse_browsers(State(reached): State<Reached>, request: Request, next: Next) -> Response {
+    if is_foreign(request.headers(), reached) {
         let problem = Problem::new(ProblemKind::Invalid, "the request comes from a web page or another host")
             .advise("use the name localhost or 127.0.0.1, and no browser");
         return refusal(problem);
@@ -312,24 +355,30 @@ async fn presented(tokens: &Tokens, headers: &HeaderMap) -> Result<Presented, Pr
     if tokens.own.is_in(headers) {
         return Ok(Presented::OfDirectory);
     }
-    let unauthorized = |message: String| {
-        Problem::new(ProblemKind::Unauthorized, message).advise(
+    let Some(secret) = token::bearer(headers) else {
+        let message = "requests over TCP must present a token, and this one has none";
+        return Err(Problem::new(ProblemKind::Unauthorized, message).advise(
             "send 'Authorization: Bearer TOKEN'; 'headwater token create' makes a token, and the file api.token of the data \
              directory holds one that may do everything",
-        )
+        ));
     };
-    let Some(secret) = token::bearer(headers) else {
-        return Err(unauthorized("requests over TCP must present a token, and this one has none".to_owned()));
+    named(&tokens.named, secret).await
+}
+
+/// The named token with this secret, or why it lets nobody in.
+pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Presented, Problem> {
+    let unauthorized = |message: String| {
+        Problem::new(ProblemKind::Unauthorized, message)
+            .advise("'headwater token create NAME' on the server makes a token")
     };
-    let found = tokens.named.token_of(secret).await;
-    let found = found.map_err(|error| {
+    let found = service.token_of(secret).await.map_err(|error| {
         let problem = Problem::from_error(ProblemKind::Unavailable, &error).during("cannot look a token up");
         Problem { advice: error.advice(), ..problem }
     })?;
     let Some(found) = found else {
         return Err(unauthorized("there is no such token, or it was revoked".to_owned()));
     };
-    if let Some(end) = found.expires_at_ms.filter(|end| *end <= tokens.named.now_ms()) {
+    if let Some(end) = found.expires_at_ms.filter(|end| *end <= service.now_ms()) {
         let message = format!("the token '{}' ended at {}", found.name, words::time(end));
         return Err(unauthorized(message));
     }
@@ -341,12 +390,15 @@ pub(crate) fn refusal(problem: Problem) -> Response {
     ([(header::CONNECTION, "close")], Failure(problem)).into_response()
 }
 
-fn is_foreign(headers: &HeaderMap) -> bool {
+fn is_foreign(headers: &HeaderMap, reached: Reached) -> bool {
+    if headers.contains_key(header::ORIGIN) {
+        return true;
+    }
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     // Without a port, colons are those of an address.
     let port = host.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
     let name = port.map_or(host, |(name, _)| name);
-    headers.contains_key(header::ORIGIN) || !matches!(name, "localhost" | "127.0.0.1" | "[::1]")
+    !reached.by_any_name && !matches!(name, "localhost" | "127.0.0.1" | "[::1]")
 }
 
 impl Connected<IncomingStream<'_, UnixListener>> for Peer {
@@ -364,6 +416,8 @@ mod tests {
 
     use super::*;
     use crate::lifecycle::tests::Fixture;
+
+    const LOOPBACK: Reached = Reached { by_any_name: false };
 
     /// For what would else be waited for for ever.
     const SOON: Duration = Duration::from_secs(60);
@@ -384,8 +438,8 @@ mod tests {
 
     /// A server of one path, how many it answered at once at most, and its address.
     async fn served(limits: Limits) -> (SocketAddr, Arc<AtomicUsize>, watch::Sender<bool>) {
-        let listener = bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let port = Port::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = port.address().unwrap();
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let seen = Arc::clone(&most);
         let answer = move |ConnectInfo(peer): ConnectInfo<Peer>| async move {
@@ -398,10 +452,10 @@ mod tests {
         let router = Router::new()
             .route("/", get(answer))
             .layer(middleware::from_fn_with_state(tokens, require_token))
-            .layer(middleware::from_fn(refuse_browsers));
+            .layer(middleware::from_fn_with_state(LOOPBACK, refuse_browsers));
         let (stop, stopped) = watch::channel(false);
         tokio::spawn(async move {
-            serve_bounded(listener, router, limits, stopped).await;
+            serve_bounded(port, router, limits, stopped).await;
             drop(fixture);
         });
         (address, seen, stop)
@@ -496,7 +550,7 @@ mod tests {
             let router = Router::new()
                 .route("/", get(answer))
                 .layer(middleware::from_fn_with_state(tokens, require_token));
-            let listener = bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let (_stop, stopped) = watch::channel(false);
             let serving = tokio::spawn(async move {
@@ -551,7 +605,7 @@ mod tests {
         let long = dir.path().join("x".repeat(120));
         assert!(matches!(bind_unix(&long).await, Err(ListenError::TooLong { .. })));
         let everywhere = "0.0.0.0:0".parse().unwrap();
-        assert!(matches!(bind_tcp(everywhere).await, Err(ListenError::NotLoopback { .. })));
+        assert!(matches!(Port::bind(everywhere, None).await, Err(ListenError::NotLoopback { .. })));
     }
 
     #[test]
@@ -559,12 +613,19 @@ mod tests {
         let headers = |pairs: &[(header::HeaderName, &str)]| -> HeaderMap {
             pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
         };
-        assert!(!is_foreign(&headers(&[(header::HOST, "127.0.0.1:8080")])));
-        assert!(!is_foreign(&headers(&[(header::HOST, "localhost")])));
-        assert!(!is_foreign(&headers(&[(header::HOST, "[::1]:80")])));
-        assert!(!is_foreign(&headers(&[(header::HOST, "[::1]")])));
-        assert!(is_foreign(&headers(&[(header::HOST, "evil.example:8080")])));
-        assert!(is_foreign(&headers(&[(header::HOST, "localhost"), (header::ORIGIN, "http://a.b")])));
-        assert!(is_foreign(&headers(&[])));
+        assert!(!is_foreign(&headers(&[(header::HOST, "127.0.0.1:8080")]), LOOPBACK));
+        assert!(!is_foreign(&headers(&[(header::HOST, "localhost")]), LOOPBACK));
+        assert!(!is_foreign(&headers(&[(header::HOST, "[::1]:80")]), LOOPBACK));
+        assert!(!is_foreign(&headers(&[(header::HOST, "[::1]")]), LOOPBACK));
+        assert!(is_foreign(&headers(&[(header::HOST, "evil.example:8080")]), LOOPBACK));
+        assert!(is_foreign(
+            &headers(&[(header::HOST, "localhost"), (header::ORIGIN, "http://a.b")]),
+            LOOPBACK
+        ));
+        assert!(is_foreign(&headers(&[]), LOOPBACK));
+        let encrypted = Reached { by_any_name: true };
+        assert!(!is_foreign(&headers(&[(header::HOST, "lab1.example:9470")]), encrypted));
+        let page = headers(&[(header::HOST, "lab1:9470"), (header::ORIGIN, "https://a.b")]);
+        assert!(is_foreign(&page, encrypted));
     }
 }

@@ -114,13 +114,16 @@ pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// How the secret of a named token begins: programs that look for leaked secrets know it by that.
-const NAMED_PREFIX: &str = "hwt_";
+pub(crate) const NAMED_PREFIX: &str = "hwt_";
 
-/// A new secret for a named token.
-pub(crate) fn new_secret(random: &dyn Random) -> io::Result<String> {
+/// How the secrets of the console's sessions and of the links to them begin.
+pub(crate) const SESSION_PREFIX: &str = "hws_";
+
+/// A new secret that begins with `prefix`.
+pub(crate) fn new_secret(random: &dyn Random, prefix: &str) -> io::Result<String> {
     let mut bytes = [0; TOKEN_BYTES];
     random.fill(&mut bytes)?;
-    Ok(format!("{NAMED_PREFIX}{}", hex(&bytes)))
+    Ok(format!("{prefix}{}", hex(&bytes)))
 }
 
 /// What is stored of the secret of a named token. It has 256 random bits, so the hash need not be slow.

@@ -56,6 +56,7 @@ pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod server;
+pub mod tls;
 pub mod tokens;
 
 mod body;
@@ -66,8 +67,6 @@ mod progress;
 mod range;
 mod reads;
 mod send_memory;
-mod tls;
-
 pub use body::PIECE_BYTES;
 pub use contents::CONTENTS_BYTES;
 pub use error::ServeError;

@@ -142,7 +142,12 @@ impl StoreServer {
                 )));
             }
         }
-        let tls = options.tls.as_ref().map(tls::config).transpose()?.map(TlsAcceptor::from);
+        let tls = options
+            .tls
+            .as_ref()
+            .map(|files| tls::config(files, &tls::HTTP))
+            .transpose()?
+            .map(TlsAcceptor::from);
         let tokens = options.token_file.as_deref().map(TokenFile::open).transpose()?;
         let issued = issued.map(TokenFile::open_issued).transpose()?;
         let tokens = match (tokens, issued) {

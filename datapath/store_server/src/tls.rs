@@ -26,8 +26,11 @@ const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
 /// How often it does.
 const TELL_EVERY: Duration = Duration::from_hours(24);
 
-/// TLS 1.3 and 1.2 with ALPN for both versions of HTTP.
-pub(crate) fn config(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServeError> {
+/// The versions of HTTP that a store is served with, as ALPN names them.
+pub(crate) const HTTP: [&str; 2] = ["h2", "http/1.1"];
+
+/// TLS 1.3 and 1.2 with these protocols for ALPN. The files are read again when they change.
+pub fn config(files: &TlsFiles, protocols: &[&str]) -> Result<Arc<ServerConfig>, ServeError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let certificates = Certificates::open(files, Arc::clone(&provider))?;
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -35,7 +38,7 @@ pub(crate) fn config(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServeError> 
         .map_err(|e| unusable(&files.certificate, e.to_string()))?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(certificates));
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     Ok(Arc::new(config))
 }
 

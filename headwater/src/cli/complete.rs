@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 
 use crate::client::Client;
-use crate::data_dir::DataDir;
+use crate::contexts::Contexts;
 
 /// How long a shell waits at most.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -44,6 +44,14 @@ pub fn machines_and_catalogs() -> ArgValueCandidates {
     })
 }
 
+/// Names of the servers that the user has logged in to.
+pub fn contexts() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let contexts = Contexts::load().unwrap_or_default();
+        contexts.contexts.into_keys().map(CompletionCandidate::new).collect()
+    })
+}
+
 /// Names of sizes in the table that is part of the program.
 pub fn sizes() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
@@ -66,7 +74,7 @@ where
 {
     let asked = || -> anyhow::Result<Vec<String>> {
         let data_dir = std::env::var_os("HEADWATER_DATA_DIR").map(Into::into);
-        let client = Client::new(DataDir::locate(data_dir)?.socket());
+        let client = Client::choose(std::env::var("HEADWATER_CONTEXT").ok().as_deref(), data_dir)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async { tokio::time::timeout(PATIENCE, names(client)).await? })
     };

@@ -48,11 +48,12 @@ pub struct RunArgs {
 /// `headwater serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Also listen on a TCP address of the loopback interface, for instance 127.0.0.1:8080; its clients send
-    /// 'Authorization: Bearer TOKEN' with the token of the file DIR/api.token, which is made for it
+    /// Also serve the API at this TCP address, for instance 0.0.0.0:9470, with TLS unless it is of the loopback interface; clients need a
+    /// token: 'headwater token create' makes one, 'headwater login' uses it on another computer
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub listen: Option<SocketAddr>,
-    /// Also serve the web console at this address of the loopback interface, for instance 127.0.0.1:9471; 'headwater console' opens it
+    /// Also serve the web console at this address, for instance 0.0.0.0:9471, with TLS unless it is of the loopback interface;
+    /// 'headwater console' opens it
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub console: Option<SocketAddr>,
     /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with

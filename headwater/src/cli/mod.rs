@@ -2,6 +2,7 @@
 
 mod cache;
 mod complete;
+mod context;
 mod daemon;
 mod export;
 mod front_ends;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub use self::cache::CacheCommand;
+pub use self::context::{ContextCommand, LoginArgs};
 pub use self::daemon::{RunArgs, ServeArgs};
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
@@ -41,6 +43,10 @@ pub struct Cli {
     /// $XDG_DATA_HOME/headwater]
     #[arg(long, global = true, display_order = 1000, value_name = "DIR", env = "HEADWATER_DATA_DIR", value_hint = ValueHint::DirPath)]
     pub data_dir: Option<PathBuf>,
+
+    /// The server of 'headwater login' that the command is for, or 'local' for the daemon of this host
+    #[arg(long, global = true, display_order = 1000, value_name = "NAME", env = "HEADWATER_CONTEXT", add = complete::contexts())]
+    pub context: Option<String>,
 
     /// Print results (and errors, on standard error) as JSON, for programs
     #[arg(long, global = true, display_order = 1000)]
@@ -73,6 +79,11 @@ pub enum Command {
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Use the API of a server on another host from now on
+    Login(LoginArgs),
+    /// List, choose and forget the servers of 'headwater login'
+    #[command(subcommand)]
+    Context(ContextCommand),
     /// Say which sizes of virtual machines in a cloud hold an OS disk, without a daemon
     #[command(subcommand)]
     Size(SizeCommand),

@@ -121,18 +121,14 @@ pub struct OfferArgs {
 }
 
 impl OfferArgs {
-    /// The first of them that was given.
-    pub fn first_given(&self) -> Option<&'static str> {
-        if self.tls_cert.is_some() {
-            return Some("--tls-cert");
-        }
-        self.token_file.is_some().then_some("--token-file")
+    /// Certificate and key, if they were given.
+    pub fn tls(&self) -> Option<TlsFiles> {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        files.map(|(certificate, key)| TlsFiles { certificate, key })
     }
 
     /// As the server takes them.
     pub fn options(&self, listen: SocketAddr) -> Options {
-        let files = self.tls_cert.clone().zip(self.tls_key.clone());
-        let tls = files.map(|(certificate, key)| TlsFiles { certificate, key });
-        Options { listen, tls, token_file: self.token_file.clone(), limits: Limits::default() }
+        Options { listen, tls: self.tls(), token_file: self.token_file.clone(), limits: Limits::default() }
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Context;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::upgrade::Upgraded;
-use hyper::{Method, Request, StatusCode, header};
+use hyper::{Method, StatusCode, header};
 use hyper_util::rt::TokioIo;
 
 use crate::client::{Client, escape};
@@ -35,9 +35,8 @@ impl Client {
     /// Connects to the console.
     pub async fn attach_console(&self, name: &str) -> anyhow::Result<Console> {
         let path = format!("/api/v1/machines/{}/console/attach", escape(name));
-        let request = Request::builder()
-            .uri(path)
-            .header(header::HOST, "localhost")
+        let request = self
+            .request(Method::GET, &path)
             .header(header::CONNECTION, "upgrade")
             .header(header::UPGRADE, PROTOCOL)
             .body(Full::new(Bytes::new()))?;

@@ -1,44 +1,112 @@
-//! A client of the daemon: HTTP/1 over its unix socket, one connection a request.
+//! A client of the daemon: HTTP/1 over its unix socket, or over TLS to another host, one connection a request.
 
 mod console;
 pub mod jobs;
+pub mod server;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::Context as _;
 use headwater_api::{
-    BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, ConsoleLink, CreateCatalog,
-    CreateConsoleTicket, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Image, ImageList,
-    ImageVersion, MAX_EVENTS, Machine, MachineList, MachineSort, MaintenanceRequest, MaintenanceSession,
-    MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Promoted,
-    Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task,
-    TaskList, TokenList,
+    BootTrace, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, ConsoleLink,
+    CreateCatalog, CreateConsoleTicket, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult,
+    Image, ImageList, ImageVersion, MAX_EVENTS, Machine, MachineList, MachineSort, MaintenanceRequest,
+    MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind,
+    PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine,
+    Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
+use crate::client::server::{Address, Trust};
+use crate::contexts::{Context, Contexts};
+use crate::data_dir::DataDir;
 use crate::failure::{Unreachable, invalid};
 
-/// Talks to the daemon of one data directory.
+/// Talks to one daemon.
 #[derive(Clone, Debug)]
-pub struct Client {
-    socket: PathBuf,
+pub struct Client(Target);
+
+#[derive(Clone, Debug)]
+enum Target {
+    /// On this host, at this socket.
+    Local(PathBuf),
+    /// On another host.
+    Remote(Arc<Remote>),
+}
+
+struct Remote {
+    address: Address,
+    trust: Trust,
+    /// The header that shows the token.
+    authorization: HeaderValue,
+}
+
+impl std::fmt::Debug for Remote {
+    /// Without the token.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl Client {
     /// A client of the daemon that listens on `socket`. Nothing is connected yet.
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket }
+        Self(Target::Local(socket))
     }
 
-    /// The daemon's data directory: its socket lies there.
-    pub fn data_dir(&self) -> &Path {
-        self.socket.parent().unwrap_or(Path::new("."))
+    /// A client of a server that the user has logged in to.
+    pub fn remote(context: &Context) -> anyhow::Result<Self> {
+        let mut authorization: HeaderValue = format!("Bearer {}", context.token).parse()?;
+        authorization.set_sensitive(true);
+        let remote = Remote { address: context.address()?, trust: context.trust(), authorization };
+        Ok(Self(Target::Remote(Arc::new(remote))))
+    }
+
+    /// The client of the context that was named; else of the data directory, if one was given; else of the current context.
+    pub fn choose(context: Option<&str>, data_dir: Option<PathBuf>) -> anyhow::Result<Self> {
+        if context.is_some() || data_dir.is_none() {
+            let contexts = Contexts::load()?;
+            if let Some(context) = contexts.choose(context)? {
+                return Self::remote(context);
+            }
+        }
+        Ok(Self::new(DataDir::locate(data_dir)?.socket()))
+    }
+
+    /// The daemon's data directory, if it is on this host: its socket lies there.
+    pub fn data_dir(&self) -> Option<&Path> {
+        match &self.0 {
+            Target::Local(socket) => Some(socket.parent().unwrap_or(Path::new("."))),
+            Target::Remote(_) => None,
+        }
+    }
+
+    /// Refuses the path of a file that the daemon is to open, if the daemon does not see it: it is on another host, and the path is
+    /// relative to a directory of this host.
+    pub fn sees(&self, path: &Path) -> anyhow::Result<()> {
+        match &self.0 {
+            Target::Remote(remote) if path.is_relative() => {
+                let (path, host) = (path.display(), &remote.address.host);
+                let message = format!("'{path}' is a file of this host, and {host} does not see it");
+                let advice = format!("copy it to {host}, and give its absolute path there");
+                Err(Problem::new(ProblemKind::Invalid, message).advise(advice).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who the daemon takes this client for.
+    pub async fn caller(&self) -> anyhow::Result<CallerInfo> {
+        self.get("/api/v1/caller").await
     }
 
     /// What the daemon does.
@@ -324,7 +392,7 @@ impl Client {
         if path.split('?').next().is_some_and(|path| path.ends_with('/') || path.contains("//")) {
             return Err(invalid("a name is empty, and everything has one"));
         }
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        let mut request = self.request(method, path);
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
@@ -333,7 +401,29 @@ impl Client {
         if response.status().is_success() { Ok(response) } else { Err(refused(response).await) }
     }
 
+    /// A request with the headers that say where it goes, and who sends it.
+    fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
+        let request = Request::builder().method(method).uri(path);
+        match &self.0 {
+            Target::Local(_) => request.header(header::HOST, "localhost"),
+            Target::Remote(remote) => request
+                .header(header::HOST, remote.address.authority())
+                .header(header::AUTHORIZATION, remote.authorization.clone()),
+        }
+    }
+
     async fn exchange(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
+        let socket = match &self.0 {
+            Target::Local(socket) => socket,
+            Target::Remote(remote) if remote.address.is_encrypted => {
+                let stream = server::connect(&remote.address, &remote.trust).await?;
+                return exchange(stream, request, &remote.address.url()).await;
+            }
+            Target::Remote(remote) => {
+                let stream = server::connect_plain(&remote.address).await?;
+                return exchange(stream, request, &remote.address.url()).await;
+            }
+        };
         let unreachable = |e: std::io::Error| {
             let reason = match e.kind() {
                 std::io::ErrorKind::NotFound => "there is no such socket".to_owned(),
@@ -345,19 +435,28 @@ impl Client {
             } else {
                 "start it with 'headwater serve', or name its --data-dir"
             };
-            Unreachable { socket: self.socket.display().to_string(), reason, advice }
+            Unreachable { socket: socket.display().to_string(), reason, advice }
         };
-        let stream = UnixStream::connect(&self.socket).await.map_err(unreachable)?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .context("cannot speak HTTP with the daemon")?;
-        tokio::spawn(async move {
-            // What breaks the connection also breaks the answer, where it is told.
-            let _ = connection.with_upgrades().await;
-        });
-        let sent = sender.send_request(request).await;
-        sent.with_context(|| format!("the daemon at {} hung up before it answered", self.socket.display()))
+        let stream = UnixStream::connect(socket).await.map_err(unreachable)?;
+        exchange(stream, request, &socket.display().to_string()).await
     }
+}
+
+/// Sends a request over a connection of its own.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+    to: &str,
+) -> anyhow::Result<Response<Incoming>> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .context("cannot speak HTTP with the daemon")?;
+    tokio::spawn(async move {
+        // An error of the connection is an error of the answer too, which is handled.
+        let _ = connection.with_upgrades().await;
+    });
+    let sent = sender.send_request(request).await;
+    sent.with_context(|| format!("the daemon at {to} hung up before it answered"))
 }
 
 /// The problem that an answer tells of.

@@ -72,6 +72,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         }
         ImageCommand::Export { image, file, format } => {
             let format = format.map_or_else(|| ExportFormat::of_file_name(&file).map_err(invalid), Ok)?;
+            client.sees(&file)?;
             export(&client, &image, ExportRequest { target: new_file(&file)?, format }, json).await?;
         }
         ImageCommand::Remove { image, force } => remove(&client, &image, force, json).await?,
@@ -125,7 +126,14 @@ pub async fn import(
     quiet: bool,
 ) -> anyhow::Result<JobResult> {
     source_url::check_import(source)?;
-    let path = if is_standard_input(source) { None } else { Some(absolute(source)?) };
+    let path = if is_standard_input(source) {
+        None
+    } else {
+        if !NbdUri::is_uri(source) {
+            client.sees(Path::new(source))?;
+        }
+        Some(absolute(source)?)
+    };
     let name = match named.name {
         Some(name) => name,
         None if path.is_none() => return Err(invalid(NO_NAME)),
@@ -248,7 +256,7 @@ pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edit
     let ImageVersion { image, number, .. } = version;
     if damaged_chunks > 0 {
         // Where it is elsewhere, only the daemon was told so.
-        let store = client.data_dir().join("store");
+        let store = client.data_dir().map_or_else(|| "STORE".into(), |dir| dir.join("store"));
         show::aside(&format!(
             "headwater: {damaged_chunks} chunks that the store had are damaged; {image}@{number} has sound ones in their place, \
              but older versions, of other images too, may need them: 'headwater store verify {}' (or the directory that --store \
@@ -295,8 +303,13 @@ async fn spool(client: &Client, name: &str, quiet: bool) -> anyhow::Result<Spool
         let why = format!("cannot import '{name}': the store of this daemon is only read here");
         return Err(Problem::new(ProblemKind::Invalid, why).advise(ELSEWHERE).into());
     }
+    let Some(data_dir) = client.data_dir() else {
+        let why = format!("cannot import '{name}': standard input is for the daemon of this host");
+        let advice = "save it to a file on the server, and give its absolute path there";
+        return Err(Problem::new(ProblemKind::Invalid, why).advise(advice).into());
+    };
     let mut shown = Shown::begin("the standard input", quiet);
-    let spooled = Spooled::standard_input(client.data_dir(), &mut |bytes| shown.read(bytes));
+    let spooled = Spooled::standard_input(data_dir, &mut |bytes| shown.read(bytes));
     shown.end();
     spooled
 }
@@ -373,7 +386,7 @@ async fn verify(
     from: Vec<String>,
     json: bool,
 ) -> anyhow::Result<u8> {
-    let from = from.into_iter().map(pull::store_of_daemon);
+    let from = from.into_iter().map(|store| pull::store_of_daemon(client, store));
     let request = VerifyRequest { repair_from: from.collect::<anyhow::Result<_>>()?, rate_bytes_s };
     let mut shown = Shown::begin(&format!("verify {image}"), json);
     let result = client.verify(image, &request, |progress| shown.update(progress)).await;

@@ -5,6 +5,7 @@ mod cache;
 mod catalog;
 mod channels;
 mod console;
+mod context;
 mod counters;
 mod cp;
 mod diff;
@@ -56,7 +57,7 @@ const REQUESTS_GRACE: Duration = Duration::from_secs(5);
 pub fn run(cli: Cli) -> anyhow::Result<u8> {
     let json = cli.json;
     let data_dir = || DataDir::locate(cli.data_dir.clone());
-    let client = || Ok::<_, anyhow::Error>(Client::new(data_dir()?.socket()));
+    let client = || Client::choose(cli.context.as_deref(), cli.data_dir.clone());
     match cli.command {
         Command::Run(args) => as_daemon(run::run(data_dir()?, args, json)),
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, args)),
@@ -65,6 +66,8 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Task(command) => on_one_core(task::run(client()?, command, json)),
         Command::Token(command) => on_one_core(token::run(client()?, command, json)),
+        Command::Login(args) => on_one_core(context::login(args, json)),
+        Command::Context(command) => context::run(command, json),
         Command::Size(SizeCommand::Advise(args)) => size::advise(&args, json).map(|()| 0),
         Command::Scheme(SchemeCommand::Check(args)) => scheme::check(*args, json).map(|()| 0),
         Command::Console(args) => on_one_core(web_console::run(client()?, args, json)),

@@ -15,7 +15,7 @@ use crate::show::{self, progress::Shown};
 
 /// Has the daemon bring versions of a store; without names all of them.
 pub async fn run(client: &Client, source: String, images: Vec<String>, json: bool) -> anyhow::Result<()> {
-    let request = PullRequest { source: store_of_daemon(source)?, images };
+    let request = PullRequest { source: store_of_daemon(client, source)?, images };
     let mut shown = Shown::begin("pull", json);
     let result = client.pull(&request, |progress| shown.update(progress)).await;
     shown.end();
@@ -28,8 +28,12 @@ pub async fn run(client: &Client, source: String, images: Vec<String>, json: boo
 }
 
 /// A store that the daemon is to open. Directories are seen from there, and its working directory is not ours.
-pub fn store_of_daemon(store: String) -> anyhow::Result<String> {
-    if store.contains("://") { Ok(store) } else { absolute_path(Path::new(&store)) }
+pub fn store_of_daemon(client: &Client, store: String) -> anyhow::Result<String> {
+    if store.contains("://") {
+        return Ok(store);
+    }
+    client.sees(Path::new(&store))?;
+    absolute_path(Path::new(&store))
 }
 
 /// Says what a newer version means for who edits its image.

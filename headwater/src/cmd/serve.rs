@@ -1,5 +1,6 @@
 //! `headwater serve`: the daemon.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
@@ -23,12 +24,7 @@ const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     logging::to_stderr(&args.log, args.log_format)?;
-    if let (None, Some(option)) = (&args.store_listen, args.offer.first_given()) {
-        // It might be taken for a protection of the API.
-        return Err(invalid(format!(
-            "{option} is about the store that others read: give --store-listen too"
-        )));
-    }
+    check_offer(&args)?;
     if args.boot.boot.is_some() {
         boot::check(args.store_listen, args.offer.tls_cert.is_some())?;
     }
@@ -45,6 +41,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     let options = Options {
         listen: args.listen,
         console: args.console,
+        tls: args.offer.tls(),
         store: args.store,
         new_store: args.new_store,
         history_counts: true,
@@ -74,8 +71,9 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),
         socket = %daemon.data_dir().socket().display(),
-        tcp = daemon.tcp().map(tracing::field::display),
-        console = daemon.console_url(),
+        api = daemon.reachable().api.as_deref(),
+        console = daemon.reachable().console.as_deref(),
+        fingerprint = daemon.reachable().fingerprint.as_deref(),
         store = daemon.offer_url(),
         nbd = daemon.nbd_uri(),
         boot = daemon.boot_url(),
@@ -94,6 +92,24 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     stop(daemon).await;
     tracing::info!("stopped");
     Ok(0)
+}
+
+/// Refuses options that change nothing.
+fn check_offer(args: &ServeArgs) -> anyhow::Result<()> {
+    if args.store_listen.is_some() {
+        return Ok(());
+    }
+    if args.offer.token_file.is_some() {
+        // It might be taken for a protection of the API.
+        return Err(invalid("--token-file is about the store that others read: give --store-listen too"));
+    }
+    let is_public = |address: &SocketAddr| !address.ip().is_loopback();
+    if args.offer.tls_cert.is_some() && !args.listen.iter().chain(&args.console).any(is_public) {
+        return Err(invalid(
+            "--tls-cert is for addresses that others reach: give --store-listen, or such an address to --listen or --console",
+        ));
+    }
+    Ok(())
 }
 
 /// Stops, however long that takes: killed before a persistent disk's last commit, the daemon would lose writes that were answered.

@@ -18,10 +18,14 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
     let active = format!("{}, {} of them on", status.machines, status.machines_active);
     let asked = asked(status.store_age_ms, status.store_outdated);
     let unknown = || unknown(status.store_outdated);
+    let or_none = |url: Option<String>| url.unwrap_or_else(|| "-".to_owned());
     show::pairs(&[
         ("version", status.version),
         ("process", status.pid.to_string()),
         ("running since", show::time(status.started_at_ms)),
+        ("API over TCP", or_none(status.api_url)),
+        ("web console", or_none(status.console_url)),
+        ("its certificate", or_none(status.fingerprint)),
         ("data directory", status.data_dir),
         ("free there", size::format(status.free_bytes)),
         ("machines run by", status.hypervisor),

@@ -38,6 +38,7 @@ pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::
         TraceCommand::Merge { image, files } => {
             let mut merged = None;
             for file in files {
+                client.sees(&file)?;
                 let request = MergeTraceRequest { source: absolute_path(&file)? };
                 let merging = client.merge_trace(&image, &request);
                 merged = Some(said_if_slow(json, &behind_store(&image), merging).await?);
@@ -45,6 +46,7 @@ pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::
             merged.context("there is no file to merge")?
         }
         TraceCommand::Save { image, file } => {
+            client.sees(&file)?;
             let request = SaveTraceRequest { target: new_file(&file)? };
             said_if_slow(json, &behind_store(&image), client.save_trace(&image, &request)).await?
         }

@@ -9,6 +9,7 @@
 
 pub mod boot;
 pub mod exports;
+pub mod network;
 mod scrub;
 pub mod starting;
 
@@ -24,10 +25,10 @@ use headwater_db::{Database, DbError};
 use headwater_image::DiskCache;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::lifecycle::STOP_GRACE_MS;
+use headwater_service::web::Reachable;
 use headwater_service::{Parts, Service, Token, operations, server, web};
 use headwater_store::{Access, LocalDir, Store, StoreErrorKind};
-use headwater_store_server::StoreServer;
-use tokio::net::TcpListener;
+use headwater_store_server::{StoreServer, TlsFiles};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -37,6 +38,7 @@ use crate::adapters::images::StoredImages;
 use crate::adapters::retention::DaemonName;
 use crate::caches::CacheArgs;
 use crate::daemon::exports::Offer;
+use crate::daemon::network::Ports;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
 use crate::last_known::LastKnown;
@@ -73,6 +75,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// A TCP address for the web console.
     pub console: Option<SocketAddr>,
+    /// The certificate of these two if others can reach them. Without it, the daemon makes one.
+    pub tls: Option<TlsFiles>,
     /// The store, where it is not the one of the data directory.
     pub store: Option<String>,
     /// Begin with an empty store where there is none, whatever the database knows.
@@ -126,8 +130,7 @@ pub struct Daemon {
     stop: watch::Sender<bool>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     ticker: JoinHandle<()>,
-    tcp: Option<SocketAddr>,
-    console_url: Option<String>,
+    reachable: Reachable,
     offer_url: Option<String>,
     boot_url: Option<String>,
     nbd: Option<headwater_nbd::Server>,
@@ -145,17 +148,11 @@ impl Daemon {
         // Before anything is changed: most mistakes in an invocation are here.
         let named = options.store.iter().chain(&options.repair_from);
         let named = NamedServers::new(named, options.credentials.clone())?;
-        let tcp = match options.listen {
-            Some(address) => {
-                let token = Token::load_or_make(&data_dir.token(), &SystemRandom)?;
-                Some((server::bind_tcp(address).await?, token))
-            }
-            None => None,
-        };
-        let console = Console::bind(options.console).await?;
+        let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
+        let own = options.listen.map(|_| load()).transpose()?;
+        let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
-        let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
         let known = match options.new_store {
@@ -180,6 +177,8 @@ impl Daemon {
         let images = StoredImages::new(store.clone(), volumes.traces(), named, last_known, daemon);
         let also_removed = options.seal_removes.into();
         let service = service(&data_dir, images, database.clone(), volumes.clone(), also_removed);
+        let Ports { api, console, reachable } = ports;
+        service.is_reached_at(reachable.clone());
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
         let left_tasks = service.left_tasks().await.context("cannot list the tasks of an earlier daemon")?;
@@ -190,14 +189,13 @@ impl Daemon {
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
-        if let Some((listener, own)) = tcp {
+        if let Some((port, own)) = api.zip(own) {
             let tokens = server::Tokens { own, named: service.clone() };
-            servers.push(tokio::spawn(server::serve_tcp(listener, router.clone(), tokens, stopped.clone())));
+            servers.push(tokio::spawn(server::serve_tcp(port, router.clone(), tokens, stopped.clone())));
         }
-        let console_url = console.map(|Console { listener, url }| {
-            servers.push(tokio::spawn(web::serve(listener, router, service.clone(), stopped.clone())));
-            url
-        });
+        if let Some(port) = console {
+            servers.push(tokio::spawn(web::serve(port, router, service.clone(), stopped.clone())));
+        }
         if let (Some(boot), Some(offer)) = (boot, &offer) {
             servers.push(boot.serve(service.clone(), store.clone(), offer.address(), stopped.clone()).await?);
         }
@@ -222,8 +220,7 @@ impl Daemon {
             stop,
             servers,
             ticker,
-            tcp: tcp_address,
-            console_url,
+            reachable,
             offer_url,
             boot_url,
             nbd,
@@ -231,14 +228,9 @@ impl Daemon {
         })
     }
 
-    /// The TCP address that it listens on, with the port that it got.
-    pub fn tcp(&self) -> Option<SocketAddr> {
-        self.tcp
-    }
-
-    /// The URL of the web console.
-    pub fn console_url(&self) -> Option<&str> {
-        self.console_url.as_deref()
+    /// Its URLs over TCP.
+    pub fn reachable(&self) -> &Reachable {
+        &self.reachable
     }
 
     /// Where the store is offered to others.
@@ -353,21 +345,6 @@ async fn give_up_waiting(volumes: Arc<Volumes>) {
             return volumes.close_store();
         }
         tokio::time::sleep(READS_LOOK_INTERVAL).await;
-    }
-}
-
-/// The port of the web console.
-struct Console {
-    listener: TcpListener,
-    url: String,
-}
-
-impl Console {
-    async fn bind(address: Option<SocketAddr>) -> anyhow::Result<Option<Self>> {
-        let Some(address) = address else { return Ok(None) };
-        let listener = server::bind_tcp(address).await?;
-        let url = format!("http://{}/", listener.local_addr()?);
-        Ok(Some(Self { listener, url }))
     }
 }
 

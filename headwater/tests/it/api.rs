@@ -153,7 +153,7 @@ fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
     let daemon = Daemon::start_in(support::short_dir(), |command| {
         command.args(["--listen", "127.0.0.1:0"]);
     });
-    let (_, after) = daemon.log.split_once("tcp=127.0.0.1:").expect("it says where it listens");
+    let (_, after) = daemon.log.split_once("http://127.0.0.1:").expect("it says where it listens");
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();
     let address = format!("127.0.0.1:{port}");
     let ask = |headers: &str| {
@@ -176,7 +176,10 @@ fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
             refused.starts_with("HTTP/1.1 401") && refused.contains("www-authenticate: Bearer"),
             "{refused}"
         );
-        assert!(refused.contains("\"unauthorized\"") && refused.contains("api.token"), "{refused}");
+        assert!(
+            refused.contains("\"unauthorized\"") && refused.contains("headwater token create"),
+            "{refused}"
+        );
     }
     assert!(ask(&format!("host: evil.example\r\n{token}")).starts_with("HTTP/1.1 400"));
     let with_origin = ask(&format!("host: {address}\r\norigin: http://evil.example\r\n{token}"));
@@ -190,7 +193,7 @@ fn named_tokens_may_do_what_their_roles_say_until_they_end() {
     let daemon = Daemon::start_in(support::short_dir(), |command| {
         command.args(["--listen", "127.0.0.1:0"]);
     });
-    let (_, after) = daemon.log.split_once("tcp=127.0.0.1:").expect("it says where it listens");
+    let (_, after) = daemon.log.split_once("http://127.0.0.1:").expect("it says where it listens");
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();
     let address = format!("127.0.0.1:{port}");
     let ask = |token: &str, method: &str, path: &str| {

@@ -26,6 +26,7 @@ mod plain_web_server;
 mod platforms;
 mod pulls;
 mod relay;
+mod remote_cli;
 mod remote_machines;
 mod restart;
 mod sizes;

@@ -30,10 +30,10 @@ pub(super) async fn create_console_ticket(
     caller: Caller,
     Body(request): Body<CreateConsoleTicket>,
 ) -> Result<(StatusCode, Json<ConsoleLink>), Failure> {
-    let Some(address) = service.web().address() else {
+    let Some(console) = service.web().reachable().console else {
         return Err(TicketError::NoConsole.into());
     };
     let (secret, expires_at_ms) = service.make_ticket(&caller, request.role)?;
-    let link = ConsoleLink { url: format!("http://{address}/#ticket={secret}"), expires_at_ms };
+    let link = ConsoleLink { url: format!("{console}#ticket={secret}"), expires_at_ms };
     Ok((StatusCode::CREATED, Json(link)))
 }

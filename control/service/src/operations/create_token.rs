@@ -78,7 +78,7 @@ pub(super) async fn create_token(
     if valid_s == Some(0) {
         return Err(Error::NoTime(name).into());
     }
-    let secret = token::new_secret(service.random());
+    let secret = token::new_secret(service.random(), token::NAMED_PREFIX);
     let secret = secret.map_err(|source| Error::Random { token: name.clone(), source })?;
     let created_at_ms = service.now_ms();
     let expires_at_ms = valid_s.map(|valid| created_at_ms.saturating_add(valid.saturating_mul(1000)));

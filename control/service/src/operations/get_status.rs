@@ -29,12 +29,16 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         Err(e) => problem(&e).to_string(),
     };
     let (jobs_running, jobs_waiting) = service.jobs();
+    let reachable = service.web().reachable();
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     Ok(Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         data_dir: service.data_dir().display().to_string(),
         started_at_ms: service.started_at_ms(),
+        api_url: reachable.api,
+        console_url: reachable.console,
+        fingerprint: reachable.fingerprint,
         images: store.images,
         store_bytes: store.bytes,
         store_age_ms: store.age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),

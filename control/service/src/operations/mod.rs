@@ -43,6 +43,7 @@ mod seal_image;
 mod seal_machine;
 mod set_catalog;
 mod set_machine;
+mod show_caller;
 mod show_catalog;
 mod show_image;
 mod show_machine;
@@ -161,6 +162,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(show_task::show_task))
         .routes(routes!(show_task::follow_task))
         .routes(routes!(cancel_task::cancel_task))
+        .routes(routes!(show_caller::show_caller))
         .routes(routes!(list_tokens::list_tokens, create_token::create_token))
         .routes(routes!(revoke_token::revoke_token))
         .routes(routes!(create_console_ticket::create_console_ticket))

@@ -1,14 +1,15 @@
-//! The web console: static files, sessions, and the API for them, on a loopback port of its own.
+//! The web console: static files, sessions, and the API for them, on a port of its own.
 //!
 //! ```text
-//!   headwater console --unix socket--> ticket (60 s, one use)
+//!   headwater console --API--> ticket (60 s, one use)
 //!   browser: GET /#ticket=..  --> POST /session {ticket} --> secret, kept by the page alone
 //!            GET /api/v1/..  Authorization: Bearer SECRET --> the operations of the API, with the session's role
+//!                            Authorization: Bearer hwt_.. --> the same with the role of a named token
 //! ```
 //!
-//! A browser sends what a page of anybody asks it to send. So there are no cookies, and each request must name this port as its
-//! `Host` and, if it has an `Origin`, as that: a foreign page can neither read nor change anything, and a foreign name that
-//! points to this port is refused.
+//! A browser sends what a page of anybody asks it to send. So there are no cookies, and the `Origin` of a request, if it has one, must be
+//! the console itself: a foreign page can neither read nor change anything. Without TLS, `Host` must be a name of the loopback
+//! interface too, so that a foreign name that points to this port is refused. With TLS the certificate does that.
 
 mod assets;
 mod sessions;
@@ -25,15 +26,14 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use headwater_api::{Problem, ProblemKind, Role};
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Presented;
 use crate::extract::Body;
-use crate::server;
-use crate::token::bearer;
+use crate::server::{self, Port};
+use crate::token::{self, bearer};
 
 pub(crate) use sessions::{TicketError, Tickets};
 
@@ -55,35 +55,52 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("permissions-policy"), "camera=(), geolocation=(), microphone=()"),
 ];
 
-/// What a service knows of its console.
+/// The URLs of a service over TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reachable {
+    /// The URL of the API.
+    pub api: Option<String>,
+    /// The URL of the console, with the slash at its end.
+    pub console: Option<String>,
+    /// The fingerprint of the certificate, if the daemon made that itself: `sha256:` and 64 hexadecimal digits.
+    pub fingerprint: Option<String>,
+}
+
+/// What a service knows of its ports.
 #[derive(Debug, Default)]
 pub(crate) struct WebState {
-    address: OnceLock<SocketAddr>,
+    reachable: OnceLock<Reachable>,
     pub(crate) tickets: Tickets,
 }
 
 impl WebState {
-    /// The address of the console, if there is one.
-    pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.address.get().copied()
+    /// The URLs of the service.
+    pub(crate) fn reachable(&self) -> Reachable {
+        self.reachable.get().cloned().unwrap_or_default()
+    }
+}
+
+impl Service {
+    /// Sets the URLs of the service, once.
+    pub fn is_reached_at(&self, reachable: Reachable) {
+        // A second call changes nothing.
+        let _ = self.web().reachable.set(reachable);
     }
 }
 
 /// Serves the console until `stop` says true and the requests in flight are answered. `router` is that of all operations.
 pub async fn serve(
-    listener: TcpListener,
+    port: Port,
     router: Router,
     service: Service,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let address = listener.local_addr()?;
-    // There is one console; a second call changes nothing, and its links lead to the first.
-    let _ = service.web().address.set(address);
-    server::serve_bounded(listener, console(router, service, address), server::Limits::TCP, stop).await;
+    let router = console(router, service, Hosts::new(port.address()?, port.is_encrypted()));
+    server::serve_bounded(port, router, server::Limits::TCP, stop).await;
     Ok(())
 }
 
-fn console(router: Router, service: Service, address: SocketAddr) -> Router {
+fn console(router: Router, service: Service, hosts: Hosts) -> Router {
     let api = router.layer(middleware::from_fn_with_state(service.clone(), require_session));
     let session = Router::new()
         .route("/session", post(open).delete(close))
@@ -92,7 +109,6 @@ fn console(router: Router, service: Service, address: SocketAddr) -> Router {
     let files = assets::ALL.iter().fold(Router::new(), |router, asset| {
         router.route(asset.path, get(async |headers| asset.answer(&headers)))
     });
-    let hosts = Hosts::new(address);
     files
         .merge(session)
         .merge(api)
@@ -102,23 +118,57 @@ fn console(router: Router, service: Service, address: SocketAddr) -> Router {
 
 /// The names under which a browser may reach the console.
 #[derive(Clone)]
-struct Hosts(Arc<[String; 2]>);
+enum Hosts {
+    /// Over HTTP, these.
+    Loopback(Arc<[String; 2]>),
+    /// Over HTTPS, any.
+    Encrypted,
+}
 
 impl Hosts {
-    fn new(address: SocketAddr) -> Self {
-        Self(Arc::new([address.to_string(), format!("localhost:{}", address.port())]))
+    fn new(address: SocketAddr, is_encrypted: bool) -> Self {
+        if is_encrypted {
+            return Self::Encrypted;
+        }
+        Self::Loopback(Arc::new([address.to_string(), format!("localhost:{}", address.port())]))
+    }
+
+    fn has(&self, host: &str) -> bool {
+        match self {
+            Self::Loopback(names) => names.iter().any(|own| own == host),
+            Self::Encrypted => true,
+        }
+    }
+
+    fn scheme(&self) -> &'static str {
+        match self {
+            Self::Loopback(_) => "http://",
+            Self::Encrypted => "https://",
+        }
+    }
+
+    fn advice(&self) -> String {
+        match self {
+            Self::Loopback(names) => {
+                let [address, name] = &**names;
+                format!("open http://{address}/ or http://{name}/, with the same port if you forward it")
+            }
+            Self::Encrypted => "open the console itself, and not a page of another site".to_owned(),
+        }
     }
 
     /// Why a request is refused, if it is.
     fn refusal(&self, method: &Method, path: &str, headers: &HeaderMap) -> Option<&'static str> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok()).filter(|_| hosts.next().is_none());
-        let Some(host) = host.filter(|host| self.0.iter().any(|own| own == host)) else {
+        let Some(host) = host.filter(|host| self.has(host)) else {
             return Some("its header Host does not name this console");
         };
         let mut origins = headers.get_all(header::ORIGIN).iter();
-        if origins.any(|origin| origin.to_str().ok().and_then(|it| it.strip_prefix("http://")) != Some(host))
-        {
+        let own = |origin: &HeaderValue| {
+            origin.to_str().is_ok_and(|origin| origin.strip_prefix(self.scheme()) == Some(host))
+        };
+        if origins.any(|origin| !own(origin)) {
             return Some("its header Origin names another site");
         }
         // A link may lead to a page from anywhere, but only that page asks for anything else.
@@ -136,12 +186,7 @@ async fn refuse_foreign(State(hosts): State<Hosts>, request: Request, next: Next
         return next.run(request).await;
     };
     let problem = Problem::new(ProblemKind::Invalid, format!("the console refuses the request: {reason}"));
-    let [address, name] = &*hosts.0;
-    server::refusal(
-        problem.advise(format!(
-            "open http://{address}/ or http://{name}/, with the same port if you forward it"
-        )),
-    )
+    server::refusal(problem.advise(hosts.advice()))
 }
 
 async fn protect(mut response: Response) -> Response {
@@ -155,6 +200,12 @@ async fn protect(mut response: Response) -> Response {
 
 async fn require_session(State(service): State<Service>, request: Request, next: Next) -> Response {
     let presented = match bearer(request.headers()) {
+        Some(secret) if secret.starts_with(token::NAMED_PREFIX) => {
+            return match server::named(&service, secret).await {
+                Ok(presented) => server::let_in(request, presented, next).await,
+                Err(problem) => server::refusal(problem),
+            };
+        }
         Some(secret) => service.session(secret).await,
         None => Ok(None),
     };
@@ -173,7 +224,8 @@ async fn require_session(State(service): State<Service>, request: Request, next:
 }
 
 /// The advice to a page without a session.
-const OPEN_ANOTHER: &str = "'headwater console' on the daemon's host prints a new link";
+const OPEN_ANOTHER: &str =
+    "'headwater console' prints a new link, and 'headwater token create NAME' makes a token to sign in with";
 
 /// The ticket of a link.
 #[derive(Deserialize)]

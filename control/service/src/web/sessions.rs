@@ -108,7 +108,7 @@ impl Service {
         if role == Role::Metrics {
             return Err(TicketError::Role);
         }
-        let secret = token::new_secret(self.random()).map_err(TicketError::Random)?;
+        let secret = token::new_secret(self.random(), token::SESSION_PREFIX).map_err(TicketError::Random)?;
         let now_ms = self.now_ms();
         let expires_at_ms = now_ms.saturating_add(TICKET_MS);
         let principal = format!("console of {}", caller.principal);
@@ -121,7 +121,7 @@ impl Service {
 
     /// Opens a session for a ticket. Returns its secret too.
     pub(super) async fn open_session(&self, ticket: Ticket) -> Result<(String, SessionRecord), TicketError> {
-        let secret = token::new_secret(self.random()).map_err(TicketError::Random)?;
+        let secret = token::new_secret(self.random(), token::SESSION_PREFIX).map_err(TicketError::Random)?;
         let now_ms = self.now_ms();
         let session = SessionRecord {
             hash: hash_of(&secret),

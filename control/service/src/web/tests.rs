@@ -31,11 +31,11 @@ impl Answer {
 impl Served {
     async fn start() -> Self {
         let fixture = Fixture::new().await;
-        let listener = server::bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let port = Port::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = port.address().unwrap();
         let (stop, stopped) = watch::channel(false);
         let router = operations::router(fixture.service.clone());
-        tokio::spawn(serve(listener, router, fixture.service.clone(), stopped));
+        tokio::spawn(serve(port, router, fixture.service.clone(), stopped));
         let served = Self { fixture, address, _stop: stop };
         assert_eq!(served.get("/", "").await.0, 200);
         served

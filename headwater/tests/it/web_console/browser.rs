@@ -43,6 +43,8 @@ impl Browser {
             "--remote-debugging-pipe",
             "--disable-gpu",
             "--disable-dev-shm-usage",
+            // As a person does after comparing the fingerprint.
+            "--ignore-certificate-errors",
         ]);
         shell.args(["--no-first-run", "--disable-background-networking", "--disable-component-update"]);
         shell.arg(format!("--user-data-dir={}", dir.path().join("profile").display()));
@@ -134,6 +136,10 @@ impl Browser {
         self.wait(&format!("document.querySelector({selector:?})?.disabled === false"));
         self.value(&format!("document.querySelector({selector:?}).focus()"));
         self.press("Enter");
+    }
+
+    pub fn type_text(&mut self, text: &str) {
+        self.call("Input.insertText", json!({ "text": text }));
     }
 
     pub fn press(&mut self, key: &str) {

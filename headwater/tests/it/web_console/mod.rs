@@ -104,7 +104,37 @@ fn a_link_needs_a_console_and_a_role_that_sees_something() {
     daemon.cli(&["console", "--role", "metrics"]).fails(2, &["role metrics"]);
     let told: serde_json::Value = serde_json::from_str(&daemon.cli(&["--json", "console"]).ok()).unwrap();
     assert!(
-        told["url"].as_str().unwrap().contains("/#ticket=hwt_") && told["expires_at_ms"].is_u64(),
+        told["url"].as_str().unwrap().contains("/#ticket=hws_") && told["expires_at_ms"].is_u64(),
         "{told}"
     );
+}
+
+#[test]
+fn a_token_signs_in_over_tls_until_it_is_revoked() {
+    let daemon = with_console(short_dir(), "0.0.0.0:0");
+    let status: serde_json::Value = serde_json::from_str(&daemon.cli(&["--json", "status"]).ok()).unwrap();
+    let url = status["console_url"].as_str().unwrap();
+    assert!(
+        url.starts_with("https://") && daemon.cli(&["console", "--print"]).ok().starts_with(url),
+        "{url}"
+    );
+    let port = url.trim_end_matches('/').rsplit(':').next().unwrap();
+    let token = daemon.cli(&["token", "create", "wall", "--role", "viewer"]).ok().trim().to_owned();
+    let mut browser = Browser::start();
+    browser.open(&format!("https://127.0.0.1:{port}/"));
+    let sign_in = |browser: &mut Browser, token: &str| {
+        browser.wait("document.querySelector('#token')");
+        browser.value("document.querySelector('#token').focus()");
+        browser.type_text(token);
+        browser.press("Enter");
+    };
+    sign_in(&mut browser, "hwt_wrong");
+    browser.wait("document.body.innerText.includes('There is no such token')");
+    sign_in(&mut browser, &token);
+    browser
+        .wait("document.body.innerText.includes('Overview') && document.body.innerText.includes('viewer')");
+    assert!(!browser.text().contains(&token));
+    daemon.cli(&["token", "revoke", "wall"]).ok();
+    browser.wait("document.querySelector('#token')");
+    assert_eq!(browser.complaints(), Vec::<&serde_json::Value>::new());
 }

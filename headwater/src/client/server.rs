@@ -1,0 +1,301 @@
+//! A server on another host: its address, and how the client knows that it is the right one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context;
+use headwater_api::{Problem, ProblemKind};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{
+    CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
+};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
+
+use crate::daemon::network::{FINGERPRINT_PREFIX, fingerprint};
+use crate::failure::{Unreachable, invalid};
+
+/// The port of an URL that names none.
+pub const DEFAULT_PORT: u16 = 9470;
+
+/// Host and port of a server's API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Its name or address, without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Whether TLS is spoken there.
+    pub is_encrypted: bool,
+}
+
+impl Address {
+    /// Reads `https://HOST[:PORT]`. Plain HTTP is for the loopback interface, as of a forwarded port.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let odd =
+            || invalid(format!("'{text}' is not https://HOST:PORT, such as https://lab1:{DEFAULT_PORT}"));
+        let uri: hyper::Uri = text.parse().map_err(|_| odd())?;
+        let is_encrypted = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(odd()),
+        };
+        let is_root = uri.path_and_query().is_none_or(|path| path.as_str() == "/");
+        let authority = uri.authority().filter(|it| is_root && !it.as_str().contains('@')).ok_or_else(odd)?;
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        if !is_encrypted && !matches!(host.as_str(), "localhost" | "127.0.0.1" | "::1") {
+            return Err(invalid(format!(
+                "'{text}' is not encrypted, and a token would be seen on the way: use https"
+            )));
+        }
+        Ok(Self { host, port: authority.port_u16().unwrap_or(DEFAULT_PORT), is_encrypted })
+    }
+
+    /// Host and port, as a request names them.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        format!("{host}:{}", self.port)
+    }
+
+    /// As [`Address::parse`] reads it.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.is_encrypted { "https" } else { "http" }, self.authority())
+    }
+}
+
+/// Whom a client takes for the right server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Whoever has the certificate with this fingerprint.
+    Fingerprint(String),
+    /// Whoever has a certificate for its name, signed by one of these authorities, in PEM. `None`: the system's.
+    Authorities(Option<String>),
+}
+
+/// Checks the text of a fingerprint.
+pub fn parse_fingerprint(text: &str) -> Result<String, String> {
+    let text = text.to_ascii_lowercase();
+    let digits: String =
+        text.strip_prefix(FINGERPRINT_PREFIX).unwrap_or(&text).chars().filter(|c| *c != ':').collect();
+    if digits.len() == 64 && digits.bytes().all(|c| c.is_ascii_hexdigit()) {
+        return Ok(format!("{FINGERPRINT_PREFIX}{digits}"));
+    }
+    Err(format!(
+        "it is not {FINGERPRINT_PREFIX} and 64 hexadecimal digits, as 'headwater status' on the server shows it"
+    ))
+}
+
+/// Connects to a server, and makes sure that it is the right one.
+pub async fn connect(address: &Address, trust: &Trust) -> anyhow::Result<TlsStream<TcpStream>> {
+    let config = config(verifier(trust)?)?;
+    handshake(address, config).await.map_err(|error| explain(error, address, trust))
+}
+
+/// The fingerprint of the certificate that a server shows, whoever it is. Nothing is sent to it.
+pub async fn seen_fingerprint(address: &Address) -> anyhow::Result<String> {
+    let seen = Arc::new(Seen { provider: provider(), fingerprint: Mutex::default() });
+    let failed = || format!("cannot connect to {}", address.url());
+    drop(handshake(address, config(seen.clone())?).await.with_context(failed)?);
+    let seen = seen.fingerprint.lock().unwrap_or_else(PoisonError::into_inner).take();
+    seen.with_context(|| format!("{} has shown no certificate", address.url()))
+}
+
+/// A connection without TLS.
+pub async fn connect_plain(address: &Address) -> anyhow::Result<TcpStream> {
+    TcpStream::connect((address.host.as_str(), address.port)).await.map_err(|e| unreachable(&e, address))
+}
+
+/// The error of a connection that failed.
+fn unreachable(error: &std::io::Error, address: &Address) -> anyhow::Error {
+    let reason = match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
+        _ => error.to_string(),
+    };
+    let advice = "see whether the server runs with 'serve --listen', and whether a firewall is in between";
+    Unreachable { socket: address.url(), reason, advice }.into()
+}
+
+async fn handshake(address: &Address, config: Arc<ClientConfig>) -> std::io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(address.host.clone()).map_err(std::io::Error::other)?;
+    let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+    // What is typed at a console is sent at once. Failing costs only that.
+    let _ = stream.set_nodelay(true);
+    TlsConnector::from(config).connect(name, stream).await
+}
+
+/// What to do about a server that is not, or may not be, the right one.
+fn explain(error: std::io::Error, address: &Address, trust: &Trust) -> anyhow::Error {
+    let refused = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    let Some(refused) = refused else { return unreachable(&error, address) };
+    let url = address.url();
+    let problem = |message: String| Problem::new(ProblemKind::Unauthorized, message);
+    match (refused, trust) {
+        (Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure), Trust::Fingerprint(known)) => {
+            problem(format!("{url} has another certificate than the one with the fingerprint {known}"))
+                .advise("somebody may be in between; if the server is new, compare with 'headwater status' there and log in again")
+        }
+        (Error::InvalidCertificate(why), Trust::Authorities(_)) => problem(format!(
+            "the certificate of {url} is not signed by a known authority, or not for this name: {why:?}"
+        ))
+        .advise("log in with the --fingerprint that 'headwater status' shows on the server, or with the --ca that signed it"),
+        _ => problem(format!("cannot speak TLS with {url}: {refused}"))
+            .advise("see whether that port is the one of 'serve --listen'"),
+    }
+    .into()
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn config(verifier: Arc<dyn ServerCertVerifier>) -> anyhow::Result<Arc<ClientConfig>> {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .context("cannot speak TLS")?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+fn verifier(trust: &Trust) -> anyhow::Result<Arc<dyn ServerCertVerifier>> {
+    let pem = match trust {
+        Trust::Fingerprint(expected) => {
+            return Ok(Arc::new(Pinned { provider: provider(), expected: expected.clone() }));
+        }
+        Trust::Authorities(pem) => pem,
+    };
+    let mut roots = RootCertStore::empty();
+    match pem {
+        Some(pem) => {
+            for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+                let certificate = certificate.context("cannot read the certificates of --ca")?;
+                roots.add(certificate).context("cannot use a certificate of --ca")?;
+            }
+        }
+        None => {
+            // One that is odd is passed over, as other programs do.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        let problem = Problem::new(ProblemKind::Invalid, "there are no certificate authorities on this host");
+        return Err(problem.advise("log in with --fingerprint or --ca").into());
+    }
+    let verifier = tokio_rustls::rustls::client::WebPkiServerVerifier::builder_with_provider(
+        Arc::new(roots),
+        provider(),
+    );
+    Ok(verifier.build().context("cannot check certificates")?)
+}
+
+/// Accepts one certificate.
+#[derive(Debug)]
+struct Pinned {
+    provider: Arc<CryptoProvider>,
+    expected: String,
+}
+
+/// Accepts every certificate, and keeps its fingerprint.
+#[derive(Debug)]
+struct Seen {
+    provider: Arc<CryptoProvider>,
+    fingerprint: Mutex<Option<String>>,
+}
+
+impl Pinned {
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
+        if fingerprint(certificate) == self.expected {
+            return Ok(());
+        }
+        Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+    }
+}
+
+impl Seen {
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
+        *self.fingerprint.lock().unwrap_or_else(PoisonError::into_inner) = Some(fingerprint(certificate));
+        Ok(())
+    }
+}
+
+/// Implements the verifier by a `check` of the certificate. The signatures, which prove that the server has its key, are always verified.
+macro_rules! verify_by_check {
+    ($type:ty) => {
+        impl ServerCertVerifier for $type {
+            fn verify_server_cert(
+                &self,
+                certificate: &CertificateDer<'_>,
+                _: &[CertificateDer<'_>],
+                _: &ServerName<'_>,
+                _: &[u8],
+                _: UnixTime,
+            ) -> Result<ServerCertVerified, Error> {
+                self.check(certificate).map(|()| ServerCertVerified::assertion())
+            }
+
+            fn verify_tls12_signature(
+                &self,
+                message: &[u8],
+                certificate: &CertificateDer<'_>,
+                signed: &DigitallySignedStruct,
+            ) -> Result<HandshakeSignatureValid, Error> {
+                let algorithms = &self.provider.signature_verification_algorithms;
+                verify_tls12_signature(message, certificate, signed, algorithms)
+            }
+
+            fn verify_tls13_signature(
+                &self,
+                message: &[u8],
+                certificate: &CertificateDer<'_>,
+                signed: &DigitallySignedStruct,
+            ) -> Result<HandshakeSignatureValid, Error> {
+                let algorithms = &self.provider.signature_verification_algorithms;
+                verify_tls13_signature(message, certificate, signed, algorithms)
+            }
+
+            fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+                self.provider.signature_verification_algorithms.supported_schemes()
+            }
+        }
+    };
+}
+
+verify_by_check!(Pinned);
+verify_by_check!(Seen);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_urls_without_a_path() {
+        let address = |text| Address::parse(text).unwrap();
+        assert_eq!(address("https://lab1").authority(), "lab1:9470");
+        assert_eq!(address("https://lab1:1234/").url(), "https://lab1:1234");
+        assert_eq!(address("https://[fe80::1]").url(), "https://[fe80::1]:9470");
+        assert_eq!(address("http://127.0.0.1:8080").url(), "http://127.0.0.1:8080");
+        for odd in
+            ["lab1", "lab1:9470", "ftp://lab1", "https://", "https://lab1/x", "https://a@lab1", "http://lab1"]
+        {
+            assert!(Address::parse(odd).is_err(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_may_be_written_as_browsers_do() {
+        let plain = "ab".repeat(32);
+        let expected = Ok(format!("sha256:{plain}"));
+        assert_eq!(parse_fingerprint(&plain), expected);
+        assert_eq!(parse_fingerprint(&["AB"; 32].join(":")), expected);
+        assert_eq!(parse_fingerprint(&format!("SHA256:{plain}")), expected);
+        for odd in ["", "sha256:", &plain[1..], &"xy".repeat(32)] {
+            assert!(parse_fingerprint(odd).is_err(), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! `headwater login` and `headwater context`: servers on other hosts.
+
+use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
+
+use anyhow::Context as _;
+use headwater_api::{Problem, ProblemKind};
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+use serde_json::json;
+
+use crate::cli::{ContextCommand, LoginArgs};
+use crate::client::Client;
+use crate::client::server::{self, Address};
+use crate::contexts::{Context, Contexts, LOCAL};
+use crate::failure::invalid;
+use crate::show;
+
+/// The longest token that is read, in bytes.
+const TOKEN_MAX_BYTES: u64 = 4096;
+
+/// Logs in to a server, and sends commands there from now on.
+pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
+    let address = Address::parse(&args.url)?;
+    let name = args.name.unwrap_or_else(|| address.host.clone());
+    if name.is_empty() || name == LOCAL {
+        return Err(invalid(format!("'{name}' is not a name for a server: give another one with --name")));
+    }
+    let authorities = args.ca.as_deref().map(read_authorities).transpose()?;
+    let mut context =
+        Context { url: address.url(), fingerprint: args.fingerprint, authorities, token: String::new() };
+    // Before the token is asked for: it is never sent to a server that is not known.
+    if address.is_encrypted
+        && let Err(error) = server::connect(&address, &context.trust()).await
+    {
+        return Err(with_fingerprint(error, &address, &context).await);
+    }
+    context.token = token(args.token_file.as_deref(), &address)?;
+    let client = Client::remote(&context)?;
+    let caller = client.caller().await?;
+    let mut contexts = Contexts::load()?;
+    contexts.contexts.insert(name.clone(), context);
+    contexts.current = Some(name.clone());
+    contexts.save()?;
+    if json {
+        show::json(
+            &json!({ "name": name, "url": address.url(), "principal": caller.principal, "role": caller.role }),
+        )?;
+    } else {
+        show::line(&format!(
+            "logged in to {name} ({}) as {}, {}",
+            address.url(),
+            caller.principal,
+            caller.role
+        ))?;
+    }
+    Ok(0)
+}
+
+/// Adds what the server shows to the refusal of a certificate that nobody has named.
+async fn with_fingerprint(error: anyhow::Error, address: &Address, context: &Context) -> anyhow::Error {
+    let is_refused = error.downcast_ref::<Problem>().is_some_and(|it| it.kind == ProblemKind::Unauthorized);
+    if !is_refused || context.fingerprint.is_some() || context.authorities.is_some() {
+        return error;
+    }
+    let Ok(seen) = server::seen_fingerprint(address).await else { return error };
+    let message =
+        format!("the certificate of {} is not known here; its fingerprint is {seen}", address.url());
+    let advice = format!(
+        "compare it with what 'headwater status' shows on the server, then: headwater login {} --fingerprint {seen}",
+        address.url()
+    );
+    Problem::new(ProblemKind::Unauthorized, message).advise(advice).into()
+}
+
+fn read_authorities(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The token, from a file, from standard input, or from whoever sits at the terminal.
+fn token(file: Option<&Path>, address: &Address) -> anyhow::Result<String> {
+    let read = match file {
+        Some(path) if path == Path::new("-") => read_some(std::io::stdin()).context("cannot read the token"),
+        Some(path) => std::fs::File::open(path)
+            .and_then(read_some)
+            .with_context(|| format!("cannot read the token of {}", path.display())),
+        None if std::io::stdin().is_terminal() => {
+            show::aside(&format!("token for {}: ", address.url()));
+            let typed = read_unseen().context("cannot read the token");
+            show::aside("\n");
+            typed
+        }
+        None => {
+            return Err(invalid(
+                "give the token with --token-file FILE, or --token-file - for standard input",
+            ));
+        }
+    }?;
+    let token = read.trim().to_owned();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(invalid("that is not a token: 'headwater token create' on the server prints one"));
+    }
+    Ok(token)
+}
+
+fn read_some(from: impl Read) -> std::io::Result<String> {
+    let mut text = String::new();
+    from.take(TOKEN_MAX_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Reads a line of the terminal without showing it.
+fn read_unseen() -> std::io::Result<String> {
+    let stdin = std::io::stdin();
+    let before = tcgetattr(&stdin)?;
+    let mut unseen = before.clone();
+    unseen.local_modes.remove(LocalModes::ECHO);
+    tcsetattr(&stdin, OptionalActions::Flush, &unseen)?;
+    let mut line = String::new();
+    let read = stdin.read_line(&mut line);
+    tcsetattr(&stdin, OptionalActions::Now, &before)?;
+    std::io::stderr().flush()?;
+    read.map(|_| line)
+}
+
+/// Carries out one of the context commands.
+pub fn run(command: ContextCommand, json: bool) -> anyhow::Result<u8> {
+    let mut contexts = Contexts::load()?;
+    match command {
+        ContextCommand::List => list(&contexts, json)?,
+        ContextCommand::Use { name } => {
+            contexts.choose(Some(&name))?;
+            contexts.current = Some(name.clone()).filter(|name| name != LOCAL);
+            contexts.save()?;
+            if json {
+                show::json(&json!({ "current": name }))?
+            } else {
+                show::line(&format!("commands go to {name}"))?
+            }
+        }
+        ContextCommand::Remove { name } => {
+            if contexts.contexts.remove(&name).is_none() {
+                return Err(contexts.unknown(&name));
+            }
+            contexts.current = contexts.current.filter(|current| *current != name);
+            contexts.save()?;
+            let text = format!("forgot {name}; its token is still valid until it is revoked");
+            if json { show::removed(&[name])? } else { show::line(&text)? }
+        }
+    }
+    Ok(0)
+}
+
+fn list(contexts: &Contexts, json: bool) -> anyhow::Result<()> {
+    let current = contexts.current.as_deref().unwrap_or(LOCAL);
+    if json {
+        let all: Vec<_> = contexts
+            .contexts
+            .iter()
+            .map(|(name, context)| {
+                let Context { url, fingerprint, .. } = context;
+                json!({ "name": name, "url": url, "fingerprint": fingerprint, "current": name == current })
+            })
+            .collect();
+        return show::json(&json!({ "contexts": all }));
+    }
+    let mark = |name: &str| if name == current { "*" } else { "" }.to_owned();
+    let local = [vec![mark(LOCAL), LOCAL.to_owned(), "the daemon of this host".to_owned(), "-".to_owned()]];
+    let known = |context: &Context| match (&context.fingerprint, &context.authorities) {
+        (Some(fingerprint), _) => fingerprint.clone(),
+        (None, Some(_)) => "its own authorities".to_owned(),
+        (None, None) => "the system's authorities".to_owned(),
+    };
+    let rows = contexts
+        .contexts
+        .iter()
+        .map(|(name, context)| vec![mark(name), name.clone(), context.url.clone(), known(context)]);
+    show::table(&["", "CONTEXT", "SERVER", "KNOWN BY"], local.into_iter().chain(rows))
+}
