@@ -45,6 +45,9 @@ pub struct CreateCatalog {
     /// The number of the first of them.
     #[serde(default = "CreateCatalog::default_first_number")]
     pub first_number: u32,
+    /// How many of its machines are kept on, fresh and unclaimed; 0.
+    #[serde(default)]
+    pub keep_ready: u32,
 }
 
 impl CreateCatalog {
@@ -54,12 +57,16 @@ impl CreateCatalog {
     }
 }
 
-/// What a catalog's machines boot from now on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What changes of a catalog. What is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetCatalog {
-    /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
-    pub image: String,
+    /// What its machines boot from their next boot on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// How many of its machines are kept on, fresh and unclaimed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_ready: Option<u32>,
 }
 
 /// A catalog.
@@ -97,6 +104,9 @@ pub struct Catalog {
     pub name_rule: String,
     /// The number of the first of them.
     pub first_number: u32,
+    /// How many of its machines are kept on, fresh and unclaimed.
+    #[serde(default)]
+    pub keep_ready: u32,
     /// When it was created.
     pub created_at_ms: u64,
     /// The names of its machines.

@@ -23,7 +23,7 @@ const TEXT_KEYS: [&str; 9] = ["name", "state", "catalog", "image", "version", "m
 const NUMBER_KEYS: [&str; 5] = ["ram", "disk", "iops", "boot", "memory"];
 
 /// What `is:` knows.
-const IS: [&str; 6] = ["on", "off", "pinned", "kept", "editing", "alarm"];
+const IS: [&str; 7] = ["on", "off", "pinned", "kept", "editing", "alarm", "claimed"];
 
 /// A filter that was read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -206,6 +206,7 @@ fn has(machine: &Machine, key: &str, value: &str) -> bool {
         ("is", "kept") => machine.kept.is_some(),
         ("is", "editing") => machine.edits.is_some(),
         ("is", "alarm") => machine.alarm.is_some(),
+        ("is", "claimed") => machine.claimed_for.is_some(),
         _ => false,
     }
 }
@@ -274,6 +275,7 @@ mod tests {
             display: Display::default(),
             display_socket: None,
             network: Network::default(),
+            claimed_for: None,
             wanted: Wanted::Running,
             state: MachineState::Running,
             reason: None,

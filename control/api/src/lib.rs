@@ -22,6 +22,7 @@
 
 pub mod access;
 pub mod catalog;
+mod claim;
 pub mod event;
 pub mod filter;
 pub mod image;
@@ -43,6 +44,7 @@ pub use access::{
     CallerInfo, ConsoleLink, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo, TokenList,
 };
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
+pub use claim::{Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
 pub use image::{

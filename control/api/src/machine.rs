@@ -422,6 +422,9 @@ pub struct Machine {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
+    /// Who has claimed it. The claim may have ended, and the machine be about to be reset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_for: Option<String>,
     /// What it should do.
     pub wanted: Wanted,
     /// What it does.

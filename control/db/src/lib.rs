@@ -39,10 +39,10 @@ pub mod sqlite;
 
 pub use error::DbError;
 pub use record::{
-    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret, SessionRecord,
-    TaskRecord, TokenRecord,
+    CatalogRecord, ClaimRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret,
+    SessionRecord, TaskRecord, TokenRecord,
 };
 pub use repository::{
-    CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
-    SessionRepository, TaskRepository, TokenRepository,
+    CatalogRepository, ClaimRepository, Database, EventRepository, MachineRepository,
+    PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
 };

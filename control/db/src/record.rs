@@ -114,6 +114,8 @@ pub struct CatalogRecord {
     pub name_rule: String,
     /// The number of the first of them.
     pub first_number: u32,
+    /// How many of its machines are kept on, fresh and unclaimed.
+    pub keep_ready: u32,
     /// When it was created.
     pub created_at_ms: u64,
 }
@@ -185,6 +187,27 @@ pub struct NewEvent {
     pub action: &'static str,
     /// In words.
     pub detail: String,
+}
+
+/// A machine that is lent to somebody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRecord {
+    /// Its identity.
+    pub id: Uuid,
+    /// The machine; it has one claim at most.
+    pub machine: Uuid,
+    /// Who has it.
+    pub holder: String,
+    /// The key of the request; unique.
+    pub key: Option<String>,
+    /// Who asked for it.
+    pub claimed_by: String,
+    /// When.
+    pub created_at_ms: u64,
+    /// When it ends.
+    pub expires_at_ms: Option<u64>,
+    /// Why it has ended.
+    pub ended: Option<String>,
 }
 
 /// A named token of the API.

@@ -6,7 +6,8 @@ use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::{
-    CatalogRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, SessionRecord, TaskRecord, TokenRecord,
+    CatalogRecord, ClaimRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, SessionRecord, TaskRecord,
+    TokenRecord,
 };
 
 /// A database.
@@ -33,6 +34,9 @@ pub trait Repository: Send {
 
     /// The disks that are kept.
     fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_>;
+
+    /// The claims.
+    fn claims(&mut self) -> Box<dyn ClaimRepository + '_>;
 
     /// The named tokens of the API.
     fn tokens(&mut self) -> Box<dyn TokenRepository + '_>;
@@ -100,6 +104,12 @@ pub trait CatalogRepository: Send {
     /// Sets or takes away its pin. Returns whether the catalog exists.
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError>;
 
+    /// The catalogs that keep machines ready, each with how many.
+    async fn pools(&mut self) -> Result<Vec<(String, u32)>, DbError>;
+
+    /// Sets how many of its machines are kept ready. Returns whether the catalog exists.
+    async fn set_keep_ready(&mut self, name: &str, count: u32) -> Result<bool, DbError>;
+
     /// Removes a catalog without machines. Returns whether it existed.
     async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
 }
@@ -123,6 +133,22 @@ pub trait PersistentDiskRepository: Send {
     async fn begun(&mut self, id: Uuid) -> Result<(), DbError>;
 
     /// Removes one. Returns whether it existed.
+    async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
+}
+
+/// Claims: at most one for each machine. They go with their machine.
+#[async_trait]
+pub trait ClaimRepository: Send {
+    /// Adds a claim; `Taken` if its machine has one, or its key is another claim's.
+    async fn add(&mut self, claim: &ClaimRecord) -> Result<(), DbError>;
+
+    /// All claims, oldest first.
+    async fn list(&mut self) -> Result<Vec<ClaimRecord>, DbError>;
+
+    /// Notes why a claim ends. Returns whether there is such a claim that has not ended.
+    async fn end(&mut self, id: Uuid, why: &str) -> Result<bool, DbError>;
+
+    /// Removes a claim. Returns whether it existed.
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 }
 

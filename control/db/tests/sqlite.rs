@@ -35,6 +35,7 @@ on_sqlite!(
     events_are_numbered_and_filtered,
     events_are_read_forward,
     tokens_are_found_by_their_hash,
+    a_machine_has_one_claim,
     the_longest_unused_console_session_gives_way,
     tasks_are_kept_until_they_end_and_long_after,
 );

@@ -122,6 +122,7 @@ fn alone(record: CatalogRecord) -> Catalog {
         user_data: record.user_data,
         name_rule: record.name_rule,
         first_number: record.first_number,
+        keep_ready: record.keep_ready,
         created_at_ms: record.created_at_ms,
     }
 }

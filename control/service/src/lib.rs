@@ -24,6 +24,7 @@
 //! - A scheduled promotion is carried out once, when the clock has reached its time, also after a restart and
 //!   whatever the clock does.
 //! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
+//! - A machine that was claimed is given to somebody else only after it was reset.
 //! - A long operation is a task: it goes on if its client is gone. One that is cancelled leaves nothing behind, a pull whole versions.
 //!
 //! # Limits
@@ -44,6 +45,7 @@ mod answer;
 pub mod backend;
 mod caller;
 mod catalogs;
+mod claims;
 mod console;
 mod damage;
 mod extract;

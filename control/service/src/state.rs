@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::caller::Caller;
+use crate::claims::ClaimsState;
 use crate::damage::Damage;
 use crate::lifecycle::Active;
 use crate::lifecycle::disk_readers::MAX_NOTES;
@@ -75,6 +76,7 @@ struct Inner {
     holds: RetentionState,
     tasks: Tasks,
     web: WebState,
+    claims: ClaimsState,
 }
 
 /// A long operation that waits for its turn.
@@ -111,6 +113,7 @@ impl Service {
             holds: RetentionState::default(),
             tasks: Tasks::default(),
             web: WebState::default(),
+            claims: ClaimsState::default(),
         }))
     }
 
@@ -196,6 +199,10 @@ impl Service {
 
     pub(crate) fn tasks(&self) -> &Tasks {
         &self.0.tasks
+    }
+
+    pub(crate) fn claims_state(&self) -> &ClaimsState {
+        &self.0.claims
     }
 
     pub(crate) fn web(&self) -> &WebState {

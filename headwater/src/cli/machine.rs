@@ -298,6 +298,9 @@ pub enum CatalogCommand {
         /// The number of the first of them
         #[arg(long, value_name = "NUMBER", default_value_t = 1)]
         first: u32,
+        /// Keep so many of its machines on, fresh, for 'catalog claim'
+        #[arg(long, value_name = "COUNT", default_value_t = 0, conflicts_with = "persistent")]
+        keep_ready: u32,
         /// Start the machines that are made
         #[arg(long, requires = "count")]
         start: bool,
@@ -313,14 +316,47 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
-    /// Have a catalog's machines boot something else from their next boot on
+    /// Have a catalog's machines boot something else from their next boot on, or more of them be ready to be claimed
     Set {
         /// Its name
         #[arg(add = complete::catalogs())]
         name: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
-        #[arg(add = complete::images())]
-        image: String,
+        #[arg(add = complete::images(), required_unless_present = "keep_ready")]
+        image: Option<String>,
+        /// Keep so many of its machines on, fresh, for 'catalog claim'
+        #[arg(long, value_name = "COUNT")]
+        keep_ready: Option<u32>,
+    },
+    /// Give a machine that is on and fresh to somebody, and print its name; nobody else gets it before it was reset
+    Claim {
+        /// The catalog
+        #[arg(add = complete::catalogs())]
+        catalog: String,
+        /// Who gets it: a person, a job
+        #[arg(long = "for", value_name = "HOLDER")]
+        holder: String,
+        /// For how long, such as 30m or 8h; until it is released or switches itself off unless given
+        #[arg(long, value_name = "TIME", value_parser = super::task::span)]
+        ttl: Option<u64>,
+        /// Wait so long for a machine if none is ready; one that is off is started
+        #[arg(long, value_name = "TIME", value_parser = super::task::span)]
+        wait: Option<u64>,
+        /// A text that is the same if this is tried again: the answer is the same claim then
+        #[arg(long)]
+        key: Option<String>,
+    },
+    /// List who has which machine
+    Claims {
+        /// Only those of this catalog
+        #[arg(add = complete::catalogs())]
+        catalog: Option<String>,
+    },
+    /// End a claim: its machine is reset
+    Release {
+        /// The machine, or the id of the claim
+        #[arg(add = complete::machines())]
+        claim: String,
     },
     /// Give a catalog so many machines: makes some, or removes some, first those that are off
     Scale {

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use headwater_api::{
-    BootTrace, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, ConsoleLink,
-    CreateCatalog, CreateConsoleTicket, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult,
-    Image, ImageList, ImageVersion, MAX_EVENTS, Machine, MachineList, MachineSort, MaintenanceRequest,
-    MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind,
-    PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine,
-    Stats, Status, Task, TaskList, TokenList,
+    BootTrace, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, Claim, ClaimList,
+    ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateMachine, CreateToken, EventList,
+    ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine, MachineList, MachineSort,
+    MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem,
+    ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog,
+    SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -233,6 +233,22 @@ impl Client {
     pub async fn set_catalog(&self, name: &str, request: &SetCatalog) -> anyhow::Result<Catalog> {
         let path = format!("/api/v1/catalogs/{}", escape(name));
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(request)?)).await?).await
+    }
+
+    /// Claims a machine of a catalog.
+    pub async fn claim(&self, catalog: &str, request: &ClaimRequest) -> anyhow::Result<Claim> {
+        self.post(&format!("/api/v1/catalogs/{}/claims", escape(catalog)), request).await
+    }
+
+    /// All claims, or those of one catalog.
+    pub async fn claims(&self, catalog: Option<&str>) -> anyhow::Result<ClaimList> {
+        let catalog = catalog.map(|name| format!("?catalog={}", escape(name))).unwrap_or_default();
+        self.get(&format!("/api/v1/claims{catalog}")).await
+    }
+
+    /// Ends a claim, by its id or the name of its machine.
+    pub async fn release(&self, claim: &str) -> anyhow::Result<Claim> {
+        json(self.send(Method::DELETE, &format!("/api/v1/claims/{}", escape(claim)), None).await?).await
     }
 
     /// Removes a catalog.

@@ -1,7 +1,8 @@
 //! `headwater catalog`: machines that are made alike and boot the same.
 
 use headwater_api::{
-    CacheSettings, Catalog, CreateCatalog, CreateMachine, RollRequest, ScaleRequest, SetCatalog,
+    CacheSettings, Catalog, Claim, ClaimRequest, CreateCatalog, CreateMachine, RollRequest, ScaleRequest,
+    SetCatalog,
 };
 use headwater_block::size;
 
@@ -14,10 +15,20 @@ use crate::show::progress::{Shown, said_if_slow};
 /// Carries out one of the catalog commands.
 pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        CatalogCommand::Create { name, image, persistent, count, name_rule, first, start, machine } => {
+        CatalogCommand::Create {
+            name,
+            image,
+            persistent,
+            count,
+            name_rule,
+            first,
+            keep_ready,
+            start,
+            machine,
+        } => {
             let what = channels::behind_store(&image);
             let rule = NamesOfMachines { name_rule, first };
-            let request = creation(name, image, persistent, rule, &machine)?;
+            let request = CreateCatalog { keep_ready, ..creation(name, image, persistent, rule, &machine)? };
             let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
             if !json {
@@ -41,10 +52,43 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let catalog = client.catalog(&name).await?;
             if json { show::json(&catalog)? } else { show_one(&client, catalog).await? }
         }
-        CatalogCommand::Set { name, image } => {
-            let (what, request) = (channels::behind_store(&image), SetCatalog { image });
+        CatalogCommand::Set { name, image, keep_ready } => {
+            let what = channels::behind_store(image.as_deref().unwrap_or(&name));
+            let request = SetCatalog { image, keep_ready };
             let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
-            if json { show::json(&catalog)? } else { told_next(&catalog)? }
+            if json {
+                show::json(&catalog)?;
+            } else {
+                if request.image.is_some() {
+                    told_next(&catalog)?;
+                }
+                if let Some(count) = keep_ready {
+                    show::line(&format!("{count} machines of {name} are kept ready to be claimed"))?;
+                }
+            }
+        }
+        CatalogCommand::Claim { catalog, holder, ttl, wait, key } => {
+            let request = ClaimRequest { holder, ttl_s: ttl, wait_s: wait, key };
+            let claim = client.claim(&catalog, &request).await?;
+            if json {
+                show::json(&claim)?;
+            } else {
+                let until = claim.expires_at_ms.map_or_else(
+                    || "until it is released or switches itself off".to_owned(),
+                    |end| format!("until {}", show::time(end)),
+                );
+                show::aside(&format!("claimed for {} {until}\n", show::printable(&claim.holder)));
+                show::line(&claim.machine)?;
+            }
+        }
+        CatalogCommand::Claims { catalog } => {
+            let list = client.claims(catalog.as_deref()).await?;
+            if json { show::json(&list)? } else { show_claims(&list.claims)? }
+        }
+        CatalogCommand::Release { claim } => {
+            let claim = client.release(&claim).await?;
+            let text = format!("released {}, which is reset now", claim.machine);
+            if json { show::json(&claim)? } else { show::line(&text)? }
         }
         CatalogCommand::Remove { name } => {
             client.remove_catalog(&name).await?;
@@ -102,6 +146,7 @@ fn creation(
     Ok(CreateCatalog {
         name_rule: names.name_rule,
         first_number: names.first,
+        keep_ready: 0,
         name,
         image,
         cache: args.cache_settings(CacheSettings { persistent, ..CacheSettings::default() })?,
@@ -149,6 +194,20 @@ fn show_list(catalogs: &[Catalog]) -> anyhow::Result<()> {
     show::table(&["CATALOG", "IMAGE", "PINNED TO", "NEXT", "MACHINES", "OLD"], catalogs.iter().map(row))
 }
 
+fn show_claims(claims: &[Claim]) -> anyhow::Result<()> {
+    let row = |claim: &Claim| {
+        vec![
+            claim.machine.clone(),
+            claim.catalog.clone(),
+            show::printable(&claim.holder),
+            show::time(claim.created_at_ms),
+            claim.expires_at_ms.map_or_else(|| "-".to_owned(), show::time),
+            claim.ended.as_deref().map_or_else(|| "claimed".to_owned(), |why| format!("is reset: {why}")),
+        ]
+    };
+    show::table(&["MACHINE", "CATALOG", "FOR", "SINCE", "UNTIL", "STATE"], claims.iter().map(row))
+}
+
 async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     show::pairs(&[
@@ -164,6 +223,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("display", catalog.display.to_string()),
         ("network", machine::network_text(&catalog.network)),
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
+        ("kept ready", catalog.keep_ready.to_string()),
         ("created", show::time(catalog.created_at_ms)),
     ])?;
     let machines = client.machines().await?.machines;

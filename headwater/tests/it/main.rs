@@ -8,6 +8,7 @@ mod busy_servers;
 mod cache_limits;
 mod catalogs;
 mod channels;
+mod claims;
 mod cli;
 mod damage;
 mod exports;

@@ -5,6 +5,7 @@ CREATE TABLE catalogs (
     name             TEXT    NOT NULL PRIMARY KEY,
     image            TEXT    NOT NULL,
     pin              TEXT,
+    keep_ready       INTEGER NOT NULL,
     cache_mode       TEXT    NOT NULL,
     cache_ram_bytes  INTEGER NOT NULL,
     cache_disk_bytes INTEGER NOT NULL,
@@ -85,6 +86,19 @@ CREATE TABLE persistent_disks (
 ) STRICT;
 
 CREATE UNIQUE INDEX one_edit_for_an_image ON persistent_disks (image) WHERE purpose = 'edit';
+
+-- Machines that are lent to somebody. A row outlives the end of its claim (`ended`) until the machine is off or was reset: a machine
+-- with a row is given to nobody.
+CREATE TABLE claims (
+    machine       TEXT    NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
+    id            TEXT    NOT NULL UNIQUE,
+    holder        TEXT    NOT NULL,
+    key           TEXT    UNIQUE,
+    claimed_by    TEXT    NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    expires_at_ms INTEGER,
+    ended         TEXT
+) STRICT;
 
 -- Named tokens of the API. The secret itself is not stored.
 CREATE TABLE tokens (

@@ -24,6 +24,7 @@ struct Row {
     user_data: Option<String>,
     name_rule: String,
     first_number: i64,
+    keep_ready: i64,
     created_at_ms: i64,
 }
 
@@ -37,6 +38,7 @@ impl FromRow<'_, SqliteRow> for Row {
             user_data: row.try_get("user_data")?,
             name_rule: row.try_get("name_rule")?,
             first_number: row.try_get("first_number")?,
+            keep_ready: row.try_get("keep_ready")?,
             created_at_ms: row.try_get("created_at_ms")?,
         })
     }
@@ -60,6 +62,8 @@ impl TryFrom<Row> for CatalogRecord {
             name_rule: row.name_rule,
             first_number: u32::try_from(row.first_number)
                 .map_err(|_| unreadable("first_number", &row.first_number.to_string()))?,
+            keep_ready: u32::try_from(row.keep_ready)
+                .map_err(|_| unreadable("keep_ready", &row.keep_ready.to_string()))?,
             created_at_ms: loaded(row.created_at_ms),
         })
     }
@@ -72,8 +76,9 @@ impl CatalogRepository for SqliteCatalogs<'_> {
         let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
         let insert = sqlx::query(
             "INSERT INTO catalogs (name, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight,
-               cache_persistent, transport, memory_bytes, cpus, firmware, display, network, user_data, name_rule, first_number, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+               cache_persistent, transport, memory_bytes, cpus, firmware, display, network, user_data, name_rule, first_number, keep_ready,
+               created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(&catalog.name)
         .bind(&catalog.image)
@@ -82,6 +87,7 @@ impl CatalogRepository for SqliteCatalogs<'_> {
             .bind(&catalog.user_data)
             .bind(&catalog.name_rule)
             .bind(i64::from(catalog.first_number))
+            .bind(i64::from(catalog.keep_ready))
             .bind(stored(catalog.created_at_ms))
             .execute(&mut *self.connection)
             .await;
@@ -117,6 +123,27 @@ impl CatalogRepository for SqliteCatalogs<'_> {
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError> {
         let done = sqlx::query("UPDATE catalogs SET pin = ? WHERE name = ?")
             .bind(pin)
+            .bind(name)
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn pools(&mut self) -> Result<Vec<(String, u32)>, DbError> {
+        let rows: Vec<(String, i64)> =
+            sqlx::query_as("SELECT name, keep_ready FROM catalogs WHERE keep_ready > 0")
+                .fetch_all(&mut *self.connection)
+                .await?;
+        let count = |(name, count): (String, i64)| match u32::try_from(count) {
+            Ok(count) => Ok((name, count)),
+            Err(_) => Err(unreadable("keep_ready", &count.to_string())),
+        };
+        rows.into_iter().map(count).collect()
+    }
+
+    async fn set_keep_ready(&mut self, name: &str, count: u32) -> Result<bool, DbError> {
+        let done = sqlx::query("UPDATE catalogs SET keep_ready = ? WHERE name = ?")
+            .bind(i64::from(count))
             .bind(name)
             .execute(&mut *self.connection)
             .await?;

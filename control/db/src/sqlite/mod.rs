@@ -1,6 +1,7 @@
 //! SQLite: one file, write-ahead log, one writer.
 
 mod catalogs;
+mod claims;
 mod events;
 mod hardware;
 mod machines;
@@ -23,8 +24,8 @@ use sqlx::{ConnectOptions as _, Connection as _, Sqlite, Transaction};
 
 use crate::error::DbError;
 use crate::repository::{
-    CatalogRepository, Database, EventRepository, MachineRepository, PersistentDiskRepository, Repository,
-    SessionRepository, TaskRepository, TokenRepository,
+    CatalogRepository, ClaimRepository, Database, EventRepository, MachineRepository,
+    PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
 };
 
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
@@ -162,6 +163,10 @@ impl Repository for SqliteRepository {
 
     fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_> {
         Box::new(persistent_disks::SqlitePersistentDisks { connection: &mut self.transaction })
+    }
+
+    fn claims(&mut self) -> Box<dyn ClaimRepository + '_> {
+        Box::new(claims::SqliteClaims { connection: &mut self.transaction })
     }
 
     fn tokens(&mut self) -> Box<dyn TokenRepository + '_> {

@@ -6,8 +6,8 @@ use headwater_api::{
 };
 use headwater_db::repository::KEPT_SESSIONS;
 use headwater_db::{
-    CatalogRecord, Database, DbError, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret,
-    SessionRecord, TaskRecord, TokenRecord,
+    CatalogRecord, ClaimRecord, Database, DbError, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose,
+    Secret, SessionRecord, TaskRecord, TokenRecord,
 };
 use uuid::Uuid;
 
@@ -178,6 +178,7 @@ pub fn catalog(name: &str) -> CatalogRecord {
         user_data: Some("#!/bin/sh\n".to_owned()),
         name_rule: "web-##".to_owned(),
         first_number: 7,
+        keep_ready: 3,
         created_at_ms: 5,
     }
 }
@@ -196,6 +197,9 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
     assert_eq!(repo.catalogs().by_name("nobody").await.unwrap(), None);
     let names: Vec<String> = repo.catalogs().list().await.unwrap().into_iter().map(|it| it.name).collect();
     assert_eq!(names, ["attic", "lab"]);
+    assert!(repo.catalogs().set_keep_ready("attic", 0).await.unwrap());
+    assert!(!repo.catalogs().set_keep_ready("nobody", 1).await.unwrap());
+    assert_eq!(repo.catalogs().pools().await.unwrap(), [("lab".to_owned(), 3)]);
     member.image = "debian:test".to_owned();
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(member.clone()));
     assert_eq!(member.reference(), "debian:test");
@@ -332,6 +336,40 @@ pub async fn writers_take_turns(db: std::sync::Arc<dyn Database>) {
     let seen: std::collections::BTreeSet<String> =
         repo.events().newest(None, 99).await.unwrap().into_iter().map(|e| e.detail).collect();
     assert_eq!(seen.len(), 16);
+}
+
+/// A machine has one claim, whose key no other claim has, and which goes with the machine.
+pub async fn a_machine_has_one_claim(db: &dyn Database) {
+    let (one, two) = (machine("one"), machine("two"));
+    let claim = |machine: &MachineRecord, number: u128, key: &str| ClaimRecord {
+        id: Uuid::from_u128(number),
+        machine: machine.uuid,
+        holder: "anna".to_owned(),
+        key: Some(key.to_owned()),
+        claimed_by: "uid 0".to_owned(),
+        created_at_ms: u64::try_from(number).unwrap(),
+        expires_at_ms: Some(9),
+        ended: None,
+    };
+    let mut repo = db.write().await.unwrap();
+    for machine in [&one, &two] {
+        repo.machines().add(machine).await.unwrap();
+    }
+    let first = claim(&one, 1, "a");
+    repo.claims().add(&first).await.unwrap();
+    for twin in [claim(&one, 2, "b"), claim(&two, 2, "a"), claim(&two, 1, "b")] {
+        assert!(matches!(repo.claims().add(&twin).await, Err(DbError::Taken { .. })));
+    }
+    let second = ClaimRecord { key: None, expires_at_ms: None, ..claim(&two, 2, "") };
+    repo.claims().add(&second).await.unwrap();
+    assert_eq!(repo.claims().list().await.unwrap(), [first.clone(), second.clone()]);
+    assert!(repo.claims().end(first.id, "why").await.unwrap());
+    assert!(!repo.claims().end(first.id, "again").await.unwrap());
+    let ended = ClaimRecord { ended: Some("why".to_owned()), ..first.clone() };
+    assert_eq!(repo.claims().list().await.unwrap(), [ended, second.clone()]);
+    assert!(repo.claims().remove(first.id).await.unwrap() && !repo.claims().remove(first.id).await.unwrap());
+    repo.machines().remove(two.uuid).await.unwrap();
+    assert!(repo.claims().list().await.unwrap().is_empty());
 }
 
 /// A token comes back as it was stored, by its hash; its name and its hash are given once.

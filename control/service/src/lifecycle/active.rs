@@ -1,6 +1,6 @@
 //! A machine that is on: its disk, its VM, and its rate of requests.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,8 @@ pub struct Active {
     /// QEMU serves one client, and lets others wait without a word.
     console: Arc<Semaphore>,
     console_client: Mutex<String>,
+    /// Somebody worked in its guest.
+    is_used: AtomicBool,
 }
 
 /// How long it took until the guest was up, and what was read from the image until then.
@@ -80,6 +82,7 @@ impl Active {
             quick_boots: AtomicU32::new(0),
             console: Arc::new(Semaphore::new(1)),
             console_client: Mutex::default(),
+            is_used: AtomicBool::new(false),
         }
     }
 
@@ -134,6 +137,16 @@ impl Active {
             }
             _ => Err(holder.clone()),
         }
+    }
+
+    /// Notes that somebody works in its guest: nobody else is to get the machine before it is reset.
+    pub(crate) fn use_it(&self) {
+        self.is_used.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether somebody worked in its guest.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::SeqCst)
     }
 
     /// What stands in its way.

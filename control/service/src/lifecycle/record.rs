@@ -95,6 +95,7 @@ impl Service {
             pin: record.pin.or(record.catalog_pin),
             catalog: record.catalog,
             version: record.version,
+            claimed_for: None,
             next_version: None,
             old: false,
             kept: None,
@@ -120,6 +121,7 @@ impl Service {
     /// Machines as clients see them, with what each would boot now.
     pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Result<Vec<Machine>, DbError> {
         let kept = self.db().read().await?.persistent_disks().list().await?;
+        let mut holders = self.holders().await?;
         // Asked for all at once, and waited for together.
         let references: HashSet<&str> = records.iter().map(MachineRecord::reference).collect();
         let views = references.into_iter().map(|reference| {
@@ -149,6 +151,7 @@ impl Service {
             if let Some(disk) = edit.or(own) {
                 view.next_version = Some(disk.below());
             }
+            view.claimed_for = holders.remove(&view.uuid);
             view.kept = own.map(PersistentDisk::below);
             view.edits = edit.map(PersistentDisk::below);
             views.push(view);

@@ -81,6 +81,7 @@ impl Service {
                 self.not_started_again(record, DAEMON_ENDED).await?;
             }
         }
+        self.end_claims_of_former().await?;
         // What a crash left in the store, and what an earlier release did not tell it.
         self.roots_changed();
         if tokio::time::timeout(ROOTS_WAIT, self.roots_due()).await.is_err() {
@@ -187,6 +188,12 @@ impl Service {
                 }));
             }
             self.look_for_alarms().await;
+            if let Err(e) = self.look_after_claims().await {
+                tracing::error!("cannot look after claims: {e}");
+            }
+            if let Err(e) = self.keep_pools().await {
+                tracing::error!("cannot keep machines ready: {e}");
+            }
             if let Err(e) = self.reconcile().await {
                 tracing::error!("cannot compare wanted and actual state: {e}");
             }

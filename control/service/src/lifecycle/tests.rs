@@ -1,5 +1,6 @@
 //! Lives that go wrong, with backends that the tests steer.
 
+mod claims;
 mod creation;
 mod damage;
 mod database;

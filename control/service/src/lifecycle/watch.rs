@@ -271,7 +271,7 @@ impl Service {
     }
 
     /// Whether a machine is on, and was not off since it was found to be.
-    pub(super) fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
+    pub(crate) fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
         self.active(uuid).is_some_and(|present| Arc::ptr_eq(&present, active))
     }
 }

@@ -76,6 +76,7 @@ pub(super) async fn attach_console(
     };
     let taken = active.take_console(&caller.principal).await;
     let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;
+    active.use_it();
     let path = service.hypervisor().console_socket(&service.run_dir(&name));
     let guest = UnixStream::connect(&path).await.map_err(|e| {
         BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)

@@ -12,6 +12,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
+use crate::claims::check_pool;
 use crate::extract::Body;
 use crate::retention::{ReferenceKind, Referrer};
 
@@ -87,11 +88,13 @@ pub(super) async fn create_catalog(
     let failed = |source| Error::Backend { catalog: request.name.clone(), source };
     service.hypervisor().check(plan).await.map_err(failed)?;
     service.disks().check(&request.cache).await.map_err(failed)?;
+    check_pool(&request.name, &request.cache, request.keep_ready)?;
     let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
     NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let record = CatalogRecord {
         name_rule,
         first_number: request.first_number,
+        keep_ready: request.keep_ready,
         name: request.name,
         image: request.image,
         pin: None,

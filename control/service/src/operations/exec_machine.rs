@@ -80,6 +80,7 @@ pub(super) async fn exec_machine(
         let state = record.state.name();
         return Err(LifecycleError::NotOn { what: "run a command in", machine: name, state }.into());
     };
+    active.use_it();
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();
     let event = service.event(&caller, format!("machine {name}"), "exec", program);

@@ -3,6 +3,7 @@
 mod attach_console;
 mod cancel_promotion;
 mod cancel_task;
+mod claim_machine;
 mod create_catalog;
 mod create_console_ticket;
 pub(crate) mod create_machine;
@@ -17,6 +18,7 @@ mod get_stats;
 mod get_status;
 mod import_image;
 mod list_catalogs;
+mod list_claims;
 mod list_events;
 mod list_images;
 mod list_machines;
@@ -29,6 +31,7 @@ mod pin_machine;
 mod promote_image;
 mod pull_images;
 mod read_console;
+mod release_claim;
 mod remove_catalog;
 mod remove_image;
 mod remove_machine;
@@ -95,6 +98,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         (name = "images", description = "Golden images and their versions"),
         (name = "catalogs", description = "Machines that are made alike and boot the same"),
         (name = "machines", description = "Machines that boot them"),
+        (name = "claims", description = "Machines of a catalog that are lent to somebody"),
         (name = "tasks", description = "Work that outlives the client that asked for it"),
         (name = "access", description = "Named tokens and their roles"),
         (name = "daemon", description = "The daemon and its history"),
@@ -162,6 +166,9 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(show_task::show_task))
         .routes(routes!(show_task::follow_task))
         .routes(routes!(cancel_task::cancel_task))
+        .routes(routes!(claim_machine::claim_machine))
+        .routes(routes!(list_claims::list_claims))
+        .routes(routes!(release_claim::release_claim))
         .routes(routes!(show_caller::show_caller))
         .routes(routes!(list_tokens::list_tokens, create_token::create_token))
         .routes(routes!(revoke_token::revoke_token))

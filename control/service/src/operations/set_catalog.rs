@@ -1,4 +1,4 @@
-//! `PATCH /api/v1/catalogs/{catalog}`: have a catalog's machines boot something else.
+//! `PATCH /api/v1/catalogs/{catalog}`: have a catalog's machines boot something else, or more of them be ready.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,10 +11,12 @@ use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
+use crate::claims::check_pool;
 use crate::extract::{Body, Name};
 use crate::retention::{ReferenceKind, Referrer};
 
-/// Changes what the machines of a catalog boot from their next boot on: another channel, version or image.
+/// Changes what the machines of a catalog boot from their next boot on (another channel, version or image), and how many of them are kept
+/// ready to be claimed.
 #[utoipa::path(
     patch,
     path = "/api/v1/catalogs/{catalog}",
@@ -24,7 +26,7 @@ use crate::retention::{ReferenceKind, Referrer};
     request_body = SetCatalog,
     responses(
         (status = 200, body = Catalog),
-        (status = 400, description = "No reference to an image", body = Problem),
+        (status = 400, description = "No reference to an image, or machines that keep their disks", body = Problem),
         (status = 404, description = "No such catalog, image or version", body = Problem),
         (status = 409, description = "It is pinned to a version of another image", body = Problem),
     ),
@@ -35,13 +37,44 @@ pub(super) async fn set_catalog(
     Name(name): Name,
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
-    let reference = ImageRef::parse(&request.image).map_err(Failure)?;
-    service.catalog(&name).await?;
-    service.is_not_busy(&name).await?;
-    let handle = service.clone();
-    let work = async move { set_image(&handle, &caller, name, reference, request.image).await };
-    let record = service.to_the_end(work).await?;
+    let SetCatalog { image, keep_ready } = request;
+    let image = match image {
+        Some(image) => Some((ImageRef::parse(&image).map_err(Failure)?, image)),
+        None => None,
+    };
+    let mut record = service.catalog(&name).await?;
+    if let Some(count) = keep_ready {
+        check_pool(&name, &record.cache, count)?;
+    }
+    if let Some((reference, image)) = image {
+        service.is_not_busy(&name).await?;
+        let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
+        let work = async move { set_image(&handle, &caller, name, reference, image).await };
+        record = service.to_the_end(work).await?;
+    }
+    if let Some(count) = keep_ready {
+        let handle = service.clone();
+        let work = async move { set_keep_ready(&handle, &caller, name, count).await };
+        record = service.to_the_end(work).await?;
+    }
     Ok(Json(service.changed_catalog_view(record).await))
+}
+
+async fn set_keep_ready(
+    service: &Service,
+    caller: &Caller,
+    name: String,
+    count: u32,
+) -> Result<CatalogRecord, Failure> {
+    let mut repo = service.db().write().await?;
+    let found = repo.catalogs().by_name(&name).await?;
+    let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
+    repo.catalogs().set_keep_ready(&name, count).await?;
+    let detail = format!("{} -> {count} kept ready", record.keep_ready);
+    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    repo.save().await?;
+    record.keep_ready = count;
+    Ok(record)
 }
 
 async fn set_image(

@@ -24,7 +24,7 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, Progress, Task, TaskState};
-use headwater_db::{DbError, NewTask, TaskRecord};
+use headwater_db::{DbError, NewTask, Repository, TaskRecord};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -36,6 +36,11 @@ use crate::caller::Caller;
 
 pub(crate) use self::roll::begin as begin_roll;
 pub(crate) use self::scale::begin as begin_scale;
+
+/// Whether a task changes the machines of a catalog.
+pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Result<bool, DbError> {
+    Ok(scale::changing(repo, catalog).await?.is_some())
+}
 
 /// How many long operations run at once; further ones wait their turn. Tasks with a plan mostly wait for machines, and do not count.
 pub const MAX_JOBS: usize = 4;

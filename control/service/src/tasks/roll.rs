@@ -146,7 +146,12 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
             Err(_) => to.clone(),
         },
     };
-    let stages: Vec<_> = machines.iter().map(|machine| service.stage_of(machine, &to, &editing)).collect();
+    let claimed = service.holders().await?;
+    let stage = |machine: &MachineRecord| match service.stage_of(machine, &to, &editing) {
+        Stage::Pending if claimed.contains_key(&machine.uuid) => Stage::Left { why: IS_CLAIMED.to_owned() },
+        stage => stage,
+    };
+    let stages: Vec<_> = machines.iter().map(stage).collect();
     if means == to && !stages.contains(&Stage::Pending) {
         return Err(Error::Runs { catalog, to }.into());
     }
@@ -318,6 +323,9 @@ impl Service {
         if record.pin.as_ref().is_some_and(|pin| *pin != plan.to) {
             return Ok(Pinned::ByOther);
         }
+        if is_claimed(&mut *repo, record.uuid).await? {
+            return Ok(Pinned::Claimed);
+        }
         repo.machines().set_pin(record.uuid, Some(&plan.to)).await?;
         repo.save().await?;
         self.roots_changed();
@@ -349,6 +357,7 @@ impl Service {
                 Ok(Pinned::Here(record)) => record,
                 Ok(Pinned::Gone) => return Stage::Left { why: "was removed".to_owned() },
                 Ok(Pinned::ByOther) => return Stage::Left { why: "was pinned to a version".to_owned() },
+                Ok(Pinned::Claimed) => return Stage::Left { why: IS_CLAIMED.to_owned() },
                 Err(error) => return failed(format!("cannot be pinned: {}", problem(&error))),
             };
             let name = &record.name;
@@ -454,6 +463,10 @@ impl Service {
         caller: &Caller,
     ) -> Result<(), LifecycleError> {
         let Some(record) = self.unpin_after_roll(member, plan).await? else { return Ok(()) };
+        if is_claimed(&mut *self.db().read().await?, record.uuid).await? {
+            // It is reset when its holder releases it, and boots the version from before then.
+            return Ok(());
+        }
         let returned = if self.active(record.uuid).is_some() {
             self.reset(&record.name, caller).await
         } else if record.wanted == Wanted::Running {
@@ -533,6 +546,15 @@ enum Pinned {
     Here(Box<MachineRecord>),
     Gone,
     ByOther,
+    Claimed,
+}
+
+/// Why a machine is left alone that somebody has claimed.
+const IS_CLAIMED: &str = "is claimed: it takes the version when it is reset after that";
+
+/// Whether somebody has a machine, or what they did is still on it.
+async fn is_claimed(repo: &mut dyn Repository, machine: Uuid) -> Result<bool, DbError> {
+    Ok(repo.claims().list().await?.iter().any(|claim| claim.machine == machine))
 }
 
 /// Why a machine is left alone that is off.

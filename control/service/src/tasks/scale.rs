@@ -211,7 +211,10 @@ async fn removable(
     let of = |purpose| disks.iter().filter(move |disk| disk.purpose == purpose).map(|disk| disk.machine);
     let keeping: HashSet<_> = of(Purpose::Persistent).collect();
     let editing: HashSet<_> = of(Purpose::MaintenanceSession).collect();
-    let is_kept = |machine: &&MachineRecord| keeping.contains(&machine.uuid) || machine.pin.is_some();
+    let claimed = service.holders().await?;
+    let is_kept = |machine: &&MachineRecord| {
+        keeping.contains(&machine.uuid) || claimed.contains_key(&machine.uuid) || machine.pin.is_some()
+    };
     let is_free =
         |machine: &&MachineRecord| !editing.contains(&machine.uuid) && (request.force || !is_kept(machine));
     let mut free: Vec<_> = members.iter().filter(is_free).collect();

@@ -79,6 +79,7 @@ async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another()
         user_data: None,
         name_rule: "lab-##".to_owned(),
         first_number: 1,
+        keep_ready: 0,
         created_at_ms: 0,
     };
     repo.catalogs().add(&catalog).await.unwrap();

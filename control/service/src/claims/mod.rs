@@ -1,0 +1,406 @@
+//! Claims: machines of a catalog that are lent to somebody.
+//!
+//! ```text
+//!   ready: on, booted, not used --claim--> claimed --release, end of its time--> ended --reset, or switched off--> free
+//!                                             \--the guest switches itself off--------------------------------------/
+//! ```
+//! A machine has a row while it is claimed, and after that until it was reset or is off. A machine with a row is given to nobody, and each
+//! boot begins with a pristine disk: so nobody gets a machine that somebody else has used. The rows are checked and written in one
+//! transaction, so that a machine has one holder.
+
+mod pool;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use headwater_api::{
+    BootFrom, CacheSettings, Claim, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS,
+    MachineState, ProblemKind, Wanted,
+};
+use headwater_db::{ClaimRecord, DbError, MachineRecord, Repository};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::{Explain, problem};
+use crate::caller::Caller;
+use crate::catalogs::CatalogError;
+
+/// How often a claim that waits looks for a machine.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a service knows of claims besides their rows.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimsState {
+    /// Machines that are being reset because their claims have ended.
+    resetting: Mutex<HashSet<Uuid>>,
+    pool: pool::PoolState,
+}
+
+impl ClaimsState {
+    fn resetting(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+        self.resetting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a machine cannot be claimed or released.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error("cannot claim a machine of catalog '{catalog}': {why}")]
+    Invalid { catalog: String, why: String },
+    #[error(
+        "cannot claim a machine of catalog '{0}': its machines keep their disks, so the next holder would see them"
+    )]
+    Persistent(String),
+    #[error(
+        "cannot keep machines of catalog '{0}' ready to be claimed: they keep their disks, so the next holder would see them"
+    )]
+    PersistentPool(String),
+    #[error(
+        "cannot claim a machine of catalog '{catalog}': none is ready; of {machines}, {claimed} are claimed"
+    )]
+    NoneReady { catalog: String, machines: usize, claimed: usize },
+    #[error("cannot claim a machine of catalog '{catalog}': the claim with the key '{key}' has ended")]
+    KeyEnded { catalog: String, key: String },
+    #[error("there is no claim '{0}', and no claimed machine of that name")]
+    Unknown(String),
+    #[error("cannot claim a machine: there are no random numbers")]
+    Random(#[from] std::io::Error),
+    #[error("cannot claim a machine of catalog '{0}': the daemon is stopping")]
+    Stopping(String),
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl Explain for ClaimError {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Invalid { .. } | Self::Persistent(_) | Self::PersistentPool(_) => ProblemKind::Invalid,
+            Self::NoneReady { .. } | Self::KeyEnded { .. } => ProblemKind::Conflict,
+            Self::Unknown(_) => ProblemKind::NotFound,
+            Self::Stopping(_) => ProblemKind::Unavailable,
+            Self::Random(_) => ProblemKind::Failed,
+            Self::Catalog(e) => e.kind(),
+            Self::Db(e) => e.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Invalid { .. } | Self::Stopping(_) | Self::Random(_) => None,
+            Self::Persistent(_) | Self::PersistentPool(_) => {
+                Some("make a catalog without --persistent for that".to_owned())
+            }
+            Self::NoneReady { catalog, .. } => Some(format!(
+                "wait for one with --wait, or have some ready: 'headwater catalog set {catalog} --keep-ready COUNT', 'headwater catalog scale'"
+            )),
+            Self::KeyEnded { .. } => Some("use another key for another claim".to_owned()),
+            Self::Unknown(_) => Some("'headwater catalog claims' shows all".to_owned()),
+            Self::Catalog(e) => e.advice(),
+            Self::Db(e) => e.advice(),
+        }
+    }
+}
+
+/// Refuses to keep machines ready whose disks outlive a reset of the guest.
+pub(crate) fn check_pool(catalog: &str, cache: &CacheSettings, keep_ready: u32) -> Result<(), ClaimError> {
+    match keep_ready > 0 && cache.persistent {
+        true => Err(ClaimError::PersistentPool(catalog.to_owned())),
+        false => Ok(()),
+    }
+}
+
+fn check(catalog: &str, request: &ClaimRequest) -> Result<(), ClaimError> {
+    let is_plain = |text: &str, most: usize| {
+        !text.trim().is_empty() && text.chars().count() <= most && !text.chars().any(char::is_control)
+    };
+    let why = if !is_plain(&request.holder, MAX_HOLDER_CHARS) {
+        format!("'for' must be 1 to {MAX_HOLDER_CHARS} characters, without control characters")
+    } else if request.key.as_ref().is_some_and(|key| !is_plain(key, MAX_KEY_CHARS)) {
+        format!("a key has 1 to {MAX_KEY_CHARS} characters, without control characters")
+    } else if request.ttl_s == Some(0) {
+        "it would end at once".to_owned()
+    } else if request.wait_s.is_some_and(|wait| wait > MAX_CLAIM_WAIT_S) {
+        format!("it can wait for {MAX_CLAIM_WAIT_S} s at most")
+    } else {
+        return Ok(());
+    };
+    Err(ClaimError::Invalid { catalog: catalog.to_owned(), why })
+}
+
+/// A claim as clients see it.
+fn view(claim: ClaimRecord, machine: &MachineRecord) -> Claim {
+    Claim {
+        id: claim.id,
+        catalog: machine.catalog.clone().unwrap_or_default(),
+        machine: machine.name.clone(),
+        mac: machine.mac.clone(),
+        holder: claim.holder,
+        key: claim.key,
+        claimed_by: claim.claimed_by,
+        created_at_ms: claim.created_at_ms,
+        expires_at_ms: claim.expires_at_ms,
+        ended: claim.ended,
+    }
+}
+
+/// What one look for a machine found.
+enum Found {
+    Claimed(Claim),
+    /// How many machines there are, and how many of them are claimed.
+    None(usize, usize),
+}
+
+impl Service {
+    /// Gives a machine of a catalog to somebody: one that is on, up, and was not used since its boot.
+    pub(crate) async fn claim(
+        &self,
+        caller: Caller,
+        catalog: String,
+        request: ClaimRequest,
+    ) -> Result<Claim, ClaimError> {
+        check(&catalog, &request)?;
+        if self.catalog(&catalog).await?.cache.persistent {
+            return Err(ClaimError::Persistent(catalog));
+        }
+        let wait = Duration::from_secs(request.wait_s.unwrap_or(0));
+        let end = Instant::now() + wait;
+        let _demand = (!wait.is_zero()).then(|| self.demand(&catalog));
+        loop {
+            let (service, caller) = (self.clone(), caller.clone());
+            let (of, wish) = (catalog.clone(), request.clone());
+            // To the end: a client that hangs up must not leave a claim that nobody hears of in the middle.
+            let found =
+                self.to_the_end(async move { service.look_and_claim(&caller, &of, wish).await }).await?;
+            let (machines, claimed) = match found {
+                Found::Claimed(claim) => return Ok(claim),
+                Found::None(machines, claimed) => (machines, claimed),
+            };
+            if self.is_stopping() {
+                return Err(ClaimError::Stopping(catalog));
+            }
+            if Instant::now() >= end {
+                return Err(ClaimError::NoneReady { catalog, machines, claimed });
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn look_and_claim(
+        &self,
+        caller: &Caller,
+        catalog: &str,
+        request: ClaimRequest,
+    ) -> Result<Found, ClaimError> {
+        let mut repo = self.db().write().await?;
+        let claims = repo.claims().list().await?;
+        if let Some(key) = &request.key
+            && let Some(claim) = claims.iter().find(|claim| claim.key.as_ref() == Some(key))
+        {
+            let machine = repo.machines().by_uuid(claim.machine).await?;
+            return match machine.filter(|it| it.catalog.as_deref() == Some(catalog) && claim.ended.is_none())
+            {
+                Some(machine) => Ok(Found::Claimed(view(claim.clone(), &machine))),
+                None => Err(ClaimError::KeyEnded { catalog: catalog.to_owned(), key: key.clone() }),
+            };
+        }
+        let claimed: HashSet<Uuid> = claims.iter().map(|claim| claim.machine).collect();
+        let members = lendable(&mut *repo, catalog).await?;
+        let count = members.iter().filter(|machine| claimed.contains(&machine.uuid)).count();
+        let found = Found::None(members.len(), count);
+        let is_ready = |machine: &&MachineRecord| {
+            let is_up = machine.wanted == Wanted::Running && machine.state == MachineState::Running;
+            // A roll resets a machine that does not run what it is pinned to.
+            let is_moved = machine.pin().is_some_and(|pin| machine.version.as_deref() != Some(pin));
+            is_up && !is_moved && !claimed.contains(&machine.uuid)
+        };
+        for machine in members.iter().filter(is_ready) {
+            let Some(active) = self.active(machine.uuid) else { continue };
+            if active.boot_time().is_none() || active.is_used() {
+                continue;
+            }
+            let now_ms = self.now_ms();
+            let claim = ClaimRecord {
+                id: self.new_id()?,
+                machine: machine.uuid,
+                holder: request.holder,
+                key: request.key,
+                claimed_by: caller.principal.clone(),
+                created_at_ms: now_ms,
+                expires_at_ms: request.ttl_s.map(|ttl| now_ms.saturating_add(ttl.saturating_mul(1000))),
+                ended: None,
+            };
+            repo.claims().add(&claim).await?;
+            let detail = format!("for {}", claim.holder);
+            let event = self.event(caller, format!("machine {}", machine.name), "claimed", detail);
+            repo.events().append(event).await?;
+            repo.save().await?;
+            if !self.is_present(machine.uuid, &active) {
+                // It was switched off meanwhile: its claim ends with that, and another machine is looked for.
+                self.end_claim(&Caller::daemon(), &claim, "the machine was switched off").await?;
+                return Ok(found);
+            }
+            return Ok(Found::Claimed(view(claim, machine)));
+        }
+        Ok(found)
+    }
+
+    fn new_id(&self) -> std::io::Result<Uuid> {
+        let mut bytes = [0; 16];
+        self.random().fill(&mut bytes)?;
+        Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
+    }
+
+    /// All claims, those of one catalog if it is given.
+    pub(crate) async fn claims(&self, catalog: Option<&str>) -> Result<Vec<Claim>, DbError> {
+        let mut repo = self.db().read().await?;
+        let claims = repo.claims().list().await?;
+        let mut views = Vec::new();
+        for claim in claims {
+            let machine = repo.machines().by_uuid(claim.machine).await?;
+            let is_meant =
+                |machine: &MachineRecord| catalog.is_none_or(|it| machine.catalog.as_deref() == Some(it));
+            if let Some(machine) = machine.filter(is_meant) {
+                views.push(view(claim, &machine));
+            }
+        }
+        Ok(views)
+    }
+
+    /// Ends a claim, by its id or by the name of its machine. The machine is reset after that.
+    pub(crate) async fn release(&self, caller: &Caller, which: &str) -> Result<Claim, ClaimError> {
+        let claims = self.claims(None).await?;
+        let id = Uuid::parse_str(which).ok();
+        let found = claims.into_iter().find(|claim| Some(claim.id) == id || claim.machine == which);
+        let mut claim = found.ok_or_else(|| ClaimError::Unknown(which.to_owned()))?;
+        let records = self.db().read().await?.claims().list().await?;
+        if let Some(record) = records.into_iter().find(|record| record.id == claim.id) {
+            let why = format!("released by {}", caller.principal);
+            if self.end_claim(caller, &record, &why).await? {
+                claim.ended = Some(why);
+            }
+        }
+        Ok(claim)
+    }
+
+    /// Ends a claim, and has its machine reset. Returns whether it had not ended before.
+    async fn end_claim(&self, caller: &Caller, claim: &ClaimRecord, why: &str) -> Result<bool, DbError> {
+        let mut repo = self.db().write().await?;
+        let machine = repo.machines().by_uuid(claim.machine).await?;
+        let is_new = repo.claims().end(claim.id, why).await?;
+        if let Some(machine) = machine.filter(|_| is_new) {
+            let detail = format!("of {}: {why}", claim.holder);
+            let event = self.event(caller, format!("machine {}", machine.name), "claim ended", detail);
+            repo.events().append(event).await?;
+        }
+        repo.save().await?;
+        self.reset_after(claim);
+        Ok(is_new)
+    }
+
+    /// Begins to reset the machine of a claim that has ended, unless that goes on already.
+    fn reset_after(&self, claim: &ClaimRecord) {
+        let (id, uuid) = (claim.id, claim.machine);
+        if self.is_stopping() || !self.claims_state().resetting().insert(uuid) {
+            return;
+        }
+        let (service, under_way) = (self.clone(), self.begin_operation());
+        tokio::spawn(async move {
+            let _under_way = under_way;
+            if let Err(why) = service.reset_and_free(id, uuid).await {
+                tracing::warn!(machine = %uuid, "a machine cannot be reset after its claim, which is tried again: {why}");
+            }
+            service.claims_state().resetting().remove(&uuid);
+        });
+    }
+
+    /// Makes sure that nothing is left of what a holder did, and frees the machine.
+    async fn reset_and_free(&self, id: Uuid, uuid: Uuid) -> Result<(), String> {
+        let failed = |e: DbError| problem(&e).to_string();
+        let found = async { self.db().read().await?.machines().by_uuid(uuid).await };
+        let Some(machine) = found.await.map_err(failed)? else { return Ok(()) };
+        let daemon = Caller::daemon();
+        // One that is off begins with a pristine disk.
+        if self.active(uuid).is_some() {
+            let is_needed = self.is_short(&machine).await.map_err(failed)?;
+            let done = match is_needed {
+                true => self.reset(&machine.name, &daemon).await,
+                false => self.stop(&machine.name, true, &daemon).await,
+            };
+            done.map_err(|e| problem(&e).to_string())?;
+        }
+        let freed = async {
+            let mut repo = self.db().write().await?;
+            repo.claims().remove(id).await?;
+            repo.save().await
+        };
+        freed.await.map_err(failed)
+    }
+
+    /// Ends the claims whose time is over, and those whose machines are off, and goes on with resets.
+    pub(crate) async fn look_after_claims(&self) -> Result<(), DbError> {
+        let claims = self.db().read().await?.claims().list().await?;
+        for claim in claims {
+            if claim.ended.is_some() {
+                self.reset_after(&claim);
+                continue;
+            }
+            let daemon = Caller::daemon();
+            if claim.expires_at_ms.is_some_and(|end| end <= self.now_ms()) {
+                self.end_claim(&daemon, &claim, "its time is over").await?;
+            } else if self.is_off(claim.machine).await? {
+                self.end_claim(&daemon, &claim, "the machine is off").await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a machine is off, and nobody is about to switch it on again.
+    async fn is_off(&self, uuid: Uuid) -> Result<bool, DbError> {
+        if self.active(uuid).is_some() || self.is_restarting(uuid) {
+            return Ok(false);
+        }
+        let machine = self.db().read().await?.machines().by_uuid(uuid).await?;
+        // While somebody has its turn, it may be between off and on.
+        let is_idle = self.try_lock(uuid).is_some() && self.active(uuid).is_none();
+        Ok(is_idle && machine.is_none_or(|machine| !machine.state.is_active()))
+    }
+
+    /// Forgets all claims: at the start of the daemon all machines are off.
+    pub(crate) async fn end_claims_of_former(&self) -> Result<(), DbError> {
+        let mut repo = self.db().write().await?;
+        let claims = repo.claims().list().await?;
+        for claim in claims {
+            repo.claims().remove(claim.id).await?;
+            let machine = repo.machines().by_uuid(claim.machine).await?;
+            if let Some(machine) = machine {
+                let detail = format!("of {}: the daemon ended, and the machine with it", claim.holder);
+                let subject = format!("machine {}", machine.name);
+                let event = self.event(&Caller::daemon(), subject, "claim ended", detail);
+                repo.events().append(event).await?;
+            }
+        }
+        repo.save().await
+    }
+
+    /// Who has which machine.
+    pub(crate) async fn holders(&self) -> Result<HashMap<Uuid, String>, DbError> {
+        let claims = self.db().read().await?.claims().list().await?;
+        Ok(claims.into_iter().map(|claim| (claim.machine, claim.holder)).collect())
+    }
+}
+
+/// The machines of a catalog that can be lent: virtual ones that begin each boot with a pristine disk.
+async fn lendable(repo: &mut dyn Repository, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
+    let disks = repo.persistent_disks().list().await?;
+    let keeping: HashSet<Uuid> = disks.into_iter().map(|disk| disk.machine).collect();
+    let mut machines = repo.machines().list().await?;
+    machines.retain(|machine| {
+        let is_member = machine.catalog.as_deref() == Some(catalog) && machine.boot == BootFrom::Vm;
+        is_member && !machine.cache.persistent && !keeping.contains(&machine.uuid)
+    });
+    Ok(machines)
+}

@@ -1,0 +1,281 @@
+//! Claims: who gets a machine, and in what state.
+
+use std::collections::{HashMap, HashSet};
+
+use headwater_api::{Claim, ClaimRequest};
+use headwater_db::CatalogRecord;
+
+use super::*;
+use crate::answer::Explain;
+use crate::claims::ClaimError;
+
+fn wish(holder: &str) -> ClaimRequest {
+    ClaimRequest { holder: holder.to_owned(), ttl_s: None, wait_s: None, key: None }
+}
+
+fn waiting(holder: &str) -> ClaimRequest {
+    ClaimRequest { wait_s: Some(120), ..wish(holder) }
+}
+
+/// Adds the catalog `class` with so many machines, `class-1` and so on.
+async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
+    let lab = fixture.record().await;
+    let catalog = CatalogRecord {
+        name: "class".to_owned(),
+        image: "image".to_owned(),
+        pin: None,
+        cache: lab.cache,
+        transport: lab.transport,
+        memory_bytes: lab.memory_bytes,
+        cpus: lab.cpus,
+        platform: lab.platform.clone(),
+        user_data: None,
+        name_rule: "class-#".to_owned(),
+        first_number: 1,
+        keep_ready,
+        created_at_ms: 0,
+    };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.catalogs().add(&catalog).await.unwrap();
+    for number in 1..=machines {
+        let name = format!("class-{number}");
+        let new = crate::identity::make(&SystemRandom, &name, None).unwrap();
+        let (uuid, mac, identity) = (new.uuid, new.mac, new.identity);
+        let catalog = Some("class".to_owned());
+        let machine = MachineRecord { uuid, name, mac, identity, catalog, ..lab.clone() };
+        repo.machines().add(&machine).await.unwrap();
+    }
+    repo.save().await.unwrap();
+    fixture.host.boots.send_replace(true);
+}
+
+/// Looks after machines, claims and pools as the daemon does.
+fn keep(service: &Service) -> tokio::task::JoinHandle<()> {
+    let service = service.clone();
+    tokio::spawn(async move { service.keep_reconciling().await })
+}
+
+async fn claim(fixture: &Fixture, request: ClaimRequest) -> Result<Claim, ClaimError> {
+    fixture.service.claim(Caller::admin("broker"), "class".to_owned(), request).await
+}
+
+async fn claims(fixture: &Fixture) -> Vec<Claim> {
+    fixture.service.claims(None).await.unwrap()
+}
+
+#[tokio::test]
+async fn machines_are_kept_ready_and_one_that_is_claimed_is_replaced() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 4, 2).await;
+    assert!(matches!(
+        claim(&fixture, wish("anna")).await,
+        Err(ClaimError::NoneReady { machines: 4, claimed: 0, .. })
+    ));
+    let keeping = keep(&fixture.service);
+    let on = || fixture.service.active_map().len();
+    until("two are on", async || on() == 2).await;
+    let first = claim(&fixture, waiting("anna")).await.unwrap();
+    assert_eq!((first.holder.as_str(), first.ended.as_deref()), ("anna", None));
+    until("two others are on", async || on() == 3).await;
+    let second = claim(&fixture, waiting("bert")).await.unwrap();
+    assert_ne!(first.machine, second.machine);
+    until("all are on", async || on() == 4).await;
+    // Enough are ready, so these are switched off.
+    for released in [&first.machine, &second.id.to_string()] {
+        fixture.service.release(&Caller::admin("broker"), released).await.unwrap();
+    }
+    until("both claims are gone", async || claims(&fixture).await.is_empty()).await;
+    assert_eq!(on(), 2);
+    let said = async |action: &'static str| {
+        fixture.events().await.iter().filter(|event| event.action == action).count()
+    };
+    assert_eq!((said("claimed").await, said("claim ended").await), (2, 2));
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_claim_ends_with_its_time_and_with_its_machine() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 1, 1).await;
+    let keeping = keep(&fixture.service);
+    let short = ClaimRequest { ttl_s: Some(60), ..waiting("anna") };
+    let first = claim(&fixture, short).await.unwrap();
+    let created_at_ms = first.created_at_ms;
+    let vms = || fixture.host.vms.lock().unwrap().len();
+    let before = vms();
+    fixture.host.now_ms.store(first.created_at_ms + 59_999, Ordering::SeqCst);
+    fixture.service.look_after_claims().await.unwrap();
+    assert_eq!(claims(&fixture).await, [first]);
+    fixture.host.now_ms.store(created_at_ms + 60_000, Ordering::SeqCst);
+    until("its time is over", async || claims(&fixture).await.is_empty()).await;
+    assert_eq!(vms(), before + 1, "it was not reset");
+
+    let second = claim(&fixture, waiting("bert")).await.unwrap();
+    // A guest that restarts gets a pristine disk, and its holder goes on.
+    fixture.vm().end(VmExit::Rebooted);
+    until("it has started again", async || vms() == before + 2).await;
+    fixture.service.look_after_claims().await.unwrap();
+    assert_eq!(claims(&fixture).await, [second]);
+    fixture.vm().end(VmExit::PoweredOff);
+    until("its machine is off", async || claims(&fixture).await.is_empty()).await;
+    claim(&fixture, waiting("carl")).await.unwrap();
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_machine_that_somebody_worked_in_is_given_to_nobody() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 1, 0).await;
+    fixture.service.start("class-1", &Caller::daemon()).await.unwrap();
+    let machine = fixture.service.record("class-1").await.unwrap();
+    until("it is up", async || {
+        fixture.service.record("class-1").await.unwrap().state == MachineState::Running
+    })
+    .await;
+    fixture.service.active(machine.uuid).unwrap().use_it();
+    assert!(matches!(claim(&fixture, wish("anna")).await, Err(ClaimError::NoneReady { .. })));
+    fixture.service.reset("class-1", &Caller::daemon()).await.unwrap();
+    let claimed = claim(&fixture, waiting("anna")).await.unwrap();
+    assert_eq!(claimed.machine, "class-1");
+}
+
+#[tokio::test]
+async fn a_claim_that_is_asked_for_again_is_the_same() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 2, 2).await;
+    let keeping = keep(&fixture.service);
+    let wish = ClaimRequest { key: Some("job 7".to_owned()), ..waiting("ci") };
+    let (first, second) =
+        (claim(&fixture, wish.clone()).await.unwrap(), claim(&fixture, wish.clone()).await.unwrap());
+    assert_eq!(first, second);
+    // While the machine is reset nobody gets it, also not by this key.
+    fixture.host.starts_wait.store(true, Ordering::SeqCst);
+    fixture.service.release(&Caller::admin("broker"), &first.machine).await.unwrap();
+    let error = claim(&fixture, wish.clone()).await.unwrap_err();
+    assert!(matches!(error, ClaimError::KeyEnded { .. }), "{error}");
+    assert_eq!(error.kind(), ProblemKind::Conflict);
+    fixture.host.starts_wait.store(false, Ordering::SeqCst);
+    fixture.host.go_on.notify_waiters();
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn what_cannot_be_claimed_is_refused() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 1, 0).await;
+    for odd in [
+        wish(""),
+        wish("a\nb"),
+        wish(&"x".repeat(201)),
+        ClaimRequest { ttl_s: Some(0), ..wish("anna") },
+        ClaimRequest { wait_s: Some(3601), ..wish("anna") },
+        ClaimRequest { key: Some(String::new()), ..wish("anna") },
+    ] {
+        let error = claim(&fixture, odd.clone()).await.unwrap_err();
+        assert_eq!(error.kind(), ProblemKind::Invalid, "{odd:?}: {error}");
+    }
+    let caller = Caller::admin("broker");
+    let unknown =
+        fixture.service.claim(caller.clone(), "nothing".to_owned(), wish("anna")).await.unwrap_err();
+    assert_eq!(unknown.kind(), ProblemKind::NotFound);
+    let unknown = fixture.service.release(&caller, "class-1").await.unwrap_err();
+    assert!(matches!(unknown, ClaimError::Unknown(_)));
+    assert!(claims(&fixture).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_daemon_that_died_has_no_claims() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 2, 1).await;
+    let keeping = keep(&fixture.service);
+    let first = claim(&fixture, waiting("anna")).await.unwrap();
+    keeping.abort();
+    let after = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    after.recover().await.unwrap();
+    assert!(after.claims(None).await.unwrap().is_empty());
+    let events = fixture.events().await;
+    let is_said = |it: &headwater_api::Event| {
+        it.action == "claim ended" && it.subject == format!("machine {}", first.machine)
+    };
+    assert!(events.iter().any(is_said), "{events:?}");
+}
+
+/// Clients claim, use and release machines at random, guests restart and switch themselves off, and somebody resets and stops machines
+/// meanwhile. A machine has one holder, and no holder gets a run of a machine that another one has used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_machine_has_two_holders_and_none_is_handed_out_used() {
+    const MACHINES: usize = 5;
+    const CLIENTS: u64 = 12;
+    const ROUNDS: u64 = 25;
+    let fixture = Arc::new(Fixture::new().await);
+    class(&fixture, MACHINES, 2).await;
+    let keeping = keep(&fixture.service);
+    /// Who has a machine, and which runs were used.
+    #[derive(Default)]
+    struct Seen {
+        holders: HashMap<String, u64>,
+        used: HashSet<usize>,
+    }
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let clients = (0..CLIENTS).map(|client| {
+        let (fixture, seen) = (fixture.clone(), seen.clone());
+        tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                let claimed = claim(&fixture, waiting(&format!("client {client}"))).await.unwrap();
+                let uuid = fixture.service.record(&claimed.machine).await.unwrap().uuid;
+                // All VMs are kept by the host, so an address is that of one of them for ever.
+                let run =
+                    fixture.service.active(uuid).map(|active| Arc::as_ptr(&active.vm).cast::<()>() as usize);
+                {
+                    let mut seen = seen.lock().unwrap();
+                    let before = seen.holders.insert(claimed.machine.clone(), client);
+                    assert_eq!(before, None, "{} has two holders", claimed.machine);
+                    // It may have been reset by now.
+                    if let Some(run) = run {
+                        assert!(seen.used.insert(run), "{} was handed out used", claimed.machine);
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis((client * 7 + round * 3) % 20)).await;
+                seen.lock().unwrap().holders.remove(&claimed.machine);
+                let end = |exit: VmExit| {
+                    let vms = fixture.host.vms.lock().unwrap().clone();
+                    let vm = vms.iter().find(|vm| Some(Arc::as_ptr(vm).cast::<()>() as usize) == run);
+                    vm.inspect(|vm| vm.end(exit));
+                };
+                match (client + round) % 4 {
+                    0 => end(VmExit::PoweredOff),
+                    1 => end(VmExit::Rebooted),
+                    _ => {}
+                }
+                // By its id: the claim may have ended with its machine, which somebody else may have by now.
+                match fixture.service.release(&Caller::admin("broker"), &claimed.id.to_string()).await {
+                    Ok(_) | Err(ClaimError::Unknown(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    let disturbing = tokio::spawn({
+        let fixture = fixture.clone();
+        async move {
+            for number in 0.. {
+                let name = format!("class-{}", number % MACHINES + 1);
+                let daemon = Caller::daemon();
+                let _ = match number % 3 {
+                    0 => fixture.service.stop(&name, true, &daemon).await,
+                    1 => fixture.service.reset(&name, &daemon).await,
+                    _ => fixture.service.start(&name, &daemon).await,
+                };
+                tokio::time::sleep(Duration::from_millis(40)).await;
+            }
+        }
+    });
+    for client in clients {
+        client.await.unwrap();
+    }
+    disturbing.abort();
+    keeping.abort();
+    assert_eq!(seen.lock().unwrap().holders.len(), 0);
+    assert!(seen.lock().unwrap().used.len() > 100);
+}

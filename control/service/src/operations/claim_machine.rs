@@ -1,0 +1,36 @@
+//! `POST /api/v1/catalogs/{catalog}/claims`: give a machine to somebody.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::{Claim, ClaimRequest, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::caller::Caller;
+use crate::extract::{Body, Name};
+
+/// Claims a machine of a catalog that is on, up, and was not used since its boot. Nobody else gets it before it was reset.
+#[utoipa::path(
+    post,
+    path = "/api/v1/catalogs/{catalog}/claims",
+    security(("token" = ["operator"])),
+    tag = "claims",
+    params(("catalog" = String, Path, description = "Its name")),
+    request_body = ClaimRequest,
+    responses(
+        (status = 201, body = Claim),
+        (status = 400, description = "Odd name, key or time, or machines that keep their disks", body = Problem),
+        (status = 404, description = "No such catalog", body = Problem),
+        (status = 409, description = "No machine is ready, or the claim of this key has ended", body = Problem),
+        (status = 503, description = "The daemon is stopping", body = Problem),
+    ),
+)]
+pub(super) async fn claim_machine(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(catalog): Name,
+    Body(request): Body<ClaimRequest>,
+) -> Result<(StatusCode, Json<Claim>), Failure> {
+    Ok((StatusCode::CREATED, Json(service.claim(caller, catalog, request).await?)))
+}

@@ -1,0 +1,75 @@
+//! `catalog claim` with guests that write.
+
+use serde_json::Value;
+
+use crate::support::{self, Daemon};
+use headwater_testkit::wait_until;
+
+fn with_class(more: &[&str]) -> Daemon {
+    let daemon = Daemon::start();
+    let disk = daemon.path().join("tiny.raw");
+    std::fs::write(&disk, support::tiny_disk()).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    let create = ["catalog", "create", "class", "tiny", "--cache", "ram", "--memory", "64M"];
+    daemon.cli(&[&create, more].concat()).ok();
+    daemon
+}
+
+#[test]
+fn the_next_holder_sees_nothing_of_the_last_one() {
+    let daemon = with_class(&["--count", "1", "--keep-ready", "1"]);
+    let claim = |holder: &str| {
+        daemon.cli(&["catalog", "claim", "class", "--for", holder, "--wait", "120s"]).ok().trim().to_owned()
+    };
+    let machine = claim("anna");
+    assert_eq!(machine, "class-01");
+    daemon.console(&machine, "w", Some("W"));
+    assert_eq!(daemon.machine(&machine)["disk"]["writes"], 1);
+    assert_eq!(daemon.machine(&machine)["claimed_for"], "anna");
+    assert!(daemon.cli(&["machine", "list", "is:claimed"]).ok().contains("class-01"));
+    let claims = daemon.cli(&["catalog", "claims"]).ok();
+    assert!(claims.contains("anna") && claims.contains("class-01"), "{claims}");
+    daemon
+        .cli(&["catalog", "claim", "class", "--for", "bert"])
+        .fails(4, &["none is ready", "1 are claimed", "--wait"]);
+    // Nobody takes it away by accident.
+    daemon.cli(&["catalog", "scale", "class", "0"]).fails(4, &["class-01"]);
+
+    daemon.cli(&["catalog", "release", &machine]).ok();
+    assert_eq!(claim("bert"), machine);
+    assert_eq!(daemon.machine(&machine)["disk"]["writes"], 0);
+    // Had the write survived, this would be "1 writes".
+    assert!(daemon.cli(&["machine", "console", &machine, "--log"]).ok().contains("0 writes"));
+    let history = daemon.history(&machine);
+    assert!(history.contains("for anna") && history.contains("of anna: released by uid 0"), "{history}");
+}
+
+#[test]
+fn a_claim_ends_when_the_guest_switches_itself_off_or_the_time_is_over() {
+    let daemon = with_class(&["--count", "2", "--keep-ready", "1"]);
+    let claim = |more: &[&str]| -> Value {
+        let args = ["--json", "catalog", "claim", "class", "--for", "ci", "--wait", "120s"];
+        serde_json::from_str(&daemon.cli(&[&args, more].concat()).ok()).unwrap()
+    };
+    let first = claim(&["--key", "job-1"]);
+    assert_eq!(claim(&["--key", "job-1"])["id"], first["id"]);
+    let machine = first["machine"].as_str().unwrap();
+    daemon.console(machine, "p", None);
+    let count = || -> usize {
+        let list: Value = serde_json::from_str(&daemon.cli(&["--json", "catalog", "claims"]).ok()).unwrap();
+        list["claims"].as_array().unwrap().len()
+    };
+    wait_until("the claim ends with its machine", || count() == 0);
+    assert!(claim(&["--ttl", "1s"])["expires_at_ms"].is_u64());
+    wait_until("its time is over", || count() == 0);
+    daemon.cli(&["catalog", "set", "class", "--keep-ready", "2"]).ok();
+    let is_on = |machine: &Value| machine["state"] == "running" && machine["claimed_for"].is_null();
+    wait_until("both machines are ready", || {
+        let list: Value = serde_json::from_str(&daemon.cli(&["--json", "machine", "list"]).ok()).unwrap();
+        list["machines"].as_array().unwrap().iter().filter(|machine| is_on(machine)).count() == 2
+    });
+    daemon.cli(&["catalog", "release", "nobody"]).fails(3, &["no claim 'nobody'"]);
+    daemon.cli(&["catalog", "create", "kept", "tiny", "--persistent"]).ok();
+    daemon.cli(&["catalog", "claim", "kept", "--for", "x"]).fails(2, &["keep their disks"]);
+    daemon.cli(&["catalog", "set", "kept", "--keep-ready", "1"]).fails(2, &["keep their disks"]);
+}
