@@ -3,6 +3,7 @@
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 BOOT_TOOLS := dnsmasq=dnsmasq-base ip=iproute2 openssl=openssl cpio=cpio zstd=zstd modprobe=kmod /usr/lib/ipxe/undionly.kpxe=ipxe /usr/lib/ipxe/qemu/pxe-virtio.rom=ipxe-qemu /usr/share/OVMF/OVMF_CODE_4M.fd=ovmf
 TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs sfdisk=fdisk fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra chromium=chromium
+CARGO_DEB := 3.8.0
 CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
@@ -17,6 +18,18 @@ rust:
 
 build: rust ## build the optimised binaries, target/release/headwater and headwater-study
 	cargo build --release --locked --package headwater --package headwater-studies
+
+# Or HEADWATER=target/debug/headwater, to work on the package alone.
+deb: rust ## build the Debian package of the server, build/deb/headwater_*.deb, and its debug symbols beside it
+	@xtask/need objcopy=binutils dpkg-shlibdeps=dpkg-dev gzip=gzip
+	@[ "$$(build/tools/bin/cargo-deb --version 2>&1)" = "cargo-deb $(CARGO_DEB)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(CARGO_DEB) --root build/tools cargo-deb
+	$(if $(HEADWATER),,cargo build --release --locked --package headwater --package headwater-studies)
+	HEADWATER=$(HEADWATER) packaging/deb/build
+
+deb-test: deb ## install, upgrade, use and purge the package of 'make deb' in clean Debian 12 and 13 (as root; 600 MB from Debian's mirror)
+	@xtask/need mmdebstrap=mmdebstrap systemd-nspawn=systemd-container
+	guest/build
+	HEADWATER=$(HEADWATER) packaging/deb/test $(SUITES)
 
 console: ## build the web console into console/dist, which is checked in and becomes part of the program
 	@xtask/need $(CONSOLE_TOOLS)
@@ -102,4 +115,4 @@ fuzz-keep: rust ## take what fuzzing found interesting, and the record of its ru
 
 clean: ## remove what was built and measured, except the guest and what fuzzing found
 	cargo clean
-	rm -rf build/bench build/compare build/demo build/fuzz/target build/streaming
+	rm -rf build/bench build/compare build/deb build/demo build/fuzz/target build/streaming
