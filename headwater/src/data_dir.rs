@@ -2,7 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -23,12 +23,51 @@ impl DataDir {
     pub fn locate(given: Option<PathBuf>) -> anyhow::Result<Self> {
         let dir = match given {
             Some(dir) => dir,
-            None if rustix::process::geteuid().is_root() => PathBuf::from("/var/lib/headwater"),
+            None if rustix::process::geteuid().is_root() => system_dir(),
             None => user_data_home()?.join("headwater"),
         };
         let absolute = std::path::absolute(&dir)
             .with_context(|| format!("cannot use '{}' as the data directory", dir.display()))?;
         Ok(Self(absolute))
+    }
+
+    /// The data directory of the daemon that a client means: the given one; else the user's own if a daemon has been there; else
+    /// that of this host's service, if the host has it.
+    pub fn of_daemon(given: Option<PathBuf>) -> anyhow::Result<Self> {
+        if given.is_some() || rustix::process::geteuid().is_root() {
+            return Self::locate(given);
+        }
+        let system = Self(system_dir());
+        match Self::locate(None) {
+            Ok(own) if own.socket().exists() || !system.may_have_socket() => Ok(own),
+            Err(error) if !system.may_have_socket() => Err(error),
+            _ => Ok(system),
+        }
+    }
+
+    /// Whether the daemon's socket is there, or only its group can tell.
+    fn may_have_socket(&self) -> bool {
+        match self.socket().symlink_metadata() {
+            Ok(_) => true,
+            Err(e) => e.kind() == ErrorKind::PermissionDenied,
+        }
+    }
+
+    /// Lets members of this process's group reach the socket and the directory for files, and see nothing else of the directory.
+    pub fn open_to_group(&self) -> anyhow::Result<()> {
+        let (socket, exchange) = (self.socket(), exchange(&self.0));
+        let open = |path: &Path, mode| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(path, permissions)
+                .with_context(|| format!("cannot let the group use {}", path.display()))
+        };
+        if !exchange.is_dir() {
+            let failed = || format!("cannot make {}", exchange.display());
+            std::fs::create_dir(&exchange).with_context(failed)?;
+        }
+        open(&exchange, 0o770)?;
+        open(&socket, 0o660)?;
+        open(&self.0, 0o710)
     }
 
     /// The directory.
@@ -180,10 +219,26 @@ impl DataDir {
     }
 }
 
+/// The user who has a data directory, if it is not this one.
+pub fn other_owner(data_dir: &Path) -> Option<u32> {
+    let owner = data_dir.metadata().ok()?.uid();
+    (owner != rustix::process::geteuid().as_raw()).then_some(owner)
+}
+
+/// The directory in which a daemon and members of its group pass files to each other.
+pub fn exchange(data_dir: &Path) -> PathBuf {
+    data_dir.join("exchange")
+}
+
 /// Held as long as the data directory is ours; it goes with the process, however that ends.
 #[derive(Debug)]
 pub struct DataDirLock {
     _file: File,
+}
+
+/// The data directory of this host's service.
+fn system_dir() -> PathBuf {
+    crate::config::system_data_dir().unwrap_or_else(|| PathBuf::from("/var/lib/headwater"))
 }
 
 fn user_data_home() -> anyhow::Result<PathBuf> {
@@ -196,7 +251,6 @@ fn user_data_home() -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 

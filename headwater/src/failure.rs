@@ -57,11 +57,16 @@ pub fn invalid(why: impl Into<String>) -> anyhow::Error {
 
 /// A command line that could not be understood, without the usage text.
 pub fn usage(error: &clap::Error) -> anyhow::Error {
+    invalid(usage_line(error))
+}
+
+/// The same as text.
+pub fn usage_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let told = text.split("\n\nUsage:").next().unwrap_or_default();
     let words: Vec<&str> = told.split_whitespace().collect();
     let line = words.join(" ");
-    invalid(line.strip_prefix("error: ").unwrap_or(&line))
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
 /// Prints an error, and returns the exit code that goes with it.

@@ -22,6 +22,7 @@ mod caches;
 mod cli;
 mod client;
 mod cmd;
+mod config;
 mod contexts;
 mod copying;
 mod daemon;
@@ -50,9 +51,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 fn main() -> ExitCode {
     // If a shell asks for completions, this answers and ends.
     CompleteEnv::with_factory(cli::Cli::command).complete();
-    let cli = match cli::Cli::try_parse() {
+    let words: Vec<_> = std::env::args_os().collect();
+    let wants_json = words.iter().any(|word| word == "--json");
+    let words = match config::with_file(words) {
+        Ok(words) => words,
+        Err(e) => return failure::report(&e, wants_json),
+    };
+    let cli = match cli::Cli::try_parse_from(words) {
         Ok(cli) => cli,
-        Err(e) if e.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
+        Err(e) if e.use_stderr() && wants_json => {
             return failure::report(&failure::usage(&e), true);
         }
         Err(e) => {

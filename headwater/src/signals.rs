@@ -23,11 +23,35 @@ pub struct EndSignals {
     hang_up: Option<Signal>,
 }
 
+/// SIGHUP as the sign that a configuration file is to be read again.
+pub struct ReloadSignal(Option<Signal>);
+
+impl ReloadSignal {
+    /// Begins to catch it, if there is such a file.
+    pub fn catch(has_file: bool) -> anyhow::Result<Self> {
+        let caught = has_file.then(|| signal(SignalKind::hangup()).context("cannot catch SIGHUP"));
+        caught.transpose().map(Self)
+    }
+
+    /// Waits for the next one; without a file for ever.
+    pub async fn next(&mut self) {
+        match &mut self.0 {
+            Some(signal) => drop(signal.recv().await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
 impl EndSignals {
     /// Begins to catch them.
     pub fn catch() -> anyhow::Result<Self> {
+        Self::catch_with(!is_hang_up_ignored())
+    }
+
+    /// The same, but the end of the terminal does not count if `hang_up` is false.
+    pub fn catch_with(hang_up: bool) -> anyhow::Result<Self> {
         let catch = |kind| signal(kind).context("cannot catch signals");
-        let hang_up = if is_hang_up_ignored() { None } else { Some(catch(SignalKind::hangup())?) };
+        let hang_up = if hang_up { Some(catch(SignalKind::hangup())?) } else { None };
         Ok(Self {
             interrupt: catch(SignalKind::interrupt())?,
             terminate: catch(SignalKind::terminate())?,
@@ -52,7 +76,7 @@ impl EndSignals {
 }
 
 /// SIGHUP is the first bit of the mask of ignored signals.
-fn is_hang_up_ignored() -> bool {
+pub fn is_hang_up_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)

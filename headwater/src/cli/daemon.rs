@@ -8,9 +8,11 @@ use headwater_nbd::{Address, Right};
 
 use crate::caches::CacheArgs;
 use crate::cli::{LogFormat, MachineArgs, OfferArgs};
-use crate::daemon::boot::BootOffer;
+use crate::daemon::boot::{self, BootOffer};
 use crate::daemon::exports::{self, Offer};
-use crate::stores::Credentials;
+use crate::failure::invalid;
+use crate::logging;
+use crate::stores::{self, Credentials};
 use crate::streaming::{self, StreamArgs};
 
 /// `headwater run`.
@@ -48,6 +50,13 @@ pub struct RunArgs {
 /// `headwater serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
+    /// Take the flags below that are not given here from this file, which 'headwater config' checks and shows; SIGHUP has it read again
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Let members of this process's group use the daemon, as administrators: they reach its socket, and exchange files with it in
+    /// DIR/exchange
+    #[arg(long)]
+    pub group_access: bool,
     /// Also serve the API at this TCP address, for instance 0.0.0.0:9470, with TLS unless it is of the loopback interface; clients need a
     /// token: 'headwater token create' makes one, 'headwater login' uses it on another computer
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
@@ -109,6 +118,42 @@ pub struct ServeArgs {
     /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
     pub log: String,
+}
+
+impl ServeArgs {
+    /// Refuses what does not fit together, and a log filter that is none. Nothing is opened.
+    pub fn check(&self) -> anyhow::Result<()> {
+        logging::check_filter(&self.log)?;
+        self.check_offer()?;
+        if self.boot.boot.is_some() {
+            boot::check(self.store_listen, self.offer.tls_cert.is_some())?;
+        }
+        let is_for_the_check = |store: &&String| self.scrub.is_none() && !stores::is_server(store);
+        if let Some(store) = self.repair_from.iter().find(is_for_the_check) {
+            return Err(invalid(format!(
+                "--repair-from {store} is about what a check finds: give --scrub too"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses options that change nothing.
+    fn check_offer(&self) -> anyhow::Result<()> {
+        if self.store_listen.is_some() {
+            return Ok(());
+        }
+        if self.offer.token_file.is_some() {
+            // It might be taken for a protection of the API.
+            return Err(invalid("--token-file is about the store that others read: give --store-listen too"));
+        }
+        let is_public = |address: &SocketAddr| !address.ip().is_loopback();
+        if self.offer.tls_cert.is_some() && !self.listen.iter().chain(&self.console).any(is_public) {
+            return Err(invalid(
+                "--tls-cert is for addresses that others reach: give --store-listen, or such an address to --listen or --console",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// How `headwater serve` boots machines from the network.

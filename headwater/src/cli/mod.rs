@@ -2,8 +2,10 @@
 
 mod cache;
 mod complete;
+mod config;
 mod context;
 mod daemon;
+mod doctor;
 mod export;
 mod front_ends;
 mod image;
@@ -19,8 +21,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub use self::cache::CacheCommand;
+pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
 pub use self::daemon::{RunArgs, ServeArgs};
+pub use self::doctor::DoctorArgs;
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
@@ -63,7 +67,12 @@ pub enum Command {
     /// Boot machines from a disk image in the foreground; Ctrl-C stops and removes them
     Run(RunArgs),
     /// Run the daemon
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
+    /// Check and show the configuration file of 'headwater serve', without a daemon
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Check whether this host can run machines, and say what to do if not, without a daemon
+    Doctor(DoctorArgs),
     /// Import, promote, verify, export and remove images and their versions
     #[command(subcommand)]
     Image(ImageCommand),

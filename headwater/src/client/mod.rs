@@ -79,7 +79,7 @@ impl Client {
                 return Self::remote(context);
             }
         }
-        Ok(Self::new(DataDir::locate(data_dir)?.socket()))
+        Ok(Self::new(DataDir::of_daemon(data_dir)?.socket()))
     }
 
     /// The daemon's data directory, if it is on this host: its socket lies there.
@@ -447,7 +447,8 @@ impl Client {
                 _ => e.to_string(),
             };
             let advice = if e.kind() == std::io::ErrorKind::PermissionDenied {
-                "it is its owner's only: be that user, for instance with sudo, or name your own --data-dir"
+                "only its owner and members of its group may use it: use sudo, or become a member ('sudo adduser USER headwater' for \
+                 the service of the package, then log in again), or name your own --data-dir"
             } else {
                 "start it with 'headwater serve', or name its --data-dir"
             };

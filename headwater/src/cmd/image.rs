@@ -15,6 +15,7 @@ use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
 use crate::cmd::{channels, diff, pull, seal, source_url, trace};
+use crate::data_dir;
 use crate::failure::{DAMAGED, invalid};
 use crate::own_files;
 use crate::show::{self, progress::Shown, progress::said_if_slow};
@@ -150,8 +151,10 @@ pub async fn import(
     let request = ImportRequest { name, source, format, backing, source_name, source_id, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
-    let result =
-        result.map_err(|e| if spooled.is_some() { of_standard_input(e, &request.source) } else { e })?;
+    let result = result.map_err(|e| match spooled {
+        Some(_) => of_standard_input(e, &request.source),
+        None => for_other_user(client, &request.source, e),
+    })?;
     if let JobResult::Imported { version, created, damaged_chunks, remarks, edited_by } = &result
         && !quiet
     {
@@ -166,6 +169,23 @@ pub async fn import(
         show::line(&format!("{what} {place}, {whole}, {stored} stored, {}", version.hash))?;
     }
     Ok(result)
+}
+
+/// The same with what to do if the daemon is another user's, who cannot read a file that we can.
+fn for_other_user(client: &Client, path: &str, error: anyhow::Error) -> anyhow::Error {
+    let Some(owner) = client.data_dir().and_then(data_dir::other_owner) else { return error };
+    match error.downcast::<Problem>() {
+        Ok(problem) if problem.kind != ProblemKind::Damaged && std::fs::File::open(path).is_ok() => {
+            let advice = format!(
+                "if the daemon, which is user {owner}, cannot read the file: 'headwater image import - --name IMAGE < {path}'"
+            );
+            let advice =
+                problem.advice.as_ref().map_or_else(|| advice.clone(), |old| format!("{old}; {advice}"));
+            problem.advise(advice).into()
+        }
+        Ok(problem) => problem.into(),
+        Err(error) => error,
+    }
 }
 
 /// The same without the name of a file that is gone by the time anybody reads it.

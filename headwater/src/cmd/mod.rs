@@ -4,11 +4,13 @@ mod attach;
 mod cache;
 mod catalog;
 mod channels;
+mod config;
 mod console;
 mod context;
 mod counters;
 mod cp;
 mod diff;
+mod doctor;
 mod events;
 mod exec;
 mod export;
@@ -60,7 +62,9 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
     let client = || Client::choose(cli.context.as_deref(), cli.data_dir.clone());
     match cli.command {
         Command::Run(args) => as_daemon(run::run(data_dir()?, args, json)),
-        Command::Serve(args) => as_daemon(serve::run(data_dir()?, args)),
+        Command::Serve(args) => as_daemon(serve::run(data_dir()?, *args)),
+        Command::Config(command) => config::run(command, json),
+        Command::Doctor(args) => on_one_core(doctor::run(cli.data_dir.clone(), args, json)),
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
         Command::Catalog(command) => on_one_core(catalog::run(client()?, command, json)),
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),

@@ -1,18 +1,16 @@
 //! `headwater serve`: the daemon.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
 use crate::cmd::store;
-use crate::daemon::{Daemon, Options, boot, starting};
+use crate::config::Effective;
+use crate::daemon::{Daemon, Options, starting};
 use crate::data_dir::DataDir;
-use crate::failure::invalid;
 use crate::logging;
-use crate::signals::EndSignals;
-use crate::stores;
+use crate::signals::{EndSignals, ReloadSignal, is_hang_up_ignored};
 use crate::verification::Scrub;
 
 /// How much time the service manager is asked for at a time, while a start or a stop takes longer.
@@ -24,21 +22,14 @@ const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     logging::to_stderr(&args.log, args.log_format)?;
-    check_offer(&args)?;
-    if args.boot.boot.is_some() {
-        boot::check(args.store_listen, args.offer.tls_cert.is_some())?;
-    }
-    let is_for_the_check = |store: &&String| args.scrub.is_none() && !stores::is_server(store);
-    if let Some(store) = args.repair_from.iter().find(is_for_the_check) {
-        return Err(invalid(format!("--repair-from {store} is about what a check finds: give --scrub too")));
-    }
-    let mut signals = EndSignals::catch()?;
-    let scrub = args.scrub.map(|rate| Scrub {
-        rate: Some(rate),
-        repair_from: args.repair_from.clone(),
-        credentials: args.credentials.clone(),
-    });
+    args.check()?;
+    let has_file = args.config.is_some();
+    let mut reload = ReloadSignal::catch(has_file)?;
+    let mut signals = EndSignals::catch_with(!has_file && !is_hang_up_ignored())?;
+    let settings = if has_file { Some(Effective::of(std::env::args_os().collect())?) } else { None };
+    let (scrub, scrub_pause) = scrub(&args);
     let options = Options {
+        group_access: args.group_access,
         listen: args.listen,
         console: args.console,
         tls: args.offer.tls(),
@@ -50,7 +41,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         nbd: args.nbd.offer()?,
         repair_from: args.repair_from,
         scrub,
-        scrub_pause: args.scrub_pause.map(Duration::from_secs),
+        scrub_pause,
         caches: args.caches,
         stream: args.stream,
         credentials: args.credentials,
@@ -63,7 +54,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         tell_to_wait();
     };
     let warning = options.offer.as_ref().filter(|_| options.boot.is_none()).and_then(store::offered_to_all);
-    let daemon = starting::start(data_dir, options, &mut signals, say).await?;
+    let mut daemon = starting::start(data_dir, options, &mut signals, say).await?;
     if let Some(warning) = warning {
         tracing::warn!("{warning}");
     }
@@ -80,7 +71,15 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         "ready"
     );
     tell(NotifyState::Ready);
-    let signal = signals.next().await;
+    let mut reloading = settings.map(Reloading);
+    let signal = loop {
+        tokio::select! {
+            signal = signals.next() => break signal,
+            () = reload.next() => if let Some(reloading) = &mut reloading {
+                reloading.reload(&mut daemon);
+            },
+        }
+    };
     tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
     tell(NotifyState::Stopping);
     let hurry = daemon.hurry();
@@ -94,22 +93,59 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Refuses options that change nothing.
-fn check_offer(args: &ServeArgs) -> anyhow::Result<()> {
-    if args.store_listen.is_some() {
-        return Ok(());
+/// The check of all versions in the background that is asked for, and its pause.
+fn scrub(args: &ServeArgs) -> (Option<Scrub>, Option<Duration>) {
+    let scrub = args.scrub.map(|rate| Scrub {
+        rate: Some(rate),
+        repair_from: args.repair_from.clone(),
+        credentials: args.credentials.clone(),
+    });
+    (scrub, args.scrub_pause.map(Duration::from_secs))
+}
+
+/// Keys that count as soon as the file is read again. All others need a restart.
+const RELOADED: [&str; 3] = ["log", "scrub", "scrub-pause"];
+
+/// The settings that are in force, or wait for a restart.
+struct Reloading(Effective);
+
+impl Reloading {
+    /// Reads the configuration file again. A file with an error changes nothing.
+    fn reload(&mut self, daemon: &mut Daemon) {
+        let later = match Effective::of(std::env::args_os().collect()) {
+            Ok(later) => later,
+            Err(e) => {
+                return tracing::error!("the configuration stays as it is: {}", crate::failure::one_line(&e));
+            }
+        };
+        let changed = self.0.changed(&later);
+        let (now, later_keys): (Vec<String>, Vec<String>) =
+            changed.into_iter().partition(|key| RELOADED.contains(&key.as_str()));
+        if now.iter().any(|key| key == "log")
+            && let Err(e) = logging::set_filter(&later.args.log)
+        {
+            tracing::error!("the log stays as it is: {e:#}");
+        }
+        if now.iter().any(|key| key != "log") {
+            // A change of what it repairs from waits for a restart.
+            let (mut scrub, pause) = scrub(&later.args);
+            if let Some(scrub) = &mut scrub {
+                scrub.repair_from.clone_from(&self.0.args.repair_from);
+                scrub.credentials = self.0.args.credentials.clone();
+            }
+            if let Err(e) = daemon.set_scrub(scrub, pause) {
+                tracing::error!("the background check cannot be started: {e:#}");
+            }
+        }
+        let repair_from = std::mem::take(&mut self.0.args.repair_from);
+        let credentials = std::mem::take(&mut self.0.args.credentials);
+        self.0 = later;
+        (self.0.args.repair_from, self.0.args.credentials) = (repair_from, credentials);
+        if !later_keys.is_empty() {
+            tracing::warn!(keys = later_keys.join(", "), "changed settings count after a restart");
+        }
+        tracing::info!(changed = now.join(", "), "read the configuration again");
     }
-    if args.offer.token_file.is_some() {
-        // It might be taken for a protection of the API.
-        return Err(invalid("--token-file is about the store that others read: give --store-listen too"));
-    }
-    let is_public = |address: &SocketAddr| !address.ip().is_loopback();
-    if args.offer.tls_cert.is_some() && !args.listen.iter().chain(&args.console).any(is_public) {
-        return Err(invalid(
-            "--tls-cert is for addresses that others reach: give --store-listen, or such an address to --listen or --console",
-        ));
-    }
-    Ok(())
 }
 
 /// Stops, however long that takes: killed before a persistent disk's last commit, the daemon would lose writes that were answered.

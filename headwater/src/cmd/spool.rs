@@ -3,12 +3,15 @@
 //! The file lies in the data directory, where images go, and is gone with this process however that ends. The
 //! daemon opens it through `/proc`, which it may because its socket is only for its own user. Where the daemon sees other
 //! processes than we do (one of us is in a container), the path means another file or none there: so it is told which file it is.
+//!
+//! A daemon of another user may not look at our open files. If that daemon gives access to its group, the file lies in its directory
+//! `exchange` instead, under a name, and is removed when the import ends. If this process is killed, the file stays there.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_api::{FileId, Problem, ProblemKind};
@@ -16,12 +19,16 @@ use headwater_block::VOLUME_MAX_BYTES;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::data_dir;
+
 /// How much is read at a time; what is all zero takes no space.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// A file that holds what standard input gave.
 pub struct Spooled {
     file: File,
+    /// Its name, if it has one.
+    name: Option<PathBuf>,
 }
 
 impl Spooled {
@@ -33,10 +40,26 @@ impl Spooled {
             return Err(too_large());
         }
         let failed = || format!("cannot keep the standard input in {}", dir.display());
-        let mut spooled = Self { file: unnamed(dir).with_context(failed)? };
+        let exchange = data_dir::other_owner(dir).map(|_| data_dir::exchange(dir)).filter(|dir| dir.exists());
+        let mut spooled = match exchange {
+            Some(exchange) => Self::named_in(&exchange).with_context(failed)?,
+            None => Self { file: unnamed(dir).with_context(failed)?, name: None },
+        };
         if spooled.fill(&mut input, progress).with_context(failed)? > VOLUME_MAX_BYTES {
             return Err(too_large());
         }
+        Ok(spooled)
+    }
+
+    /// Makes a file that the group of the directory, which is the daemon's, can read.
+    fn named_in(exchange: &Path) -> io::Result<Self> {
+        let name = exchange.join(format!("import-{}", uuid::Uuid::new_v4().simple()));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o640).open(&name)?;
+        let spooled = Self { file, name: Some(name) };
+        let group = exchange.metadata()?.gid();
+        std::os::unix::fs::fchown(&spooled.file, None, Some(group))?;
+        // The umask may have taken the right to read from the group.
+        spooled.file.set_permissions(Permissions::from_mode(0o640))?;
         Ok(spooled)
     }
 
@@ -66,6 +89,9 @@ impl Spooled {
 
     /// How the daemon opens it.
     pub fn path(&self) -> String {
+        if let Some(name) = &self.name {
+            return name.display().to_string();
+        }
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
@@ -73,6 +99,16 @@ impl Spooled {
     pub fn id(&self) -> anyhow::Result<FileId> {
         let metadata = self.file.metadata().context("cannot look at what standard input gave")?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+impl Drop for Spooled {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name
+            && let Err(e) = std::fs::remove_file(name)
+        {
+            crate::show::aside(&format!("headwater: cannot remove {}: {e}\n", name.display()));
+        }
     }
 }
 
@@ -119,7 +155,7 @@ mod tests {
     fn either_way_of_making_it_leaves_a_file_of_ours_and_no_name() {
         let dir = tempfile::tempdir().unwrap();
         for make in [unnamed, named_for_a_moment] {
-            let mut spooled = Spooled { file: make(dir.path()).unwrap() };
+            let mut spooled = Spooled { file: make(dir.path()).unwrap(), name: None };
             let mut told = 0;
             let input = [&[7; 1000][..], &[0; 1 << 20]].concat();
             spooled.fill(&mut input.as_slice(), &mut |bytes| told = bytes).unwrap();

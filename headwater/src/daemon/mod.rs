@@ -71,6 +71,8 @@ const MACHINES_GRACE: Duration = REQUESTS_GRACE;
 /// How it serves.
 #[derive(Default)]
 pub struct Options {
+    /// Whether members of its group may use it.
+    pub group_access: bool,
     /// A TCP address to listen on besides the socket.
     pub listen: Option<SocketAddr>,
     /// A TCP address for the web console.
@@ -127,6 +129,7 @@ pub struct Daemon {
     service: Service,
     volumes: Arc<Volumes>,
     database: Arc<SqliteDatabase>,
+    store: Arc<dyn Store>,
     stop: watch::Sender<bool>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     ticker: JoinHandle<()>,
@@ -153,6 +156,9 @@ impl Daemon {
         let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
+        if options.group_access {
+            data_dir.open_to_group()?;
+        }
         step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
         let known = match options.new_store {
@@ -205,7 +211,7 @@ impl Daemon {
                 Ok(())
             }));
         }
-        let scrub = |scrub| Scrubbing::start(store, scrub, options.scrub_pause, service.clone());
+        let scrub = |scrub| Scrubbing::start(store.clone(), scrub, options.scrub_pause, service.clone());
         let scrubbing = options.scrub.map(scrub).transpose()?;
         go_on(&service, options.resume, left_tasks).await?;
         let ticking = service.clone();
@@ -217,6 +223,7 @@ impl Daemon {
             service,
             volumes,
             database,
+            store,
             stop,
             servers,
             ticker,
@@ -251,6 +258,17 @@ impl Daemon {
     /// Where it is.
     pub fn data_dir(&self) -> &DataDir {
         &self.data_dir
+    }
+
+    /// Checks the store like this from now on, or not at all.
+    pub fn set_scrub(&mut self, scrub: Option<Scrub>, pause: Option<Duration>) -> anyhow::Result<()> {
+        if let Some(old) = self.scrubbing.take() {
+            // Its end may wait for the store.
+            tokio::task::spawn_blocking(move || drop(old));
+        }
+        let start = |scrub| Scrubbing::start(self.store.clone(), scrub, pause, self.service.clone());
+        self.scrubbing = scrub.map(start).transpose()?;
+        Ok(())
     }
 
     /// Ends all machines at once, also while [`Daemon::stop`] waits for their guests.

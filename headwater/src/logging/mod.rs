@@ -25,6 +25,11 @@ const ADVICE: &str =
 /// The log of this process, and whether it goes to standard error. Absent in commands that have none.
 static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();
 
+/// Changes the filter of the log to standard error.
+type SetFilter = Box<dyn Fn(EnvFilter) -> anyhow::Result<()> + Send + Sync>;
+
+static FILTER: OnceLock<SetFilter> = OnceLock::new();
+
 /// Whether [`aside`] writes itself, as nothing more is logged.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
@@ -42,10 +47,32 @@ pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).log_internal_errors(false);
     match format {
-        LogFormat::Text => builder.with_ansi(false).init(),
-        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => {
+            let builder = builder.with_ansi(false).with_filter_reloading();
+            let handle = builder.reload_handle();
+            let _ = FILTER.set(Box::new(move |filter| Ok(handle.reload(filter)?)));
+            builder.init();
+        }
+        LogFormat::Json => {
+            let builder = builder.json().with_filter_reloading();
+            let handle = builder.reload_handle();
+            let _ = FILTER.set(Box::new(move |filter| Ok(handle.reload(filter)?)));
+            builder.init();
+        }
     }
     Ok(())
+}
+
+/// Refuses a text that is no filter.
+pub fn check_filter(text: &str) -> anyhow::Result<()> {
+    parse(text).map(drop)
+}
+
+/// Has a log to standard error take another filter from now on.
+pub fn set_filter(text: &str) -> anyhow::Result<()> {
+    let filter = parse(text)?;
+    let set = FILTER.get().context("there is no log")?;
+    set(filter).context("cannot change what is logged")
 }
 
 /// Has what is logged to standard error leave this bar alone, which is drawn there.

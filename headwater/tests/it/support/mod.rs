@@ -102,6 +102,11 @@ impl Daemon {
 
     /// A daemon of another user, for root.
     pub fn start_as_user(user: u32) -> Self {
+        Self::start_as_user_with(user, &[])
+    }
+
+    /// The same with more flags.
+    pub fn start_as_user_with(user: u32, flags: &[&str]) -> Self {
         let dir = short_dir();
         std::os::unix::fs::chown(dir.path(), Some(user), Some(user)).expect("root may");
         // The program may lie where that user cannot go, so it is passed on open.
@@ -110,7 +115,7 @@ impl Daemon {
         shell.args(["-c", "exec /proc/self/fd/0 \"$@\"", "sh"]).current_dir("/").uid(user).gid(user);
         shell.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG").env_remove("NOTIFY_SOCKET");
         Self::start_as(shell, dir, |command| {
-            command.stdin(program);
+            command.stdin(program).args(flags);
         })
     }
 

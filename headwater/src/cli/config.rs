@@ -1,0 +1,22 @@
+//! Flags of `headwater config`.
+
+use std::path::PathBuf;
+
+use clap::{Subcommand, ValueHint};
+
+/// `headwater config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a configuration file: its keys, their values, and whether they fit together
+    Check {
+        /// The file [default: /etc/headwater/headwater.toml]
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
+    /// Show each setting of 'headwater serve' with a file, and where its value comes from
+    Show {
+        /// The file [default: /etc/headwater/headwater.toml, if it exists]
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
+}

@@ -1,0 +1,202 @@
+//! Checks of the host: QEMU and KVM, the kernel, the service, ports and the clock.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use headwater_block::size;
+use headwater_qemu::Acceleration;
+use headwater_qemu::probe::{Version, probe};
+use rustix::process::{Resource, getrlimit};
+
+use super::Check;
+use crate::client::Client;
+use crate::config::Effective;
+use crate::data_dir::DataDir;
+
+/// The oldest QEMU that the tests run: that of Debian 12.
+const TESTED_QEMU: Version = Version(7, 2);
+
+/// How long a daemon may take to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Locked memory for the keys of 64 machines.
+const LOCKED_BYTES: u64 = 64 << 10;
+
+/// 2026-01-01: no host on which this program runs has an earlier time.
+const EARLIEST_UNIX_S: u64 = 1_767_225_600;
+
+/// QEMU, and whether KVM runs a guest.
+pub async fn qemu() -> Vec<Check> {
+    let found = match probe().await {
+        Ok(found) => found,
+        Err(error) => {
+            let why = crate::failure::one_line(&anyhow::Error::new(error));
+            let advice = "install it: 'apt-get install qemu-system-x86'; disks can be served without it";
+            return vec![Check::fail("qemu", format!("machines need QEMU: {why}"), advice)];
+        }
+    };
+    let Version(major, minor) = found.version;
+    let version = format!("QEMU {major}.{minor} ran a guest");
+    let mut checks = vec![if found.version < TESTED_QEMU {
+        Check::warn("qemu", version, "Headwater is tested with QEMU 7.2 and later: upgrade it")
+    } else {
+        Check::ok("qemu", version)
+    }];
+    checks.push(if found.sandbox {
+        Check::ok("qemu sandbox", "QEMU's filter of system calls works")
+    } else {
+        let advice =
+            "allow seccomp to this user or container: without it a guest that takes QEMU over can do more";
+        Check::warn("qemu sandbox", "QEMU ran only without its filter of system calls", advice)
+    });
+    checks.push(match found.acceleration {
+        Acceleration::Kvm => Check::ok("kvm", "/dev/kvm ran a guest"),
+        Acceleration::Tcg { reason } => Check::warn(
+            "kvm",
+            format!("machines are emulated, and about ten times slower: {reason}"),
+            "switch virtualisation on in the firmware, or nested virtualisation for a virtual host; /dev/kvm belongs to the \
+             group kvm: 'adduser USER kvm'",
+        ),
+    });
+    checks
+}
+
+/// The program that writes VHD, VHDX and VMDK.
+pub fn qemu_img() -> Check {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    match std::env::split_paths(&path).map(|dir| dir.join("qemu-img")).find(|file| file.is_file()) {
+        Some(file) => Check::ok("qemu-img", format!("{} is there", file.display())),
+        None => Check::warn(
+            "qemu-img",
+            "there is no qemu-img in PATH: images cannot be exported as VHD, VHDX or VMDK",
+            "install it: 'apt-get install qemu-utils'",
+        ),
+    }
+}
+
+/// The firmware of machines that boot by UEFI.
+pub fn ovmf() -> Check {
+    const FILES: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_CODE.fd"];
+    match FILES.into_iter().find(|file| Path::new(file).is_file()) {
+        Some(file) => Check::ok("ovmf", format!("{file} is there")),
+        None => Check::warn(
+            "ovmf",
+            format!(
+                "there is no {}: virtual machines of other programs that boot our disks by UEFI need it",
+                FILES[0]
+            ),
+            "install it if you want that: 'apt-get install ovmf'; machines of this daemon boot by BIOS",
+        ),
+    }
+}
+
+/// Whether the kernel lets this process use io_uring.
+pub fn io_uring() -> Check {
+    match io_uring::IoUring::new(8) {
+        Ok(_) => Check::ok("io_uring", "the kernel made a ring"),
+        Err(error) => Check::warn(
+            "io_uring",
+            format!(
+                "the kernel made no ring ({error}): overflow files are read and written by threads, which is slower"
+            ),
+            "allow it: 'sysctl kernel.io_uring_disabled=0', and io_uring_setup in the container's seccomp profile",
+        ),
+    }
+}
+
+/// Whether the keys of write caches can be kept out of swap.
+pub fn locked_memory() -> Check {
+    let limit = getrlimit(Resource::Memlock).current;
+    let shown = limit.map_or_else(|| "not limited".to_owned(), size::format);
+    let found =
+        format!("locked memory of this process: {shown}; keys of write caches take 4 KiB for four machines");
+    if limit.is_none_or(|bytes| bytes >= LOCKED_BYTES) {
+        Check::ok("locked memory", found)
+    } else {
+        Check::warn(
+            "locked memory",
+            found,
+            "raise it: 'ulimit -l', or LimitMEMLOCK=64M in the unit; or encrypt the swap",
+        )
+    }
+}
+
+/// The daemon of the data directory, and whether it answered.
+pub async fn daemon(dir: &DataDir) -> (Check, bool) {
+    let client = Client::new(dir.socket());
+    let answer = tokio::time::timeout(ANSWER_PATIENCE, client.status()).await;
+    match answer {
+        Ok(Ok(status)) => {
+            let found = format!("version {} answers at {}", status.version, dir.socket().display());
+            let alarms = status.alarms.len();
+            let check = match alarms {
+                0 => Check::ok("daemon", found),
+                _ => {
+                    Check::warn("daemon", format!("{found}, with {alarms} alarms"), "see 'headwater status'")
+                }
+            };
+            (check, true)
+        }
+        Ok(Err(error)) => {
+            let advice = "start it: 'systemctl start headwater', or 'headwater serve'; its log: 'journalctl -u headwater'";
+            (Check::warn("daemon", crate::failure::one_line(&error), advice), false)
+        }
+        Err(_) => {
+            let found =
+                format!("{} does not answer within {} s", dir.socket().display(), ANSWER_PATIENCE.as_secs());
+            (Check::fail("daemon", found, "see its log: 'journalctl -u headwater'"), true)
+        }
+    }
+}
+
+/// The ports of the configuration file. A daemon that runs has them itself.
+pub fn ports(settings: Option<&Effective>, daemon_answers: bool) -> Vec<Check> {
+    let Some(Effective { args, .. }) = settings else { return Vec::new() };
+    let addresses = [("listen", args.listen), ("console", args.console), ("store-listen", args.store_listen)];
+    let wanted = addresses.into_iter().filter_map(|(key, address)| Some((key, address?)));
+    wanted.map(|(key, address)| port(key, address, daemon_answers)).collect()
+}
+
+fn port(key: &str, address: SocketAddr, daemon_answers: bool) -> Check {
+    match TcpListener::bind(address) {
+        Ok(_) if daemon_answers => Check::warn(
+            "port",
+            format!("{address} ({key}) is free, although the daemon runs"),
+            "the setting is newer than the daemon: restart it",
+        ),
+        Ok(_) => Check::ok("port", format!("{address} ({key}) is free")),
+        Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && daemon_answers => {
+            Check::ok("port", format!("{address} ({key}) is in use, and the daemon runs"))
+        }
+        Err(e) => Check::fail(
+            "port",
+            format!("cannot listen at {address} ({key}): {e}"),
+            "choose another port in the configuration, or end the process that has it ('ss -ltnp')",
+        ),
+    }
+}
+
+/// Whether the clock can be right. Tokens, certificates and scheduled promotions depend on it.
+pub fn clock() -> Check {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let shown = crate::show::time(now.saturating_mul(1000));
+    if now < EARLIEST_UNIX_S {
+        let advice = "set the clock: 'timedatectl set-ntp true'";
+        return Check::fail("clock", format!("the time is {shown}, before this program was written"), advice);
+    }
+    let synchronised = [
+        "/run/systemd/timesync/synchronized",
+        "/run/chrony/chronyd.pid",
+        "/run/chronyd.pid",
+        "/run/ntpd.pid",
+    ];
+    match synchronised.into_iter().find(|file| Path::new(file).exists()) {
+        Some(file) => Check::ok("clock", format!("the time is {shown}, kept by a time service ({file})")),
+        None => Check::warn(
+            "clock",
+            format!("the time is {shown}; no time service of systemd, chrony or ntpd was found here"),
+            "'timedatectl set-ntp true', unless the host of this virtual machine keeps its clock",
+        ),
+    }
+}
