@@ -99,7 +99,8 @@ impl Contexts {
 
     /// The context of that name, or the current one. `None`: the daemon of this host.
     pub fn choose(&self, name: Option<&str>) -> anyhow::Result<Option<&Context>> {
-        let Some(name) = name.or(self.current.as_deref()).filter(|name| *name != LOCAL) else {
+        let name = name.filter(|name| !name.is_empty()).or(self.current.as_deref());
+        let Some(name) = name.filter(|name| *name != LOCAL) else {
             return Ok(None);
         };
         self.contexts.get(name).map(Some).ok_or_else(|| self.unknown(name))
@@ -116,7 +117,8 @@ impl Contexts {
 
 /// The file, if the user has a home.
 fn path() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    // As the XDG specification says, a relative path counts as none.
+    let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let config = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")))?;
-    config.is_absolute().then(|| config.join("headwater/contexts.json"))
+    Some(config.join("headwater/contexts.json"))
 }

@@ -20,6 +20,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -47,6 +48,10 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a connection over TCP holds of a request that is not taken yet: the longest head.
 const BUFFER_MAX_BYTES: usize = 64 << 10;
+
+/// After how much silence a TCP connection is checked, and how often that may fail.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEP_ALIVE_TRIES: u32 = 4;
 
 /// The pause after a connection could not be accepted: there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -264,12 +269,28 @@ async fn serve_stream(
 ) {
     // What a guest echoes at a console is not held back until what came before is acknowledged. Failing costs only that.
     let _ = stream.set_nodelay(true);
+    // A client whose computer sleeps would keep a console for ever. Failing costs only that.
+    let _ = keep_alive(&stream);
     let Some(tls) = tls else { return serve_connection(stream, client, router, limits, stop).await };
-    match tokio::time::timeout(limits.head, tls.accept(stream)).await {
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(limits.head, tls.accept(stream)) => accepted,
+        // A client that says nothing does not hold up the end of the daemon.
+        () = stopped(stop.clone()) => return,
+    };
+    match accepted {
         Ok(Ok(stream)) => serve_connection(stream, client, router, limits, stop).await,
         Ok(Err(error)) => tracing::debug!(client = %client.0, %error, "a TLS handshake failed"),
         Err(_) => tracing::debug!(client = %client.0, "a TLS handshake took too long"),
     }
+}
+
+/// Has the kernel end a connection whose other end is gone.
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_IDLE / 4)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_TRIES)?;
+    Ok(())
 }
 
 async fn serve_connection(
@@ -320,9 +341,15 @@ struct Reached {
 /// A page from anywhere can make a browser talk to loopback ports, and can point a name of its own at them.
 async fn refuse_browsers(State(reached): State<Reached>, request: Request, next: Next) -> Response {
     if is_foreign(request.headers(), reached) {
-        let problem = Problem::new(ProblemKind::Invalid, "the request comes from a web page or another host")
-            .advise("use the name localhost or 127.0.0.1, and no browser");
-        return refusal(problem);
+        let (message, advice) = if reached.by_any_name {
+            ("the request comes from a web page", "use no browser: the web console has a port of its own")
+        } else {
+            (
+                "the request comes from a web page or another host",
+                "use the name localhost or 127.0.0.1, and no browser",
+            )
+        };
+        return refusal(Problem::new(ProblemKind::Invalid, message).advise(advice));
     }
     next.run(request).await
 }

@@ -28,7 +28,7 @@ pub struct LoginArgs {
 /// `headwater context ...`.
 #[derive(Debug, Subcommand)]
 pub enum ContextCommand {
-    /// List the servers of 'headwater login'; * is where commands go
+    /// List the servers of 'headwater login'; * is the current one, for commands that name no other
     List,
     /// Send commands to this server from now on, or with 'local' to the daemon of this host
     Use {

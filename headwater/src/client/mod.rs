@@ -73,7 +73,7 @@ impl Client {
 
     /// The client of the context that was named; else of the data directory, if one was given; else of the current context.
     pub fn choose(context: Option<&str>, data_dir: Option<PathBuf>) -> anyhow::Result<Self> {
-        if context.is_some() || data_dir.is_none() {
+        if context.is_some_and(|name| !name.is_empty()) || data_dir.is_none() {
             let contexts = Contexts::load()?;
             if let Some(context) = contexts.choose(context)? {
                 return Self::remote(context);

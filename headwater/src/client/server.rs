@@ -1,9 +1,11 @@
 //! A server on another host: its address, and how the client knows that it is the right one.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
+use headwater_service::server::keep_alive;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -22,6 +24,9 @@ use crate::failure::{Unreachable, invalid};
 
 /// The port of an URL that names none.
 pub const DEFAULT_PORT: u16 = 9470;
+
+/// How long a connection may take, and then its handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Host and port of a server's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +58,15 @@ impl Address {
                 "'{text}' is not encrypted, and a token would be seen on the way: use https"
             )));
         }
-        Ok(Self { host, port: authority.port_u16().unwrap_or(DEFAULT_PORT), is_encrypted })
+        let port = match authority.as_str().strip_prefix(authority.host()).unwrap_or_default() {
+            "" => DEFAULT_PORT,
+            // A port that is out of range is not another one.
+            _ => authority.port_u16().filter(|port| *port != 0).ok_or_else(odd)?,
+        };
+        if is_encrypted && ServerName::try_from(host.clone()).is_err() {
+            return Err(odd());
+        }
+        Ok(Self { host, port, is_encrypted })
     }
 
     /// Host and port, as a request names them.
@@ -107,7 +120,21 @@ pub async fn seen_fingerprint(address: &Address) -> anyhow::Result<String> {
 
 /// A connection without TLS.
 pub async fn connect_plain(address: &Address) -> anyhow::Result<TcpStream> {
-    TcpStream::connect((address.host.as_str(), address.port)).await.map_err(|e| unreachable(&e, address))
+    reach(address).await.map_err(|e| unreachable(&e, address))
+}
+
+async fn reach(address: &Address) -> std::io::Result<TcpStream> {
+    let connecting = TcpStream::connect((address.host.as_str(), address.port));
+    let stream = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| late())??;
+    // What is typed at a console is sent at once, and a server that is gone is noticed. Failing costs only that.
+    let _ = stream.set_nodelay(true);
+    let _ = keep_alive(&stream);
+    Ok(stream)
+}
+
+fn late() -> std::io::Error {
+    let why = format!("it does not answer within {} s", CONNECT_TIMEOUT.as_secs());
+    std::io::Error::new(std::io::ErrorKind::TimedOut, why)
 }
 
 /// The error of a connection that failed.
@@ -122,10 +149,9 @@ fn unreachable(error: &std::io::Error, address: &Address) -> anyhow::Error {
 
 async fn handshake(address: &Address, config: Arc<ClientConfig>) -> std::io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(address.host.clone()).map_err(std::io::Error::other)?;
-    let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
-    // What is typed at a console is sent at once. Failing costs only that.
-    let _ = stream.set_nodelay(true);
-    TlsConnector::from(config).connect(name, stream).await
+    let stream = reach(address).await?;
+    let shaking = TlsConnector::from(config).connect(name, stream);
+    tokio::time::timeout(CONNECT_TIMEOUT, shaking).await.map_err(|_| late())?
 }
 
 /// What to do about a server that is not, or may not be, the right one.
@@ -182,6 +208,9 @@ fn verifier(trust: &Trust) -> anyhow::Result<Arc<dyn ServerCertVerifier>> {
             // One that is odd is passed over, as other programs do.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
+    }
+    if roots.is_empty() && pem.is_some() {
+        return Err(invalid("the file of --ca holds no certificate in PEM"));
     }
     if roots.is_empty() {
         let problem = Problem::new(ProblemKind::Invalid, "there are no certificate authorities on this host");
@@ -280,9 +309,18 @@ mod tests {
         assert_eq!(address("https://lab1:1234/").url(), "https://lab1:1234");
         assert_eq!(address("https://[fe80::1]").url(), "https://[fe80::1]:9470");
         assert_eq!(address("http://127.0.0.1:8080").url(), "http://127.0.0.1:8080");
-        for odd in
-            ["lab1", "lab1:9470", "ftp://lab1", "https://", "https://lab1/x", "https://a@lab1", "http://lab1"]
-        {
+        for odd in [
+            "lab1",
+            "lab1:9470",
+            "ftp://lab1",
+            "https://",
+            "https://lab1/x",
+            "https://a@lab1",
+            "http://lab1",
+            "https://lab1:99999",
+            "https://lab1:x",
+            "https://lab1:0",
+        ] {
             assert!(Address::parse(odd).is_err(), "{odd}");
         }
     }

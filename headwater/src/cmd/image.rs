@@ -130,8 +130,10 @@ pub async fn import(
     let path = if is_standard_input(source) {
         None
     } else {
-        if !NbdUri::is_uri(source) {
-            client.sees(Path::new(source))?;
+        match source.parse::<NbdUri>() {
+            Ok(mut uri) => uri.paths_mut().try_for_each(|path| client.sees(path))?,
+            Err(_) if NbdUri::is_uri(source) => {}
+            Err(_) => client.sees(Path::new(source))?,
         }
         Some(absolute(source)?)
     };

@@ -19,16 +19,38 @@ const OPENER: &str = "xdg-open";
 /// Prints a link, and opens it if there is a desktop.
 pub async fn run(client: Client, args: ConsoleArgs, json: bool) -> anyhow::Result<u8> {
     let link = client.console_link(&CreateConsoleTicket { role: args.role }).await?;
+    check(&link.url)?;
     if json {
         show::json(&link)?;
         return Ok(0);
     }
     show::line(&link.url)?;
     show::aside("the link opens one session, and is valid for a minute\n");
+    if client.data_dir().is_none() && is_loopback(&link.url) {
+        // Whoever listens on that port of this host would get it.
+        show::aside(
+            "the console listens on the loopback interface of the server: forward its port first, for instance with ssh -L\n",
+        );
+        return Ok(0);
+    }
     if let Some(dir) = desktop().filter(|_| !args.print) {
         open(&link, &dir).context("cannot open a browser (open the link yourself)")?;
     }
     Ok(0)
+}
+
+/// Refuses a link that is none: it is put into a page, and shown at a terminal.
+fn check(url: &str) -> anyhow::Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.#=_-[]".contains(c);
+    anyhow::ensure!(
+        (url.starts_with("http://") || url.starts_with("https://")) && url.chars().all(is_plain),
+        "the daemon's answer is not a link to a console"
+    );
+    Ok(())
+}
+
+fn is_loopback(url: &str) -> bool {
+    ["http://127.", "http://[::1]", "http://localhost"].iter().any(|start| url.starts_with(start))
 }
 
 /// The user's private directory, if they have a desktop.

@@ -16,6 +16,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::spec::MacAddress;
 use crate::{binary, launch};
 
 /// What opens tap interfaces.
@@ -42,6 +43,12 @@ pub fn tap_name(uuid: Uuid) -> String {
     name
 }
 
+/// The address of a machine's tap interface on the host: high, so that no bridge takes it for its own, and not the guest's.
+fn tap_address(mac: MacAddress) -> String {
+    let [_, b, c, d, e, f] = mac.0;
+    MacAddress([0xfe, b, c, d, e, f]).to_string()
+}
+
 /// Finds a bridge, and checks that machines can be connected to it.
 pub async fn find(name: &str) -> Result<Bridge> {
     let failed = |reason: String| Error::Bridge { bridge: name.to_owned(), reason };
@@ -60,8 +67,14 @@ pub async fn find(name: &str) -> Result<Bridge> {
 
 impl Bridge {
     /// Makes the tap interface of a machine a port of the bridge.
-    pub async fn join(&self, uuid: Uuid) -> Result<()> {
-        let (tap, mtu) = (tap_name(uuid), self.mtu.to_string());
+    pub async fn join(&self, uuid: Uuid, mac: MacAddress) -> Result<()> {
+        let (tap, mtu, address) = (tap_name(uuid), self.mtu.to_string(), tap_address(mac));
+        // The address first, while it is no port: a bridge without an address of its own takes the lowest of its ports.
+        let done = ip(&self.name, &["link", "set", "dev", &tap, "address", &address]).await?;
+        if !done.status.success() {
+            let reason = format!("'ip' cannot set the address of {tap}: {}", said(&done));
+            return Err(Error::Bridge { bridge: self.name.clone(), reason });
+        }
         let done =
             ip(&self.name, &["link", "set", "dev", &tap, "mtu", &mtu, "master", &self.name, "up"]).await?;
         if done.status.success() {

@@ -69,8 +69,8 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
             Ok(found) if found.len() == size_bytes => return Ok(UefiFiles { code, variables }),
             Ok(found) => {
                 let why = format!(
-                    "it has {} bytes, and the firmware of this host needs {size_bytes}: it is that of another build; a reset of the \
-                     machine makes new variables",
+                    "it has {} bytes, and the firmware of this host needs {size_bytes}: it is that of another build; move the file \
+                     away, and the next start makes new variables: the disk stays as it is",
                     found.len()
                 );
                 return Err(use_kept(std::io::Error::new(ErrorKind::InvalidData, why)));

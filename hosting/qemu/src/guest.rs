@@ -226,7 +226,7 @@ impl Guest {
                         own(&files.display_socket())?;
                     }
                     if let Some(bridge) = bridge {
-                        bridge.join(spec.uuid).await?;
+                        bridge.join(spec.uuid, spec.mac).await?;
                     }
                     return Ok((process, monitor));
                 }
@@ -284,13 +284,15 @@ impl Guest {
     /// What the machine's display shows now, as a PNG.
     pub async fn screenshot(&self) -> Result<Vec<u8>> {
         // QEMU carries commands out one after the other, so a picture that nobody waits for any more is whole before the next begins.
-        let _one = self.screen.lock().await;
+        // The thread below holds the turn, because a request that is given up leaves it behind.
+        let turn = Arc::clone(&self.screen).lock_owned().await;
         let path = self.files.screen_dump();
         self.monitor.execute("screendump", json!({ "filename": path.to_string_lossy() })).await?;
         let read = tokio::task::spawn_blocking(move || {
             let png = screen::read_as_png(&path);
             // The next one takes its place; the end of the machine removes it.
             let _ = std::fs::remove_file(&path);
+            drop(turn);
             png
         });
         read.await.map_err(|error| Error::Gone(error.to_string()))?

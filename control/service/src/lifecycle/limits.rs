@@ -1,5 +1,6 @@
 //! Changing the limits of a machine's write cache, and what its guest has.
 
+use headwater_api::platform::Platform;
 use headwater_api::words::size;
 use headwater_api::{CacheSettings, Machine, SetMachine};
 use headwater_db::{DbError, MachineRecord, Purpose};
@@ -82,7 +83,8 @@ impl Service {
             name: &record.name,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
-            platform: &record.platform,
+            // That does not change, and a start checks it.
+            platform: &Platform::default(),
             host_name: &record.identity.host_name,
             user_data: record.identity.user_data.as_deref(),
         };

@@ -206,6 +206,11 @@ async fn require_session(State(service): State<Service>, request: Request, next:
                 Err(problem) => server::refusal(problem),
             };
         }
+        Some(secret) if !secret.starts_with(token::SESSION_PREFIX) => {
+            let message = "the console takes named tokens only, which begin with hwt_";
+            let problem = Problem::new(ProblemKind::Unauthorized, message).advise(OPEN_ANOTHER);
+            return ([(header::WWW_AUTHENTICATE, "Bearer")], server::refusal(problem)).into_response();
+        }
         Some(secret) => service.session(secret).await,
         None => Ok(None),
     };
@@ -259,7 +264,10 @@ async fn close(
     State(service): State<Service>,
     headers: HeaderMap,
 ) -> Result<axum::http::StatusCode, Failure> {
-    if let Some(secret) = bearer(&headers) {
+    // Only somebody who has a session takes the turn of a writer.
+    if let Some(secret) = bearer(&headers)
+        && service.session(secret).await?.is_some()
+    {
         service.close_session(secret).await?;
     }
     Ok(axum::http::StatusCode::NO_CONTENT)
