@@ -13,6 +13,8 @@ use headwater_filesystems::{
 };
 use headwater_testkit::{output, wait_until};
 
+use crate::ntfs::set_attribute;
+
 const VOLUMES: u64 = 12;
 const ICHECKED: usize = 400;
 
@@ -80,7 +82,9 @@ fn make(image: &Path, random: &mut Random) -> Vec<String> {
     }
     let inode = random.one(&["128", "256"]);
     if kind == "ext4" {
-        for feature in ["extent", "flex_bg", "has_journal", "large_dir", "metadata_csum", "huge_file"] {
+        for feature in
+            ["extent", "flex_bg", "has_journal", "large_dir", "metadata_csum", "huge_file", "ea_inode"]
+        {
             features.push(maybe(random, feature));
         }
         let has_extents = features.iter().any(|feature| feature == "extent");
@@ -316,6 +320,20 @@ fn compare_owners(image: &Path, owners: &Owners, block_bytes: u64, random: &mut 
     }
 }
 
+/// Attributes that need an inode of their own, where the file system allows this.
+fn set_large_attributes(at: &Path) {
+    for number in 0..3u8 {
+        let path = at.join(format!("with attributes {number}"));
+        std::fs::write(&path, "x").unwrap();
+        assert!(set_attribute(&path, "user.large", &vec![number; 9000]));
+    }
+}
+
+/// Switches features on that not each kernel writes to, or mounts.
+fn tune(image: &Path, feature: &str) {
+    run("tune2fs", &["-O", feature, image.to_str().unwrap()]);
+}
+
 fn volume(seed: u64) {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let dir = tempfile::tempdir().unwrap();
@@ -326,6 +344,13 @@ fn volume(seed: u64) {
         {
             let mount = Mount::new(&image, "loop");
             fill(&mount.0, &mut random);
+            if made.iter().any(|argument| argument.split(',').any(|feature| feature == "ea_inode")) {
+                set_large_attributes(&mount.0);
+            }
+        }
+        let is_ext4 = made.iter().any(|argument| argument == "ext4");
+        if is_ext4 && random.below(2) == 0 {
+            tune(&image, "quota");
         }
         let mut file_system = opened(&image);
         assert_eq!(file_system.remark(), None);
@@ -333,6 +358,11 @@ fn volume(seed: u64) {
         let mount = Mount::new(&image, "loop,ro,noload");
         assert_eq!(compare_with_mount(&mount.0, "", &mut *file_system, &read), read.len());
         drop(mount);
+        if is_ext4 && random.below(2) == 0 {
+            tune(&image, "casefold");
+            file_system = opened(&image);
+            assert!(walked(&mut *file_system) == read);
+        }
         let owners = Owners::of(&mut *file_system, &mut visits()).unwrap();
         assert_eq!((owners.unreadable(), owners.overlapping_bytes()), ((0, None), 0));
         let shown = run("dumpe2fs", &["-h", image.to_str().unwrap()]);
