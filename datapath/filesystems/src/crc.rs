@@ -36,6 +36,11 @@ pub fn crc32(bytes: &[u8]) -> u32 {
     !add(&ETHERNET, u32::MAX, bytes)
 }
 
+/// Goes on with a CRC-32, without the inversions at its start and end, as NILFS2 counts it.
+pub(crate) fn crc32_from(crc: u32, bytes: &[u8]) -> u32 {
+    add(&ETHERNET, crc, bytes)
+}
+
 /// Goes on with a CRC-32C, without the inversions at its start and end, as ext4 and jbd2 count it.
 pub(crate) fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     add(&CASTAGNOLI, crc, bytes)
