@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
 use crate::platform::{Display, Firmware, Network};
+use crate::problem::{Problem, ProblemKind};
 
 /// A catalog to create: what its machines boot, and how they are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -48,6 +49,9 @@ pub struct CreateCatalog {
     /// How many of its machines are kept on, fresh and unclaimed; 0.
     #[serde(default)]
     pub keep_ready: u32,
+    /// Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub seal_removes: Vec<String>,
 }
 
 impl CreateCatalog {
@@ -57,16 +61,47 @@ impl CreateCatalog {
     }
 }
 
-/// What changes of a catalog. What is absent stays.
+/// What is to change of a catalog; what is absent stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetCatalog {
-    /// What its machines boot from their next boot on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    /// What its machines boot from now on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_ready: Option<u32>,
+    /// All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal_removes: Option<Vec<String>>,
+}
+
+/// The most paths that a seal removes for one catalog.
+pub const SEAL_REMOVES_MAX: usize = 100;
+
+/// Checks paths that a seal removes in a guest.
+pub fn check_seal_removes(paths: &[String]) -> Result<(), Problem> {
+    if paths.len() > SEAL_REMOVES_MAX {
+        let len = paths.len();
+        return Err(invalid(format!(
+            "a seal removes at most {SEAL_REMOVES_MAX} paths for a catalog, and {len} are given"
+        )));
+    }
+    paths.iter().try_for_each(|path| check_guest_path(path))
+}
+
+/// Checks the path of a file in a guest.
+pub fn check_guest_path(path: &str) -> Result<(), Problem> {
+    let is_root = path.trim_matches('/').is_empty();
+    if path.starts_with('/') && !is_root && !path.contains(['\n', '\r', '\0']) {
+        return Ok(());
+    }
+    let shown = path.escape_debug();
+    Err(invalid(format!("'{shown}' is not the absolute path of a file in a guest, such as /etc/licence.key")))
+}
+
+fn invalid(message: String) -> Problem {
+    Problem::new(ProblemKind::Invalid, message)
 }
 
 /// A catalog.
@@ -107,6 +142,9 @@ pub struct Catalog {
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default)]
     pub keep_ready: u32,
+    /// Files that a seal also removes in the guests of its machines.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub seal_removes: Vec<String>,
     /// When it was created.
     pub created_at_ms: u64,
     /// The names of its machines.

@@ -212,6 +212,9 @@ pub struct ImportRequest {
     /// something else to the daemon, such as `/proc/PID/fd/NUMBER` to one in another container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_id: Option<FileId>,
+    /// Size of the disk's sectors: 512 or 4096. Absent: what its partition table says, or the file, device or server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sector_bytes: Option<u32>,
     /// A line for people about the version.
     #[serde(default)]
     pub note: String,

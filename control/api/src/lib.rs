@@ -43,7 +43,9 @@ pub mod words;
 pub use access::{
     CallerInfo, ConsoleLink, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo, TokenList,
 };
-pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
+pub use catalog::{
+    Catalog, CatalogList, CreateCatalog, SEAL_REMOVES_MAX, SetCatalog, check_guest_path, check_seal_removes,
+};
 pub use claim::{Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;

@@ -116,6 +116,8 @@ pub struct CatalogRecord {
     pub first_number: u32,
     /// How many of its machines are kept on, fresh and unclaimed.
     pub keep_ready: u32,
+    /// Paths that a seal also removes in their guests. None has a line break.
+    pub seal_removes: Vec<String>,
     /// When it was created.
     pub created_at_ms: u64,
 }

@@ -101,6 +101,9 @@ pub trait CatalogRepository: Send {
     /// Sets what its machines boot. Returns whether the catalog exists.
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError>;
 
+    /// Sets what a seal also removes in its guests. Returns whether the catalog exists.
+    async fn set_seal_removes(&mut self, name: &str, paths: &[String]) -> Result<bool, DbError>;
+
     /// Sets or takes away its pin. Returns whether the catalog exists.
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError>;
 

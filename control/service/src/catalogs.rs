@@ -123,6 +123,7 @@ fn alone(record: CatalogRecord) -> Catalog {
         name_rule: record.name_rule,
         first_number: record.first_number,
         keep_ready: record.keep_ready,
+        seal_removes: record.seal_removes,
         created_at_ms: record.created_at_ms,
     }
 }

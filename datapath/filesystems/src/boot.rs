@@ -2,6 +2,9 @@
 //!
 //! A BIOS runs the first sector. On a disk with a GPT, the boot loader for that lies in a BIOS boot partition, or in a gap or a file
 //! system, which only the boot code knows. UEFI reads the EFI system partition and does not look at the first sector's code.
+//!
+//! Partition editors write generic code into the first sector, and a disk that gets a GPT may keep it. That code starts the active
+//! partition of the MBR's table, so without an active partition nothing boots.
 
 use headwater_block::IoError;
 
@@ -16,13 +19,19 @@ const BIOS_BOOT: [u8; 16] = *b"Hah!IdontNeedEFI";
 const EFI_SYSTEM_OF_MBR: u8 = 0xef;
 /// How much of a first sector is boot code.
 const BOOT_CODE_BYTES: usize = 440;
+/// What generic code loads the address of the MBR's table with, after it moved itself to 0x600: `mov si`, `mov bp` or `mov bx, 7be`.
+const READS_TABLE: [&[u8]; 3] = [b"\xbe\xbe\x07", b"\xbd\xbe\x07", b"\xbb\xbe\x07"];
+/// The attribute "legacy BIOS bootable" of a partition in a GPT: the loaders that look for it have code like the generic one.
+const LEGACY_BOOTABLE: u8 = 1 << 2;
+/// Where an entry of a GPT has its attributes.
+const ATTRIBUTES_AT: usize = 48;
 
 /// What firmware finds on a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BootRecords {
     /// Whether there is a partition table.
     pub has_partitions: bool,
-    /// Whether the first sector has boot code, and the mark without which a BIOS does not run it.
+    /// Whether the first sector has boot code that finds something to start, and the mark without which a BIOS does not run it.
     pub has_boot_code: bool,
     /// Whether a GPT has a partition for the boot loader of BIOS machines.
     pub has_bios_partition: bool,
@@ -44,11 +53,15 @@ pub fn boot_records(disk: &dyn ReadAt, sector_bytes: u64) -> Result<BootRecords,
     let mut found = BootRecords { has_boot_code: has_boot_code(&first), ..BootRecords::default() };
     if let Some(header) = disk.gpt_header(&first)? {
         found.has_partitions = true;
+        let mut is_legacy_bootable = false;
         for entry in disk.gpt_entries(&header)? {
+            is_legacy_bootable |= entry.get(ATTRIBUTES_AT).is_some_and(|byte| byte & LEGACY_BOOTABLE != 0);
             let kind = entry.first_chunk::<16>();
             found.has_efi_partition |= kind == Some(&EFI_SYSTEM);
             found.has_bios_partition |= kind == Some(&BIOS_BOOT);
         }
+        let starts_nothing = is_generic(&first) && !has_active(&first) && !is_legacy_bootable;
+        found.has_boot_code &= !starts_nothing;
     } else {
         for (_, entry) in primary(&first) {
             found.has_partitions = true;
@@ -56,6 +69,16 @@ pub fn boot_records(disk: &dyn ReadAt, sector_bytes: u64) -> Result<BootRecords,
         }
     }
     Ok(found)
+}
+
+/// Whether the boot code starts the active partition of the MBR's table.
+fn is_generic(first: &Sector) -> bool {
+    let code = first.get(..BOOT_CODE_BYTES).unwrap_or_default();
+    code.windows(3).any(|bytes| READS_TABLE.contains(&bytes))
+}
+
+fn has_active(first: &Sector) -> bool {
+    primary(first).any(|(_, entry)| entry.is_active())
 }
 
 fn has_boot_code(first: &Sector) -> bool {

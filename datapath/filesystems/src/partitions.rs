@@ -172,6 +172,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Whether boot code may start the partition.
+    pub(crate) fn is_active(&self) -> bool {
+        self.status == 0x80
+    }
+
     fn is_extended(&self) -> bool {
         EXTENDED.contains(&self.kind)
     }

@@ -1,17 +1,18 @@
 //! Inspection of a disk at its import: the size of its sectors, what firmware boots it, and whether anything on it is known.
 //!
 //! A raw file does not say how large its sectors are: 512 bytes, or 4,096 (4Kn). A GPT does, because its header is in the second
-//! sector. Without a GPT, the format of the file or the source's server says it, and 512 is the default. The place of a GPT comes
-//! first: a server may ask for requests of 4,096 bytes because of the disk that it has itself.
+//! sector. An MBR counts in sectors, so the size is right with which its partitions begin with something that is known. Otherwise the
+//! format of the file, the host's device or the source's server says it, and 512 is the default. The tables come first: a server may
+//! ask for requests of 4,096 bytes because of the disk that it has itself. A person who imports the disk knows it best.
 
 use std::sync::Arc;
 
 use headwater_block::{Device, Geometry, blocking};
 use headwater_filesystems::{
-    BootRecords, Bytes, GPT_START_BYTES, Partition, boot_records, gpt_sector_bytes, identify,
+    BootRecords, Bytes, GPT_START_BYTES, Partition, boot_records, gpt_sector_bytes, identify, partitions,
 };
 
-use crate::error::ImageError;
+use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::FileDisk;
 use crate::units::usize_of;
 
@@ -32,10 +33,10 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Inspects a disk that is imported.
-    pub(crate) fn of(disk: &Arc<dyn Device>) -> Result<Self, ImageError> {
+    /// Inspects a disk that is imported. Whoever imports it may have told the size of its sectors.
+    pub(crate) fn of(disk: &Arc<dyn Device>, told: Option<u32>) -> Result<Self, ImageError> {
         let geometry = disk.geometry();
-        let sector_bytes = sector_bytes_of(disk.as_ref(), geometry)?;
+        let sector_bytes = told.map_or_else(|| sector_bytes_of(disk, geometry), Ok)?;
         let boot = boot_records(&disk.as_ref(), sector_bytes.into())?;
         let whole = Partition { number: 0, offset_bytes: 0, len_bytes: geometry.size_bytes };
         let is_known = boot.has_partitions
@@ -79,15 +80,44 @@ pub(crate) fn why_bios_cannot_boot(sector_bytes: u32, is_uefi_only: bool) -> Opt
     })
 }
 
-fn sector_bytes_of(disk: &dyn Device, geometry: Geometry) -> Result<u32, ImageError> {
+/// Refuses a size of sectors that a disk cannot have.
+pub(crate) fn check_sector_bytes(told: Option<u32>, size_bytes: u64) -> Result<(), ImageError> {
+    match told {
+        None | Some(SECTOR_BYTES) => Ok(()),
+        Some(LARGE_SECTOR_BYTES) if size_bytes.is_multiple_of(u64::from(LARGE_SECTOR_BYTES)) => Ok(()),
+        Some(LARGE_SECTOR_BYTES) => {
+            let message = format!(
+                "a disk of {size_bytes} bytes cannot have sectors of 4096 bytes: it is no multiple of these"
+            );
+            Err(ImageError::new(ImageErrorKind::Invalid, message))
+        }
+        Some(other) => {
+            let message = format!("sectors have 512 or 4096 bytes, and not {other}");
+            Err(ImageError::new(ImageErrorKind::Invalid, message))
+        }
+    }
+}
+
+/// The size of sectors with which the partitions of an MBR begin with file systems or volumes that are known.
+fn sector_bytes_of_mbr(disk: &Arc<dyn Device>) -> Option<u32> {
+    let is_known = |partition: &Partition| {
+        partition.number > 0
+            && matches!(identify(&mut Bytes::new(Arc::new(Arc::clone(disk)), partition)), Ok(Some(_)))
+    };
+    [SECTOR_BYTES, LARGE_SECTOR_BYTES].into_iter().find(|size| {
+        partitions(&disk.as_ref(), u64::from(*size)).is_ok_and(|found| found.partitions.iter().any(is_known))
+    })
+}
+
+fn sector_bytes_of(disk: &Arc<dyn Device>, geometry: Geometry) -> Result<u32, ImageError> {
     if !can_be_large(geometry.size_bytes) {
         return Ok(SECTOR_BYTES);
     }
     let mut start = [0; GPT_START_BYTES];
-    blocking::read(disk, 0, &mut start)?;
+    blocking::read(disk.as_ref(), 0, &mut start)?;
     let is_large = geometry.logical_block_bytes == LARGE_SECTOR_BYTES;
     let said = if is_large { LARGE_SECTOR_BYTES } else { SECTOR_BYTES };
-    Ok(gpt_sector_bytes(&start).unwrap_or(said))
+    Ok(gpt_sector_bytes(&start).or_else(|| sector_bytes_of_mbr(disk)).unwrap_or(said))
 }
 
 /// Size of the sectors of a disk in a file. A disk that cannot be read fails when it is used.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use headwater_api::platform::Firmware;
 use headwater_api::{CacheMode, CacheSettings, HostRam, ImageVersion, ProblemKind, Sample};
-use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
+use headwater_block::{BLOCK_BYTES, Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::DiskCache;
 use headwater_service::backend::{
     BackendError, Disk, DiskRequest, Disks, FrozenDisk, PersistentDiskRef, PersistentDiskRequest,
@@ -90,6 +90,18 @@ impl Volumes {
     pub fn geometry_of(&self, machine: &str) -> Option<Geometry> {
         let geometry = self.readable.of_machine(machine)?.volume.geometry();
         Some(Geometry { read_only: true, volatile_cache: false, ..geometry })
+    }
+
+    /// What a disk over a version is, as a reader outside sees it.
+    pub fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError> {
+        let outline = headwater_image::outline_of(&*self.store, hash_of(version)?).map_err(image_failed)?;
+        Ok(Geometry {
+            size_bytes: version.size_bytes,
+            logical_block_bytes: outline.sector_bytes(),
+            physical_block_bytes: BLOCK_BYTES,
+            read_only: true,
+            volatile_cache: false,
+        })
     }
 
     /// Lends the disk of a machine that is on, as it is now or as others read it already. `None` where it is off.

@@ -31,7 +31,7 @@ const NO_AGENT: &str = "install qemu-guest-agent in the image; 'headwater machin
                         stands still";
 
 /// What generalises a Windows, and switches it off.
-const SYSPREP: &str = r"run 'headwater machine exec NAME -- C:\Windows\System32\Sysprep\sysprep.exe /generalize /oobe /shutdown', and seal once the machine is off";
+const SYSPREP: &str = "run 'headwater machine exec NAME -- \"C:\\Windows\\System32\\Sysprep\\sysprep.exe\" /generalize /oobe /shutdown', and seal once the machine is off";
 
 /// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
 const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
@@ -268,14 +268,10 @@ impl Vm for QemuVm {
         self.guest.agent().thaw_file_systems().await.map_err(failed)
     }
 
-    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError> {
-        match self
-            .guest
-            .agent()
-            .generalise(host_name, &self.also_removed, AGENT_PATIENCE)
-            .await
-            .map_err(failed)?
-        {
+    async fn generalise(&self, host_name: &str, also: &[String]) -> Result<Vec<String>, BackendError> {
+        let also = [&self.also_removed, also].concat();
+        let done = self.guest.agent().generalise(host_name, &also, AGENT_PATIENCE).await.map_err(failed)?;
+        match done {
             Generalised::Removed(removed) => Ok(removed),
             Generalised::Windows => {
                 Err(BackendError::new(ProblemKind::Conflict, "its guest is a Windows").advise(SYSPREP))

@@ -52,15 +52,15 @@ pub fn left_on(
     let cancel = cancel_of(job);
     let device: Arc<dyn Device> = Arc::clone(disk) as _;
     let key = PrivateKey::new(given.ssh_host_key_private.reveal());
-    let paths = [HOST_KEYS, MACHINE_IDS[0], MACHINE_IDS[1], HOST_NAME, WINDOWS, WINDOWS_STATE];
+    let paths = [HOST_KEYS, MACHINE_IDS[0], MACHINE_IDS[1], HOST_NAME, WINDOWS_STATE];
     let mut left = IdentityLeft::default();
     let mut has_key = false;
-    for in_one in small_files(&device, &paths, &cancel).map_err(image_failed)? {
+    for in_one in small_files(&device, &paths, &[WINDOWS], &cancel).map_err(image_failed)? {
         for file in &in_one.files {
             has_key |= key.is_in(&file.contents);
             left.found.extend(what_is(file, &key, given));
         }
-        if is_used_windows(&in_one.files) {
+        if !in_one.present.is_empty() && !is_generalised_windows(&in_one.files) {
             left.found.push(format!("a Windows on {} (not generalised by sysprep)", in_one.place));
         }
         left.unread.extend(in_one.unread.map(|why| format!("{} ({why})", in_one.place)));
@@ -98,14 +98,14 @@ fn is_host_name(text: &[u8], given: &str) -> bool {
         && [given, first].iter().any(|name| text.eq_ignore_ascii_case(name.as_bytes()))
 }
 
-fn is_used_windows(files: &[SmallFile]) -> bool {
-    let file = |path: &str| files.iter().find(|file| file.path.eq_ignore_ascii_case(path));
-    let is_generalised = |state: &SmallFile| {
+/// Whether sysprep has generalised a Windows that has these files. A state that cannot be read does not say so.
+fn is_generalised_windows(files: &[SmallFile]) -> bool {
+    let state = files.iter().find(|file| file.path.eq_ignore_ascii_case(WINDOWS_STATE));
+    state.is_some_and(|state| {
         // It is in UTF-16.
         let text: Vec<u8> = state.contents.iter().copied().filter(|byte| *byte != 0).collect();
         Finder::new(WINDOWS_GENERALISED).find(&text).is_some()
-    };
-    file(WINDOWS).is_some() && !file(WINDOWS_STATE).is_some_and(is_generalised)
+    })
 }
 
 /// The lines of a private key that nothing else has.
@@ -253,12 +253,10 @@ mod tests {
             path: path.to_owned(),
             contents: text.encode_utf16().flat_map(u16::to_le_bytes).collect(),
         };
-        let kernel = file("/WINDOWS/system32/ntoskrnl.exe", "MZ");
         let state =
             |text: &str| file("/Windows/Setup/State/State.ini", &format!("[State]\r\nImageState={text}\r\n"));
-        assert!(!is_used_windows(&[]));
-        assert!(is_used_windows(std::slice::from_ref(&kernel)));
-        assert!(is_used_windows(&[kernel.clone(), state("IMAGE_STATE_COMPLETE")]));
-        assert!(!is_used_windows(&[kernel, state("IMAGE_STATE_GENERALIZE_RESEAL_TO_OOBE")]));
+        assert!(!is_generalised_windows(&[]));
+        assert!(!is_generalised_windows(&[state("IMAGE_STATE_COMPLETE")]));
+        assert!(is_generalised_windows(&[state("IMAGE_STATE_GENERALIZE_RESEAL_TO_OOBE")]));
     }
 }

@@ -86,6 +86,7 @@ pub fn import(
     options.author.clone_from(&order.author);
     // The same bytes: a second version would only be a second name for the first.
     options.unless_newest = true;
+    options.sector_bytes = order.sector_bytes;
     options.cancel = cancel_of(job);
     let mut forward = forward(job);
     let mut progress = |progress| {
@@ -153,6 +154,7 @@ mod tests {
     #[test]
     fn nothing_is_read_from_the_working_directory_of_the_daemon() {
         let order = |source: &str| ImportOrder {
+            sector_bytes: None,
             name: "disk".to_owned(),
             source: source.to_owned(),
             format: None,

@@ -30,6 +30,9 @@ pub enum ImageCommand {
         /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
         #[arg(long)]
         backing: bool,
+        /// Size of the disk's sectors: 512 or 4096 [default: what its partition table says, or the file, device or server]
+        #[arg(long = "sector-size", value_name = "BYTES", value_parser = super::sector_bytes)]
+        sector_bytes: Option<u32>,
     },
     /// Bring versions of another store into the daemon's own, each under its own number, while machines run; what is there is not
     /// sent again. Without names all that it has, with the channels

@@ -304,6 +304,10 @@ pub enum CatalogCommand {
         /// Start the machines that are made
         #[arg(long, requires = "count")]
         start: bool,
+        /// Also remove this in guests of its machines whose edits are sealed, besides the machine's identity: an absolute path in
+        /// the guest, which may have wildcards; may be given several times
+        #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
+        seal_removes: Vec<String>,
         /// Write cache and size of each machine
         #[command(flatten)]
         machine: MachineArgs,
@@ -316,16 +320,24 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
-    /// Have a catalog's machines boot something else from their next boot on, or more of them be ready to be claimed
+    /// Have a catalog's machines boot something else from their next boot on, have more of them be ready to be claimed, or change what a seal removes in their guests
+    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
     Set {
         /// Its name
         #[arg(add = complete::catalogs())]
         name: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
-        #[arg(add = complete::images(), required_unless_present = "keep_ready")]
+        #[arg(add = complete::images(), group = "change")]
         image: Option<String>,
+        /// Also remove this in guests of its machines whose edits are sealed, instead of what was set before: an absolute path in the
+        /// guest, which may have wildcards; may be given several times
+        #[arg(long, value_name = "PATH", value_parser = super::guest_path, group = "change")]
+        seal_removes: Vec<String>,
+        /// Remove nothing of the kind any more
+        #[arg(long, conflicts_with = "seal_removes", group = "change")]
+        seal_removes_nothing: bool,
         /// Keep so many of its machines on, fresh, for 'catalog claim'
-        #[arg(long, value_name = "COUNT")]
+        #[arg(long, value_name = "COUNT", group = "change")]
         keep_ready: Option<u32>,
     },
     /// Give a machine that is on and fresh to somebody, and print its name; nobody else gets it before it was reset

@@ -142,13 +142,19 @@ fn ip_and_port(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "it is not IP:PORT, such as 127.0.0.1:8090 or [::1]:8090".to_owned())
 }
 
+/// The size of a disk's sectors.
+fn sector_bytes(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err("a disk has sectors of 512 or 4096 bytes".to_owned()),
+    }
+}
+
 /// A file in a guest.
 fn guest_path(text: &str) -> Result<String, String> {
-    let is_root = text.trim_matches('/').is_empty();
-    if text.starts_with('/') && !is_root && !text.contains('\n') {
-        return Ok(text.to_owned());
-    }
-    Err("it is not the absolute path of a file in a guest, such as /etc/licence.key".to_owned())
+    headwater_api::check_guest_path(text).map_err(|problem| problem.message)?;
+    Ok(text.to_owned())
 }
 
 /// How a log is written.

@@ -24,11 +24,13 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             first,
             keep_ready,
             start,
+            seal_removes,
             machine,
         } => {
             let what = channels::behind_store(&image);
             let rule = NamesOfMachines { name_rule, first };
-            let request = CreateCatalog { keep_ready, ..creation(name, image, persistent, rule, &machine)? };
+            let made = creation(name, image, persistent, rule, &machine)?;
+            let request = CreateCatalog { keep_ready, seal_removes, ..made };
             let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
             if !json {
@@ -52,19 +54,15 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let catalog = client.catalog(&name).await?;
             if json { show::json(&catalog)? } else { show_one(&client, catalog).await? }
         }
-        CatalogCommand::Set { name, image, keep_ready } => {
-            let what = channels::behind_store(image.as_deref().unwrap_or(&name));
-            let request = SetCatalog { image, keep_ready };
+        CatalogCommand::Set { name, image, seal_removes, seal_removes_nothing, keep_ready } => {
+            let what = channels::behind_store(image.as_deref().unwrap_or_default());
+            let is_list_set = seal_removes_nothing || !seal_removes.is_empty();
+            let request = SetCatalog { image, keep_ready, seal_removes: is_list_set.then_some(seal_removes) };
             let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
             if json {
                 show::json(&catalog)?;
             } else {
-                if request.image.is_some() {
-                    told_next(&catalog)?;
-                }
-                if let Some(count) = keep_ready {
-                    show::line(&format!("{count} machines of {name} are kept ready to be claimed"))?;
-                }
+                show_change(&catalog, &request, is_list_set)?;
             }
         }
         CatalogCommand::Claim { catalog, holder, ttl, wait, key } => {
@@ -97,6 +95,21 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         }
     }
     Ok(0)
+}
+
+/// Says what was changed of a catalog.
+fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> anyhow::Result<()> {
+    if request.image.is_some() {
+        told_next(catalog)?;
+    }
+    if let Some(count) = request.keep_ready {
+        show::line(&format!("{count} machines of {} are kept ready to be claimed", catalog.name))?;
+    }
+    if is_list_set {
+        let what = removed_text(catalog);
+        show::line(&format!("a seal of a machine of {} also removes {what}", catalog.name))?;
+    }
+    Ok(())
 }
 
 async fn scale(client: &Client, name: &str, request: ScaleRequest, json: bool) -> anyhow::Result<()> {
@@ -157,7 +170,15 @@ fn creation(
         display: args.display.unwrap_or_default(),
         network: args.network.clone().unwrap_or_default(),
         user_data: machine::user_data(args)?,
+        seal_removes: Vec::new(),
     })
+}
+
+fn removed_text(catalog: &Catalog) -> String {
+    match catalog.seal_removes.as_slice() {
+        [] => "nothing else".to_owned(),
+        paths => paths.join(", "),
+    }
 }
 
 /// Says what a catalog's machines boot from now on.
@@ -224,6 +245,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("network", machine::network_text(&catalog.network)),
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
         ("kept ready", catalog.keep_ready.to_string()),
+        ("a seal also removes", removed_text(&catalog)),
         ("created", show::time(catalog.created_at_ms)),
     ])?;
     let machines = client.machines().await?.machines;

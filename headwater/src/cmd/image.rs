@@ -24,9 +24,10 @@ use crate::verification;
 /// Carries out one of the image commands.
 pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        ImageCommand::Import { source, name, note, format, backing } => {
+        ImageCommand::Import { source, name, note, format, backing, sector_bytes } => {
             let named = Named { name, note: note.unwrap_or_default() };
-            let result = import(&client, &source, Form { format, backing }, named, json).await?;
+            let result =
+                import(&client, &source, Form { format, backing, sector_bytes }, named, json).await?;
             if json {
                 show::json(&result)?;
             } else if let JobResult::Imported { version, created, .. } = &result {
@@ -116,6 +117,8 @@ pub struct Form {
     pub format: Option<SourceFormat>,
     /// Whether its backing files may be anywhere.
     pub backing: bool,
+    /// Size of the disk's sectors; absent: what the disk says.
+    pub sector_bytes: Option<u32>,
 }
 
 /// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
@@ -149,8 +152,9 @@ pub async fn import(
     let source_id = spooled.as_ref().map(Spooled::id).transpose()?;
     let source = path.or_else(|| spooled.as_ref().map(Spooled::path)).unwrap_or_default();
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
-    let Form { format, backing } = form;
-    let request = ImportRequest { name, source, format, backing, source_name, source_id, note: named.note };
+    let Form { format, backing, sector_bytes } = form;
+    let note = named.note;
+    let request = ImportRequest { name, source, format, backing, source_name, source_id, sector_bytes, note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result.map_err(|e| match spooled {
@@ -238,7 +242,7 @@ fn booted_next(image: &Image, number: u64) -> Option<String> {
     let name = &image.name;
     let mut older = image.versions.iter().rev().filter(|version| version.number < number);
     // Where there is no other to boot, nothing was taken from anybody.
-    let former = older.find(|version| !version.retired)?.number;
+    let former = older.find(|version| !version.retired && !version.keeps_identity)?.number;
     Some(format!(
         "production of {name} is not set: machines that boot '{name}' boot version {number} from their next boot on; 'headwater \
          image promote {name}@{former} production' holds them to version {former}"
@@ -257,14 +261,14 @@ fn booted_instead(image: &Image, retired: u64) -> Option<String> {
             newest.number
         ),
         None => format!(
-            "all versions of {name} are retired: machines that boot '{name}' do not start until one is in use again"
+            "all versions of {name} are retired or not generalised: machines that boot '{name}' do not start until one is in use again"
         ),
     })
 }
 
 /// What an image means while its channel `production` is not set.
 fn newest(image: &Image) -> Option<&ImageVersion> {
-    image.versions.iter().rev().find(|version| !version.retired)
+    image.versions.iter().rev().find(|version| !version.retired && !version.keeps_identity)
 }
 
 /// Where the channel points that machines follow, if it is set.

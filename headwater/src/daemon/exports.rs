@@ -25,10 +25,6 @@ use crate::adapters::disks::Volumes;
 use crate::adapters::snapshot_leases::Reader;
 use crate::failure::invalid;
 
-/// Blocks of a disk over an image, as a volume has them.
-const LOGICAL_BLOCK_BYTES: u32 = 512;
-const PHYSICAL_BLOCK_BYTES: u32 = 4096;
-
 /// What the NBD clients of a certificate may read, written `NAME` or `NAME=MACHINE[,MACHINE..]`.
 pub fn right(text: &str) -> Result<Right, String> {
     Right::parse(text, |machine| check_machine(machine).map_err(|e| e.to_string()))
@@ -95,31 +91,29 @@ impl MachineExports {
         }
     }
 
-    fn described(&self, found: &ReadableDisk) -> Option<Described> {
-        let ReadableDisk { machine, state, disk } = found;
-        let (version, geometry, what) = match disk {
-            OfflineDisk::On(version) => {
-                (version.clone(), self.volumes.geometry_of(machine)?, "its disk when it was opened")
+    fn geometry(&self, found: &ReadableDisk) -> Result<Option<Geometry>, NotOpened> {
+        match &found.disk {
+            OfflineDisk::On(_) => Ok(self.volumes.geometry_of(&found.machine)),
+            OfflineDisk::PersistentDiskRef(kept) => {
+                let geometry = self.volumes.geometry_over(&kept.version);
+                geometry.map(Some).map_err(|error| failed(&found.machine, error))
             }
+            OfflineDisk::None => Ok(None),
+        }
+    }
+
+    fn description(&self, found: &ReadableDisk) -> Option<String> {
+        let ReadableDisk { machine, state, disk } = found;
+        let (version, what) = match disk {
+            OfflineDisk::On(version) => (version.clone(), "its disk when it was opened"),
             // No machine has begun it yet, and nobody else does.
             OfflineDisk::PersistentDiskRef(kept) if !self.volumes.is_begun(kept.kept) => return None,
             OfflineDisk::PersistentDiskRef(kept) => {
-                let geometry = Geometry {
-                    size_bytes: kept.version.size_bytes,
-                    logical_block_bytes: LOGICAL_BLOCK_BYTES,
-                    physical_block_bytes: PHYSICAL_BLOCK_BYTES,
-                    read_only: true,
-                    volatile_cache: false,
-                };
-                let version = format!("{}@{}", kept.version.image, kept.version.number);
-                (version, geometry, "its disk as it was left")
+                (format!("{}@{}", kept.version.image, kept.version.number), "its disk as it was left")
             }
             OfflineDisk::None => return None,
         };
-        Some(Described {
-            geometry,
-            description: format!("machine {machine}, {state}, over {version}: {what}"),
-        })
+        Some(format!("machine {machine}, {state}, over {version}: {what}"))
     }
 
     fn borrow(&self, found: &ReadableDisk) -> Result<Reader, NotOpened> {
@@ -151,8 +145,8 @@ impl Exports for MachineExports {
         });
         let mut list = Vec::new();
         for disk in disks.iter().filter(|disk| self.allows(client, &disk.machine)) {
-            if let Some(described) = self.described(disk) {
-                list.push(ExportInfo { name: disk.machine.clone(), description: described.description });
+            if let Some(description) = self.description(disk) {
+                list.push(ExportInfo { name: disk.machine.clone(), description });
             }
         }
         list
@@ -160,12 +154,14 @@ impl Exports for MachineExports {
 
     fn describe(&self, name: &str, client: &ClientIdentity) -> Result<Described, NotOpened> {
         let found = self.find(name, client)?;
-        self.described(&found).ok_or_else(|| no_disk(&found))
+        let described = self.description(&found).zip(self.geometry(&found)?);
+        let (description, geometry) = described.ok_or_else(|| no_disk(&found))?;
+        Ok(Described { geometry, description })
     }
 
     fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened> {
         let found = self.find(name, client)?;
-        let description = self.described(&found).ok_or_else(|| no_disk(&found))?.description;
+        let description = self.description(&found).ok_or_else(|| no_disk(&found))?;
         let reader = self.borrow(&found)?;
         if reader.is_first() {
             self.note(name, client, &description);

@@ -1,10 +1,13 @@
 //! Disks as imports see them, with partition tables made by sfdisk: what an import says, which machines are refused, which sectors are
 //! served.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::support::{Daemon, headwater, run, short_dir};
+use crate::support::{Daemon, headwater, run, short_dir, signal};
+use headwater_block::{Device, blocking};
+use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::{succeed, wait_until};
 
 /// A loop device with sectors of 4,096 bytes, given back when dropped. Only root may make its loop devices.
@@ -14,6 +17,12 @@ impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
     }
+}
+
+fn loop_device(path: &Path) -> Loop {
+    let made =
+        run(Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(path)).ok();
+    Loop(made.trim().to_owned())
 }
 
 fn sfdisk(device: &str, dir: &Path, table: &str) {
@@ -33,9 +42,7 @@ fn disk(dir: &Path) -> PathBuf {
 /// A disk with sectors of 4,096 bytes and a GPT.
 fn large_sectors(dir: &Path) -> PathBuf {
     let path = disk(dir);
-    let made =
-        run(Command::new("losetup").args(["--find", "--show", "--sector-size", "4096"]).arg(&path)).ok();
-    let device = Loop(made.trim().to_owned());
+    let device = loop_device(&path);
     sfdisk(&device.0, dir, "label: gpt\nsize=512, type=linux\n");
     path
 }
@@ -54,6 +61,40 @@ fn an_import_says_that_sectors_have_4096_bytes() {
     // The firmware of a machine that boots from the network is its own.
     let args = ["machine", "create", "thin", "large", "--boot", "network", "--mac", "52:54:00:00:00:01"];
     daemon.cli(&args).ok();
+}
+
+#[test]
+fn a_version_with_large_sectors_is_served_with_them() {
+    let daemon = Daemon::start();
+    let path = large_sectors(daemon.path());
+    daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "large"]).ok();
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    let socket = dir.path().join("vhost");
+    let target = "iqn.2026-01.org.example:large";
+    let mut command = headwater();
+    command.args(["export", "large@1", "--cache", "ram", "--ram", "64M", "--data-dir"]).arg(dir.path());
+    command.arg("--vhost-user").arg(&socket);
+    command.args(["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", target]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let url = lines.find(|line| line.starts_with("iscsi://")).expect("it says where the target is");
+    let capacity = run(Command::new("iscsi-readcapacity16").arg(&url)).ok();
+    assert!(capacity.contains("Logical Block Length in Bytes: 4096"), "{capacity}");
+    let copy = dir.path().join("copy.raw");
+    run(Command::new("qemu-img").args(["convert", "-O", "raw", &url]).arg(&copy)).ok();
+    let disk = VhostDisk::connect(&socket, Setup { queues: 1, event_idx: true });
+    assert_eq!(disk.geometry().logical_block_bytes, 4096);
+    let mut read = vec![0; 16 << 20];
+    blocking::read(&disk, 0, &mut read).unwrap();
+    drop(disk);
+    signal(child.id(), "TERM");
+    assert!(child.wait().unwrap().success());
+    assert!(read == std::fs::read(&path).unwrap() && read == std::fs::read(&copy).unwrap());
+    // What a kernel with such sectors makes of it.
+    let device = loop_device(&copy);
+    let table = run(Command::new("sfdisk").args(["--dump", &device.0])).ok();
+    assert!(table.contains("sector-size: 4096") && table.contains("start=         256"), "{table}");
 }
 
 #[test]

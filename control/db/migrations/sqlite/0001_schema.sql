@@ -20,6 +20,7 @@ CREATE TABLE catalogs (
     user_data        TEXT,
     name_rule        TEXT    NOT NULL,
     first_number     INTEGER NOT NULL,
+    seal_removes     TEXT    NOT NULL,
     created_at_ms    INTEGER NOT NULL
 ) STRICT;
 

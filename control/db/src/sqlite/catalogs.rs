@@ -25,6 +25,8 @@ struct Row {
     name_rule: String,
     first_number: i64,
     keep_ready: i64,
+    /// A line each.
+    seal_removes: String,
     created_at_ms: i64,
 }
 
@@ -39,6 +41,7 @@ impl FromRow<'_, SqliteRow> for Row {
             name_rule: row.try_get("name_rule")?,
             first_number: row.try_get("first_number")?,
             keep_ready: row.try_get("keep_ready")?,
+            seal_removes: row.try_get("seal_removes")?,
             created_at_ms: row.try_get("created_at_ms")?,
         })
     }
@@ -64,6 +67,7 @@ impl TryFrom<Row> for CatalogRecord {
                 .map_err(|_| unreadable("first_number", &row.first_number.to_string()))?,
             keep_ready: u32::try_from(row.keep_ready)
                 .map_err(|_| unreadable("keep_ready", &row.keep_ready.to_string()))?,
+            seal_removes: row.seal_removes.lines().map(str::to_owned).collect(),
             created_at_ms: loaded(row.created_at_ms),
         })
     }
@@ -77,8 +81,8 @@ impl CatalogRepository for SqliteCatalogs<'_> {
         let insert = sqlx::query(
             "INSERT INTO catalogs (name, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight,
                cache_persistent, transport, memory_bytes, cpus, firmware, display, network, user_data, name_rule, first_number, keep_ready,
-               created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+               seal_removes, created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(&catalog.name)
         .bind(&catalog.image)
@@ -88,6 +92,7 @@ impl CatalogRepository for SqliteCatalogs<'_> {
             .bind(&catalog.name_rule)
             .bind(i64::from(catalog.first_number))
             .bind(i64::from(catalog.keep_ready))
+            .bind(catalog.seal_removes.join("\n"))
             .bind(stored(catalog.created_at_ms))
             .execute(&mut *self.connection)
             .await;
@@ -114,6 +119,15 @@ impl CatalogRepository for SqliteCatalogs<'_> {
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError> {
         let done = sqlx::query("UPDATE catalogs SET image = ? WHERE name = ?")
             .bind(image)
+            .bind(name)
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn set_seal_removes(&mut self, name: &str, paths: &[String]) -> Result<bool, DbError> {
+        let done = sqlx::query("UPDATE catalogs SET seal_removes = ? WHERE name = ?")
+            .bind(paths.join("\n"))
             .bind(name)
             .execute(&mut *self.connection)
             .await?;

@@ -179,6 +179,7 @@ pub fn catalog(name: &str) -> CatalogRecord {
         name_rule: "web-##".to_owned(),
         first_number: 7,
         keep_ready: 3,
+        seal_removes: vec!["/etc/licence key".to_owned(), "/srv/*.token".to_owned()],
         created_at_ms: 5,
     }
 }
@@ -213,6 +214,12 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
     repo.machines().set_pin(member.uuid, Some("debian@9")).await.unwrap();
     let read = repo.machines().list().await.unwrap();
     assert_eq!(read.iter().map(MachineRecord::reference).collect::<Vec<_>>(), ["debian@2", "debian@9"]);
+
+    assert!(repo.catalogs().set_seal_removes("lab", &["/srv/one".to_owned()]).await.unwrap());
+    assert_eq!(repo.catalogs().by_name("lab").await.unwrap().unwrap().seal_removes, ["/srv/one"]);
+    assert!(repo.catalogs().set_seal_removes("lab", &[]).await.unwrap());
+    assert!(repo.catalogs().by_name("lab").await.unwrap().unwrap().seal_removes.is_empty());
+    assert!(!repo.catalogs().set_seal_removes("nowhere", &[]).await.unwrap());
 
     // One with machines stays.
     assert!(repo.catalogs().remove("lab").await.is_err());

@@ -155,9 +155,10 @@ pub trait Vm: Send + Sync + 'static {
     /// Ends that.
     async fn thaw_file_systems(&self) -> Result<(), BackendError>;
 
-    /// Has the guest remove its machine's identity, through its agent. Returns what it removed. It goes on without that, and is to be
-    /// switched off. An error of kind `Conflict` where the guest has its own tool for that, which somebody must run.
-    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError>;
+    /// Has the guest remove its machine's identity and the files of `also`, paths with wildcards, through its agent. Returns what it
+    /// removed. It goes on without that, and is to be switched off. An error of kind `Conflict` where the guest has its own tool for
+    /// that, which somebody must run.
+    async fn generalise(&self, host_name: &str, also: &[String]) -> Result<Vec<String>, BackendError>;
 
     /// What its display shows now, as a PNG.
     async fn screenshot(&self) -> Result<Vec<u8>, BackendError>;

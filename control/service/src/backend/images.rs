@@ -43,6 +43,8 @@ pub struct ImportOrder {
     pub source_name: Option<String>,
     /// The file that the path must be, where whoever named it knows.
     pub source_id: Option<FileId>,
+    /// Size of the disk's sectors; `None`: what the disk says.
+    pub sector_bytes: Option<u32>,
     /// A line for people.
     pub note: String,
     /// Who wants it.

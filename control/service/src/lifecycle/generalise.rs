@@ -6,8 +6,7 @@
 //!   machine seal of one that runs                                     searched: found -> the version is marked
 //! ```
 //! A version is marked, too, if the guest removed nothing and either file systems could not be looked into, or the version below is
-//! marked. With `keep_identity` nothing is
-//! removed and nothing refused.
+//! marked. With `keep_identity` nothing is removed, looked for or refused, and the version is marked.
 
 use std::sync::Arc;
 
@@ -15,8 +14,10 @@ use headwater_api::{ImageVersion, MachineState, ProblemKind};
 use headwater_db::{MachineRecord, PersistentDisk};
 
 use crate::Service;
+use crate::answer::Explain;
 use crate::backend::{BackendError, FrozenDisk, Given, IdentityLeft, JobControl};
 use crate::caller::Caller;
+use crate::catalogs::CatalogError;
 use crate::lifecycle::seal::{cancelled, given_up};
 use crate::lifecycle::{Active, LifecycleError};
 
@@ -26,6 +27,11 @@ use crate::lifecycle::{Active, LifecycleError};
 pub(super) fn keeps_identity(left: &IdentityLeft, parent: &ImageVersion, is_generalised: bool) -> bool {
     let may_be_elsewhere = !left.unread.is_empty() || parent.keeps_identity;
     !left.found.is_empty() || (may_be_elsewhere && !is_generalised)
+}
+
+/// What a catalog says could not be read.
+fn of_catalog(error: CatalogError) -> BackendError {
+    BackendError::new(error.kind(), "cannot read what a seal removes for its catalog").because(error)
 }
 
 impl Service {
@@ -45,11 +51,16 @@ impl Service {
         if let Err(e) = active.disk.can_freeze() {
             return Err(failed(e));
         }
+        let also = match &record.catalog {
+            Some(catalog) => self.catalog(catalog).await.map_err(|e| failed(of_catalog(e)))?.seal_removes,
+            None => Vec::new(),
+        };
+        let failed = LifecycleError::backend("seal", &record.name);
         let doing = format!("removing the identity of {} in its guest", record.name);
         job.report_doing(doing);
         let removed = tokio::select! {
             biased;
-            removed = active.vm.generalise(&record.identity.host_name) => removed,
+            removed = active.vm.generalise(&record.identity.host_name, &also) => removed,
             () = given_up(job) => return Err(failed(cancelled())),
             _ = active.vm.exited() => {
                 Err(BackendError::new(ProblemKind::Conflict, "it ended meanwhile"))

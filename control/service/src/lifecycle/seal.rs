@@ -99,8 +99,11 @@ impl Service {
                 over.allowed(&what, request.over_newer)?;
                 let parent = self.version_of("seal", &record, &edit.below()).await?;
                 let frozen = self.open_persistent(&record, &edit).await?;
-                left = self.identity_left(&*frozen, &record, &job).await?;
-                if !left.found.is_empty() && !request.keep_identity {
+                // Who keeps the identity needs no search, and it must not stand in the way.
+                if !request.keep_identity {
+                    left = self.identity_left(&*frozen, &record, &job).await?;
+                }
+                if !left.found.is_empty() {
                     let (image, machine) = (Some(edit.image.clone()), record.name);
                     return Err(LifecycleError::KeepsIdentity { what, image, machine, found: left.found });
                 }
@@ -110,7 +113,8 @@ impl Service {
                     author: caller.principal.clone(),
                     newest_at_most: (!request.over_newer).then_some(over.newest),
                     is_edit: true,
-                    keeps_identity: keeps_identity(&left, &parent, removed.is_some()),
+                    keeps_identity: request.keep_identity
+                        || keeps_identity(&left, &parent, removed.is_some()),
                 };
                 let sealed = frozen.seal(order, job).await;
                 let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
@@ -205,8 +209,11 @@ impl Service {
             }
             (None, None) => return Err(not_on()),
         };
-        let left = self.identity_left(&*frozen, &record, &job).await?;
-        if active.is_none() && !left.found.is_empty() && !request.keep_identity {
+        let left = match request.keep_identity {
+            true => IdentityLeft::default(),
+            false => self.identity_left(&*frozen, &record, &job).await?,
+        };
+        if active.is_none() && !left.found.is_empty() {
             let image = edit.map(|edit| edit.image.clone());
             return Err(LifecycleError::KeepsIdentity {
                 what,
@@ -222,7 +229,7 @@ impl Service {
             author: caller.principal.clone(),
             newest_at_most: is_bound.then_some(over.newest),
             is_edit: edit.is_some(),
-            keeps_identity: keeps_identity(&left, &below, false),
+            keeps_identity: request.keep_identity || keeps_identity(&left, &below, false),
         };
         let sealed = frozen.seal(order, job).await;
         let tried = format!("a version of the disk of machine {name} over {parent}");

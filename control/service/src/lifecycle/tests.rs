@@ -170,6 +170,8 @@ struct Host {
     stops: Mutex<Vec<&'static str>>,
     /// What is found on disks of what makes their machines themselves.
     identity_left: Mutex<IdentityLeft>,
+    /// Disks cannot be looked into.
+    looks_fail: AtomicBool,
     /// Guests do not hear their power buttons.
     deaf: AtomicBool,
     button_pressed: Notify,
@@ -284,6 +286,9 @@ struct FakeFrozen(Arc<Host>);
 impl FrozenDisk for FakeFrozen {
     async fn identity_left(&self, given: Given, _: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
         assert!(given.ssh_host_key_private.reveal().contains("PRIVATE KEY") && !given.machine_id.is_empty());
+        if self.0.looks_fail.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Failed, "cannot read the table of partitions"));
+        }
         Ok(self.0.identity_left.lock().unwrap().clone())
     }
     async fn seal(
@@ -441,13 +446,13 @@ impl Vm for FakeVm {
         self.1.freezes.lock().unwrap().push("thaw");
         Ok(())
     }
-    async fn generalise(&self, host_name: &str) -> Result<Vec<String>, BackendError> {
+    async fn generalise(&self, host_name: &str, also: &[String]) -> Result<Vec<String>, BackendError> {
         if self.1.no_agent.load(Ordering::SeqCst) {
             return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
         }
         self.1.freezes.lock().unwrap().push("generalise");
         self.1.identity_left.lock().unwrap().found.clear();
-        Ok(vec![format!("all of {host_name}")])
+        Ok([vec![format!("all of {host_name}")], also.to_vec()].concat())
     }
     async fn screenshot(&self) -> Result<Vec<u8>, BackendError> {
         Ok(b"a PNG".to_vec())

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef, NameRule};
 use headwater_api::platform::Platform;
-use headwater_api::{Catalog, CreateCatalog, Problem, ProblemKind};
+use headwater_api::{Catalog, CreateCatalog, Problem, ProblemKind, check_seal_removes};
 use headwater_db::{CatalogRecord, DbError};
 
 use crate::Service;
@@ -91,7 +91,10 @@ pub(super) async fn create_catalog(
     check_pool(&request.name, &request.cache, request.keep_ready)?;
     let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
     NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
+    check_seal_removes(&request.seal_removes)
+        .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let record = CatalogRecord {
+        seal_removes: request.seal_removes,
         name_rule,
         first_number: request.first_number,
         keep_ready: request.keep_ready,

@@ -76,6 +76,7 @@ pub(super) async fn import_image(
             backing: request.backing,
             source_name: request.source_name.clone(),
             source_id: request.source_id,
+            sector_bytes: request.sector_bytes,
             note: request.note,
             author: caller.principal.clone(),
         };

@@ -1,9 +1,9 @@
-//! `PATCH /api/v1/catalogs/{catalog}`: have a catalog's machines boot something else, or more of them be ready.
+//! `PATCH /api/v1/catalogs/{catalog}`: what a catalog's machines boot, how many are ready, and what a seal removes in their guests.
 
 use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
-use headwater_api::{Catalog, Problem, SetCatalog};
+use headwater_api::{Catalog, Problem, ProblemKind, SetCatalog, check_seal_removes};
 use headwater_db::CatalogRecord;
 
 use crate::Service;
@@ -15,8 +15,8 @@ use crate::claims::check_pool;
 use crate::extract::{Body, Name};
 use crate::retention::{ReferenceKind, Referrer};
 
-/// Changes what the machines of a catalog boot from their next boot on (another channel, version or image), and how many of them are kept
-/// ready to be claimed.
+/// Changes what the machines of a catalog boot from their next boot on (another channel, version or image), how many of them are kept
+/// ready to be claimed, and what a seal also removes in their guests.
 #[utoipa::path(
     patch,
     path = "/api/v1/catalogs/{catalog}",
@@ -26,7 +26,7 @@ use crate::retention::{ReferenceKind, Referrer};
     request_body = SetCatalog,
     responses(
         (status = 200, body = Catalog),
-        (status = 400, description = "No reference to an image, or machines that keep their disks", body = Problem),
+        (status = 400, description = "No reference to an image, no path of a file in a guest, machines that keep their disks, or nothing to change", body = Problem),
         (status = 404, description = "No such catalog, image or version", body = Problem),
         (status = 409, description = "It is pinned to a version of another image", body = Problem),
     ),
@@ -37,24 +37,31 @@ pub(super) async fn set_catalog(
     Name(name): Name,
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
-    let SetCatalog { image, keep_ready } = request;
-    let image = match image {
-        Some(image) => Some((ImageRef::parse(&image).map_err(Failure)?, image)),
-        None => None,
-    };
+    let SetCatalog { image, keep_ready, seal_removes } = request;
+    if image.is_none() && keep_ready.is_none() && seal_removes.is_none() {
+        let nothing = "nothing is to change of the catalog: give 'image', 'keep_ready' or 'seal_removes'";
+        return Err(Failure(Problem::new(ProblemKind::Invalid, nothing.to_owned())));
+    }
+    let reference = image.as_deref().map(ImageRef::parse).transpose().map_err(Failure)?;
+    check_seal_removes(seal_removes.as_deref().unwrap_or_default()).map_err(Failure)?;
     let mut record = service.catalog(&name).await?;
     if let Some(count) = keep_ready {
         check_pool(&name, &record.cache, count)?;
     }
-    if let Some((reference, image)) = image {
+    if let (Some(reference), Some(image)) = (reference, image) {
         service.is_not_busy(&name).await?;
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_image(&handle, &caller, name, reference, image).await };
         record = service.to_the_end(work).await?;
     }
     if let Some(count) = keep_ready {
-        let handle = service.clone();
+        let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_keep_ready(&handle, &caller, name, count).await };
+        record = service.to_the_end(work).await?;
+    }
+    if let Some(paths) = seal_removes {
+        let handle = service.clone();
+        let work = async move { set_seal_removes(&handle, &caller, &name, &paths).await };
         record = service.to_the_end(work).await?;
     }
     Ok(Json(service.changed_catalog_view(record).await))
@@ -74,6 +81,23 @@ async fn set_keep_ready(
     repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
     record.keep_ready = count;
+    Ok(record)
+}
+
+async fn set_seal_removes(
+    service: &Service,
+    caller: &Caller,
+    name: &str,
+    paths: &[String],
+) -> Result<CatalogRecord, Failure> {
+    let mut repo = service.db().write().await?;
+    repo.catalogs().set_seal_removes(name, paths).await?;
+    let found = repo.catalogs().by_name(name).await?;
+    let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    let what = if paths.is_empty() { "nothing else".to_owned() } else { paths.join(", ") };
+    let detail = format!("a seal also removes {what}");
+    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    repo.save().await?;
     Ok(record)
 }
 

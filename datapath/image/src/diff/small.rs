@@ -1,7 +1,7 @@
 //! Small files of the file systems on a disk, by their paths: what a seal looks for before it makes a version.
 //!
 //! Links are not followed, and the last part of a path may have one `*`. What is no file system that is known is left out; one that is known
-//! and cannot be read is told.
+//! and cannot be read is told, and so are partitions that may be missing because a table of them cannot be read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -37,29 +37,46 @@ pub struct SmallFiles {
     pub place: String,
     /// The files that are there.
     pub files: Vec<SmallFile>,
+    /// Paths of files that are there, whether their contents can be read or not.
+    pub present: Vec<String>,
     /// Why the file system was not read, or not all of it.
     pub unread: Option<String>,
 }
 
-/// Reads files of all file systems of a disk that can be read. Damage of the tables of partitions is an error.
+impl SmallFiles {
+    fn at(place: String) -> Self {
+        Self { place, files: Vec::new(), present: Vec::new(), unread: None }
+    }
+}
+
+/// Reads files at `paths` in all file systems of a disk that can be read, and looks for files at `present` without reading them: Windows
+/// compresses its own files in ways that only Windows reads.
 pub fn small_files(
     disk: &Arc<dyn Device>,
     paths: &[&str],
+    present: &[&str],
     cancel: &Cancel,
 ) -> Result<Vec<SmallFiles>, ImageError> {
     let mut out = Vec::new();
-    for partition in tree::find(disk.as_ref())? {
+    let tables = tree::find_readable(disk.as_ref())?;
+    for partition in tables.partitions {
         cancel.check("the look into file systems")?;
-        let (mut files, mut unread) = (Vec::new(), None);
+        let mut found = SmallFiles::at(partition.to_string());
         // Hostile bytes must not end the caller, whatever a crate makes of them.
-        let read = catch_unwind(AssertUnwindSafe(|| read_all(disk, &partition, paths, cancel, &mut files)));
-        match read.unwrap_or_else(|_| Err(fault("it is damaged"))) {
-            Ok(()) => {}
-            Err(Fault(why)) => unread = Some(why),
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            read_all(disk, &partition, (paths, present), cancel, &mut found)
+        }));
+        if let Err(Fault(why)) = read.unwrap_or_else(|_| Err(fault("it is damaged"))) {
+            found.unread = Some(why);
         }
-        if !files.is_empty() || unread.is_some() {
-            out.push(SmallFiles { place: partition.to_string(), files, unread });
+        if !found.files.is_empty() || !found.present.is_empty() || found.unread.is_some() {
+            out.push(found);
         }
+    }
+    if let Some(e) = tables.unread {
+        let mut missing = SmallFiles::at("further partitions".to_owned());
+        missing.unread = Some(e.to_string());
+        out.push(missing);
     }
     cancel.check("the look into file systems")?;
     Ok(out)
@@ -68,33 +85,47 @@ pub fn small_files(
 fn read_all(
     disk: &Arc<dyn Device>,
     partition: &Partition,
-    paths: &[&str],
+    (paths, present): (&[&str], &[&str]),
     cancel: &Cancel,
-    files: &mut Vec<SmallFile>,
+    out: &mut SmallFiles,
 ) -> Result<(), Fault> {
     if identify(&mut Bytes::new(Arc::new(Arc::clone(disk)), partition))?.is_none() {
         return Ok(());
     }
     let mut tree = tree::open(disk, partition)?;
     let mut visits = tree::visits(cancel);
+    let path_of = |node: &Node| String::from_utf8_lossy(&node.path).into_owned();
+    // First, so that a file that cannot be read does not hide these.
+    for path in present {
+        let found = find(tree.as_mut(), path, &mut visits)?;
+        visits.release_to(0);
+        let is_file = |node: &&Node| matches!(node.kind, NodeKind::File | NodeKind::Other);
+        out.present.extend(found.iter().filter(is_file).map(path_of));
+    }
     for path in paths {
         let found = find(tree.as_mut(), path, &mut visits)?;
         visits.release_to(0);
         for node in found {
-            if files.len() >= SMALL_FILES_MAX {
+            if let Some(why) = node.fault {
+                return Err(why);
+            }
+            if node.kind != NodeKind::File {
+                continue;
+            }
+            if out.files.len() >= SMALL_FILES_MAX {
                 return Err(fault(format!("it has more than {SMALL_FILES_MAX} files of these names")));
             }
             let len = usize_of(node.size_bytes).min(SMALL_FILE_BYTES_MAX);
             let mut contents = vec![0; len];
             let have = tree.read(&node, 0, &mut contents)?;
             contents.truncate(have);
-            files.push(SmallFile { path: String::from_utf8_lossy(&node.path).into_owned(), contents });
+            out.files.push(SmallFile { path: path_of(&node), contents });
         }
     }
     Ok(())
 }
 
-/// The files that a path means.
+/// The entries that a path means.
 fn find(tree: &mut dyn FileSystem, path: &str, visits: &mut Visits) -> Result<Vec<Node>, Fault> {
     let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let Some(last) = parts.pop() else { return Ok(Vec::new()) };
@@ -117,15 +148,7 @@ fn find(tree: &mut dyn FileSystem, path: &str, visits: &mut Visits) -> Result<Ve
         }
         false => name.eq_ignore_ascii_case(last.as_bytes()),
     };
-    let mut found = Vec::new();
-    for (_, node) in entries.into_iter().filter(|(name, _)| is_meant(name)) {
-        match node.fault {
-            Some(why) => return Err(why),
-            None if node.kind == NodeKind::File => found.push(node),
-            None => {}
-        }
-    }
-    Ok(found)
+    Ok(entries.into_iter().filter(|(name, _)| is_meant(name)).map(|(_, node)| node).collect())
 }
 
 /// An entry by its name, whose letters may be of another case where there is none of this: some file systems do not tell them apart.
@@ -140,7 +163,8 @@ fn entry(mut entries: Entries, name: &str) -> Option<Node> {
 mod tests {
     use std::process::Command;
 
-    use headwater_testkit::{ReferenceDisk, ReferenceOptions};
+    use headwater_block::{ByteRange, IoErrorKind};
+    use headwater_testkit::{ReferenceDisk, ReferenceOptions, output, run, wait_until};
 
     use super::*;
 
@@ -149,7 +173,7 @@ mod tests {
     }
 
     fn look(bytes: Vec<u8>, paths: &[&str]) -> Vec<SmallFiles> {
-        small_files(&device(bytes), paths, &Cancel::new()).unwrap()
+        small_files(&device(bytes), paths, &["/Windows/System32/ntoskrnl.exe"], &Cancel::new()).unwrap()
     }
 
     #[test]
@@ -169,7 +193,44 @@ mod tests {
         let found = look(std::fs::read(&raw).unwrap(), &paths);
         let file = |path: &str, contents: &str| SmallFile { path: path.into(), contents: contents.into() };
         let files = vec![file("/etc/hostname", "lab\n"), file("/etc/ssh/ssh_host_rsa_key", "private")];
-        assert_eq!(found, [SmallFiles { place: "the whole disk".into(), files, unread: None }]);
+        assert_eq!(found, [SmallFiles { files, ..SmallFiles::at("the whole disk".into()) }]);
+    }
+
+    /// With CompactOS, Windows keeps the contents in another stream and leaves a reparse point.
+    #[test]
+    fn a_windows_is_seen_by_a_kernel_that_only_windows_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mount, raw) = (dir.path().join("mnt"), dir.path().join("disk.raw"));
+        std::fs::create_dir(&mount).unwrap();
+        std::fs::File::create(&raw).unwrap().set_len(16 << 20).unwrap();
+        run("ntfs-3g", "mkntfs", &["-qFQ", raw.to_str().unwrap()]);
+        run("ntfs-3g", "ntfs-3g", &[raw.to_str().unwrap(), mount.to_str().unwrap()]);
+        let system = mount.join("WINDOWS/system32");
+        std::fs::create_dir_all(&system).unwrap();
+        std::fs::write(system.join("ntoskrnl.exe"), "").unwrap();
+        let script = "import os, sys; os.setxattr(sys.argv[1], 'system.ntfs_reparse_data', \
+            bytes.fromhex('17000080' '1000' '0000' '01000000' '02000000' '01000000' '00000000'))";
+        run("python3-minimal", "python3", &["-c", script, system.join("ntoskrnl.exe").to_str().unwrap()]);
+        wait_until("it is not busy", || output("mount", Command::new("umount").arg(&mount)).status.success());
+        let found = look(std::fs::read(&raw).unwrap(), &["/Windows/System32/ntoskrnl.exe"]);
+        let present = vec!["/WINDOWS/system32/ntoskrnl.exe".to_owned()];
+        assert_eq!(found, [SmallFiles { present, ..SmallFiles::at("the whole disk".into()) }]);
+    }
+
+    #[test]
+    fn partitions_behind_a_table_that_cannot_be_read_are_told() {
+        let mut bytes = vec![0; 1 << 20];
+        // An extended partition, from sector 1000 on.
+        bytes[446 + 4] = 5;
+        bytes[446 + 8..446 + 12].copy_from_slice(&1000u32.to_le_bytes());
+        bytes[446 + 12..446 + 16].copy_from_slice(&1000u32.to_le_bytes());
+        bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+        let disk = ReferenceDisk::with_contents(bytes, ReferenceOptions::default());
+        disk.fail(ByteRange::new(1000 * 512, 512).unwrap(), IoErrorKind::Device);
+        let disk: Arc<dyn Device> = Arc::new(disk);
+        let found = small_files(&disk, &["/etc/hostname"], &[], &Cancel::new()).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].place == "further partitions" && found[0].unread.is_some(), "{found:?}");
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub fn file_systems(pieces: &[u8]) {
         let fits = end.is_some_and(|end| end <= u64_of(disk.bytes.len()));
         assert!(fits && partition.len_bytes > 0, "{partition:?} lies outside the disk");
     }
-    let inspected = Inspection::of(&device);
+    let inspected = Inspection::of(&device, None);
     assert!(inspected.is_ok(), "a disk that can be read: {inspected:?}");
     let has_partitions = inspected.is_ok_and(|it| it.sector_bytes != 512 || it.boot.has_partitions);
     assert!(has_partitions || found.iter().all(|partition| partition.number == 0), "{found:?}");

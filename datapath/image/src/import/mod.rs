@@ -44,7 +44,7 @@ use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
 use crate::import::writer::{Feed, Parent, Writer, Written};
 use crate::index::ChunkIndex;
-use crate::inspection::Inspection;
+use crate::inspection::{Inspection, check_sector_bytes};
 use crate::manifest::{Manifest, ManifestBuilder, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::units::{u64_of, usize_of, usize_of_u32};
@@ -90,6 +90,8 @@ pub struct ImportOptions {
     pub note: String,
     /// Who wants it.
     pub author: String,
+    /// Size of the disk's sectors, 512 or 4,096; `None`: what the disk and its source say.
+    pub sector_bytes: Option<u32>,
     /// Whether no version is made where the newest one has the same bytes already.
     pub unless_newest: bool,
     /// The highest number that a version of the image may have when this one is added, retired ones aside.
@@ -117,6 +119,7 @@ impl ImportOptions {
             source: String::new(),
             note: String::new(),
             author: String::new(),
+            sector_bytes: None,
             unless_newest: false,
             newest_at_most: None,
             is_sealed: false,
@@ -162,6 +165,7 @@ pub fn import(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, ImageError> {
     check_size(source.geometry().size_bytes)?;
+    check_sector_bytes(options.sector_bytes, source.geometry().size_bytes)?;
     check_text("note", &options.note, headwater_store::NOTE_MAX_BYTES)?;
     check_text("source", &options.source, headwater_store::NOTE_MAX_BYTES)?;
     check_text("author", &options.author, headwater_store::AUTHOR_MAX_BYTES)?;
@@ -237,7 +241,7 @@ fn import_once(
     attempt.has_carried = known.carried() > 0 || compacted_bytes > 0;
     worked?;
     let Written { mut builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
-    let inspection = inspect(source, parent.as_ref(), &mut builder)?;
+    let inspection = inspect(source, (parent.as_ref(), options.sector_bytes), &mut builder)?;
     let read_bytes = read_bytes.saturating_sub(compacted_bytes);
     let data_bytes = builder.data_chunks() * u64::from(chunk_bytes);
 
@@ -302,14 +306,14 @@ fn import_once(
 /// has what is known of that.
 fn inspect(
     source: &Arc<dyn Device>,
-    parent: Option<&Manifest>,
+    (parent, told): (Option<&Manifest>, Option<u32>),
     builder: &mut ManifestBuilder,
 ) -> Result<Option<Inspection>, ImageError> {
     if let Some(parent) = parent {
         builder.set_disk(parent.sector_bytes(), parent.is_uefi_only());
         return Ok(None);
     }
-    let found = Inspection::of(source)?;
+    let found = Inspection::of(source, told)?;
     builder.set_disk(found.sector_bytes, found.boot.is_uefi_only());
     Ok(Some(found))
 }

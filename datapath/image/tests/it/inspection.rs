@@ -21,14 +21,19 @@ fn seen(path: &Path) -> (Option<String>, Vec<String>) {
 }
 
 fn partitioned(dir: &Path, label: &str, kinds: &[&str]) -> std::path::PathBuf {
-    let (path, script) = (dir.join("disk.raw"), dir.join("script"));
+    let path = dir.join("disk.raw");
     fs::write(&path, vec![0; 16 << 20]).unwrap();
+    repartition(&path, label, kinds);
+    path
+}
+
+fn repartition(path: &Path, label: &str, kinds: &[&str]) {
+    let script = path.with_extension("script");
     let lines: Vec<String> = kinds.iter().map(|kind| format!("size=4096, {kind}\n")).collect();
     fs::write(&script, format!("label: {label}\n{}", lines.concat())).unwrap();
     let mut command = Command::new("sfdisk");
-    command.arg("--quiet").arg(&path).stdin(fs::File::open(script).unwrap());
+    command.arg("--quiet").arg(path).stdin(fs::File::open(script).unwrap());
     succeed("fdisk", &mut command);
-    path
 }
 
 fn with_boot_code(path: &Path) {
@@ -51,6 +56,23 @@ fn a_disk_that_boots_with_uefi_only_is_recognised() {
     assert_eq!(seen(&both).0, None);
     let mbr = partitioned(dir.path(), "dos", &["type=ef"]);
     assert!(seen(&mbr).0.is_some());
+}
+
+/// parted writes such code with an MBR, and sfdisk leaves it there if the disk gets a GPT.
+#[test]
+fn generic_boot_code_of_a_gpt_starts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = partitioned(dir.path(), "dos", &["type=linux"]);
+    let disk = path.to_str().unwrap();
+    run("parted", "parted", &["-s", disk, "mklabel", "msdos", "mkpart", "primary", "1MiB", "8MiB"]);
+    assert_eq!(seen(&path), (None, Vec::new()));
+    repartition(&path, "gpt", &[EFI]);
+    assert!(fs::read(&path).unwrap()[..440].iter().any(|byte| *byte != 0), "the code stays");
+    let (why, remarks) = seen(&path);
+    assert!(why.is_some_and(|why| why.contains("UEFI only")), "{remarks:?}");
+    // The loader of syslinux looks for this.
+    run("fdisk", "sfdisk", &["--quiet", "--part-attrs", disk, "1", "LegacyBIOSBootable"]);
+    assert_eq!(seen(&path), (None, Vec::new()));
 }
 
 #[test]

@@ -90,6 +90,45 @@ fn a_version_keeps_the_sectors_of_its_disk_and_is_compared() {
     assert!(files.iter().any(|file| file.path == "/added" && file.change == FileChange::Added), "{files:?}");
 }
 
+fn sectors_of(path: &Path, told: Option<u32>) -> Result<u32, headwater_image::ImageError> {
+    let (_kept, store) = store();
+    let options = ImportOptions { sector_bytes: told, ..ImportOptions::new("disk".parse().unwrap(), 0) };
+    let imported = import(open_source(path, None).unwrap(), &store, &options, &mut |_| {})?;
+    let version = VersionReader::open(&store, imported.version.manifest, ChunkCache::new(64 << 20)).unwrap();
+    Ok(version.geometry().logical_block_bytes)
+}
+
+#[test]
+fn partitions_of_an_mbr_say_the_size_of_sectors() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = disk(dir.path(), "dos");
+    assert_eq!(sectors_of(&large, None).unwrap(), 4096);
+    assert_eq!(sectors_of(&large, Some(512)).unwrap(), 512);
+    // A disk with sectors of 512 bytes, copied to a device with larger ones.
+    let mut bytes = fs::read(&large).unwrap();
+    let table = [0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 128, 0, 0];
+    bytes[446..462].copy_from_slice(&table);
+    let small = dir.path().join("small.raw");
+    fs::write(&small, bytes).unwrap();
+    let device = attach(&small);
+    assert_eq!(open_file(&device.0).unwrap().geometry().logical_block_bytes, 4096);
+    assert_eq!(sectors_of(&device.0, None).unwrap(), 512);
+}
+
+#[test]
+fn who_imports_a_disk_can_say_the_size_of_its_sectors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.raw");
+    fs::write(&path, vec![7; 1 << 20]).unwrap();
+    assert_eq!((sectors_of(&path, None).unwrap(), sectors_of(&path, Some(4096)).unwrap()), (512, 4096));
+    fs::write(&path, vec![7; (1 << 20) + 512]).unwrap();
+    for (told, why) in [(4096, "no multiple"), (2048, "512 or 4096")] {
+        let refused = sectors_of(&path, Some(told)).unwrap_err();
+        assert_eq!(refused.kind(), headwater_image::ImageErrorKind::Invalid);
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+}
+
 #[test]
 fn a_disk_with_sectors_of_512_keeps_these() {
     let dir = tempfile::tempdir().unwrap();

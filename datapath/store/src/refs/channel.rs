@@ -3,7 +3,7 @@
 //! ```text
 //!   maintenance   the newest version that is not retired; nobody sets it
 //!   test          where a promotion pointed it
-//!   production    the same; until the first promotion or seal, what asks for the image gets the newest version
+//!   production    the same; until the first promotion or seal, what asks for the image gets the newest version that is generalised
 //!
 //!   promote  pushes a pointer, and forgets a scheduled promotion to the same channel
 //!   schedule keeps a promotion for later; `promote_due` carries it out
@@ -343,7 +343,7 @@ impl Image {
         if self.channel(channel).is_some() {
             return None;
         }
-        let version = self.newest()?.number;
+        let version = self.booted()?;
         // A scheduled promotion stays.
         self.push(Pointer { channel, version, at_s: new.created_at_s, author: new.author.to_owned() });
         Some(version)
@@ -527,6 +527,22 @@ mod tests {
         assert_eq!(image.cancel(Test).unwrap().version, 2);
         assert_eq!(image.cancel(Test).unwrap_err().kind(), StoreErrorKind::NotFound);
         assert_eq!(image.promote_due(u64::MAX), []);
+    }
+
+    #[test]
+    fn a_version_with_an_identity_is_not_the_default() {
+        let mut there = image(3);
+        there.versions[2].keeps_identity = true;
+        let mut here = Image::empty("deb".parse().unwrap());
+        here.adopt(&there.versions[2]).unwrap();
+        let refused = here.select(&Selector::Default).unwrap_err().to_string();
+        assert!(refused.contains("not generalised") && refused.contains("deb@3 production"), "{refused}");
+        assert_eq!((here.booted(), at(&here, &Selector::Number(3))), (None, 3));
+        let adopted = here.adopt(&there.versions[1]).unwrap().unwrap();
+        assert_eq!((adopted.booted, adopted.boots, at(&here, &Selector::Default)), (None, Some(2), 2));
+        assert_eq!(at(&here, &Selector::Channel(Channel::Maintenance)), 3);
+        here.promote(to(Channel::Production, 3, 5)).unwrap();
+        assert_eq!(at(&here, &Selector::Default), 3);
     }
 
     #[test]

@@ -196,6 +196,23 @@ impl Image {
         self.versions.iter().rev().find(|version| !version.retired)
     }
 
+    /// What the image's name alone means until `production` is set: the newest version that is not retired, and does not hold the
+    /// identity of one machine. Such a version comes with a copy of another store, where it was sealed.
+    fn newest_for_all(&self) -> Result<&Version, StoreError> {
+        let mut versions = self.versions.iter().rev().filter(|version| !version.retired);
+        versions.clone().find(|version| !version.keeps_identity).ok_or_else(|| match versions.next() {
+            Some(newest) => StoreError::new(
+                StoreErrorKind::NotFound,
+                format!(
+                    "image '{0}' has only versions that are not generalised, and production is not set: name one, or \
+                     promote it ('headwater image promote {0}@{1} production --force')",
+                    self.name, newest.number
+                ),
+            ),
+            None => self.without_versions(),
+        })
+    }
+
     /// The number of the version that machines boot which name the image alone; `None` where there is none.
     pub fn booted(&self) -> Option<u32> {
         self.select(&Selector::Default).ok().map(|version| version.number)
@@ -206,7 +223,7 @@ impl Image {
         match selector {
             Selector::Default => match self.channel(Channel::Production) {
                 Some(pointer) => self.numbered(pointer.version),
-                None => self.newest().ok_or_else(|| self.without_versions()),
+                None => self.newest_for_all(),
             },
             Selector::Channel(Channel::Maintenance) => self.newest().ok_or_else(|| self.without_versions()),
             Selector::Channel(channel) => match self.channel(*channel) {

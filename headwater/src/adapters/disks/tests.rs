@@ -8,7 +8,7 @@ use headwater_block::blocking;
 use headwater_image::{ImportOptions, null_device};
 use headwater_service::backend::{PersistentDiskRef, SealOrder};
 use headwater_store::{Access, LocalDir};
-use headwater_testkit::wait_until;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, wait_until};
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
 use super::*;
@@ -107,6 +107,19 @@ impl Fixture {
     fn open_reader(&self) -> Result<(), BackendError> {
         self.volumes.read_persistent(&self.request).map(drop)
     }
+}
+
+#[test]
+fn a_disk_of_a_machine_that_is_off_has_the_sectors_of_its_version() {
+    let of = |logical_block_bytes| {
+        let options = ReferenceOptions { logical_block_bytes, ..ReferenceOptions::default() };
+        let image = ReferenceDisk::with_contents(vec![0; 1 << 20], options);
+        let fixture = Fixture::over(Arc::new(image), CacheArgs::default());
+        let geometry = fixture.volumes.geometry_over(&fixture.request.version).unwrap();
+        assert!(geometry.read_only && geometry.size_bytes == 1 << 20);
+        geometry.logical_block_bytes
+    };
+    assert_eq!((of(512), of(4096)), (512, 4096));
 }
 
 #[test]

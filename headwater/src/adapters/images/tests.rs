@@ -54,6 +54,7 @@ fn a_version_that_was_made_is_no_failure_where_it_cannot_be_looked_up() {
     std::fs::write(&source, [7; 8192]).unwrap();
     let store = Unlisted(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
     let order = ImportOrder {
+        sector_bytes: None,
         name: "disk".to_owned(),
         source: source.display().to_string(),
         format: None,

@@ -69,7 +69,9 @@ mod tests {
     use std::path::Path;
     use std::process::{Command, Stdio};
 
+    use super::super::tests::{accept, answer, answer_to_sync};
     use super::*;
+    use tokio::io::AsyncWriteExt;
 
     /// Runs the script on a tree, in a mount namespace and under chroot: as a guest would.
     fn run(root: &Path, arguments: &[&str]) -> (i32, String, String) {
@@ -106,6 +108,24 @@ mod tests {
         install.arg(dir.path()).args(["/bin/busybox", "--install", "-s", "/bin"]);
         assert!(install.status().unwrap().success());
         dir
+    }
+
+    /// Windows cannot be run here; its agent answers so.
+    #[tokio::test]
+    async fn a_windows_is_recognised_and_nothing_is_run_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let playing = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let system = r#"{"return": {"id": "mswindows", "name": "Microsoft Windows"}}"#;
+            answer(&mut stream, &[r#"{"return": {}}"#, system]).await;
+        });
+        let agent = Agent::new(&socket);
+        let done = agent.generalise("lab", &[], Duration::from_secs(60)).await.unwrap();
+        assert_eq!(done, Generalised::Windows);
+        playing.await.unwrap();
     }
 
     #[test]

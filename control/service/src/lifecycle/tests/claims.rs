@@ -33,6 +33,7 @@ async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
         name_rule: "class-#".to_owned(),
         first_number: 1,
         keep_ready,
+        seal_removes: Vec::new(),
         created_at_ms: 0,
     };
     let mut repo = fixture.db.write().await.unwrap();

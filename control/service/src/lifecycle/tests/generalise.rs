@@ -50,6 +50,31 @@ async fn a_seal_of_a_machine_that_is_on_generalises_and_switches_it_off() {
 }
 
 #[tokio::test]
+async fn a_seal_also_removes_what_the_catalog_says() {
+    let fixture = Fixture::new().await;
+    fixture.in_catalog().await;
+    fixture.edit().await;
+    fixture.start().await.unwrap();
+    fixture.host.boots.send_replace(true);
+    until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+    let api = Api::serve(&fixture).await;
+    let set = async |body: &str| api.ask("PATCH", "catalogs/lab", body).await;
+    for (body, why) in [
+        ("{}", "nothing is to change"),
+        (r#"{"seal_removes":["licence.key"]}"#, "absolute path"),
+        (r#"{"seal_removes":["/a\nb"]}"#, "absolute path"),
+        (r#"{"seal_removes":["//"]}"#, "absolute path"),
+    ] {
+        let (status, answer) = set(body).await;
+        assert!(status == 400 && answer.contains(why), "{status} {answer}");
+    }
+    let (status, answer) = set(r#"{"seal_removes":["/srv/token","/etc/licence *.key"]}"#).await;
+    assert!(status == 200 && answer.contains("/etc/licence *.key"), "{status} {answer}");
+    let sealed = fixture.seal_session(false).await.unwrap();
+    assert_eq!(sealed.removed, ["all of lab", "/srv/token", "/etc/licence *.key"]);
+}
+
+#[tokio::test]
 async fn identity_on_the_disk_of_a_machine_that_is_off_refuses_its_seal() {
     let fixture = Fixture::editing().await;
     fixture.stop().await;
@@ -59,8 +84,10 @@ async fn identity_on_the_disk_of_a_machine_that_is_off_refuses_its_seal() {
     let advice = refused.advice.unwrap();
     assert!(advice.contains("machine start lab") && advice.contains("--keep-identity"), "{advice}");
     assert!(fixture.host.seals.lock().unwrap().is_empty());
+    // Who keeps it needs no search, which may fail on this disk.
+    fixture.host.looks_fail.store(true, Ordering::SeqCst);
     let sealed = fixture.seal_session(true).await.unwrap();
-    assert!(sealed.version.keeps_identity && sealed.identity == [KEY], "{sealed:?}");
+    assert!(sealed.version.keeps_identity && sealed.identity.is_empty(), "{sealed:?}");
     assert_eq!(fixture.asked_of_guest(), [] as [&str; 0]);
 }
 
@@ -159,6 +186,7 @@ async fn a_kept_disk_with_identity_is_sealed_only_if_that_is_wanted() {
     fixture.finds(&[KEY], &[]);
     let refused = problem(&fixture.seal_machine().await.unwrap_err());
     assert!(refused.message.contains(KEY) && refused.advice.unwrap().contains("--keep-identity"));
+    fixture.host.looks_fail.store(true, Ordering::SeqCst);
     let request = SealRequest { keep_identity: true, ..SealRequest::default() };
     let sealed =
         fixture.service.seal_machine("lab", request, &Caller::daemon(), Arc::default()).await.unwrap();

@@ -53,6 +53,33 @@ impl Fixture {
         *self.host.opened.lock().unwrap().last().unwrap()
     }
 
+    /// Makes the machine one of the catalog `lab`.
+    pub(super) async fn in_catalog(&self) {
+        let mut record = self.record().await;
+        let mut repo = self.db.write().await.unwrap();
+        let catalog = headwater_db::CatalogRecord {
+            name: "lab".to_owned(),
+            image: "image".to_owned(),
+            pin: None,
+            cache: record.cache,
+            transport: record.transport,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            user_data: None,
+            name_rule: "lab-##".to_owned(),
+            first_number: 1,
+            seal_removes: Vec::new(),
+            platform: record.platform.clone(),
+            keep_ready: 0,
+            created_at_ms: 0,
+        };
+        repo.catalogs().add(&catalog).await.unwrap();
+        record.catalog = Some("lab".to_owned());
+        repo.machines().remove(record.uuid).await.unwrap();
+        repo.machines().add(&record).await.unwrap();
+        repo.save().await.unwrap();
+    }
+
     pub(super) async fn edit(&self) -> PersistentDisk {
         self.service.edit_image("image", "lab", &Caller::daemon()).await.unwrap().0
     }

@@ -1,7 +1,6 @@
 //! Versions that are removed: while somebody uses them, while the store does not answer, by a client that hangs up.
 
 use headwater_api::ProblemKind;
-use headwater_db::CatalogRecord;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -65,28 +64,7 @@ async fn a_version_is_not_removed_while_the_store_cannot_say_who_boots_it() {
 #[tokio::test]
 async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another() {
     let fixture = Fixture::new().await;
-    let mut record = fixture.record().await;
-    let mut repo = fixture.db.write().await.unwrap();
-    let catalog = CatalogRecord {
-        name: "lab".to_owned(),
-        image: "image".to_owned(),
-        pin: None,
-        cache: record.cache,
-        transport: record.transport,
-        memory_bytes: record.memory_bytes,
-        cpus: record.cpus,
-        platform: record.platform.clone(),
-        user_data: None,
-        name_rule: "lab-##".to_owned(),
-        first_number: 1,
-        keep_ready: 0,
-        created_at_ms: 0,
-    };
-    repo.catalogs().add(&catalog).await.unwrap();
-    record.catalog = Some("lab".to_owned());
-    repo.machines().remove(record.uuid).await.unwrap();
-    repo.machines().add(&record).await.unwrap();
-    repo.save().await.unwrap();
+    fixture.in_catalog().await;
     fixture.start().await.unwrap();
     let mut repo = fixture.db.write().await.unwrap();
     repo.catalogs().set_image("lab", "other").await.unwrap();
