@@ -1,94 +1,6 @@
-// The API of the daemon, as far as the console uses it. docs/openapi.json describes all of it.
+// Requests to the API of the daemon.
 
-export type Role = "metrics" | "viewer" | "operator" | "admin";
-
-export interface Alarm {
-  subject: string;
-  since_ms: number;
-  message: string;
-  advice: string;
-}
-
-export interface Status {
-  version: string;
-  pid: number;
-  data_dir: string;
-  started_at_ms: number;
-  images?: number;
-  store_bytes?: number;
-  store_read_only: boolean;
-  store_outdated: boolean;
-  machines: number;
-  machines_active: number;
-  alarms: Alarm[];
-  ram_used_bytes: number;
-  host_ram: { configured_bytes: number; limit_bytes: number; used_bytes: number; pressure_shrinks: number };
-  disk_used_bytes: number;
-  free_bytes: number;
-  hypervisor: string;
-}
-
-export type MachineState =
-  | "created"
-  | "starting"
-  | "booting"
-  | "running"
-  | "stopping"
-  | "stopped"
-  | "crashed"
-  | "lost";
-
-export interface Machine {
-  name: string;
-  image: string;
-  boot: "vm" | "network";
-  catalog?: string;
-  pin?: string;
-  version?: string;
-  next_version?: string;
-  old: boolean;
-  kept?: string;
-  edits?: string;
-  cache: { mode: "ram" | "ram+disk" | "disk"; ram_bytes: number; disk_bytes: number; persistent: boolean };
-  memory_bytes: number;
-  cpus: number;
-  state: MachineState;
-  reason?: string;
-  boot_ms?: number;
-  started_at_ms?: number;
-  alarm?: Alarm;
-  disk?: {
-    reads: number;
-    writes: number;
-    written_bytes: number;
-    image_read_bytes: number;
-    ram_used_bytes: number;
-    disk_used_bytes: number;
-    spilled_bytes: number;
-    pauses: number;
-    iops: number;
-  };
-}
-
-export interface Task {
-  id: number;
-  kind: string;
-  subject: string;
-  caller: string;
-  state: "waiting" | "running" | "done" | "failed" | "cancelled";
-  cancelling: boolean;
-  progress?: { done_bytes: number; total_bytes: number; doing?: string };
-  created_at_ms: number;
-}
-
-export interface Event {
-  id: number;
-  at_ms: number;
-  caller: string;
-  subject: string;
-  action: string;
-  detail: string;
-}
+import type { Catalog, Channel, Event, ImageList, Machine, Refusal, Role, Status, Task } from "./types";
 
 /** Why a request failed: what the daemon said, or that it said nothing. */
 export class Problem extends Error {
@@ -96,6 +8,7 @@ export class Problem extends Error {
     readonly kind: string,
     message: string,
     readonly advice = "",
+    readonly causes: string[] = [],
   ) {
     super(message);
   }
@@ -114,37 +27,49 @@ interface Ask {
   timeout_ms?: number;
 }
 
-/** Asks the daemon. `undefined` is an answer without a body. */
-async function ask(path: string, { method = "GET", body, signal, timeout_ms = ANSWER_TIMEOUT_MS }: Ask = {}): Promise<unknown> {
+/** The answer to a request that the daemon did not refuse, and its body. */
+async function send<T>(path: string, { method = "GET", body, signal, timeout_ms = ANSWER_TIMEOUT_MS }: Ask, read: (response: Response) => Promise<T>): Promise<T> {
   const headers: Record<string, string> = {};
   if (secret) headers["Authorization"] = `Bearer ${secret}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const limit = timeout_ms > 0 ? [AbortSignal.timeout(timeout_ms)] : [];
   let response: Response;
-  let text: string;
+  let refusal = "";
   try {
     const request: RequestInit = { method, headers, cache: "no-store", credentials: "omit", redirect: "error" };
     if (body !== undefined) request.body = JSON.stringify(body);
     request.signal = AbortSignal.any([...(signal ? [signal] : []), ...limit]);
     response = await fetch(path, request);
-    text = await response.text();
+    if (response.ok) return await read(response);
+    refusal = await response.text();
   } catch (error) {
+    if (error instanceof Problem) throw error;
     if (signal?.aborted) throw new Problem("aborted", "nobody waits for this answer any more");
     const late = error instanceof DOMException && error.name === "TimeoutError";
     throw new Problem("unreachable", late ? "the daemon takes too long to answer" : "the daemon does not answer");
   }
-  let answer: unknown;
+  const told = (parsed(refusal) ?? {}) as Partial<Refusal>;
+  throw new Problem(told.kind ?? "failed", told.message ?? `the daemon answered ${response.status}`, told.advice, told.causes);
+}
+
+function parsed(text: string): unknown {
   try {
-    answer = text ? JSON.parse(text) : undefined;
+    return text ? JSON.parse(text) : undefined;
   } catch {
     throw new Problem("failed", "the daemon's answer makes no sense: is it of another release? Load the page again");
   }
-  if (!response.ok) {
-    const told = (answer ?? {}) as { kind?: string; message?: string; advice?: string };
-    throw new Problem(told.kind ?? "failed", told.message ?? `the daemon answered ${response.status}`, told.advice);
-  }
-  return answer;
 }
+
+/** Asks the daemon. `undefined` is an answer without a body. */
+const ask = (path: string, request: Ask = {}): Promise<unknown> => send(path, request, async (response) => parsed(await response.text()));
+
+/** Begins a long operation, and gives the number of its task. The task goes on without this request, so its progress is not read. */
+const begin = (path: string, body: unknown): Promise<number> =>
+  send(path, { method: "POST", body }, async (response) => {
+    const task = Number(response.headers.get("headwater-task"));
+    void response.body?.cancel().catch(() => undefined);
+    return task;
+  });
 
 export interface Session {
   principal: string;
@@ -180,14 +105,29 @@ export async function closeSession(): Promise<void> {
 
 export const getStatus = async () => (await ask("/api/v1/status")) as Status;
 
-export const getMachines = async () => ((await ask("/api/v1/machines")) as { machines: Machine[] }).machines;
+/** All machines, or those that match a filter of the API. */
+export const getMachines = async (filter = "") =>
+  ((await ask(`/api/v1/machines${filter && `?filter=${encodeURIComponent(filter)}`}`)) as { machines: Machine[] }).machines;
 
-export const getMachine = async (name: string) => (await ask(`/api/v1/machines/${encodeURIComponent(name)}`)) as Machine;
+const machine = (name: string, rest = "") => `/api/v1/machines/${encodeURIComponent(name)}${rest}`;
+const image = (reference: string, rest = "") => `/api/v1/images/${encodeURIComponent(reference)}${rest}`;
+const catalog = (name: string, rest = "") => `/api/v1/catalogs/${encodeURIComponent(name)}${rest}`;
 
-export const getTasks = async () => ((await ask("/api/v1/tasks?unended=true&limit=50")) as { tasks: Task[] }).tasks;
+export const getMachine = async (name: string) => (await ask(machine(name))) as Machine;
 
-export const getEvents = async (limit: number) =>
-  ((await ask(`/api/v1/events?limit=${limit}`)) as { events: Event[] }).events;
+export const getImages = async () => (await ask("/api/v1/images")) as ImageList;
+
+export const getCatalogs = async () => ((await ask("/api/v1/catalogs")) as { catalogs: Catalog[] }).catalogs;
+
+/** A page of tasks, newest first; `before` has those that are older than a task. */
+export const getTasks = async (query: string) => ((await ask(`/api/v1/tasks?${query}`)) as { tasks: Task[] }).tasks;
+
+export const getTask = async (id: number) => (await ask(`/api/v1/tasks/${id}`)) as Task;
+
+export const cancelTask = async (id: number) => (await ask(`/api/v1/tasks/${id}/cancel`, { method: "POST" })) as Task;
+
+/** Events, newest first, or oldest first if `query` has `after`. */
+export const getEvents = async (query: string) => ((await ask(`/api/v1/events?${query}`)) as { events: Event[] }).events;
 
 /** Waits for events after one, oldest first. */
 export const waitForEvents = async (after: number, wait_s: number, signal: AbortSignal) =>
@@ -202,4 +142,29 @@ export type Verb = "start" | "stop" | "reset";
 
 /** Changes a machine. That takes as long as the guest takes. */
 export const changeMachine = async (name: string, verb: Verb) =>
-  (await ask(`/api/v1/machines/${encodeURIComponent(name)}/${verb}`, { method: "POST", timeout_ms: 0 })) as Machine;
+  (await ask(machine(name, `/${verb}`), { method: "POST", timeout_ms: 0 })) as Machine;
+
+const post = (path: string, body: unknown) => ask(path, { method: "POST", body });
+
+export const setMachine = (name: string, body: unknown) => ask(machine(name), { method: "PATCH", body }) as Promise<Machine>;
+
+/** What a machine printed on its serial console since its last start. */
+export const getConsole = (name: string) => send(machine(name, "/console"), {}, (response) => response.text());
+
+export const getScreenshot = (name: string) => send(machine(name, "/screenshot"), {}, (response) => response.blob());
+
+export const importImage = (body: unknown) => begin("/api/v1/images", body);
+export const promote = (version: string, body: { channel: Channel; force?: boolean }) => post(image(version, "/promotion"), body);
+export const forgetPromotion = (name: string, channel: Channel) => ask(image(name, `/promotion?channel=${channel}`), { method: "DELETE" });
+export const revert = (name: string, channel: Channel) => post(image(name, "/revert"), { channel });
+export const retire = (version: string, retired: boolean) => post(image(version, "/retire"), { retired });
+export const setNote = (version: string, note: string) => post(image(version, "/note"), { note });
+export const removeImage = (reference: string, force: boolean) => ask(image(reference, force ? "?force=true" : ""), { method: "DELETE" });
+
+export const createCatalog = (body: unknown) => post("/api/v1/catalogs", body);
+export const setCatalog = (name: string, body: { image: string }) => ask(catalog(name), { method: "PATCH", body });
+export const removeCatalog = (name: string) => ask(catalog(name), { method: "DELETE" });
+export const pinCatalog = (name: string, version: string) => ask(catalog(name, "/pin"), { method: "PUT", body: { version } });
+export const unpinCatalog = (name: string) => ask(catalog(name, "/pin"), { method: "DELETE" });
+export const scaleCatalog = (name: string, body: unknown) => begin(catalog(name, "/scale"), body);
+export const rollCatalog = (name: string, body: unknown) => begin(catalog(name, "/roll"), body);

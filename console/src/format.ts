@@ -35,6 +35,23 @@ export const utc = (ms: number) => new Date(ms).toISOString().replace("T", " ").
 
 export const seconds = (ms: number) => `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`;
 
+const FACTORS: Record<string, number> = { "": 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40 };
+
+/** The bytes that `512M` or `10G` means, as on the command line. */
+export function sizeOf(text: string): number | null {
+  const [, digits, unit] = /^(\d+)([KMGT]?)$/.exec(text.trim().toUpperCase()) ?? [];
+  return digits === undefined || unit === undefined ? null : Number(digits) * FACTORS[unit]!;
+}
+
+/** The shortest text that means so many bytes. */
+export function sizeText(count: number): string {
+  const unit = ["T", "G", "M", "K"].find((unit) => count > 0 && count % FACTORS[unit]! === 0) ?? "";
+  return `${count / FACTORS[unit]!}${unit}`;
+}
+
+/** How long something took. */
+export const duration = (ms: number) => (ms < 60_000 ? seconds(ms) : `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`);
+
 /** A word of a shell. */
 export const quoted = (word: string) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
@@ -42,3 +59,13 @@ export const quoted = (word: string) => (/^[\w@%+=:,./-]+$/.test(word) ? word : 
 export const counted = (count: number, noun: string) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 export const isOn = (state: string) => ["starting", "booting", "running", "stopping"].includes(state);
+
+/** The image that `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE` names. */
+export const imageOf = (reference: string) => reference.split(/[:@]/)[0] ?? reference;
+
+/** A command line: options without a value, and words that are empty, are left out. */
+export const commandLine = (...words: (string | false | null | undefined)[]) => ["headwater", ...words.filter(Boolean)].join(" ");
+
+/** An option of a command line, if its value is not the default. */
+export const option = (name: string, value: string | number, standard: string | number = "") =>
+  String(value).trim() !== String(standard) && `--${name} ${quoted(String(value).trim())}`;

@@ -2,10 +2,16 @@
 // Nothing is asked while the tab is hidden or the user has paused it.
 
 import * as api from "./api";
+import { filtered } from "./filtered.svelte";
 import { isOn } from "./format";
+import { tasks } from "./tasks.svelte";
+import type { Catalog, Event, ImageList, Machine, Role, Status } from "./types";
+import { Watched } from "./watched.svelte";
 
 const WAIT_S = 30;
 const FIGURES_MS = 5_000;
+/** How often the progress of tasks is fetched. */
+const PROGRESS_MS = 1_000;
 /** A fetch of the figures takes at most this part of the time: a long list is fetched less often. */
 const FIGURES_SHARE = 1 / 20;
 const RETRY_MAX_MS = 15_000;
@@ -14,17 +20,23 @@ const SAMPLES_KEPT = 120;
 /** More changed machines than this are fetched as a list. */
 const SINGLE_FETCHES_MAX = 4;
 
+const ROLES: Role[] = ["metrics", "viewer", "operator", "admin"];
+
 export type Phase = "signed-out" | "loading" | "live" | "stale" | "ended";
+
+/** What a machine does while a request changes it. */
+export const ADVERBS: Record<api.Verb, string> = { start: "starting", stop: "stopping", reset: "resetting" };
 
 const pause = (ms: number) => new Promise((done) => setTimeout(done, ms));
 
 class Live {
   phase = $state<Phase>("signed-out");
   session = $state<api.Session | null>(null);
-  status = $state.raw<api.Status | null>(null);
-  machines = $state.raw<api.Machine[]>([]);
-  tasks = $state.raw<api.Task[]>([]);
-  events = $state.raw<api.Event[]>([]);
+  status = $state.raw<Status | null>(null);
+  machines = $state.raw<Machine[]>([]);
+  events = $state.raw<Event[]>([]);
+  images = new Watched<ImageList>(api.getImages);
+  catalogs = new Watched<Catalog[]>(api.getCatalogs);
   /** Requests a second of all machines, oldest first. */
   iops = $state.raw<number[]>([]);
   /** When the figures were current. */
@@ -44,8 +56,15 @@ class Live {
     document.addEventListener("visibilitychange", () => this.#interrupt());
   }
 
-  mayChange(): boolean {
-    return this.session?.role === "operator" || this.session?.role === "admin";
+  /** Whether the session has a role, or one that may do more. */
+  has(role: Role): boolean {
+    return ROLES.indexOf(this.session?.role ?? "metrics") >= ROLES.indexOf(role);
+  }
+
+  /** Why the page may not do now what needs a role. */
+  refusal(role: Role): string | null {
+    if (!this.has(role)) return `your session has the role ${this.session?.role}, and this needs ${role}`;
+    return this.phase === "stale" ? "the daemon does not answer" : null;
   }
 
   async open(ticket: string): Promise<void> {
@@ -57,8 +76,7 @@ class Live {
       this.phase = "signed-out";
       return;
     }
-    void this.#follow();
-    void this.#measure();
+    this.#begin();
   }
 
   /** Goes on with a named token in place of a session. */
@@ -71,8 +89,13 @@ class Live {
       return;
     }
     this.phase = "loading";
+    this.#begin();
+  }
+
+  #begin(): void {
     void this.#follow();
     void this.#measure();
+    void this.#followTasks();
   }
 
   async close(): Promise<void> {
@@ -100,6 +123,23 @@ class Live {
     }
   }
 
+  /** Begins a long operation and follows its task. */
+  async begin(operation: Promise<number>): Promise<void> {
+    const id = await operation;
+    if (await tasks.begun(id)) this.#changed();
+  }
+
+  /** Fetches again what a change of this page may have changed: its event comes later. */
+  #changed(): void {
+    void Promise.all([this.images.invalidate(), this.catalogs.invalidate(), this.#fetchMachines()]).catch(() => undefined);
+  }
+
+  /** Makes a change that is not of one machine. */
+  async make(change: Promise<unknown>): Promise<void> {
+    await change;
+    this.#changed();
+  }
+
   get #isOpen(): boolean {
     return this.phase !== "signed-out" && this.phase !== "ended";
   }
@@ -115,7 +155,9 @@ class Live {
     this.status = null;
     this.machines = [];
     this.events = [];
-    this.tasks = [];
+    this.images.clear();
+    this.catalogs.clear();
+    tasks.clear();
     this.#interrupt();
   }
 
@@ -161,6 +203,9 @@ class Live {
     }
     this.events = [...events.reverse(), ...this.events].slice(0, EVENTS_KEPT);
     const subjects = new Set(events.map((event) => event.subject));
+    const isOf = (kind: string) => [...subjects].some((subject) => subject.startsWith(kind));
+    if (isOf("image ")) void this.images.invalidate();
+    if (isOf("image ") || isOf("catalog ") || isOf("machine ")) void this.catalogs.invalidate();
     const names = [...subjects].flatMap((it) => (it.startsWith("machine ") ? [it.slice("machine ".length)] : []));
     // An event of an image or of a catalog may change the version that machines boot next.
     const isAll = names.length < subjects.size;
@@ -169,18 +214,23 @@ class Live {
 
   async #fetchAll(): Promise<void> {
     // First: a change after the newest of them is told by the long poll, and the others are in the answers that follow.
-    this.events = await api.getEvents(EVENTS_KEPT);
+    this.events = await api.getEvents(`limit=${EVENTS_KEPT}`);
+    void this.images.invalidate();
+    void this.catalogs.invalidate();
     await Promise.all([this.#fetchHost(), this.#fetchMachines()]);
   }
 
   async #fetchHost(): Promise<void> {
-    [this.status, this.tasks] = await Promise.all([api.getStatus(), api.getTasks()]);
+    const [status, hasTaskEnded] = await Promise.all([api.getStatus(), tasks.refresh()]);
+    this.status = status;
+    if (hasTaskEnded) this.#changed();
   }
 
   async #fetchMachines(): Promise<void> {
     this.machines = await api.getMachines();
     const sum = this.machines.reduce((all, machine) => all + (machine.disk?.iops ?? 0), 0);
     this.iops = [...this.iops, sum].slice(-SAMPLES_KEPT);
+    await filtered.refetch();
   }
 
   async #refetch(names: string[]): Promise<void> {
@@ -195,13 +245,14 @@ class Live {
         }
       }),
     );
+    await filtered.refetch();
   }
 
-  #put(machine: api.Machine): void {
+  #put(machine: Machine): void {
     const at = this.machines.findIndex((other) => other.name === machine.name);
     // A new machine has its place in the order of the daemon.
     if (at < 0) void this.#fetchMachines().catch(() => undefined);
-    else this.machines = this.machines.with(at, { ...machine, next_version: machine.next_version ?? this.machines[at]?.next_version } as api.Machine);
+    else this.machines = this.machines.with(at, { ...machine, next_version: machine.next_version ?? this.machines[at]?.next_version } as Machine);
   }
 
   /** Fetches the figures every few seconds while a machine is on or a task runs: these have no events. */
@@ -209,7 +260,7 @@ class Live {
     let wait_ms = FIGURES_MS;
     while (this.#isOpen) {
       await pause(wait_ms);
-      const moves = this.tasks.length > 0 || this.machines.some((machine) => isOn(machine.state));
+      const moves = tasks.unended.length > 0 || this.machines.some((machine) => isOn(machine.state));
       if (this.#isQuiet || this.phase !== "live" || !moves) continue;
       const asked = performance.now();
       try {
@@ -219,6 +270,19 @@ class Live {
         // The long poll finds out too, and says so.
       }
       wait_ms = Math.max(FIGURES_MS, (performance.now() - asked) / FIGURES_SHARE);
+    }
+  }
+
+  /** Fetches the progress of tasks while there are any. */
+  async #followTasks(): Promise<void> {
+    while (this.#isOpen) {
+      await pause(PROGRESS_MS);
+      if (this.#isQuiet || this.phase !== "live" || tasks.unended.length === 0) continue;
+      try {
+        if (await tasks.refresh()) this.#changed();
+      } catch {
+        // The long poll finds out too, and says so.
+      }
     }
   }
 

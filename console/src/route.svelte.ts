@@ -1,11 +1,32 @@
-// Which screen is shown: the part of the address after the `#`, such as `#/machines?q=running`.
+// Which screen is shown: the part of the address after the `#`, such as `#/machines?q=running` or `#/images/debian`.
 
-export type Screen = "overview" | "machines";
+export const SCREENS = ["overview", "machines", "images", "catalogs", "tasks", "history"] as const;
+export type Screen = (typeof SCREENS)[number];
 
-function read(): { screen: Screen; query: string } {
-  const [path, parameters] = location.hash.slice(1).split("?");
-  return { screen: path === "/machines" ? "machines" : "overview", query: new URLSearchParams(parameters).get("q") ?? "" };
+interface Place {
+  screen: Screen;
+  /** The machine, image or catalog that is shown alone. */
+  name: string;
+  query: string;
 }
+
+function read(): Place {
+  const [path = "", parameters] = location.hash.slice(1).split("?");
+  const [, first = "", name = ""] = path.split("/");
+  const screen = SCREENS.find((screen) => screen === first) ?? "overview";
+  return { screen, name: decoded(name), query: new URLSearchParams(parameters).get("q") ?? "" };
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+export const address = (screen: Screen, name = "", query = "") =>
+  `#/${screen === "overview" ? "" : screen}${name && `/${encodeURIComponent(name)}`}${query && `?q=${encodeURIComponent(query)}`}`;
 
 class Route {
   #now = $state(read());
@@ -18,18 +39,34 @@ class Route {
     return this.#now.screen;
   }
 
+  get name(): string {
+    return this.#now.name;
+  }
+
   get query(): string {
     return this.#now.query;
   }
 
   /** Changes the filter without a new entry in the browser's history. */
   filter(query: string): void {
-    history.replaceState(null, "", machinesWith(query));
+    history.replaceState(null, "", address(this.screen, "", query));
     this.#now = read();
+  }
+
+  go(screen: Screen, name = ""): void {
+    location.hash = address(screen, name);
   }
 }
 
-export const machinesWith = (query: string) => `#/machines${query ? `?q=${encodeURIComponent(query)}` : ""}`;
+export const machinesWith = (query: string) => address("machines", "", query);
+
+/** The address of what an event is about: `machine desk-1`, `image debian`, `catalog class`. */
+export function addressOf(subject: string): string | null {
+  const [kind, name = ""] = subject.split(" ");
+  if (kind === "machine") return address("machines", name);
+  if (kind === "catalog") return address("catalogs", name);
+  return kind === "image" ? address("images", name.split(/[:@]/)[0]) : null;
+}
 
 export const route = new Route();
 

@@ -138,6 +138,22 @@ impl Browser {
         self.press("Enter");
     }
 
+    /// Replaces what a field has.
+    pub fn fill(&mut self, selector: &str, text: &str) {
+        self.wait(&format!("document.querySelector({selector:?})?.disabled === false"));
+        self.value(&format!(
+            "document.querySelector({selector:?}).focus(), document.querySelector({selector:?}).select()"
+        ));
+        self.type_text(text);
+    }
+
+    /// Follows a link of the page.
+    pub fn follow(&mut self, address: &str) {
+        let link = format!("document.querySelector('a[href=\"{address}\"]')");
+        self.wait(&link);
+        self.value(&format!("{link}.click()"));
+    }
+
     pub fn type_text(&mut self, text: &str) {
         self.call("Input.insertText", json!({ "text": text }));
     }

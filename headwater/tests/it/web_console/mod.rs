@@ -1,6 +1,7 @@
 //! The web console in a real browser, with a machine that runs, and `headwater console`.
 
 mod browser;
+mod update;
 
 use self::browser::Browser;
 use crate::support::{Daemon, short_dir};
@@ -62,7 +63,7 @@ fn a_machine_is_started_in_the_browser_and_seen_to_run() {
     browser.wait("document.querySelector('dialog').open && document.activeElement.innerText === 'Cancel'");
     assert!(browser.text().contains("headwater machine stop lab"));
     browser.press("Enter");
-    browser.wait("!document.querySelector('dialog').open");
+    browser.wait("!document.querySelector('dialog')");
     assert_eq!(daemon.machine("lab")["state"], "running");
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
 
