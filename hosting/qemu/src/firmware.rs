@@ -139,6 +139,6 @@ mod tests {
         }
         std::fs::write(&kept, "short").unwrap();
         let error = prepare(&files, Some(&kept)).unwrap_err().to_string();
-        assert!(error.contains("5 bytes") && error.contains("reset"), "{error}");
+        assert!(error.contains("5 bytes") && error.contains("the disk stays as it is"), "{error}");
     }
 }
