@@ -28,8 +28,6 @@ const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// How long QEMU may take to answer a command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-const PEER: &str = "QEMU's monitor";
-
 /// An event that QEMU announced, such as `SHUTDOWN`.
 #[derive(Clone, Debug)]
 pub struct Event {
@@ -61,18 +59,14 @@ impl Qmp {
             UnixStream::connect(socket).await.map_err(Error::io("connect to the monitor socket", socket))?;
         let (read, write) = stream.into_split();
         let mut read = BufReader::new(read);
-        let greeting = tokio::time::timeout(COMMAND_TIMEOUT, read_message(&mut read, MAX_MESSAGE_BYTES))
+        tokio::time::timeout(COMMAND_TIMEOUT, read_greeting(&mut read))
             .await
             .map_err(|_| Error::Timeout {
                 what: "greeting of QEMU's monitor".into(),
                 after: COMMAND_TIMEOUT,
             })?
-            // A QEMU that ends as it starts may have taken the connection: its own words say why, and whoever starts it waits for them.
-            .and_then(|greeting| greeting.ok_or_else(|| ErrorKind::UnexpectedEof.into()))
+            // QEMU may end while it starts, after it took the connection. Its log says why, and the caller waits for that.
             .map_err(Error::io("read from the monitor socket", socket))?;
-        if greeting.get("QMP").is_none() {
-            return Err(Error::Protocol { peer: PEER, detail: "no QMP greeting".into() });
-        }
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(HashMap::new())));
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
         let (until_ended, reading) = watch::channel(());
@@ -185,6 +179,19 @@ async fn dispatch(
     waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
+/// Reads until QEMU's greeting. An event of a virtual CPU that is already running can come before it.
+async fn read_greeting(read: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<()> {
+    loop {
+        let message = read_message(read, MAX_MESSAGE_BYTES).await?.ok_or(ErrorKind::UnexpectedEof)?;
+        if message.get("QMP").is_some() {
+            return Ok(());
+        }
+        if message.get("event").is_none() {
+            return Err(std::io::Error::other(format!("QEMU sent {message} instead of its greeting")));
+        }
+    }
+}
+
 /// Reads one message of at most `max_bytes` and parses it; `None` at the end of the stream.
 async fn read_message(
     read: &mut (impl AsyncBufRead + Unpin),
@@ -220,5 +227,22 @@ pub(crate) async fn read_line(
         if ended {
             line.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_before_the_greeting_are_passed_over() {
+        let greeting = async |lines: &str| read_greeting(&mut lines.as_bytes()).await;
+        let (event, hello) = ("{\"event\": \"RESUME\", \"data\": {}}\n", "{\"QMP\": {\"version\": {}}}\n");
+        greeting(hello).await.unwrap();
+        greeting(&format!("{event}\n{event}{hello}")).await.unwrap();
+        let ended = greeting(event).await.unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::UnexpectedEof);
+        let other = greeting("{\"return\": 7}\n").await.unwrap_err();
+        assert!(other.to_string().contains("\"return\":7"), "{other}");
     }
 }
