@@ -4,11 +4,12 @@ MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 BOOT_TOOLS := dnsmasq=dnsmasq-base ip=iproute2 openssl=openssl cpio=cpio zstd=zstd modprobe=kmod /usr/lib/ipxe/undionly.kpxe=ipxe /usr/lib/ipxe/qemu/pxe-virtio.rom=ipxe-qemu /usr/share/OVMF/OVMF_CODE_4M.fd=ovmf
 TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs mkfs.nilfs2=nilfs-tools sfdisk=fdisk parted=parted fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra chromium=chromium
 CARGO_DEB := 3.8.0
+MDBOOK := 0.5.4
 CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build console console-check guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build book console console-check guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -30,6 +31,10 @@ deb-test: deb ## install, upgrade, use and purge the package of 'make deb' in cl
 	@xtask/need mmdebstrap=mmdebstrap systemd-nspawn=systemd-container
 	guest/build
 	HEADWATER=$(HEADWATER) packaging/deb/test $(SUITES)
+
+book: rust ## build the documentation as a book, build/book/html/index.html, and check its links
+	@[ "$$(build/tools/bin/mdbook --version 2>&1)" = "mdbook v$(MDBOOK)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(MDBOOK) --no-default-features --features search --root build/tools mdbook
+	docs/build build/tools/bin/mdbook
 
 console: ## build the web console into console/dist, which is checked in and becomes part of the program
 	@xtask/need $(CONSOLE_TOOLS)
@@ -115,4 +120,4 @@ fuzz-keep: rust ## take what fuzzing found interesting, and the record of its ru
 
 clean: ## remove what was built and measured, except the guest and what fuzzing found
 	cargo clean
-	rm -rf build/bench build/compare build/deb build/demo build/fuzz/target build/streaming
+	rm -rf build/bench build/book build/compare build/deb build/demo build/fuzz/target build/streaming

@@ -1,4 +1,4 @@
-//! Documents that are pointed at exist.
+//! Documents that are pointed at exist, with the headings that are pointed at, and are in the book.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,41 +9,93 @@ use crate::tidy::Finding;
 pub const RULE: Rule = Rule {
     name: "links",
     why: "a pointer to a file that is not there costs every reader the time to find that out",
-    instead: "write the document, correct the path, or take the pointer out",
+    instead: "write the document, correct the path or the heading, or take the pointer out; list a new page in docs/SUMMARY.md",
     check,
 };
+
+/// The table of contents of the book that `make book` builds.
+const CONTENTS: &str = "docs/SUMMARY.md";
 
 fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in files {
+        let is_document = file.path.ends_with(".md");
         for (index, line) in file.text.lines().enumerate() {
-            let folder = Path::new(&file.path).parent().unwrap_or(Path::new(""));
-            let links = if file.path.ends_with(".md") { markdown_links(line) } else { Vec::new() };
-            let links = links.into_iter().map(|link| normal(&folder.join(link)));
+            let links = if is_document { markdown_links(&file.path, line) } else { Vec::new() };
             // In the comments of sources, paths start at the root of the tree.
             let is_comment = file.is_rust() && line.trim_start().starts_with("//");
             let mentions = if is_comment { documents(line) } else { Vec::new() };
-            for target in links.chain(mentions.into_iter().map(PathBuf::from)) {
-                // Pictures are no text, and not among the files.
-                if target.extension().is_some_and(|extension| extension == "png") {
-                    continue;
-                }
-                let is_there = files.iter().any(|other| Path::new(&other.path).starts_with(&target));
-                if !is_there {
-                    let what = format!("there is no {}", target.display());
+            let mentions = mentions.into_iter().map(|path| (PathBuf::from(path), ""));
+            for (target, anchor) in links.into_iter().chain(mentions) {
+                if let Some(what) = broken(files, &target, anchor) {
                     findings.push(Finding::error(&file.path, index + 1, what));
                 }
             }
         }
     }
+    findings.extend(pages_without_a_place(files));
     findings
 }
 
-/// Targets of `[text](target)` that are files of this tree.
-fn markdown_links(line: &str) -> Vec<&str> {
+/// Says what is wrong with a link, if anything is.
+fn broken(files: &[SourceFile], target: &Path, anchor: &str) -> Option<String> {
+    // Pictures are no text, and not among the files.
+    if target.extension().is_some_and(|extension| extension == "png") {
+        return None;
+    }
+    let Some(file) = files.iter().find(|file| Path::new(&file.path).starts_with(target)) else {
+        return Some(format!("there is no {}", target.display()));
+    };
+    let has_headings = file.path.ends_with(".md") && !anchor.is_empty();
+    let is_there = !has_headings || anchors(&file.text).iter().any(|there| there == anchor);
+    (!is_there).then(|| format!("{} has no heading #{anchor}", file.path))
+}
+
+/// Pages below docs/ that the book does not list. Without a table of contents there is no book.
+fn pages_without_a_place(files: &[SourceFile]) -> Vec<Finding> {
+    let Some(contents) = files.iter().find(|file| file.path == CONTENTS) else { return Vec::new() };
+    let listed: Vec<_> = contents.text.lines().flat_map(|line| markdown_links(CONTENTS, line)).collect();
+    let pages = files.iter().filter(|file| file.path.starts_with("docs/") && file.path.ends_with(".md"));
+    let is_listed = |path: &str| path == CONTENTS || listed.iter().any(|(page, _)| page == Path::new(path));
+    let missing = pages.filter(|page| !is_listed(&page.path));
+    missing.map(|page| Finding::error(&page.path, 1, format!("{CONTENTS} does not list this page"))).collect()
+}
+
+/// The anchors of a document's headings, as mdBook and GitHub make them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut anchors: Vec<String> = Vec::new();
+    let mut is_code = false;
+    for line in text.lines() {
+        is_code ^= line.trim_start().starts_with("```");
+        let title = line.trim_start_matches('#');
+        if is_code || title.len() == line.len() || !title.starts_with(' ') {
+            continue;
+        }
+        // Of a link the text counts.
+        let shown = title.split("](").enumerate().map(|(part, text)| match text.split_once(')') {
+            Some((_, rest)) if part > 0 => rest,
+            _ => text,
+        });
+        let shown = shown.collect::<String>().trim().to_lowercase().replace(' ', "-");
+        let anchor: String = shown.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
+        let again = anchors.iter().filter(|other| **other == anchor).count();
+        anchors.push(if again == 0 { anchor } else { format!("{anchor}-{again}") });
+    }
+    anchors
+}
+
+/// Targets of `[text](target#anchor)` that are files of this tree, seen from its root.
+fn markdown_links<'a>(path: &str, line: &'a str) -> Vec<(PathBuf, &'a str)> {
+    let folder = Path::new(path).parent().unwrap_or(Path::new(""));
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-    let paths = targets.map(|target| target.split('#').next().unwrap_or(target));
-    paths.filter(|path| !path.is_empty() && !path.contains(':')).collect()
+    let links = targets.filter(|target| !target.is_empty() && !target.contains(':'));
+    let links = links.map(|target| target.split_once('#').unwrap_or((target, "")));
+    links
+        .map(|(target, anchor)| match target {
+            "" => (PathBuf::from(path), anchor),
+            target => (normal(&folder.join(target)), anchor),
+        })
+        .collect()
 }
 
 /// Paths below docs/ between backticks.
@@ -72,21 +124,35 @@ fn normal(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    const NBD: &str = "# NBD\n## Limits (`Limits`)\n```\n# a comment\n```\n## Limits (`Limits`)\n";
+
     fn missing(path: &str, text: &str) -> usize {
-        let there = ["docs/nbd.md", "a/src/lib.rs", "a/README.md"].map(|path| SourceFile::new(path, ""));
-        let mut files = Vec::from(there);
+        let mut files = vec![SourceFile::new("docs/nbd.md", NBD)];
+        files.extend(["a/src/lib.rs", "a/README.md"].map(|path| SourceFile::new(path, "")));
         files.push(SourceFile::new(path, text));
         check(&files).len()
     }
 
     #[test]
     fn links_of_documents_are_followed() {
-        assert_eq!(
-            missing("README.md", "[a](a/README.md), [b](docs), [c](https://example.org/x) [d](#words)"),
-            0
-        );
-        assert_eq!(missing("a/NEWS.md", "[a](src/lib.rs) [b](../docs/nbd.md#limits)"), 0);
+        assert_eq!(missing("README.md", "[a](a/README.md), [b](docs), [c](https://example.org/x)"), 0);
+        assert_eq!(missing("a/NEWS.md", "[a](src/lib.rs) [b](../docs/nbd.md)"), 0);
         assert_eq!(missing("a/NEWS.md", "[a](lib.rs) and [b](../docs/none.md)"), 2);
+    }
+
+    #[test]
+    fn links_name_headings_that_exist() {
+        assert_eq!(missing("a/NEWS.md", "[a](../docs/nbd.md#limits-limits)"), 0);
+        assert_eq!(missing("a/NEWS.md", "[a](../docs/nbd.md#limits-limits-1)"), 0);
+        assert_eq!(missing("a/NEWS.md", "[a](../docs/nbd.md#a-comment)"), 1);
+        assert_eq!(missing("README.md", "# Many [words](docs/nbd.md), once\n[d](#many-words-once)"), 0);
+        assert_eq!(missing("README.md", "# Words\n[d](#word)"), 1);
+    }
+
+    #[test]
+    fn the_book_lists_all_pages() {
+        assert_eq!(missing("docs/SUMMARY.md", "- [NBD](nbd.md)\n- [a](../a/README.md)"), 0);
+        assert_eq!(missing("docs/SUMMARY.md", "- [a](../a/README.md)"), 1);
     }
 
     #[test]
