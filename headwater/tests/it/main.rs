@@ -13,6 +13,7 @@ mod cli;
 mod configuration;
 mod damage;
 mod doctor;
+mod documents;
 mod exports;
 mod front_ends;
 mod full_cache;
