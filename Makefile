@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build book console console-check guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build book tutorials console console-check guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -35,6 +35,11 @@ deb-test: deb ## install, upgrade, use and purge the package of 'make deb' in cl
 book: rust ## build the documentation as a book, build/book/html/index.html, and check its links
 	@[ "$$(build/tools/bin/mdbook --version 2>&1)" = "mdbook v$(MDBOOK)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(MDBOOK) --no-default-features --features search --root build/tools mdbook
 	docs/build build/tools/bin/mdbook
+
+tutorials: rust ## carry out the tutorials with the Debian guest, and compare what is printed with the pages (a quarter of an hour without KVM)
+	@xtask/need $(MACHINE_TOOLS)
+	cargo build --release --locked --package headwater
+	docs/try target/release/headwater
 
 console: ## build the web console into console/dist, which is checked in and becomes part of the program
 	@xtask/need $(CONSOLE_TOOLS)
