@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::support::{Daemon, headwater, run, short_dir, signal};
 use headwater_block::{Device, blocking};
@@ -16,6 +16,16 @@ struct Loop(String);
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// A program that a failed test ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -76,8 +86,8 @@ fn a_version_with_large_sectors_is_served_with_them() {
     command.args(["export", "large@1", "--cache", "ram", "--ram", "64M", "--data-dir"]).arg(dir.path());
     command.arg("--vhost-user").arg(&socket);
     command.args(["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", target]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut child = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     let url = lines.find(|line| line.starts_with("iscsi://")).expect("it says where the target is");
     let capacity = run(Command::new("iscsi-readcapacity16").arg(&url)).ok();
     assert!(capacity.contains("LOGICAL BLOCK LENGTH IN BYTES:4096"), "{capacity}");
@@ -90,8 +100,8 @@ fn a_version_with_large_sectors_is_served_with_them() {
         blocking::read(&disk, number as u64 * (64 << 10), piece).unwrap();
     }
     drop(disk);
-    signal(child.id(), "TERM");
-    assert!(child.wait().unwrap().success());
+    signal(child.0.id(), "TERM");
+    assert!(child.0.wait().unwrap().success());
     assert!(read == std::fs::read(&path).unwrap() && read == std::fs::read(&copy).unwrap());
     // What a kernel with such sectors makes of it.
     let device = loop_device(&copy);
