@@ -63,6 +63,10 @@ impl Connection<'_> {
         if !self.set_aside(read_bytes, false) {
             return Ok(Progress::Throttled);
         }
+        let is_change = matches!(head.command, command::TRIM | command::WRITE_ZEROES);
+        if is_change && !announced && !self.is_ragged(&head) && !self.lane.enter() {
+            return Ok(Progress::Throttled);
+        }
         self.inbound.consume(self.head_bytes());
         if announced {
             return self.refuse_payload(&head);
@@ -164,10 +168,14 @@ impl Connection<'_> {
         }
         let Some(payload) = self.inbound.payload(head_bytes, len) else { return Ok(Progress::NeedBytes) };
         let fua = has(head, command_flag::FUA);
+        if !self.lane.enter() {
+            return Ok(Progress::Throttled);
+        }
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
             // It stays here, and is tried again when something was answered.
             if self.is_full() || !self.set_aside(len, true) {
+                self.lane.leave();
                 return Ok(Progress::Throttled);
             }
             let payload = self.inbound.payload(head_bytes, len).unwrap_or_default();
@@ -176,6 +184,7 @@ impl Connection<'_> {
             self.submit(head, len, Request::Write { range, buffer, fua });
             return Ok(Progress::Again);
         }
+        self.lane.leave();
         if self.share.is_waiting() {
             // It did wait, and there is room in the device now.
             self.share.withdraw();
@@ -199,22 +208,26 @@ impl Connection<'_> {
     }
 
     /// A write whose payload has a buffer of its own.
-    pub(super) fn write_owned(&mut self, payload: Payload) -> Result<(), End> {
+    pub(super) fn write_owned(&mut self, payload: Payload) -> Result<Progress, End> {
+        if !self.lane.enter() {
+            self.stage = Stage::Payload(payload);
+            return Ok(Progress::Throttled);
+        }
         let Payload { head, range, buffer, .. } = payload;
         let fua = has(&head, command_flag::FUA);
+        let bytes = buffer.len();
         match self.device.try_now(Op::Write { range, from: &buffer, fua }) {
             Ok(Attempt::MustWait) => {
-                let bytes = buffer.len();
                 self.submit(&head, bytes, Request::Write { range, buffer, fua });
-                Ok(())
             }
             attempt => {
-                let bytes = buffer.len();
+                self.lane.leave();
                 self.pool.give(buffer);
                 self.give_back(bytes, true);
-                self.settle(&head, attempt.map(drop))
+                self.settle(&head, attempt.map(drop))?;
             }
         }
+        Ok(Progress::Again)
     }
 
     fn check_write(&self, head: &RequestHead) -> Result<ByteRange, Refusal> {
@@ -401,12 +414,14 @@ impl Connection<'_> {
             return self.change(head, Request::Discard { range });
         }
         // It has no FUA, and a zero write, which has, may be refused for lack of space: it is flushed afterwards.
-        match self.device.try_now(Op::Discard { range }) {
-            Ok(Attempt::Done) => self.change(head, Request::Flush),
-            Ok(Attempt::MustWait) => {
-                self.submit_and_flush(head, Request::Discard { range });
-                Ok(())
-            }
+        let attempt = self.device.try_now(Op::Discard { range });
+        if matches!(attempt, Ok(Attempt::MustWait)) {
+            self.submit_and_flush(head, Request::Discard { range });
+            return Ok(());
+        }
+        self.lane.leave();
+        match attempt {
+            Ok(_) => self.change(head, Request::Flush),
             Err(error) => self.fail(answered(head), head.command, &error),
         }
     }
@@ -425,7 +440,9 @@ impl Connection<'_> {
             if self.needs_room(head) {
                 return self.refuse(head, &slow);
             }
-            return match self.device.try_now(Op::WriteZeroes { range, may_unmap, fua }) {
+            let attempt = self.device.try_now(Op::WriteZeroes { range, may_unmap, fua });
+            self.lane.leave();
+            return match attempt {
                 Ok(Attempt::MustWait) => self.refuse(head, &slow),
                 attempt => self.settle(head, attempt.map(drop)),
             };
@@ -445,13 +462,13 @@ impl Connection<'_> {
             }
             _ => Op::Flush,
         };
-        match self.device.try_now(op) {
-            Ok(Attempt::MustWait) => {
-                self.submit(head, 0, request);
-                Ok(())
-            }
-            attempt => self.settle(head, attempt.map(drop)),
+        let attempt = self.device.try_now(op);
+        if matches!(attempt, Ok(Attempt::MustWait)) {
+            self.submit(head, 0, request);
+            return Ok(());
         }
+        self.lane.leave();
+        self.settle(head, attempt.map(drop))
     }
 
     fn cache(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {

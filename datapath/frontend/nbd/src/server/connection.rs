@@ -30,6 +30,7 @@ use headwater_block::{
 
 use super::batch::{Batch, INLINE_BYTES};
 use super::commands::Refusal;
+use super::gate::Lane;
 use super::handshake::Chosen;
 use super::in_flight::InFlight;
 use super::in_parts::Parts;
@@ -71,6 +72,8 @@ pub(super) struct Connection<'a> {
     /// What those pass through on their way.
     pub(super) pipe: PagePipe,
     pub(super) in_flight: InFlight,
+    /// Keeps changes apart from those of parts of sectors on other connections.
+    pub(super) lane: Lane,
     /// Memory of requests under way; each long one asks before it is taken from the receive buffer.
     pub(super) share: Share,
     polling: Polling,
@@ -142,6 +145,7 @@ impl<'a> Connection<'a> {
             limits: &shared.limits,
             name: chosen.name,
             geometry: chosen.export.device.geometry(),
+            lane: shared.gates.lane(&chosen.export.device),
             device: chosen.export.device,
             form: chosen.form,
             base_allocation: chosen.base_allocation,
@@ -227,10 +231,7 @@ impl<'a> Connection<'a> {
                     self.stage = Stage::Payload(payload);
                     Progress::NeedBytes
                 }
-                Stage::Payload(payload) => {
-                    self.write_owned(payload)?;
-                    Progress::Again
-                }
+                Stage::Payload(payload) => self.write_owned(payload)?,
                 Stage::Parts(parts) => self.write_part(parts)?,
                 Stage::Drain { head, left, error } => {
                     let count = self.inbound.len().min(left);
@@ -292,7 +293,12 @@ impl<'a> Connection<'a> {
         };
         self.in_flight.add(bytes, needs_room);
         let inbox = Arc::clone(&self.inbox);
-        Completion::new(move |outcome| inbox.post((ticket, outcome)))
+        let change = self.lane.waits();
+        Completion::new(move |outcome| {
+            // Before the answer, because a connection that cannot go on before its changes end is woken by the answer.
+            drop(change);
+            inbox.post((ticket, outcome));
+        })
     }
 
     /// Asks for memory for a request's data. `false`: not now, the request stays where it is.
@@ -421,6 +427,7 @@ impl<'a> Connection<'a> {
 
     /// Answers a request that the device did not see with an error.
     pub(super) fn refuse(&mut self, head: &RequestHead, error: &Refusal) -> Result<(), End> {
+        self.lane.leave();
         tracing::debug!("NBD: {}: refused with {}: {}", self.who, error.code, error.why);
         self.put_error(answered(head), error.code, &error.why)
     }

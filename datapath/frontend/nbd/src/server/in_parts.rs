@@ -10,13 +10,9 @@
 //! | longer write | written in parts as its data arrives, which are cut at blocks of 4 KiB |
 //!
 //! A change of parts of sectors starts when nothing of its connection is in flight, and the connection takes no other request
-//! until it is done. Two connections change one sector in this way one after the other ([`Merging`]). A write of whole
-//! sectors on another connection, in flight at the same time, has no order to it: the later one decides about the sector.
-
-use std::sync::Arc;
+//! until it is done. While it reads a sector and writes it again, no other connection changes the device ([`super::gate`]).
 
 use headwater_block::{BLOCK_BYTES, ByteRange, IoError, IoErrorKind, Outcome, Request};
-use parking_lot::{Condvar, Mutex};
 
 use super::commands::{Refusal, has};
 use super::connection::{Connection, Progress, Stage, answered};
@@ -33,45 +29,6 @@ pub(super) struct Parts {
     pub(super) head: RequestHead,
     /// What is not stored yet.
     pub(super) left: ByteRange,
-}
-
-/// Ranges of sectors that are being merged, on all connections of a server.
-#[derive(Default)]
-pub(super) struct Merging {
-    busy: Mutex<Vec<(usize, ByteRange)>>,
-    freed: Condvar,
-}
-
-/// Keeps others from merging the same sectors until it is dropped.
-struct Merge<'a> {
-    merging: &'a Merging,
-    entry: (usize, ByteRange),
-}
-
-impl Merging {
-    /// Waits until no other connection merges a part of `range`.
-    fn enter(&self, device: usize, range: ByteRange) -> Merge<'_> {
-        let mut busy = self.busy.lock();
-        while busy.iter().any(|(other, merged)| {
-            *other == device && merged.offset() < range.end() && range.offset() < merged.end()
-        }) {
-            self.freed.wait(&mut busy);
-        }
-        let entry = (device, range);
-        busy.push(entry);
-        Merge { merging: self, entry }
-    }
-}
-
-impl Drop for Merge<'_> {
-    fn drop(&mut self) {
-        let mut busy = self.merging.busy.lock();
-        if let Some(at) = busy.iter().position(|entry| *entry == self.entry) {
-            busy.swap_remove(at);
-        }
-        drop(busy);
-        self.merging.freed.notify_all();
-    }
 }
 
 /// The bytes from `start` to `end`.
@@ -120,12 +77,22 @@ impl Connection<'_> {
         }
     }
 
-    /// Carries out one request and waits for it. Nothing else is in flight.
+    /// Carries out one request of whole sectors and waits for it. Nothing else is in flight.
     fn carry_out(&mut self, head: &RequestHead, request: Request) -> Result<Outcome, End> {
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
         }
+        if matches!(request, Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. })
+            && !self.lane.enter()
+        {
+            return Err(End::Fault("a change in parts began before another one had ended".into()));
+        }
         self.submit(head, 0, request);
+        self.answer_of_device()
+    }
+
+    /// Waits for the answer to the only request that is in flight.
+    fn answer_of_device(&mut self) -> Result<Outcome, End> {
         loop {
             self.take_answers();
             if let Some((ticket, outcome)) = self.answers.pop() {
@@ -261,9 +228,11 @@ impl Connection<'_> {
         if sectors == range {
             return Ok(self.carry_out(head, Request::Write { range, buffer: data, fua: false })?.result);
         }
-        let merging = &self.shared.merging;
-        let device = Arc::as_ptr(&self.device).cast::<()>().addr();
-        let _merge = merging.enter(device, sectors);
+        if !self.batch.is_empty() {
+            self.flush_batch(&[])?;
+        }
+        let gate = self.lane.gate();
+        let _exclusion = gate.exclude();
         let mut buffer = match self.read_now(head, between(sectors.offset(), range.offset())?)? {
             Ok(before) => before,
             Err(error) => return Ok(Err(error)),
@@ -273,7 +242,9 @@ impl Connection<'_> {
             Ok(after) => buffer.extend_from_slice(&after),
             Err(error) => return Ok(Err(error)),
         }
-        Ok(self.carry_out(head, Request::Write { range: sectors, buffer, fua: false })?.result)
+        // Not as other changes, which the gate keeps out.
+        self.submit(head, 0, Request::Write { range: sectors, buffer, fua: false });
+        Ok(self.answer_of_device()?.result)
     }
 
     /// The bytes of `range`, which is less than a sector.

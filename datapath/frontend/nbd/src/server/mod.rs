@@ -3,13 +3,15 @@
 //! - `handshake`: options, until an export is chosen.
 //! - `named`: several exports by name.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
-//! - `in_parts`: requests that are not of whole sectors, or longer than the device takes at once.
+//! - `in_parts`: requests that are not of whole sectors, or longer than the device takes at once; `gate`: keeps
+//!   changes of parts of sectors apart from those of other connections.
 //! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait; `in_flight`: how much
 //!   does.
 
 mod batch;
 mod commands;
 mod connection;
+mod gate;
 mod handshake;
 mod in_flight;
 mod in_parts;
@@ -159,7 +161,7 @@ struct Shared {
     tls: Option<ServerTls>,
     faults: FaultLog,
     budget: Arc<Budget>,
-    merging: in_parts::Merging,
+    gates: gate::Gates,
 }
 
 impl Server {
@@ -187,7 +189,7 @@ impl Server {
         let shared = Arc::new(Shared {
             faults: FaultLog::shared(Shared::PROTOCOL, limits.warnings_per_10_s),
             budget: Budget::new(limits.shared_bytes),
-            merging: in_parts::Merging::default(),
+            gates: gate::Gates::default(),
             exports,
             limits,
             tls,

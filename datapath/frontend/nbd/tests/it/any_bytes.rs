@@ -124,6 +124,87 @@ fn connections_that_write_one_sector_lose_no_byte() {
     assert!(fixture.disk.contents()[..1024] == expected);
 }
 
+/// One connection changes parts of a sector while another connection changes the whole sector. In either order, the sector then has the
+/// whole change, and the part's bytes are of one of the two.
+#[test]
+fn a_partial_write_loses_no_whole_write_of_another_connection() {
+    const ROUNDS: u64 = 600;
+    for delay_us in [0, 50] {
+        let options = ReferenceOptions {
+            waits: Waits::PerMille(700),
+            delay: Duration::from_micros(delay_us),
+            ..Default::default()
+        };
+        let fixture = Fixture::new(ReferenceDisk::with_options(64 << 10, options));
+        let (mut parts, mut whole) = (old_client(&fixture), old_client(&fixture));
+        let mut rng = Rng::new(delay_us);
+        for round in 0..ROUNDS {
+            let sector = rng.below(4) * 512;
+            let mark = round as u8 | 1;
+            let before = fixture.disk.contents()[sector as usize..][..512].to_vec();
+            let clears = rng.below(3);
+            let new = if clears == 0 { before[0].wrapping_add(1) | 1 } else { 0 };
+            let first = rng.chance(1, 2);
+            for is_part in [first, !first] {
+                if is_part {
+                    write(&mut parts, 0, sector + 100, &[mark; 50]);
+                    write(&mut parts, 0, sector + 300, &[mark; 1]);
+                } else if clears == 0 {
+                    write(&mut whole, 0, sector, &[new; 512]);
+                } else {
+                    let number = if clears == 1 { command::TRIM } else { command::WRITE_ZEROES };
+                    whole.request(number, 0, !sector, sector, 512);
+                }
+            }
+            assert_eq!(whole.simple(), (0, !sector));
+            assert_eq!((parts.simple().0, parts.simple().0), (0, 0));
+            let contents = fixture.disk.contents();
+            let found = &contents[sector as usize..][..512];
+            let is_kept = |(at, byte): (usize, &u8)| {
+                *byte == new || ((100..150).contains(&at) || at == 300) && *byte == mark
+            };
+            assert!(found.iter().enumerate().all(is_kept), "round {round}: {new} and {mark} gave {found:?}");
+        }
+    }
+}
+
+/// Neither of them waits for ever while the other one goes on without a pause.
+#[test]
+fn partial_and_whole_writes_of_several_connections_all_end() {
+    let options = ReferenceOptions {
+        waits: Waits::PerMille(500),
+        delay: Duration::from_micros(20),
+        ..Default::default()
+    };
+    let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
+    std::thread::scope(|scope| {
+        for client in 0..4_u64 {
+            let mut raw = old_client(&fixture);
+            scope.spawn(move || {
+                let len = if client < 2 { 700 } else { 512 };
+                for burst in 0..20_u64 {
+                    for n in 0..32 {
+                        write(
+                            &mut raw,
+                            0,
+                            (client * 400 + burst * 32 + n) * 512,
+                            &[client as u8 + 1; 700][..len],
+                        );
+                    }
+                    for _ in 0..32 {
+                        assert_eq!(raw.simple().0, 0);
+                    }
+                }
+            });
+        }
+    });
+    let contents = fixture.disk.contents();
+    for sector in 0..1000_usize {
+        let owner = contents[sector * 512];
+        assert!(contents[sector * 512..][..100].iter().all(|byte| *byte == owner), "sector {sector}");
+    }
+}
+
 #[test]
 fn requests_of_64_mib_are_carried_out_in_parts() {
     let fixture = Fixture::new(disk(72 * MIB, 512, Waits::Never));

@@ -1,0 +1,177 @@
+//! Keeps a change of parts of a sector apart from the changes of other connections to the same device.
+//!
+//! A change of parts of a sector reads the sector, puts the new bytes in, and writes the whole sector. A change by another connection
+//! between the read and the write would be lost. So a change of parts has the device to itself:
+//!
+//! | a connection | may go on |
+//! |---|---|
+//! | changes whole sectors ([`Lane::enter`]) | at once, unless a change of parts is in progress or waits |
+//! | changes parts of sectors ([`Gate::exclude`]) | when no change of another connection is in flight |
+//!
+//! While no connection changes parts of sectors, a change costs one exchange in a cache line of its own connection, and one look at a
+//! number that nobody writes. It takes no lock. Otherwise the changes take turns at a lock that lets each of them in after a while.
+//!
+//! A change of whole sectors first announces itself, then looks for changes of parts. A change of parts first counts itself, then looks
+//! at all lanes. These four steps have one order for all threads (`SeqCst`), so at least one of the two sees the other.
+//!
+//! Not covered: a device that another server or front-end changes at the same time.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use headwater_block::Device;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
+
+/// The gates of all devices that connections of one server have open.
+#[derive(Default)]
+pub(super) struct Gates(Mutex<Vec<(usize, Weak<Gate>)>>);
+
+/// One device.
+#[derive(Default)]
+pub(super) struct Gate {
+    /// How many changes of parts of sectors are in progress, or wait.
+    partial: AtomicUsize,
+    /// Held for writing while parts of sectors are changed; for reading until a change of whole sectors has announced itself.
+    turn: RwLock<()>,
+    lanes: Mutex<Vec<Weak<Changes>>>,
+    /// Notified, with `lanes`, when a connection's last change has ended and `partial` is not 0.
+    ended: Condvar,
+}
+
+/// One connection to a device. It belongs to the connection's thread.
+pub(super) struct Lane {
+    gate: Arc<Gate>,
+    changes: Arc<Changes>,
+}
+
+/// The changes of whole sectors of one connection. The alignment gives it a cache line of its own.
+#[repr(align(64))]
+struct Changes {
+    /// One is given to the device now. Only the connection's thread writes this, and does not wait while it is set.
+    is_entered: AtomicBool,
+    /// How many wait for the device.
+    waiting: AtomicUsize,
+    gate: Arc<Gate>,
+}
+
+/// A change of whole sectors that waits for the device, until it is dropped.
+pub(super) struct Change(Arc<Changes>);
+
+/// The device for one change alone, until it is dropped.
+pub(super) struct Exclusion<'a> {
+    gate: &'a Gate,
+    _turn: RwLockWriteGuard<'a, ()>,
+}
+
+impl Gates {
+    /// A lane for a new connection.
+    pub(super) fn lane(&self, device: &Arc<dyn Device>) -> Lane {
+        let address = Arc::as_ptr(device).cast::<()>().addr();
+        let gate = {
+            let mut gates = self.0.lock();
+            gates.retain(|(_, gate)| gate.strong_count() > 0);
+            let known = gates.iter().find(|(other, _)| *other == address);
+            known.and_then(|(_, gate)| gate.upgrade()).unwrap_or_else(|| {
+                let gate = Arc::new(Gate::default());
+                gates.push((address, Arc::downgrade(&gate)));
+                gate
+            })
+        };
+        let changes = Arc::new(Changes {
+            is_entered: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            gate: Arc::clone(&gate),
+        });
+        {
+            let mut lanes = gate.lanes.lock();
+            // A closed connection's lane is gone when the device has answered the last of its changes.
+            lanes.retain(|lane| lane.strong_count() > 0);
+            lanes.push(Arc::downgrade(&changes));
+        }
+        Lane { gate, changes }
+    }
+}
+
+impl Lane {
+    /// Lets a change of whole sectors in, until [`Lane::leave`]. `false`: changes of this connection wait for the device, and must end
+    /// first. Without any, this waits for its turn.
+    #[inline]
+    #[must_use]
+    pub(super) fn enter(&self) -> bool {
+        self.changes.is_entered.swap(true, Ordering::SeqCst);
+        self.gate.partial.load(Ordering::SeqCst) == 0 || self.enter_in_turn()
+    }
+
+    #[cold]
+    fn enter_in_turn(&self) -> bool {
+        self.leave();
+        // The change of parts waits for these, and the device may need this thread to complete them.
+        if self.changes.waiting.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let _turn = self.gate.turn.read();
+        self.changes.is_entered.store(true, Ordering::SeqCst);
+        true
+    }
+
+    /// The device has carried out the change, or has not taken it.
+    #[inline]
+    pub(super) fn leave(&self) {
+        self.changes.is_entered.store(false, Ordering::Release);
+    }
+
+    /// Counts the change that was let in, if there is one, as waiting for the device, in place of [`Lane::leave`].
+    pub(super) fn waits(&self) -> Option<Change> {
+        let change = self.changes.is_entered.load(Ordering::Relaxed).then(|| {
+            self.changes.waiting.fetch_add(1, Ordering::SeqCst);
+            Change(Arc::clone(&self.changes))
+        });
+        self.leave();
+        change
+    }
+
+    pub(super) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
+    }
+}
+
+impl Gate {
+    /// Waits until no change of any connection is in flight, and keeps others out. The calling connection has none in flight.
+    pub(super) fn exclude(&self) -> Exclusion<'_> {
+        self.partial.fetch_add(1, Ordering::SeqCst);
+        let turn = self.turn.write();
+        let mut lanes = self.lanes.lock();
+        while lanes.iter().any(|lane| lane.upgrade().is_some_and(|changes| changes.any())) {
+            self.ended.wait(&mut lanes);
+        }
+        drop(lanes);
+        Exclusion { gate: self, _turn: turn }
+    }
+}
+
+impl Changes {
+    /// Whether any is in flight. Waits for one that is being given to the device, which takes no longer than to copy its data.
+    fn any(&self) -> bool {
+        while self.is_entered.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        let Changes { waiting, gate, .. } = &*self.0;
+        if waiting.fetch_sub(1, Ordering::SeqCst) == 1 && gate.partial.load(Ordering::SeqCst) > 0 {
+            // With the lock, because the thread that waits may have counted this change and not sleep yet.
+            let _lanes = gate.lanes.lock();
+            gate.ended.notify_all();
+        }
+    }
+}
+
+impl Drop for Exclusion<'_> {
+    fn drop(&mut self) {
+        self.gate.partial.fetch_sub(1, Ordering::SeqCst);
+    }
+}
