@@ -304,6 +304,23 @@ mod tests {
     }
 
     #[test]
+    fn commands_have_the_names_of_the_protocol() {
+        let names: Vec<String> = (0..9).map(|number| command::Named(number).to_string()).collect();
+        let expected = [
+            "NBD_CMD_READ",
+            "NBD_CMD_WRITE",
+            "NBD_CMD_DISC",
+            "NBD_CMD_FLUSH",
+            "NBD_CMD_TRIM",
+            "NBD_CMD_CACHE",
+            "NBD_CMD_WRITE_ZEROES",
+            "NBD_CMD_BLOCK_STATUS",
+            "command 8",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
     fn an_extended_request_has_the_bytes_of_the_protocol() {
         let head = RequestHead {
             flags: command_flag::PAYLOAD_LEN,

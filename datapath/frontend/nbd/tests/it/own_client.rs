@@ -162,8 +162,11 @@ fn errors_of_the_device_keep_their_kind_and_message() {
                 let error = blocking::write(&*client, 8192, &vec![1; len]).unwrap_err();
                 assert_eq!(error.kind(), kind);
                 assert!(error.to_string().contains("injected failure"), "{error}");
+                let what = |name: &str| format!(": {name} on 8192+{len} failed with ");
+                assert!(error.to_string().contains(&what("NBD_CMD_WRITE")), "{error}");
                 let error = blocking::read(&*client, 8192, &mut vec![1; len]).unwrap_err();
                 assert_eq!(error.kind(), kind);
+                assert!(error.to_string().contains(&what("NBD_CMD_READ")), "{error}");
             }
             fixture.disk.heal();
             blocking::write(&*client, 8192, &[1; 4096]).unwrap();
