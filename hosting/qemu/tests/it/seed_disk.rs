@@ -45,6 +45,24 @@ fn the_disk_is_sound_and_holds_the_identity() {
 }
 
 #[test]
+fn user_data_that_gzip_packed_reaches_the_seed_disk_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plain, disk) = (dir.path().join("user-data"), dir.path().join("seed.img"));
+    let text = "#cloud-config\npackages: [nginx]\n";
+    std::fs::write(&plain, text).unwrap();
+    run("gzip", "gzip", &[plain.to_str().unwrap()]);
+    let packed = std::fs::read(dir.path().join("user-data.gz")).unwrap();
+    let mut identity = Identity::new("lab-1", UUID);
+    identity.user_data = Some(packed.clone());
+    seed::write(&disk, &identity, &Network::None, MAC).unwrap();
+
+    let (from, copy) = (disk.to_str().unwrap(), dir.path().join("copy.gz"));
+    run("mtools", "mcopy", &["-i", from, "::user-data", copy.to_str().unwrap()]);
+    assert!(std::fs::read(&copy).unwrap() == packed);
+    assert_eq!(run("gzip", "gunzip", &["-c", copy.to_str().unwrap()]), text);
+}
+
+#[test]
 fn the_machine_id_command_does_what_it_says() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("seed.img");
