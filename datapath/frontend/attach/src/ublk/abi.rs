@@ -281,4 +281,19 @@ mod tests {
         let durable = Geometry { volatile_cache: false, ..geometry };
         assert_eq!(u32_at(&parameters(&durable, 256 << 10), 8), 0, "nothing to flush");
     }
+
+    #[test]
+    fn a_disk_with_large_sectors_keeps_them() {
+        let geometry = Geometry {
+            size_bytes: 1 << 30,
+            logical_block_bytes: 4096,
+            physical_block_bytes: 4096,
+            read_only: false,
+            volatile_cache: true,
+        };
+        let bytes = parameters(&geometry, 256 << 10);
+        assert_eq!(bytes[12..16], [12; 4], "shifts of logical, physical, optimal and smallest requests");
+        // The driver counts these in sectors of 512 bytes, whatever the logical block is.
+        assert_eq!((u32_at(&bytes, 16), u64_at(&bytes, 24)), (512, 1 << 21));
+    }
 }
