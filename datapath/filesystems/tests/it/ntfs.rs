@@ -100,13 +100,7 @@ impl Image {
 
 /// Sets an extended attribute: ntfs-3g has streams, DOS names and reparse data as these. `false`: there is no space for it.
 pub(crate) fn set_attribute(path: &Path, name: &str, value: &[u8]) -> bool {
-    let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
-    let script = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], bytes.fromhex(sys.stdin.read()))";
-    let mut command = Command::new("python3");
-    command.args(["-c", script]).arg(path).arg(name).stdin(Stdio::piped());
-    let mut child = command.spawn().expect("python3 is needed (apt-get install python3-minimal)");
-    child.stdin.take().unwrap().write_all(hex.as_bytes()).unwrap();
-    child.wait().unwrap().success()
+    rustix::fs::setxattr(path, name, value, rustix::fs::XattrFlags::empty()).is_ok()
 }
 
 pub(crate) fn visits() -> Visits {

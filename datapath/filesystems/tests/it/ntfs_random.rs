@@ -14,7 +14,7 @@ use std::process::Command;
 
 use headwater_filesystems::ntfs::Ntfs;
 use headwater_filesystems::{FileSystem, Node, NodeKind, Owner, Scanned};
-use headwater_testkit::{Rng, run, succeed};
+use headwater_testkit::{Rng, run};
 
 use crate::ntfs::{Image, contents, set_attribute, visits};
 
@@ -189,21 +189,27 @@ fn change(image: &Image, plan: &Plan, rng: &mut Rng) {
 
 /// The streams of all files that are mounted: by path, name and contents.
 fn streams(at: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
-    let script = "
-import os, sys
-for top, directories, files in os.walk(os.fsencode(sys.argv[1])):
-    for path in [os.path.join(top, name) for name in directories + files]:
-        for name in os.listxattr(path):
-            if name.startswith('user.'):
-                print((path + b':' + os.fsencode(name[5:])).hex(), os.getxattr(path, name).hex(), sep='/')
-";
-    let printed = succeed("python3-minimal", Command::new("python3").args(["-c", script]).arg(at));
-    let bytes = |hex: &str| -> Vec<u8> {
-        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
-    };
-    let start = at.as_os_str().len();
-    let parted = printed.lines().map(|line| line.split_once('/').unwrap());
-    parted.map(|(path, value)| (bytes(path)[start..].to_vec(), bytes(value))).collect()
+    let mut found = BTreeMap::new();
+    let mut left = vec![at.to_owned()];
+    let mut buffer = vec![0; 64 << 10];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            let len = rustix::fs::listxattr(&path, &mut buffer).unwrap();
+            let names = buffer[..len].to_vec();
+            for name in names.split(|byte| *byte == 0) {
+                let Some(stream) = name.strip_prefix(b"user.") else { continue };
+                let len = rustix::fs::getxattr(&path, name, &mut buffer).unwrap();
+                let at_bytes = at.as_os_str().len();
+                let shown = [&path.as_os_str().as_bytes()[at_bytes..], b":", stream].concat();
+                found.insert(shown, buffer[..len].to_vec());
+            }
+            if entry.file_type().unwrap().is_dir() {
+                left.push(path);
+            }
+        }
+    }
+    found
 }
 
 /// Compares a directory and everything in it. Returns how many entries there are.
