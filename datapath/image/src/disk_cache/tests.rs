@@ -5,7 +5,7 @@ use super::*;
 const CAPACITY: u64 = DISK_CACHE_MIN_BYTES;
 
 fn chunk(n: u32) -> (Hash, Vec<u8>) {
-    let bytes: Vec<u8> = n.to_le_bytes().iter().copied().cycle().take(100_000).collect();
+    let bytes = n.to_le_bytes().repeat(25_000);
     (Hash::of(&bytes), bytes)
 }
 
