@@ -502,7 +502,7 @@ pub struct CreateMachine {
     /// The guest's processors; 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// What it boots with; `bios`.
+    /// What it boots with; `uefi` if the image boots with nothing else, or else `bios`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
     /// What shows its screen; `none`.

@@ -29,7 +29,7 @@ pub struct MachineArgs {
     /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
     pub transport: Option<DiskTransport>,
-    /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF, without Secure Boot) [default: bios]
+    /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF, without Secure Boot) [default: uefi if the image boots with nothing else, or else bios]
     #[arg(long, value_name = "KIND", value_parser = Firmware::parse)]
     pub firmware: Option<Firmware>,
     /// The guest's screen: none, or vnc (on a unix socket in its directory) [default: none]

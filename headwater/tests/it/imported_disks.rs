@@ -128,7 +128,7 @@ fn a_file_with_large_sectors_is_exported_with_them() {
 }
 
 #[test]
-fn a_machine_with_a_disk_for_uefi_only_is_refused() {
+fn a_machine_gets_uefi_if_its_disk_boots_with_nothing_else() {
     let daemon = Daemon::start();
     let path = disk(daemon.path());
     sfdisk(
@@ -139,9 +139,14 @@ fn a_machine_with_a_disk_for_uefi_only_is_refused() {
     let imported = daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "uefi"]);
     assert_eq!(imported.code, 0, "{imported:?}");
     assert!(imported.err.contains("boots with UEFI only"), "{imported:?}");
-    daemon.cli(&["machine", "create", "lab", "uefi"]).fails(2, &["uefi@1", "boots with UEFI only"]);
+    daemon
+        .cli(&["machine", "create", "lab", "uefi", "--firmware", "bios"])
+        .fails(2, &["uefi@1", "boots with UEFI only"]);
+    daemon.create("lab", "uefi", &[]);
+    assert_eq!(daemon.machine("lab")["firmware"], "uefi");
     // A channel can lead an older machine to such a version.
     daemon.with_tiny_machine("old");
+    assert_eq!(daemon.machine("old")["firmware"], "bios");
     daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "tiny"]).ok();
     daemon.cli(&["image", "promote", "tiny@2", "production"]).ok();
     daemon.cli(&["machine", "start", "old"]).fails(2, &["tiny@2", "boots with UEFI only"]);

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
-use headwater_api::platform::Platform;
+use headwater_api::platform::{Firmware, Platform};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
     Problem, ProblemKind, Wanted,
@@ -122,7 +122,8 @@ pub(crate) async fn make(
     caller: &Caller,
     request: CreateMachine,
 ) -> Result<MachineRecord, Failure> {
-    let plan = settle(service, request).await?;
+    let mut plan = settle(service, request).await?;
+    choose_firmware(service, &mut plan).await;
     check(service, &plan).await?;
     create(service, caller, plan).await
 }
@@ -182,6 +183,8 @@ struct Plan {
     platform: Platform,
     /// Whether the request itself says some of it.
     chooses_platform: bool,
+    /// Whether the request or its catalog says the firmware.
+    chooses_firmware: bool,
     host_name: String,
     user_data: Option<String>,
 }
@@ -223,6 +226,7 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
             network: request.network.unwrap_or(default_platform.network),
         },
         chooses_platform,
+        chooses_firmware: request.firmware.is_some() || catalog.is_some(),
         host_name: request.host_name.unwrap_or_else(|| request.name.clone()),
         user_data: request.user_data.or_else(|| of.and_then(|it| it.user_data.clone())),
         name: request.name,
@@ -252,6 +256,22 @@ fn check_target(plan: &Plan) -> Result<(), Error> {
         _ => return Ok(()),
     };
     Err(Error::Target { machine: plan.name.clone(), why })
+}
+
+/// Chooses UEFI if the image boots with nothing else, and neither the request nor a catalog says the firmware.
+async fn choose_firmware(service: &Service, plan: &mut Plan) {
+    if plan.boot == BootFrom::Network || plan.chooses_firmware {
+        return;
+    }
+    // An image that is not there is refused later.
+    let Ok((_, version)) = resolve(service, &plan.name, &plan.image).await else { return };
+    let images = service.images();
+    let refused = images.check_bootable(&version, plan.platform.firmware).await.err();
+    if refused.is_some_and(|error| error.kind() == ProblemKind::Invalid)
+        && images.check_bootable(&version, Firmware::Uefi).await.is_ok()
+    {
+        plan.platform.firmware = Firmware::Uefi;
+    }
 }
 
 async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
