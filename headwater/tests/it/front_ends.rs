@@ -23,11 +23,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{Ran, headwater, pseudo_random, run, short_dir, signal};
-use headwater_block::blocking;
+use headwater_block::{Device, blocking};
+use headwater_nbd::address::Address;
+use headwater_nbd::server::{Server, SingleExport};
 use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::vhost::{Setup, VhostDisk};
+use headwater_testkit::wait_until;
 
 const MIB: usize = 1 << 20;
 
@@ -479,17 +484,76 @@ fn verify_at_any_sector(engine: &[String]) {
     assert!(text.contains("err= 0"), "{text}");
 }
 
-#[test]
-fn fio_verifies_requests_at_any_sector_through_an_overflow() {
-    let dir = short_dir();
-    let socket = dir.path().join("nbd");
+/// Of 128 MiB with 16 MiB of RAM, so that most of the blocks are on the overflow disk.
+fn small_export(dir: &Path, front_end: &[&str]) -> Export {
     let mut command = headwater();
     command.args(["export", "null:128M", "--cache", "ram+disk", "--ram", "16M", "--disk", "512M"]);
-    command.arg("--cache-dir").arg(dir.path()).arg("--nbd").arg(format!("unix:{}", socket.display()));
-    let export = Export::start_as(command, dir.path(), 1);
-    verify_at_any_sector(&[
-        "--ioengine=nbd".into(),
-        format!("--uri=nbd+unix:///?socket={}", socket.display()),
-    ]);
+    command.arg("--cache-dir").arg(dir).args(front_end);
+    Export::start_as(command, dir, 1)
+}
+
+/// fio's engine for an NBD server at this socket.
+fn over_nbd(socket: &Path) -> [String; 2] {
+    ["--ioengine=nbd".into(), format!("--uri=nbd+unix:///?socket={}", socket.display())]
+}
+
+#[test]
+fn fio_verifies_requests_at_any_sector_over_nbd() {
+    let dir = short_dir();
+    let socket = dir.path().join("nbd");
+    let address = format!("unix:{}", socket.display());
+    let keys = tempfile::tempdir().expect("a directory");
+    let key = keys.path().join("key");
+    std::fs::write(&key, "00112233445566778899aabbccddeeff\n").expect("written");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("changed");
+    let persistent = ["--persistent", "kept", "--key-file", key.to_str().expect("UTF-8")];
+    for more in [&[][..], &persistent] {
+        let export = small_export(dir.path(), &[&["--nbd", &address], more].concat());
+        verify_at_any_sector(&over_nbd(&socket));
+        export.end();
+    }
+}
+
+/// fio speaks no iSCSI: QEMU's initiator logs in, and offers the disk to fio.
+#[test]
+fn fio_verifies_requests_at_any_sector_over_iscsi() {
+    let dir = short_dir();
+    let export = small_export(dir.path(), &["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", TARGET]);
+    let socket = dir.path().join("qemu");
+    let mut bridge = Command::new("qemu-nbd");
+    bridge.args(["--format=raw", "--cache=none", "--aio=threads", "--persistent", "--socket"]);
+    let mut bridge = Killed(bridge.arg(&socket).arg(&export.lines[0]).spawn().expect("qemu-nbd starts"));
+    wait_until("qemu-nbd serves the disk, or has ended", || {
+        socket.exists() || bridge.0.try_wait().expect("it is our child").is_some()
+    });
+    verify_at_any_sector(&over_nbd(&socket));
+    drop(bridge);
+    export.end();
+}
+
+/// A child that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// fio speaks no vhost-user: a driver in this process does, and an NBD server beside it offers the disk to fio.
+#[test]
+fn fio_verifies_requests_at_any_sector_over_vhost_user() {
+    let dir = short_dir();
+    let vhost = dir.path().join("vhost");
+    let export = small_export(dir.path(), &["--vhost-user", vhost.to_str().expect("UTF-8")]);
+    let disk: Arc<dyn Device> = Arc::new(VhostDisk::connect(&vhost, Setup { queues: 1, event_idx: true }));
+    let socket = dir.path().join("nbd");
+    let exports = SingleExport::new(Arc::clone(&disk), "a disk over vhost-user");
+    let options = headwater_nbd::server::Options::default();
+    let server = Server::bind(Address::Unix(socket.clone()), exports, options).expect("it is bound");
+    verify_at_any_sector(&over_nbd(&socket));
+    server.stop();
+    drop((server, disk));
     export.end();
 }
