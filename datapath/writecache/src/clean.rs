@@ -403,9 +403,13 @@ impl WriteCache {
                 continue;
             }
             leaf.moved_kept(index, old, to);
-            if leaf.names(index, old) {
+            if leaf.get(index) == old {
                 leaf.moved(index, old, to);
                 self.note(block, 1, to);
+            } else if leaf.names(index, old) {
+                let before = leaf.sectors(index);
+                leaf.moved(index, old, to);
+                self.note_sectors(block, &before, &leaf.sectors(index));
             }
         }
         self.kill(old);

@@ -7,7 +7,7 @@
 use std::io::Cursor;
 
 use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
-use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Record, VERSION, decode};
+use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Part, Record, decode};
 use crate::persist::scan::{Scan, ScanFault, Window, scan};
 
 /// What a fuzzer or a test feeds with bytes.
@@ -22,6 +22,8 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         encoder.extent(3, epoch, 5, &[9, NO_BLOCK, 11]);
         encoder.ranges(false, &[(1, 2)]);
         encoder.ranges(true, &[(3, 4), (5, 6)]);
+        let in_slot = Part { block: 12, sectors: 0xe0, slot: Some((3, epoch, 6)) };
+        encoder.parts(&[in_slot, Part { block: 13, sectors: 0x1f, slot: None }]);
         encoder.commit(epoch, 99);
         let (records, next) = encoder.finish();
         map.extend(records);
@@ -38,8 +40,8 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
 }
 
 fn header() -> Header {
-    let (version, size_bytes) = (VERSION, 1 << 30);
-    Header { version, size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
+    let size_bytes = 1 << 30;
+    Header { size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
 }
 
 /// The little-endian number of `len` bytes at `at`.
@@ -48,6 +50,9 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
     Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
+/// Block, sectors, and position, generation and slot.
+type PlainPart = (u64, u64, Option<[u64; 3]>);
+
 /// A record by the document's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Plain {
@@ -55,6 +60,7 @@ enum Plain {
     Sealed(u64, u64, u64, Vec<u64>, Vec<u8>),
     Absent(Vec<u64>),
     Zero(Vec<u64>),
+    Parts(Vec<PlainPart>),
     Commit(u64, u64),
 }
 
@@ -65,6 +71,7 @@ fn length(bytes: &[u8], at: usize) -> Option<usize> {
         1 if count <= 512 => Some(16 + 16 + (count + count % 2) * 4),
         2 | 3 if count <= 1024 => Some(16 + count * 8),
         4 if count == 0 => Some(16 + 16),
+        6 if count <= 256 => Some(16 + count * 24),
         5 if count <= 16 => Some(16 + 16 + (count + count % 2) * 4 + count * 4112),
         _ => None,
     }
@@ -98,9 +105,27 @@ fn plain(bytes: &[u8], at: usize) -> Option<(u64, Plain, usize)> {
         }
         2 => Plain::Absent(words(16, 2 * count)?),
         3 => Plain::Zero(words(16, 2 * count)?),
+        6 => Plain::Parts(plain_parts(record, count)?),
         _ => Plain::Commit(number(record, 16, 8)?, number(record, 24, 8)?),
     };
     Some((number(record, 8, 8)?, found, len))
+}
+
+/// The parts of a record, if all of them are as the document has them.
+fn plain_parts(record: &[u8], count: usize) -> Option<Vec<PlainPart>> {
+    let part = |at: usize| {
+        let field = |from: usize, len| number(record, at + from, len);
+        let (block, sectors, kind) = (field(0, 4)?, field(18, 1)?, field(19, 1)?);
+        let slot = [field(4, 4)?, field(8, 8)?, field(16, 2)?];
+        let is_sound = match kind {
+            0 => slot[2] < 512,
+            1 => slot == [0; 3],
+            _ => false,
+        };
+        let is_sound = is_sound && sectors != 0 && field(20, 4)? == 0;
+        is_sound.then_some((block, sectors, (kind == 0).then_some(slot)))
+    };
+    (16..).step_by(24).take(count).map(part).collect()
 }
 
 fn as_plain(record: &Record<'_>) -> Plain {
@@ -118,6 +143,16 @@ fn as_plain(record: &Record<'_>) -> Plain {
             Plain::Absent(words(ranges))
         }
         Record::Zero(ranges) => Plain::Zero(words(ranges)),
+        Record::Parts(parts) => Plain::Parts(
+            parts
+                .iter()
+                .map(|Part { block, sectors, slot }| {
+                    let slot =
+                        slot.map(|(position, generation, slot)| [position.into(), generation, slot.into()]);
+                    (block.into(), sectors.into(), slot)
+                })
+                .collect(),
+        ),
         Record::Commit { epoch, generation_limit } => Plain::Commit(epoch, generation_limit),
     }
 }
@@ -178,7 +213,7 @@ fn check(bytes: &[u8]) {
         _ if !bytes.starts_with(b"HWCACHE\n") => Err(HeaderFault::NotAMap),
         _ => match number(bytes, 8, 4).and_then(|version| u32::try_from(version).ok()) {
             None => Err(HeaderFault::NotAMap),
-            Some(version) if !(1..=3).contains(&version) => Err(HeaderFault::Version(version)),
+            Some(version) if version != 1 => Err(HeaderFault::Version(version)),
             Some(_) if bytes.len() < 124 => Err(HeaderFault::NotAMap),
             Some(_) => {
                 let sum = bytes.get(..124).map(|head| u64::from(crc32c::crc32c(head)));
@@ -246,6 +281,14 @@ fn encoded_again(bytes: &[u8], sequence: u64, record: &Record<'_>) {
                 return;
             }
             encoder.ranges(matches!(record, Record::Zero(_)), &ranges);
+            vec![0..4, 5..6]
+        }
+        Record::Parts(parts) => {
+            let parts: Vec<Part> = parts.iter().collect();
+            if parts.is_empty() {
+                return;
+            }
+            encoder.parts(&parts);
             vec![0..4, 5..6]
         }
         Record::Commit { epoch, generation_limit } => {

@@ -221,9 +221,14 @@ impl Map {
         self.partial.blocks.load(Ordering::Relaxed)
     }
 
-    /// Slots that partial blocks have beyond one for each of them. A slot that two of them share counts twice.
+    /// Slots of partial blocks. A slot that two of them share counts twice.
+    pub fn partial_slots(&self) -> u64 {
+        self.partial.slots.load(Ordering::Relaxed)
+    }
+
+    /// Slots that partial blocks have beyond one for each of them.
     pub fn partial_surplus(&self) -> u64 {
-        self.partial.slots.load(Ordering::Relaxed).saturating_sub(self.partial_blocks())
+        self.partial_slots().saturating_sub(self.partial_blocks())
     }
 
     /// Locks a leaf for reading. `None`: nothing in its whole group was ever changed.
@@ -333,6 +338,23 @@ impl Map {
             }
         }
         last.into_iter().for_each(each);
+    }
+
+    /// The partial blocks, ascending. For a checkpoint, while nobody changes the map.
+    pub fn each_partial(&self, mut each: impl FnMut(BlockNumber, &Sectors)) {
+        for (number, group) in self.groups.iter().enumerate() {
+            let Some(group) = group.get() else { continue };
+            for (index, leaf) in group.iter().enumerate() {
+                let leaf = leaf.0.read();
+                let Leaf::Table(table, Some(partial)) = leaf.now() else { continue };
+                let first = (number * LEAVES_PER_GROUP + index) * SLOTS;
+                for (block, word) in (first..).zip(table.iter()) {
+                    if let (Some(entry), Ok(block)) = (word.entry(), u32::try_from(block)) {
+                        each(BlockNumber(block), &partial.get(entry));
+                    }
+                }
+            }
+        }
     }
 
     /// Waits until everybody who locked the leaf of one of these blocks before this call has unlocked it.

@@ -13,7 +13,9 @@
 //! | shared by a block and the next one of the same leaf | the first of the two that has sectors there | sectors that the writer's block has there |
 
 use crate::index_memory::Piece;
-use crate::units::{Location, SECTORS, SLOTS};
+use crate::map::{LeafWrite, split};
+use crate::segment::Segment;
+use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
 /// Where each sector of a block is: slots, [`Location::ZERO`] or [`Location::ABSENT`].
 pub type Sectors = [Location; SECTORS];
@@ -40,6 +42,23 @@ pub fn slots(sectors: &Sectors) -> impl Iterator<Item = Location> + '_ {
         .enumerate()
         .filter(move |(at, slot)| slot.place().is_some() && is_first(*at, slot))
         .map(|(_, slot)| *slot)
+}
+
+/// Whether a slot is dead once a block of this leaf has left it. It is not while the leaf needs it: for the block that shares it, which
+/// owns it from now on, or for a frozen view.
+pub fn is_left(segment: &Segment, leaf: &LeafWrite<'_>, number: usize, at: Location) -> bool {
+    let Some((_, slot)) = at.place() else { return false };
+    // It may be gone already, and another leaf's.
+    let Some(owner) = segment.owner(slot) else { return false };
+    let (of, index) = split(owner);
+    if of != number || leaf.needs(index, at) {
+        return false;
+    }
+    let is_shared = index + 1 < SLOTS && leaf.needs(index + 1, at);
+    if is_shared {
+        segment.set_owner(slot, BlockNumber(owner.0.saturating_add(1)));
+    }
+    !is_shared
 }
 
 impl PartialTable {

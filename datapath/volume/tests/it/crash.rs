@@ -12,12 +12,14 @@ use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, Request, bloc
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
 use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume, VolumeOptions};
 use headwater_writecache::Host;
+use headwater_writecache::persist::format::{HEADER_BYTES, Record, decode};
 
 use crate::power::CrashEngine;
 use crate::setup;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
+const SECTOR: usize = 512;
 const SIZE_MIB: u64 = 20;
 const BLOCKS: usize = (SIZE_MIB * MIB) as usize / BLOCK;
 
@@ -47,6 +49,16 @@ impl Oracle {
             self.changed.insert(block);
             let sum = crc32c::crc32c(&self.contents[block * BLOCK..][..BLOCK]);
             self.history[block].push((self.steps, sum));
+        }
+    }
+
+    /// The same of zeroes: whole blocks come first, and then the part of a block at an end.
+    fn clear(&mut self, offset: usize, len: usize) {
+        let end = offset + len;
+        let first = offset.next_multiple_of(BLOCK).min(end);
+        let last = (end - end % BLOCK).max(first);
+        for (from, to) in [(first, last), (offset, first), (last, end)] {
+            self.write(from, &vec![0; to - from]);
         }
     }
 
@@ -113,10 +125,14 @@ struct Life {
     rng: Rng,
     /// Nearly all writes are of a few blocks, with a flush after each second one.
     small: bool,
+    /// Nearly all writes begin and end at any sector.
+    sectors: bool,
     /// The disk does not keep what it says it has synced.
     lies: bool,
     cleaned: u64,
     spilled: u64,
+    /// Records of partial blocks that a crash left.
+    partial: u64,
     crashes: u64,
 }
 
@@ -183,6 +199,7 @@ impl Life {
         if !clean {
             self.crashes += 1;
             engine.crash(&mut self.rng);
+            self.partial += partial_records(at);
         }
     }
 
@@ -243,20 +260,32 @@ impl Life {
             _ => self.rng.between(1, 256),
         };
         let first = self.rng.below(BLOCKS as u64 - count);
-        let (offset, len) = (first as usize * BLOCK, count as usize * BLOCK);
+        let (mut offset, mut len) = (first as usize * BLOCK, count as usize * BLOCK);
+        // Half of the requests begin or end at any sector. Not both: the two ends of zeroes are written side by side.
+        let sectors = self.rng.between(0, 7) as usize * SECTOR;
+        match self.rng.below(4) {
+            0 => (offset, len) = (offset + sectors, len - sectors),
+            1 => len += sectors,
+            _ => {}
+        }
         let range = ByteRange::new(offset as u64, len as u64).unwrap();
         let kinds = if self.small { 27 } else { 20 };
-        let done = match self.rng.below(kinds) {
+        let kind = if self.sectors && self.rng.chance(2, 3) { 10 } else { self.rng.below(kinds) };
+        let done = match kind {
             0..9 => self.write(device, offset, len, false),
             9 => self.write(device, offset, len.min(4 * BLOCK), true),
-            // Parts of blocks.
-            10 | 11 => self.write(device, offset + 512, 1024, false),
+            // Parts of blocks, and the end of one block with the beginning of the next one.
+            10 | 11 => {
+                let (skip, sectors) = (self.rng.below(8), self.rng.between(1, 8));
+                let offset = first as usize * BLOCK + skip as usize * SECTOR;
+                self.write(device, offset, sectors as usize * SECTOR, false)
+            }
             12 => {
-                self.oracle.write(offset, &vec![0; len]);
+                self.oracle.clear(offset, len);
                 blocking::discard(device, offset as u64, len as u64)
             }
             13 => {
-                self.oracle.write(offset, &vec![0; len]);
+                self.oracle.clear(offset, len);
                 let fua = self.rng.chance(1, 3);
                 let step = self.oracle.steps;
                 let request = Request::WriteZeroes { range, may_unmap: true, fua };
@@ -337,7 +366,20 @@ fn born(seed: u64, mode: CacheMode, image: bool) -> Life {
     let options = ReferenceOptions { read_only: true, ..Default::default() };
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(contents.clone(), options));
     let oracle = Oracle::new(contents);
-    Life { seed, base, mode, oracle, rng, small: false, lies: false, cleaned: 0, spilled: 0, crashes: 0 }
+    Life {
+        seed,
+        base,
+        mode,
+        oracle,
+        rng,
+        small: false,
+        sectors: false,
+        lies: false,
+        cleaned: 0,
+        spilled: 0,
+        partial: 0,
+        crashes: 0,
+    }
 }
 
 #[test]
@@ -360,6 +402,28 @@ fn in_disk_mode() {
 fn of_small_flushes() {
     for (seed, mode) in [(6, CacheMode::RamDisk), (7, CacheMode::Disk)] {
         lived(Life { small: true, ..born(seed, mode, true) }, 120);
+    }
+}
+
+/// How many records of partial blocks are in the map.
+fn partial_records(at: &Path) -> u64 {
+    let Ok(bytes) = std::fs::read(at.join("life/map")) else { return 0 };
+    let (mut count, mut place) = (0, HEADER_BYTES);
+    while let Some((_, record, next)) = decode(&bytes, place) {
+        count += u64::from(matches!(record, Record::Parts(_)));
+        place = next;
+    }
+    count
+}
+
+/// Most writes make partial blocks, and end one block and begin the next.
+#[test]
+fn of_writes_at_any_sector() {
+    for (seed, mode, small) in
+        [(8, CacheMode::RamDisk, false), (9, CacheMode::Disk, false), (10, CacheMode::RamDisk, true)]
+    {
+        let life = lived(Life { sectors: true, small, ..born(seed, mode, true) }, 120);
+        assert!(life.partial > 100, "crashes left {} records of partial blocks", life.partial);
     }
 }
 

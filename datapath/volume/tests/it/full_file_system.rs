@@ -32,6 +32,7 @@ fn in_it(dir: &Path) {
         overwrite_with_little_more_than_it_takes(dir, persistent);
     }
     flush_what_was_accepted(dir);
+    flush_sectors_that_were_accepted(dir);
     clean_under_a_lowered_limit(dir);
     open_again_while_the_closed_volume_is_still_there(dir);
 }
@@ -128,6 +129,53 @@ fn flush_what_was_accepted(dir: &Path) {
     drop((volume, device, host));
     std::fs::remove_file(ballast).unwrap();
     std::fs::remove_dir_all(dir.join("flushed")).unwrap();
+}
+
+/// Further sectors of a slot take no slot, and their notes take space in the map nevertheless.
+fn flush_sectors_that_were_accepted(dir: &Path) {
+    let (host, _) = setup::host(u64::MAX);
+    let pause_limit = Duration::from_millis(200);
+    let options = VolumeOptions { pause_limit, ..options(dir, Some("sectors"), LIMIT_MIB) };
+    let (volume, device) = setup::open(&options, &host);
+    let ballast = leave(dir, 0);
+    // Commits with their slots in the map use up most of what is claimed for it.
+    let mut model = vec![0; 256 << 20];
+    let mut put = |at: usize, data: &[u8]| {
+        let written = blocking::write(&*device, at as u64, data).is_ok();
+        if written {
+            model[at..][..data.len()].copy_from_slice(data);
+        }
+        written
+    };
+    for number in 0..10 {
+        assert!(put((200 << 20) + number * 16 * 4096, &[7; 16 * 4096]));
+        blocking::flush(&*device).unwrap();
+    }
+    let mut blocks = 16_000;
+    let mut refused = 0;
+    for sector in 0..8 {
+        for block in 0..blocks {
+            refused += usize::from(!put(block * 8192 + sector * 512, &[1; 512]));
+            if refused > 2 * sector {
+                blocks = blocks.min(block);
+                break;
+            }
+        }
+        assert!(refused > 0, "the file system was not full");
+    }
+    blocking::flush(&*device).unwrap();
+    volume.close();
+    drop((volume, device));
+    std::fs::remove_file(ballast).unwrap();
+    let (volume, device) = setup::open(&options, &host);
+    for (mib, model) in (0..).zip(model.chunks(MIB as usize)) {
+        let mut found = vec![1; MIB as usize];
+        blocking::read(&*device, mib * MIB, &mut found).unwrap();
+        assert!(found == model, "MiB {mib}");
+    }
+    volume.close();
+    drop((volume, device, host));
+    std::fs::remove_dir_all(dir.join("sectors")).unwrap();
 }
 
 /// A cache that holds more than its limit now cleans down to what lives, and then stands still.

@@ -1,11 +1,14 @@
 //! Writes of parts of blocks: nothing is read first, and every sector is the one that was written last, wherever it lies.
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
-use headwater_volume::{CacheMode, FrozenView, Volume};
+use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume};
+use headwater_writecache::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
+use headwater_writecache::persist::format::{HEADER_BYTES, Record, decode};
 
 use crate::setup;
 
@@ -156,14 +159,55 @@ fn in_disk_mode() {
     assert!(cache.spilled_segments > 10, "{cache:?}");
 }
 
+fn kept() -> PersistentOptions {
+    PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [9; 32] }
+}
+
+/// Openings of a cache of 40 MiB of blocks in 72 MiB of disk, between which its volume is closed.
+#[test]
+fn in_a_persistent_cache_that_is_opened_again_and_again() {
+    for (mode, seed) in [(CacheMode::RamDisk, 5), (CacheMode::Disk, 6)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rng = Rng::new(seed);
+        let mut model = rng.bytes((40 * MIB) as usize);
+        let base = image(&model);
+        let mut cleaned = 0;
+        for opening in 0..6 {
+            let (host, _) = setup::host(u64::MAX);
+            let mut options = setup::options(&base, mode, 16, 72, dir.path());
+            options.pause_limit = std::time::Duration::from_secs(60);
+            options.persistent = Some(kept());
+            let (volume, device) = setup::open(&options, &host);
+            let mut life = Life { rng, device, model, view: None };
+            life.check_all();
+            for _ in 0..6000 {
+                life.step(&volume, [16, 72]);
+                if life.rng.chance(1, 40) {
+                    blocking::flush(&*life.device).unwrap();
+                }
+            }
+            life.view = None;
+            life.check_all();
+            let cache = volume.counters().cache;
+            assert_eq!((cache.corrupt_blocks, cache.refused_writes), (0, 0), "opening {opening}: {cache:?}");
+            cleaned += cache.cleaned_blocks;
+            volume.close();
+            (rng, model) = (life.rng, life.model);
+        }
+        assert!(cleaned > 0);
+    }
+}
+
 /// Blocks that are on disk alone, written at once, and the volume.
 fn on_disk(
     size_mib: u64,
     dir: &std::path::Path,
+    persistent: Option<PersistentOptions>,
     host: &headwater_writecache::Host,
 ) -> (Arc<Volume>, Vec<u8>) {
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(size_mib * MIB));
     let mut options = setup::options(&base, CacheMode::RamDisk, 16, 512, dir);
+    options.persistent = persistent;
     options.pause_limit = std::time::Duration::from_secs(60);
     let (volume, device) = setup::open(&options, host);
     let model = Rng::new(7).bytes((size_mib * MIB) as usize);
@@ -175,9 +219,14 @@ fn on_disk(
 
 #[test]
 fn writes_that_straddle_blocks_on_disk_read_nothing_and_take_one_slot() {
+    straddle(None);
+    straddle(Some(kept()));
+}
+
+fn straddle(persistent: Option<PersistentOptions>) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, mut model) = on_disk(64, dir.path(), &host);
+    let (volume, mut model) = on_disk(64, dir.path(), persistent, &host);
     let before = volume.counters().cache;
     let mut rng = Rng::new(8);
     const WRITES: u64 = 4000;
@@ -203,7 +252,7 @@ fn writes_that_straddle_blocks_on_disk_read_nothing_and_take_one_slot() {
 fn a_damaged_slot_is_an_error_of_its_sectors_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (volume, model) = on_disk(48, dir.path(), &host);
+    let (volume, model) = on_disk(48, dir.path(), None, &host);
     let sector = |number: u64| ByteRange::new(number * SECTOR, SECTOR).unwrap();
     let mut into = [0; SECTOR as usize];
     let at_once = volume.try_now(Op::Read { range: sector(0), into: &mut into }).unwrap();
@@ -223,12 +272,67 @@ fn a_damaged_slot_is_an_error_of_its_sectors_alone() {
 }
 
 #[test]
+fn a_damaged_shared_slot_is_an_error_of_its_sectors_after_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let contents = Rng::new(9).bytes(MIB as usize);
+    let mut options = setup::options(&image(&contents), CacheMode::RamDisk, 16, 64, dir.path());
+    options.persistent = Some(kept());
+    let (volume, device) = setup::open(&options, &host);
+    // More slots than a commit has in the map, so that they are in the data file.
+    for pair in 0..20 {
+        blocking::write(&*device, 4 * pair * BLOCK + 5 * SECTOR, &[9; BLOCK as usize]).unwrap();
+    }
+    volume.close();
+    drop((volume, device));
+    let map = std::fs::read(dir.path().join("kept/map")).unwrap();
+    let (mut at, mut slots) = (HEADER_BYTES, Vec::new());
+    while let Some((_, record, next)) = decode(&map, at) {
+        if let Record::Parts(parts) = record {
+            slots.extend(parts.iter().filter(|part| part.block == 5).filter_map(|part| part.slot));
+        }
+        at = next;
+    }
+    let [(position, _, slot)] = slots[..] else { panic!("block 5 is in {slots:?}") };
+    let byte = position as usize * ENCRYPTED_SEGMENT_BYTES + usize::from(slot) * ENCRYPTED_SLOT_BYTES + 7;
+    let data = std::fs::File::options().read(true).write(true).open(dir.path().join("kept/data")).unwrap();
+    let mut flipped = [0];
+    data.read_exact_at(&mut flipped, byte as u64).unwrap();
+    data.write_all_at(&[flipped[0] ^ 0x10], byte as u64).unwrap();
+
+    let (volume, device) = setup::open(&options, &host);
+    let sector = |number: u64| {
+        let mut into = [0; SECTOR as usize];
+        blocking::read(&*device, number * SECTOR, &mut into).map(|()| into).map_err(|error| error.kind())
+    };
+    let old = |number: u64| Ok(contents[(number * SECTOR) as usize..][..SECTOR as usize].try_into().unwrap());
+    // Blocks 4 and 5, of which the slot has the last three sectors and the first five.
+    for number in 32..48 {
+        let expected = if (37..45).contains(&number) { Err(IoErrorKind::Corrupt) } else { old(number) };
+        assert_eq!(sector(number), expected, "sector {number}");
+    }
+    assert_eq!((sector(68), sector(69)), (old(68), Ok([9; SECTOR as usize])));
+    // Written again, block 4 is whole, and block 5 is as before.
+    blocking::write(&*device, 4 * BLOCK, &[8; BLOCK as usize]).unwrap();
+    assert_eq!((sector(39), sector(40)), (Ok([8; SECTOR as usize]), Err(IoErrorKind::Corrupt)));
+    volume.close();
+}
+
+#[test]
 fn as_many_partial_blocks_as_a_leaf_has_blocks() {
+    fill_leaves(None);
+    fill_leaves(Some(kept()));
+}
+
+fn fill_leaves(persistent: Option<PersistentOptions>) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
     let contents = Rng::new(5).bytes(4 << 20);
     let base = image(&contents);
-    let (volume, device) = setup::open(&setup::options(&base, CacheMode::Ram, 64, 0, dir.path()), &host);
+    let mode = if persistent.is_some() { CacheMode::RamDisk } else { CacheMode::Ram };
+    let mut options = setup::options(&base, mode, 64, 512, dir.path());
+    options.persistent = persistent;
+    let (volume, device) = setup::open(&options, &host);
     let mut model = contents;
     for round in 1..4u8 {
         for block in 0..1024 {
@@ -237,9 +341,28 @@ fn as_many_partial_blocks_as_a_leaf_has_blocks() {
             model[at as usize..][..SECTOR as usize].fill(round);
         }
     }
-    let life = Life { rng: Rng::new(1), device, model, view: None };
+    let mut life = Life { rng: Rng::new(1), device, model, view: None };
     life.check_all();
-    assert!(volume.counters().cache.index_bytes > 1024 * 32, "{:?}", volume.counters().cache);
+    let has_all = |volume: &Volume| {
+        let cache = volume.counters().cache;
+        assert!(cache.index_bytes > 1024 * 32, "{cache:?}");
+    };
+    has_all(&volume);
+    if options.persistent.is_some() {
+        volume.close();
+        drop(volume);
+        let (volume, device) = setup::open(&options, &host);
+        has_all(&volume);
+        life.device = device;
+        life.check_all();
+        // The tables are full: a further block of a leaf is stored whole, and one that is partial changes.
+        for block in 0..1024 {
+            blocking::write(&*life.device, block * BLOCK + 6 * SECTOR, &[6; SECTOR as usize]).unwrap();
+            life.put(block * BLOCK + 6 * SECTOR, &[6; SECTOR as usize]);
+        }
+        life.check_all();
+        volume.close();
+    }
 }
 
 #[test]

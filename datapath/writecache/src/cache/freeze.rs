@@ -13,7 +13,7 @@ use super::read::{EachPart, without_slot};
 use super::{BLOCK, Found, Kind, Residence, WriteCache};
 use crate::map::split;
 use crate::memory::copy_out;
-use crate::units::{BlockNumber, Location};
+use crate::units::BlockNumber;
 
 /// A cache as it was when it was frozen. Dropping it gives back what only it needed.
 pub struct FrozenCache {
@@ -32,12 +32,6 @@ impl WriteCache {
             ));
         };
         Ok(FrozenCache { cache: Arc::clone(self), freeze })
-    }
-
-    /// Whether the block is in this slot now, frozen states aside.
-    pub(crate) fn is_at(&self, block: BlockNumber, slot: Location) -> bool {
-        let (leaf, index) = split(block);
-        self.map.read(leaf).is_some_and(|leaf| leaf.get(index) == slot)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::counters::Hot;
 use crate::log::Stream;
 use crate::map::{LeafWrite, split};
 use crate::memory::{copy_in, copy_out};
-use crate::partial::{PARTIAL_BYTES, Sectors, slots};
+use crate::partial::{PARTIAL_BYTES, Sectors, is_left, slots};
 use crate::units::{BlockNumber, Location, SECTOR_BYTES, SECTORS, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 static ZEROES: [u8; BLOCK] = [0; BLOCK];
@@ -377,17 +377,20 @@ impl WriteCache {
         if is_zero(part.data) {
             let zero = part.put_in(*sectors, Location::ZERO)?;
             // What is left in a slot may be zero too, and then the block takes no space: that is worth a look.
-            if zero.iter().any(|sector| sector.place().is_some()) {
+            if zero.iter().any(|sector| sector.place().is_some()) || !self.takes_part_notes() {
                 return None;
             }
             self.counters.hot(Hot::ElidedZero, 1);
-            return self.replace_sectors(leaf, *index, *block, &zero).then_some(WriteResult::Done);
+            return self.put_sectors(leaf, *index, *block, sectors, &zero).then_some(WriteResult::Done);
         }
-        if let Some((at, open)) = self.slot_of_its_own(leaf, *index, *block, sectors) {
+        // A new slot is bounded by what the map has space for; a note without a new slot is not.
+        if self.takes_part_notes()
+            && let Some((at, open)) = self.slot_of_its_own(leaf, *index, *block, sectors)
+        {
             let changed = part.put_in(*sectors, at)?;
             copy_in(open.address, open.slot, part.skip, part.data, leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
-            return self.replace_sectors(leaf, *index, *block, &changed).then_some(WriteResult::Done);
+            return self.put_sectors(leaf, *index, *block, sectors, &changed).then_some(WriteResult::Done);
         }
         if let Some(queues) = self.queues(turn) {
             return Some(queues);
@@ -400,7 +403,7 @@ impl WriteCache {
         copy_in(new.address, new.slot, part.end(), after, leaf);
         let changed = part.put_in(*sectors, Location::at(new.id, new.slot))?;
         // There was room for it above, with the same lock.
-        let _ = self.replace_sectors(leaf, *index, *block, &changed);
+        let _ = self.put_sectors(leaf, *index, *block, sectors, &changed);
         *took_slot = true;
         self.counters.hot(Hot::WriteNew, 1);
         self.throttle.took_slot(&self.host.spinner);
@@ -471,7 +474,7 @@ impl WriteCache {
         }
         for (index, block, sectors, part) in targets {
             let changed = part.put_in(*sectors, place)?;
-            let _ = self.replace_sectors(&mut leaf, index, block, &changed);
+            let _ = self.put_sectors(&mut leaf, index, block, sectors, &changed);
         }
         self.counters.hot(Hot::WriteNew, 2);
         self.throttle.took_slot(&self.host.spinner);
@@ -495,14 +498,32 @@ impl WriteCache {
 
     /// Whether so many more blocks of the leaf may be partial blocks, or this one is one already and may have more slots.
     fn takes_partial(&self, leaf: &LeafWrite<'_>, index: usize, count: usize) -> bool {
-        if self.persist.is_some() {
-            return false;
-        }
         let is_partial = leaf.get(index).entry().is_some();
         if !is_partial && (!leaf.takes_partial(count) || !self.has_index_for_partial()) {
             return false;
         }
         self.map.partial_surplus() < self.most_surplus()
+    }
+
+    /// Whether a persistent cache can note where sectors are that take no new slot.
+    fn takes_part_notes(&self) -> bool {
+        self.persist.as_ref().is_none_or(|persist| persist.takes_part_notes())
+    }
+
+    /// As [`WriteCache::replace_sectors`], for a write: noted for the next commit of a persistent cache.
+    fn put_sectors(
+        &self,
+        leaf: &mut LeafWrite<'_>,
+        index: usize,
+        block: BlockNumber,
+        before: &Sectors,
+        to: &Sectors,
+    ) -> bool {
+        let done = self.replace_sectors(leaf, index, block, to);
+        if done {
+            self.note_sectors(block, before, to);
+        }
+        done
     }
 
     /// Moves sectors of a block, and gives back the slots that it leaves. `false`: the leaf takes no more partial blocks.
@@ -524,17 +545,8 @@ impl WriteCache {
 
     /// Gives a slot back that a block of this leaf has left, unless the leaf needs it: the block that shares it, or a frozen view.
     pub(super) fn let_go(&self, leaf: &LeafWrite<'_>, number: usize, at: Location) {
-        let Some((id, slot)) = at.place() else { return };
-        let Some(segment) = self.segments.get(id) else { return };
-        // It may be gone already, and another leaf's.
-        let Some(owner) = segment.owner(slot) else { return };
-        let (of, index) = split(owner);
-        if of != number || leaf.needs(index, at) {
-            return;
-        }
-        if index + 1 < SLOTS && leaf.needs(index + 1, at) {
-            segment.set_owner(slot, BlockNumber(owner.0.saturating_add(1)));
-        } else {
+        let Some(segment) = at.place().and_then(|(id, _)| self.segments.get(id)) else { return };
+        if is_left(segment, leaf, number, at) {
             self.kill(at);
         }
     }

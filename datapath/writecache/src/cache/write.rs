@@ -145,11 +145,12 @@ impl WriteCache {
             let range = start..start + count as usize;
             let first = BlockNumber(block - count);
             let notes_all = self.takes_notes();
-            // Of those with a slot there are only so many.
-            let has_slot = |at: Location| at.place().is_some() || at.entry().is_some();
-            let changes = |at: Location| at != to && (notes_all || has_slot(at));
+            // There are only so many blocks in slots, because slots are limited, and only so many partial blocks, because their index
+            // memory is. A partial block may have no slot at all, if its sectors are zero and absent.
+            let is_bounded = |at: Location| at.place().is_some() || at.entry().is_some();
+            let changes = |at: Location| at != to && (notes_all || is_bounded(at));
             if !notes_all && slotless == UnloggedBlocks::Wait {
-                let waits = |index| leaf.get(index) != to && !has_slot(leaf.get(index));
+                let waits = |index| leaf.get(index) != to && !is_bounded(leaf.get(index));
                 if range.clone().any(waits) {
                     came = Cleared::UpTo(first);
                     break;

@@ -24,9 +24,6 @@ pub const ENCRYPTED_SLOT_BYTES: usize = BLOCK + TAG_BYTES;
 /// Bytes of a segment on disk: a multiple of 4096.
 pub const ENCRYPTED_SEGMENT_BYTES: usize = SLOTS * ENCRYPTED_SLOT_BYTES;
 
-/// From this version of a map on its key check is an HMAC.
-const CHECKED_BY_HMAC: u32 = 3;
-
 /// Bytes of a map in front of what tells it from others of its version: magic and version.
 const SAME_BYTES: usize = 12;
 
@@ -72,16 +69,12 @@ impl SlotKey {
 
     /// A tag over `part`, the first bytes of a map of this version, that only this key gives.
     ///
-    /// One key may have maps of several sizes and bases, and two tags of GCM with one nonce over data that is known would give away what
-    /// tags are made with. So since version 3 what GCM makes, over what is the same in all maps of a version, is the key of an HMAC, and
-    /// is kept to ourselves. The nonces are of generation 0, which no slot is sealed with, and each version has its own.
+    /// One key may have maps of several sizes and bases, and two tags of GCM with one nonce over known data would give away what tags are
+    /// made with. So the tag that GCM makes over the bytes that all maps of a version share is the key of an HMAC, and stays in memory.
+    /// The nonces are of generation 0, which no slot is sealed with, and each version has its own nonce.
     pub fn check(&self, version: u32, part: &[u8]) -> Option<[u8; TAG_BYTES]> {
         let slot = u16::try_from(version.checked_sub(1)?).ok()?;
-        let tag = |over: &[u8]| self.0.encrypt(&nonce(0, Slot(slot)), over, &[], &mut []);
-        if version < CHECKED_BY_HMAC {
-            return tag(part);
-        }
-        let key = tag(part.get(..SAME_BYTES)?)?;
+        let key = self.0.encrypt(&nonce(0, Slot(slot)), part.get(..SAME_BYTES)?, &[], &mut [])?;
         let mac = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), part);
         mac.as_ref().first_chunk().copied()
     }
@@ -117,16 +110,15 @@ mod tests {
     fn checks_of_one_key_do_not_tell_what_tags_are_made_with() {
         let key = SlotKey::from_bytes(&[7; 16]).unwrap();
         // Three bases, the same but for what comes after magic and version.
-        let differ = |version: u32, base: u8| {
+        let differ = |base: u8| {
             let check = |base: u8| {
-                let part = [b"HWCACHE\n", &version.to_le_bytes()[..], &[base; 44]].concat();
-                key.check(version, &part).unwrap()
+                let part = [b"HWCACHE\n", &4u32.to_le_bytes()[..], &[base; 44]].concat();
+                key.check(4, &part).unwrap()
             };
             let (one, other) = (check(base), check(base ^ 0x55));
             std::array::from_fn::<u8, TAG_BYTES, _>(|at| one[at] ^ other[at])
         };
-        assert_eq!(differ(2, 1), differ(2, 9), "as versions 1 and 2 were");
-        assert_ne!(differ(3, 1), differ(3, 9));
+        assert_ne!(differ(1), differ(9));
     }
 
     #[test]

@@ -56,8 +56,8 @@ pub const MAX_READ_SLOTS: usize = 64;
 /// Small read buffers kept for reuse, while there are reads.
 const KEEP_BUFFERS: usize = 64;
 
-/// Enough for one slot at any alignment.
-const SMALL_BUFFER_BYTES: usize = 8192;
+/// Enough for two slots side by side at any alignment: a read of 4 KiB at any sector needs both, if the writes came in order.
+const SMALL_BUFFER_BYTES: usize = 16384;
 
 /// One volume's overflow.
 pub struct Overflow {

@@ -9,7 +9,7 @@ use headwater_block::{IoError, IoErrorKind};
 
 use super::directory::ID_BYTES;
 use super::epoch::Epoch;
-use super::format::Encoder;
+use super::format::{Encoder, Part};
 use super::{Change, FlushDone, Persist};
 use crate::cache::WriteCache;
 use crate::counters::count;
@@ -17,6 +17,7 @@ use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
 use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
 use crate::panic_guard::{UnlessAnswered, without_panic};
+use crate::partial::{Sectors, slots};
 use crate::sync::{mpsc, thread};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
 
@@ -363,6 +364,36 @@ impl WriteCache {
             }
         };
         persist.note(change);
+    }
+
+    /// Notes in the open epoch where the sectors of a block are now that were elsewhere before. None of them became absent: a block
+    /// becomes absent as a whole.
+    pub(crate) fn note_sectors(&self, block: BlockNumber, before: &Sectors, now: &Sectors) {
+        let Some(persist) = &self.persist else { return };
+        let changed = (0..).zip(before.iter().zip(now)).filter(|(_, (before, now))| before != now);
+        let changed = changed.fold(0u8, |bits, (sector, _)| bits | 1 << sector);
+        self.parts_of(block, now, changed).for_each(|part| persist.note(part.into()));
+    }
+
+    /// Those sectors of a block: one part for each of their places. Absent sectors are in none.
+    pub(super) fn parts_of<'a>(
+        &'a self,
+        block: BlockNumber,
+        sectors: &'a Sectors,
+        which: u8,
+    ) -> impl Iterator<Item = Part> + 'a {
+        slots(sectors).chain([Location::ZERO]).filter_map(move |place| {
+            let here = (0..).zip(sectors).filter(|(_, sector)| **sector == place);
+            let bits = here.fold(0u8, |bits, (sector, _)| bits | 1 << sector) & which;
+            let slot = match place.place() {
+                None => None,
+                Some((id, slot)) => {
+                    let segment = self.segments.get(id)?;
+                    Some((segment.position()?, segment.generation(), slot.0))
+                }
+            };
+            (bits != 0).then_some(Part { block: block.0, sectors: bits, slot })
+        })
     }
 
     /// Whether a flush has nothing to do.

@@ -1,28 +1,37 @@
 //! Closing an epoch between two writes, and what of it goes into the map.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::Ordering;
 
 use headwater_block::IoError;
 
 use super::commit::Job;
-use super::format::{Encoder, MAX_RANGES, MAX_SEALED, NO_BLOCK};
+use super::format::{Encoder, MAX_PARTS, MAX_RANGES, MAX_SEALED, NO_BLOCK, Part};
 use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;
 use crate::counters::count;
+use crate::map::split;
 use crate::memory::with_frozen;
 use crate::overflow::Overflow;
 use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
 use crate::segment::State;
 use crate::sync::UNDER_MODEL_CHECKER;
-use crate::units::{Location, SLOT_COUNT, SegmentId, Slot};
+use crate::units::{Location, SECTORS, SLOT_COUNT, SegmentId, Slot};
 
 /// Bytes of a full segment's record in a checkpoint, about.
 const CHECKPOINT_SEGMENT_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 } else { 2080 };
 
 /// The slots of an epoch that has more are written to the data file alone: what they take there counts for more than a sync.
 const MOST_SEALED: usize = if UNDER_MODEL_CHECKER { 2 } else { 16 };
+
+/// An epoch whose slots go into the map has so many changes that name slots, at most. Several may name one slot: each write of
+/// further sectors of it does.
+const MOST_NAMING: usize = 8 * MOST_SEALED;
+
+/// Bytes of a slot of a partial block in a checkpoint, about.
+const CHECKPOINT_PART_BYTES: u64 = 24;
 
 /// Slots of a segment that are in RAM alone, and of a closed epoch.
 struct Fresh {
@@ -52,7 +61,7 @@ impl WriteCache {
         let waiters = std::mem::take(&mut persist.asked.lock().waiters);
         let mut checkpoint = {
             let used = overflow.used_bytes() / ENCRYPTED_SEGMENT_BYTES as u64;
-            let bytes = used * CHECKPOINT_SEGMENT_BYTES;
+            let bytes = used * CHECKPOINT_SEGMENT_BYTES + self.map.partial_slots() * CHECKPOINT_PART_BYTES;
             let journal = persist.journal.lock();
             // With room for all before the gate is closed; what is not used of it takes no memory.
             journal
@@ -79,8 +88,9 @@ impl WriteCache {
     /// Everything that the map names. With the gate closed.
     fn whole_state(&self, records: &mut Encoder) {
         let numbers = self.log.lock().numbers_used();
-        // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile.
-        let frozen = self.map.is_frozen();
+        // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile. Slots of partial
+        // blocks are named below.
+        let is_all_whole = !self.map.is_frozen() && self.map.partial_blocks() == 0;
         let mut blocks: Vec<u32> = Vec::with_capacity(usize::from(SLOT_COUNT));
         for number in 0..numbers {
             let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
@@ -88,10 +98,21 @@ impl WriteCache {
             if segment.live() == 0 || segment.word().state() == State::Free {
                 continue;
             }
-            let owner = |slot| {
+            // Neighbours in a segment are mostly of one leaf, which is locked once for all of them.
+            let mut leaf = None;
+            let mut owner = |slot| {
                 let block = segment.owner(Slot(slot))?;
+                if is_all_whole {
+                    return Some(block.0);
+                }
+                let (of, index) = split(block);
+                if leaf.as_ref().is_none_or(|(locked, _)| *locked != of) {
+                    // Unlocked before another one is locked.
+                    leaf = None;
+                    leaf = Some((of, self.map.read(of)?));
+                }
                 let here = Location::at(SegmentId(number), Slot(slot));
-                (!frozen || self.is_at(block, here)).then_some(block.0)
+                leaf.as_ref().is_some_and(|(_, leaf)| leaf.get(index) == here).then_some(block.0)
             };
             let Some(first) = (0..SLOT_COUNT).find(|slot| owner(*slot).is_some()) else { continue };
             blocks.clear();
@@ -110,6 +131,15 @@ impl WriteCache {
             }
         });
         records.ranges(true, &ranges);
+        let mut parts: Vec<Part> = Vec::with_capacity(MAX_PARTS);
+        self.map.each_partial(|block, sectors| {
+            parts.extend(self.parts_of(block, sectors, u8::MAX));
+            if parts.len() + SECTORS > MAX_PARTS {
+                records.parts(&parts);
+                parts.clear();
+            }
+        });
+        records.parts(&parts);
     }
 
     /// Makes it durable: few slots in the map alone, more in the data file first.
@@ -161,13 +191,21 @@ impl WriteCache {
             return None;
         }
         // All that it names have to be among them: others were written by a spill or a commit that failed, or are dead already.
-        let is_slot = |change: &&Change| matches!(change, Change::Slot { .. });
-        if epoch.changes.iter().filter(is_slot).take(slots + 1).count() != slots {
+        let naming = || epoch.changes.iter().filter_map(|change| change.slot()).take(MOST_NAMING + 1);
+        if naming().count() > MOST_NAMING || naming().collect::<BTreeSet<_>>().len() != slots {
             return None;
         }
         let mut records = Encoder::with_room(journal.sequence(), slots * (ENCRYPTED_SLOT_BYTES + 64));
         let mut all = true;
+        let mut named = BTreeSet::new();
         encode(&epoch.changes, &mut records, &mut |records, (position, generation), slot, blocks| {
+            // Parts may name a slot again, after other parts or after a whole block. The slot is in the first of these records.
+            let are_new = (slot..)
+                .zip(blocks)
+                .fold(false, |are_new, (slot, _)| are_new | named.insert((position, generation, slot)));
+            if !are_new {
+                return;
+            }
             let of_it = fresh.iter().find(|it| {
                 it.position == position
                     && it.generation == generation
@@ -273,15 +311,19 @@ fn append(journal: &mut Journal, changes: &[Change], reserve: bool) -> io::Resul
 /// Adds the record of blocks in consecutive slots, of a position and a generation.
 type AddExtent<'a> = &'a mut dyn FnMut(&mut Encoder, (u32, u64), u16, &[u32]);
 
-/// Slots that are in the data file.
+/// Slots that are in the data file. A slot of parts needs no record of its own then.
 fn plainly(encoder: &mut Encoder, (position, generation): (u32, u64), first_slot: u16, blocks: &[u32]) {
-    encoder.extent(position, generation, first_slot, blocks);
+    if blocks != [NO_BLOCK] {
+        encoder.extent(position, generation, first_slot, blocks);
+    }
 }
 
-/// Changes in order, those in slots side by side as one record.
+/// Changes in order, those in slots side by side as one record. `extent` is called with [`NO_BLOCK`] for the slot of each part, before
+/// the record of the parts.
 fn encode(changes: &[Change], encoder: &mut Encoder, extent: AddExtent<'_>) {
     let mut blocks: Vec<u32> = Vec::new();
     let mut ranges: Vec<(u32, u32)> = Vec::new();
+    let mut parts: Vec<Part> = Vec::new();
     let mut rest = changes.iter().copied().peekable();
     while let Some(change) = rest.next() {
         match change {
@@ -297,6 +339,17 @@ fn encode(changes: &[Change], encoder: &mut Encoder, extent: AddExtent<'_>) {
                     last = slot;
                 }
                 extent(encoder, (position, generation), slot, &blocks);
+            }
+            Change::Sectors { .. } | Change::ZeroSectors { .. } => {
+                parts.clear();
+                parts.extend(change.part());
+                while let Some(next) = rest.next_if(|next| next.part().is_some()) {
+                    parts.extend(next.part());
+                }
+                for (position, generation, slot) in parts.iter().filter_map(|part| part.slot) {
+                    extent(encoder, (position, generation), slot, &[NO_BLOCK]);
+                }
+                encoder.parts(&parts);
             }
             Change::Range { first, count, zero } => {
                 ranges.clear();
@@ -323,6 +376,9 @@ mod tests {
         let range = |first, zero| Change::Range { first, count: 1, zero };
         let changes =
             [slot(5, 1, 0), slot(6, 1, 1), slot(7, 1, 3), range(5, true), range(6, true), range(7, false)];
+        let zero = |block| Change::ZeroSectors { block, sectors: 1 };
+        let sectors = Change::Sectors { block: 8, sectors: 2, position: 1, slot: 4, generation: 9 };
+        let changes = [&changes[..], &[zero(7), sectors, range(9, true), zero(9)]].concat();
         let mut encoder = Encoder::new(1);
         encode(&changes, &mut encoder, &mut plainly);
         let (bytes, _) = encoder.finish();
@@ -335,10 +391,11 @@ mod tests {
                 }
                 Record::Zero(ranges) => (100, ranges.len()),
                 Record::Absent(ranges) => (200, ranges.len()),
+                Record::Parts(parts) => (400, parts.iter().count()),
                 Record::Commit { .. } => (300, 0),
             });
             at = next;
         }
-        assert_eq!(seen, vec![(0, 2), (3, 1), (100, 4), (200, 2)]);
+        assert_eq!(seen, vec![(0, 2), (3, 1), (100, 4), (200, 2), (400, 2), (100, 2), (400, 1)]);
     }
 }

@@ -9,11 +9,8 @@ use crate::units::SLOT_COUNT;
 /// The first bytes of the file.
 pub const MAGIC: [u8; 8] = *b"HWCACHE\n";
 
-/// The format's version.
-pub const VERSION: u32 = 3;
-
-/// The oldest version that is read: that of before there were [`Record::Sealed`].
-pub const OLDEST_VERSION: u32 = 1;
+/// The format's version. No other version is read.
+pub const VERSION: u32 = 1;
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 128;
@@ -27,6 +24,15 @@ pub const NO_BLOCK: u32 = u32::MAX;
 /// Ranges in one record at most.
 pub const MAX_RANGES: usize = 1024;
 
+/// Parts of blocks in one record at most.
+pub const MAX_PARTS: usize = 256;
+
+/// Bytes of a part of a block in a record.
+const PART_BYTES: usize = 24;
+
+/// In a part: its sectors are zero, and in no slot.
+const PART_ZERO: u8 = 1;
+
 /// Sealed slots in one record at most.
 pub const MAX_SEALED: usize = 16;
 
@@ -38,6 +44,7 @@ const KIND_ABSENT: u8 = 2;
 const KIND_ZERO: u8 = 3;
 const KIND_COMMIT: u8 = 4;
 const KIND_SEALED: u8 = 5;
+const KIND_PARTS: u8 = 6;
 
 /// Header bytes that the key check vouches for.
 pub const CHECKED_BYTES: usize = 56;
@@ -45,13 +52,11 @@ pub const CHECKED_BYTES: usize = 56;
 /// What the cache is, for whom, and under which key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The format's version.
-    pub version: u32,
     /// Size of the volume.
     pub size_bytes: u64,
     /// Identity of the base that the cache was made over.
     pub base_id: [u8; 32],
-    /// Authentication tag over the bytes before it, under the cache's key: see [`SlotKey::check`](crate::overflow::seal::SlotKey::check).
+    /// Authentication tag over the bytes before it, under the cache's key: see [`SlotKey::check`](crate::overflow::encrypt::SlotKey::check).
     pub key_check: [u8; TAG_BYTES],
     /// Sequence number of the first record.
     pub first_sequence: u64,
@@ -82,7 +87,7 @@ pub enum Record<'a> {
         /// The blocks, in order of slots; [`NO_BLOCK`] where there is none.
         blocks: Words<'a>,
     },
-    /// The same with the slots, sealed: they need not be in the `data` file.
+    /// The same with the slots, sealed: they need not be in the `data` file. A slot that parts name has [`NO_BLOCK`] here.
     Sealed {
         /// Position in the `data` file.
         position: u32,
@@ -99,6 +104,8 @@ pub enum Record<'a> {
     Absent(Words<'a>),
     /// Ranges of blocks (first, count) that read as zeroes.
     Zero(Words<'a>),
+    /// Sectors of blocks. The other sectors of these blocks stay where they are.
+    Parts(Parts<'a>),
     /// Everything before counts.
     Commit {
         /// Number of the commit: one more than that of the commit before.
@@ -106,6 +113,60 @@ pub enum Record<'a> {
         /// Generations from here on were never used.
         generation_limit: u64,
     },
+}
+
+/// Where some sectors of a block are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The block.
+    pub block: u32,
+    /// A bit for each of its sectors, the lowest for the first sector; not 0.
+    pub sectors: u8,
+    /// Position, generation and slot of these sectors; `None`: they are zero.
+    pub slot: Option<(u32, u64, u16)>,
+}
+
+impl Part {
+    fn encode(&self) -> [u8; PART_BYTES] {
+        let mut bytes = [0; PART_BYTES];
+        put(&mut bytes, 0, &self.block.to_le_bytes());
+        if let Some((position, generation, slot)) = self.slot {
+            put(&mut bytes, 4, &position.to_le_bytes());
+            put(&mut bytes, 8, &generation.to_le_bytes());
+            put(&mut bytes, 16, &slot.to_le_bytes());
+        }
+        let kind = if self.slot.is_none() { PART_ZERO } else { 0 };
+        put(&mut bytes, 18, &[self.sectors, kind]);
+        bytes
+    }
+
+    /// `None`: no such bytes are ever written.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (block, sectors) = (u32_at(bytes, 0)?, *bytes.get(18)?);
+        let (position, generation, slot) = (u32_at(bytes, 4)?, u64_at(bytes, 8)?, u16_at(bytes, 16)?);
+        let slot = match *bytes.get(19)? {
+            0 if slot < SLOT_COUNT => Some((position, generation, slot)),
+            PART_ZERO if (position, generation, slot) == (0, 0, 0) => None,
+            _ => return None,
+        };
+        (sectors != 0 && u32_at(bytes, 20)? == 0).then_some(Self { block, sectors, slot })
+    }
+}
+
+/// Parts of blocks, as they lie in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts<'a>(&'a [u8]);
+
+impl<'a> Parts<'a> {
+    /// `None`: one of them is never written like this.
+    fn new(bytes: &'a [u8]) -> Option<Self> {
+        bytes.chunks_exact(PART_BYTES).all(|bytes| Part::decode(bytes).is_some()).then_some(Self(bytes))
+    }
+
+    /// The parts in order.
+    pub fn iter(self) -> impl Iterator<Item = Part> + 'a {
+        self.0.chunks_exact(PART_BYTES).filter_map(Part::decode)
+    }
 }
 
 /// Little-endian 32-bit numbers, as they lie in the file.
@@ -162,10 +223,10 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 impl Header {
     /// The part of the header that identifies the cache: what the key check is made over.
-    pub fn checked_part(version: u32, size_bytes: u64, base_id: &[u8; 32]) -> [u8; CHECKED_BYTES] {
+    pub fn checked_part(size_bytes: u64, base_id: &[u8; 32]) -> [u8; CHECKED_BYTES] {
         let mut bytes = [0; CHECKED_BYTES];
         put(&mut bytes, 0, &MAGIC);
-        put(&mut bytes, 8, &version.to_le_bytes());
+        put(&mut bytes, 8, &VERSION.to_le_bytes());
         put(&mut bytes, 12, &128u32.to_le_bytes());
         put(&mut bytes, 16, &size_bytes.to_le_bytes());
         put(&mut bytes, 24, base_id);
@@ -175,7 +236,7 @@ impl Header {
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        put(&mut bytes, 0, &Self::checked_part(self.version, self.size_bytes, &self.base_id));
+        put(&mut bytes, 0, &Self::checked_part(self.size_bytes, &self.base_id));
         put(&mut bytes, CHECKED_BYTES, &self.key_check);
         put(&mut bytes, 72, &self.first_sequence.to_le_bytes());
         let sum = crc32c::crc32c(bytes.get(..124).unwrap_or_default());
@@ -189,7 +250,7 @@ impl Header {
             return Err(HeaderFault::NotAMap);
         }
         let version = u32_at(bytes, 8).ok_or(HeaderFault::NotAMap)?;
-        if !(OLDEST_VERSION..=VERSION).contains(&version) {
+        if version != VERSION {
             return Err(HeaderFault::Version(version));
         }
         let head = bytes.get(..124).ok_or(HeaderFault::NotAMap)?;
@@ -198,7 +259,6 @@ impl Header {
         }
         let part = || {
             Some(Self {
-                version,
                 size_bytes: u64_at(bytes, 16)?,
                 base_id: array(bytes, 24)?,
                 key_check: array(bytes, CHECKED_BYTES)?,
@@ -291,6 +351,14 @@ impl Encoder {
         }
     }
 
+    /// Sectors of blocks.
+    pub fn parts(&mut self, parts: &[Part]) {
+        for some in parts.chunks(MAX_PARTS) {
+            let body: Vec<u8> = some.iter().flat_map(Part::encode).collect();
+            self.record(KIND_PARTS, some.len(), &body, &[], &[]);
+        }
+    }
+
     /// The end of an epoch.
     pub fn commit(&mut self, epoch: u64, generation_limit: u64) {
         let mut head = [0; 16];
@@ -323,6 +391,7 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
         KIND_EXTENT if count <= usize::from(SLOT_COUNT) => 16 + blocks_bytes(count),
         KIND_SEALED if count <= MAX_SEALED => 16 + blocks_bytes(count) + count * ENCRYPTED_SLOT_BYTES,
         KIND_ABSENT | KIND_ZERO if count <= MAX_RANGES => count * 8,
+        KIND_PARTS if count <= MAX_PARTS => count * PART_BYTES,
         KIND_COMMIT if count == 0 => 16,
         _ => return None,
     };
@@ -348,6 +417,7 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
         }
         KIND_ABSENT => Record::Absent(Words(body)),
         KIND_ZERO => Record::Zero(Words(body)),
+        KIND_PARTS => Record::Parts(Parts::new(body)?),
         _ => Record::Commit { epoch: u64_at(body, 0)?, generation_limit: u64_at(body, 8)? },
     };
     Some((u64_at(rest, 8)?, record, at + end))
@@ -361,8 +431,8 @@ mod tests {
     use crate::overflow::encrypt::SlotKey;
 
     fn header() -> Header {
-        let (version, size_bytes) = (VERSION, 1 << 30);
-        Header { version, size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
+        let size_bytes = 1 << 30;
+        Header { size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
     }
 
     fn hex(bytes: &[u8]) -> String {
@@ -374,7 +444,7 @@ mod tests {
         let expected = format!(
             "{}{}{}{}{}{}{}{}{}",
             "485743414348450a",
-            "03000000",
+            "01000000",
             "80000000",
             "0000004000000000",
             "ab".repeat(32),
@@ -390,9 +460,11 @@ mod tests {
         encoder.ranges(true, &[(3, 4), (5, 6)]);
         let slot: Vec<u8> = (0..ENCRYPTED_SLOT_BYTES).map(|at| (at % 251) as u8).collect();
         encoder.encrypted((4, 0x3344), 6, &[12], &slot);
+        let in_slot = Part { block: 13, sectors: 0xe0, slot: Some((4, 0x3344, 7)) };
+        encoder.parts(&[in_slot, Part { block: 14, sectors: 0x1f, slot: None }]);
         encoder.commit(8, 99);
         let (bytes, next) = encoder.finish();
-        assert_eq!(next, 12);
+        assert_eq!(next, 13);
         let body = [
             "........01000300070000000000000003000000050000002211000000000000",
             "09000000ffffffff0b00000000000000",
@@ -404,7 +476,10 @@ mod tests {
             "04000000060000004433000000000000",
             "0c00000000000000",
             &hex(&slot),
-            "........040000000b00000000000000",
+            "........060002000b00000000000000",
+            "0d0000000400000044330000000000000700e00000000000",
+            "0e00000000000000000000000000000000001f0100000000",
+            "........040000000c00000000000000",
             "08000000000000006300000000000000",
         ]
         .concat();
@@ -422,13 +497,11 @@ mod tests {
     #[test]
     fn the_key_checks_are_those_of_the_document() {
         let key = SlotKey::from_bytes(&[7; 16]).unwrap();
-        let check = |version, size_bytes, base_id| {
-            hex(&key.check(version, &Header::checked_part(version, size_bytes, &base_id)).unwrap())
+        let check = |size_bytes, base_id| {
+            hex(&key.check(VERSION, &Header::checked_part(size_bytes, &base_id)).unwrap())
         };
-        assert_eq!(check(1, 1 << 30, [0xab; 32]), "32fac754642d80d82f20d3c11bb0c239");
-        assert_eq!(check(2, 1 << 30, [0xab; 32]), "a2c9b22883b5e356bbccdc9e7acd77e1");
-        assert_eq!(check(3, 1 << 30, [0xab; 32]), "b83a9826625b3e1fbd927894bac91406");
-        assert_eq!(check(3, 1 << 31, [0xab; 32]), "fd0125e9021299f14680cdf34bb8e35f");
+        assert_eq!(check(1 << 30, [0xab; 32]), "708078518ab403339677a102f021af2d");
+        assert_eq!(check(1 << 31, [0xab; 32]), "cd0b0a21f36614a81154e59c17397ca6");
     }
 
     #[test]
@@ -437,6 +510,14 @@ mod tests {
         let mut encoder = Encoder::new(1);
         encoder.extent(4, 77, SLOT_COUNT - 3, &[1, 2, 3]);
         encoder.encrypted((5, 78), 2, &[8, 9], &[7; 2 * ENCRYPTED_SLOT_BYTES]);
+        let parts: Vec<Part> = (0..MAX_PARTS as u32 + 1)
+            .map(|block| Part {
+                block,
+                sectors: 1 << (block % 8),
+                slot: (block % 3 > 0).then_some((block, 79, SLOT_COUNT - 1)),
+            })
+            .collect();
+        encoder.parts(&parts);
         encoder.commit(1, 2);
         let (bytes, _) = encoder.finish();
         let (sequence, record, next) = decode(&bytes, 0).unwrap();
@@ -448,24 +529,23 @@ mod tests {
         assert_eq!((sequence, position, generation, first_slot), (2, 5, 78, 2));
         assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![8, 9]);
         assert_eq!(slots, [7; 2 * ENCRYPTED_SLOT_BYTES]);
+        let (sequence, Record::Parts(some), next) = decode(&bytes, next).unwrap() else { panic!() };
+        let (_, Record::Parts(last), next) = decode(&bytes, next).unwrap() else { panic!() };
+        assert_eq!((sequence, some.iter().chain(last.iter()).collect::<Vec<_>>()), (3, parts));
         assert_eq!(
             decode(&bytes, next),
-            Some((3, Record::Commit { epoch: 1, generation_limit: 2 }, bytes.len()))
+            Some((5, Record::Commit { epoch: 1, generation_limit: 2 }, bytes.len()))
         );
     }
 
     #[test]
     fn other_versions_and_damaged_headers_are_told_apart() {
         let mut bytes = header().encode();
-        for version in [0, 4] {
+        for version in [0, 2, 3] {
             bytes[8] = version;
             assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(version.into())));
         }
-        for version in [1, 2] {
-            let older = Header { version, ..header() };
-            assert_eq!(Header::decode(&older.encode()), Ok(older));
-        }
-        bytes[8] = 3;
+        bytes[8] = 1;
         bytes[30] ^= 1;
         assert_eq!(Header::decode(&bytes), Err(HeaderFault::Damaged));
         assert_eq!(Header::decode(b"HWCA"), Err(HeaderFault::NotAMap));

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use headwater_block::{IoError, IoErrorKind};
 
 use super::directory::{ID_BYTES, Lock, identity, lock, open_dir, open_found, open_rw};
-use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, OLDEST_VERSION, VERSION};
+use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, VERSION};
 use super::map_space::MapSpace;
 use super::scan::{Scan, ScanFault, Window, scan};
 use super::{DATA_FILE, PersistentOptions};
@@ -57,9 +57,7 @@ pub struct Journal {
     dir_file: File,
     file: Arc<File>,
     room: Arc<MapSpace>,
-    /// Of the maps that are written. The open one may be of an older version.
     header: Header,
-    version: u32,
     /// Where the next commit goes.
     tail: u64,
     /// Where the zeroes behind it end.
@@ -158,19 +156,15 @@ impl Journal {
         let dir_file = open_dir(parent, &dir)?;
         let lock = lock(&dir)?;
         let failed = |e| IoError::from_os(format!("cannot open the persistent cache {}", dir.display()), e);
-        let header = |version| {
-            let key_check = key
-                .check(version, &Header::checked_part(version, size_bytes, &options.base_id))
-                .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
-            Ok(Header { version, size_bytes, base_id: options.base_id, key_check, first_sequence: 1 })
-        };
-        let mut version = VERSION;
+        let key_check = key
+            .check(VERSION, &Header::checked_part(size_bytes, &options.base_id))
+            .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
+        let header = Header { size_bytes, base_id: options.base_id, key_check, first_sequence: 1 };
         let map = dir.join("map");
         let mut recovered = match open_found(&map) {
             Ok(file) => {
                 let mut records = Window::new(file).map_err(failed)?;
                 let found = check_header(&dir, records.from(0).map_err(failed)?, &header)?;
-                version = found.version;
                 let scan = scan(&mut records, found.first_sequence).map_err(failed)?;
                 Some((records, scan.map_err(|fault| refused(&dir, fault))?))
             }
@@ -191,8 +185,7 @@ impl Journal {
             dir: dir.clone(),
             dir_file,
             file,
-            header: header(VERSION)?,
-            version,
+            header,
             tail: 0,
             zeroes_end: 0,
             checkpoint_bytes: 0,
@@ -264,21 +257,20 @@ impl Journal {
     }
 
     /// Whether the next commit should be a checkpoint, of at least so many bytes (what else it takes, for blocks that are zero,
-    /// tells the last one): the map is long, or holds many sealed slots, or is of an older version.
+    /// tells the last one): the map is long, or holds many sealed slots.
     pub fn wants_checkpoint(&self, least_bytes: u64) -> bool {
         let checkpoint_bytes = least_bytes.max(self.checkpoint_bytes);
         let most = (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES);
         // Not more often than what is written anew is worth.
         let most_sealed = checkpoint_bytes.max(MAX_SEALED_BYTES);
-        let is_due = self.tail.saturating_sub(self.encrypted_bytes) > most
-            || self.encrypted_bytes >= most_sealed
-            || self.version != VERSION;
+        let is_due =
+            self.tail.saturating_sub(self.encrypted_bytes) > most || self.encrypted_bytes >= most_sealed;
         is_due && self.tail > self.retry_bytes
     }
 
     /// Whether a commit may have sealed slots in it: not while they cannot be taken out again by a checkpoint.
     pub fn takes_encrypted(&self) -> bool {
-        self.version == VERSION && self.retry_bytes == 0
+        self.retry_bytes == 0
     }
 
     /// The space of the map.
@@ -381,7 +373,7 @@ impl Journal {
         self.tail = (HEADER_BYTES + records.len()) as u64;
         self.zeroes_end = self.tail;
         self.checkpoint_bytes = self.tail;
-        (self.version, self.encrypted_bytes, self.retry_bytes) = (VERSION, 0, 0);
+        (self.encrypted_bytes, self.retry_bytes) = (0, 0);
         self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
         Ok(())
@@ -424,12 +416,8 @@ fn check_has_no_data(dir: &Path, map_is: &str) -> Result<(), IoError> {
     }
 }
 
-/// `expected`: the header of a map of this version.
-fn check_header(
-    dir: &Path,
-    bytes: &[u8],
-    expected: &dyn Fn(u32) -> Result<Header, IoError>,
-) -> Result<Header, IoError> {
+/// `expected`: the header of this cache's map.
+fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, IoError> {
     let place = dir.join("map");
     let place = place.display();
     let unreadable = |why: String| IoError::new(IoErrorKind::Corrupt, why);
@@ -444,12 +432,12 @@ fn check_header(
         }
         Err(HeaderFault::Version(version)) => {
             return Err(unreadable(format!(
-                "{place} has format version {version}, and this program knows versions {OLDEST_VERSION} to {VERSION} only: open it with a newer one"
+                "{place} has format version {version}, and this program reads version {VERSION} only: copy what is in the cache with the release that wrote it, or remove {} to begin with an empty cache",
+                dir.display()
             )));
         }
         Err(HeaderFault::Damaged) => return Err(damaged(dir, 0)),
     };
-    let expected = expected(found.version)?;
     if found.base_id != expected.base_id {
         return Err(invalid(format!(
             "the persistent cache {} belongs to base {}, and this volume lies over base {}: give the right base, or another name",

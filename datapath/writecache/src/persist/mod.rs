@@ -47,6 +47,7 @@ use headwater_block::{IoError, IoErrorKind};
 
 pub use self::commit::BUFFERS_BYTES;
 use self::directory::{ID_BYTES, Lock};
+use self::format::Part;
 use self::journal::{Journal, Opened};
 use self::map_space::MapSpace;
 use self::recover::{Contradiction, Recovered};
@@ -119,7 +120,7 @@ const MAX_FREED: usize = if UNDER_MODEL_CHECKER { 4 } else { 64 };
 /// The answer to a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), IoError>) + Send>;
 
-/// One change of the map.
+/// One change of the map: flat, because a cache may hold many of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The block is in this slot now.
@@ -133,6 +134,26 @@ pub enum Change {
         /// Generation of the segment.
         generation: u64,
     },
+    /// Sectors of the block are in this slot now.
+    Sectors {
+        /// The block.
+        block: u32,
+        /// A bit for each of its sectors.
+        sectors: u8,
+        /// Position of its segment.
+        position: u32,
+        /// The slot.
+        slot: u16,
+        /// Generation of the segment.
+        generation: u64,
+    },
+    /// Sectors of the block are zero, and in no slot.
+    ZeroSectors {
+        /// The block.
+        block: u32,
+        /// A bit for each of its sectors.
+        sectors: u8,
+    },
     /// The blocks are absent, or zero.
     Range {
         /// First block.
@@ -144,10 +165,58 @@ pub enum Change {
     },
 }
 
+const _: () = assert!(size_of::<Change>() == 24);
+
+impl From<Part> for Change {
+    fn from(part: Part) -> Self {
+        let Part { block, sectors, slot } = part;
+        match slot {
+            Some((position, generation, slot)) => {
+                Change::Sectors { block, sectors, position, slot, generation }
+            }
+            None => Change::ZeroSectors { block, sectors },
+        }
+    }
+}
+
 impl Change {
-    /// Takes a range that begins where this one ends into it: discards come in small pieces, side by side.
+    /// The part of a block that it is about.
+    fn part(self) -> Option<Part> {
+        match self {
+            Change::Sectors { block, sectors, position, slot, generation } => {
+                Some(Part { block, sectors, slot: Some((position, generation, slot)) })
+            }
+            Change::ZeroSectors { block, sectors } => Some(Part { block, sectors, slot: None }),
+            Change::Slot { .. } | Change::Range { .. } => None,
+        }
+    }
+
+    /// Position, generation and slot that it names.
+    fn slot(self) -> Option<(u32, u64, u16)> {
+        match self {
+            Change::Slot { position, slot, generation, .. }
+            | Change::Sectors { position, slot, generation, .. } => Some((position, generation, slot)),
+            Change::ZeroSectors { .. } | Change::Range { .. } => None,
+        }
+    }
+
+    /// Takes the next change into this one if the two are one: a range that begins where this one ends, because discards come in
+    /// small pieces, side by side; or further sectors of the same block in the same slot, because small writes come so.
     fn is_continued_by(&mut self, next: &Change) -> bool {
         match (self, next) {
+            (
+                Change::Sectors { block, sectors, position, slot, generation },
+                Change::Sectors { block: of, sectors: more, position: p, slot: s, generation: g },
+            ) if (*block, *position, *slot, *generation) == (*of, *p, *s, *g) => {
+                *sectors |= more;
+                true
+            }
+            (Change::ZeroSectors { block, sectors }, Change::ZeroSectors { block: of, sectors: more })
+                if block == of =>
+            {
+                *sectors |= more;
+                true
+            }
             (
                 Change::Range { first, count, zero },
                 Change::Range { first: next, count: more, zero: also },
@@ -182,6 +251,16 @@ impl Pending {
         self.ended = true;
         self.changes.truncate(1);
         self.changes.shrink_to_fit();
+    }
+
+    /// The changes, also those that are being committed.
+    fn in_all(&self) -> usize {
+        self.changes.len() + self.committing_changes
+    }
+
+    /// See [`Persist::takes_notes`].
+    fn takes_notes(&self) -> bool {
+        self.changes.len() < MOST_CHANGES && self.in_all() < MOST_IN_ALL
     }
 
     fn end_commit(&mut self) {
@@ -382,14 +461,20 @@ impl Persist {
     /// Whether a write may note a change that takes no place on disk. Where not, a commit was asked for, and the write takes a
     /// place: of those there are only so many.
     pub fn takes_notes(&self) -> bool {
-        let pending = self.pending.lock();
-        let noted = pending.changes.len();
-        noted < MOST_CHANGES && noted + pending.committing_changes < MOST_IN_ALL
+        self.pending.lock().takes_notes()
+    }
+
+    /// The same for a part of a block. Its record is three times as long as that of a range, so the map has to have space for it, too.
+    pub fn takes_part_notes(&self) -> bool {
+        let (takes_notes, changes) = {
+            let pending = self.pending.lock();
+            (pending.takes_notes(), pending.in_all())
+        };
+        takes_notes && self.room.is_enough(changes)
     }
 
     fn pending_changes(&self) -> usize {
-        let pending = self.pending.lock();
-        pending.changes.len() + pending.committing_changes
+        self.pending.lock().in_all()
     }
 
     /// Claims space for the map, so that what is pending can be committed, and what is written until the next time.

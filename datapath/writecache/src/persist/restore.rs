@@ -11,7 +11,7 @@ use std::io::{self, Read, Seek};
 
 use rustix::fs::FallocateFlags;
 
-use super::format::{HEADER_BYTES, Record};
+use super::format::{HEADER_BYTES, NO_BLOCK, Record};
 use super::scan::{Scan, Window};
 use crate::overflow::Overflow;
 use crate::overflow::encrypt::{ENCRYPTED_SEGMENT_BYTES, ENCRYPTED_SLOT_BYTES};
@@ -40,7 +40,9 @@ fn live_slots<R: Read + Seek>(
         {
             let slots = slots.chunks_exact(ENCRYPTED_SLOT_BYTES);
             for ((slot, block), encrypted) in (first_slot..).map(Slot).zip(blocks.iter()).zip(slots) {
-                if segment.owner(slot) == Some(BlockNumber(block)) {
+                // If the record names no block, parts name the slot: it is live while any of them is.
+                let owner = segment.owner(slot);
+                if owner == Some(BlockNumber(block)) || (block == NO_BLOCK && owner.is_some()) {
                     each(position, slot, encrypted)?;
                 }
             }

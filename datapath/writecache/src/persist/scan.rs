@@ -141,7 +141,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::format::{Encoder, Header, VERSION};
+    use super::super::format::{Encoder, Header, Part};
     use super::*;
     use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
 
@@ -152,9 +152,8 @@ mod tests {
 
     /// Three commits; where each ends.
     fn map() -> (Vec<u8>, Vec<usize>) {
-        let (version, size_bytes) = (VERSION, 1 << 30);
-        let header =
-            Header { version, size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 };
+        let size_bytes = 1 << 30;
+        let header = Header { size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 };
         let mut bytes = header.encode().to_vec();
         let mut ends = Vec::new();
         let mut sequence = 7;
@@ -162,6 +161,7 @@ mod tests {
             let mut encoder = Encoder::new(sequence);
             encoder.extent(epoch as u32, epoch, 0, &[1, 2, 3, 4, 5]);
             encoder.ranges(true, &[(10, 20)]);
+            encoder.parts(&[Part { block: 6, sectors: 3, slot: Some((epoch as u32, epoch, 5)) }]);
             encoder.commit(epoch, 100);
             let (more, next) = encoder.finish();
             bytes.extend(more);

@@ -1,7 +1,10 @@
 //! Changes that are noted, and a cache whose disk failed at a sync.
 
+mod parts;
+
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,17 +12,18 @@ use std::time::Duration;
 
 use headwater_testkit::wait_until;
 
-use super::format::{HEADER_BYTES, Header, VERSION};
+use super::format::{Encoder, Header, NO_BLOCK, Part, VERSION};
 use super::{Change, MOST_IN_ALL, PersistentOptions};
 use crate::cache::{
-    Admission, Block, CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, UnloggedBlocks,
+    Admission, Block, CacheOptions, Cleared, Found, LittleSpace, OverflowOptions, Residence, UnloggedBlocks,
     WriteCache, WriteResult,
 };
+use crate::fetch::Fetched;
 use crate::host::Host;
 use crate::overflow::buffering::Buffering;
-use crate::overflow::encrypt::SlotKey;
+use crate::overflow::encrypt::{ENCRYPTED_SLOT_BYTES, SlotKey};
 use crate::overflow::io::{Direction, IoEngine, IoOp, open_engine};
-use crate::units::{BlockNumber, Location, SLOT_COUNT};
+use crate::units::{BlockNumber, Location, SLOT_COUNT, Slot};
 
 #[test]
 fn discards_side_by_side_are_one_change() {
@@ -103,43 +107,126 @@ fn options(dir: &Path) -> CacheOptions {
     }
 }
 
-fn header(dir: &Path) -> Header {
-    Header::decode(&std::fs::read(dir.join("kept/map")).unwrap()).unwrap()
-}
-
 #[test]
-fn a_map_of_version_2_is_known_by_its_own_key_check_and_replaced() {
+fn a_map_of_another_version_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let host = Host::start(u64::MAX).unwrap();
     let cache = open(dir.path(), &host);
     assert_eq!(cache.write(BlockNumber(3), &[8; 4096], Admission::New), WriteResult::Done);
-    assert!(flush(&cache));
     cache.close().unwrap();
     let map = dir.path().join("kept/map");
-    let mut bytes = std::fs::read(&map).unwrap();
-    let found = header(dir.path());
-    let older = |key| {
-        let key = SlotKey::from_bytes(&key).unwrap();
-        let part = Header::checked_part(2, found.size_bytes, &found.base_id);
-        let key_check = key.check(2, &part).unwrap();
-        Header { version: 2, key_check, ..found.clone() }
+    let before = std::fs::read(&map).unwrap();
+    for version in [0, VERSION + 1] {
+        let mut bytes = before.clone();
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
+        std::fs::write(&map, &bytes).unwrap();
+        let refused = WriteCache::open(&options(dir.path()), &host.shared()).err().expect("it was opened");
+        assert!(refused.to_string().contains(&format!("format version {version},")), "{refused}");
+        assert!(std::fs::read(&map).unwrap() == bytes, "it was changed");
+    }
+    std::fs::write(&map, &before).unwrap();
+    let cache = open(dir.path(), &host);
+    assert_eq!(cache.residence(BlockNumber(3)), Residence::Disk);
+    cache.close().unwrap();
+}
+
+/// A map of this version, made by a program of its own (Python's `cryptography`) from the document alone.
+const GOLDEN: &[u8] = include_bytes!("golden/map");
+
+/// What blocks 3, 10 to 12 and 20 hold: each sector one byte over and over; `None` for the base's.
+fn golden_sectors(block: u32) -> [Option<u8>; 8] {
+    std::array::from_fn(|sector| match (block, sector) {
+        (3, _) => Some(0x33),
+        (10, 5..) | (11, ..5) => Some(0xa5),
+        (12, 0 | 7) => Some(0xc7),
+        (12, 1) | (20, _) => Some(0),
+        _ => None,
+    })
+}
+
+#[test]
+fn the_golden_map_is_what_the_encoder_writes() {
+    let key = SlotKey::from_bytes(&[7; 16]).unwrap();
+    let (size_bytes, base_id, generation) = (16 << 30, [1; 32], 0x1122_3344_5566_7788);
+    let key_check = key.check(VERSION, &Header::checked_part(size_bytes, &base_id)).unwrap();
+    let mut bytes = Header { size_bytes, base_id, key_check, first_sequence: 5 }.encode().to_vec();
+    let mut encoder = Encoder::new(5);
+    let mut slots = vec![0; 3 * ENCRYPTED_SLOT_BYTES];
+    // A slot has what its sectors have, and zeroes elsewhere.
+    let plain = |blocks: [(u32, std::ops::Range<usize>); 2]| {
+        let mut plain = vec![0; 4096];
+        for (block, range) in blocks {
+            for sector in range {
+                plain[sector * 512..][..512].fill(golden_sectors(block)[sector].unwrap_or(0));
+            }
+        }
+        plain
     };
-    bytes[..HEADER_BYTES].copy_from_slice(&older([6; 16]).encode());
-    std::fs::write(&map, &bytes).unwrap();
-    let refused = WriteCache::open(&options(dir.path()), &host.shared()).err().expect("it was opened");
-    assert!(refused.to_string().contains("the key given is not the one"), "{refused}");
-    bytes[..HEADER_BYTES].copy_from_slice(&older([7; 16]).encode());
-    std::fs::write(&map, &bytes).unwrap();
-    let cache = open(dir.path(), &host);
-    assert_eq!((cache.residence(BlockNumber(3)), header(dir.path()).version), (Residence::Disk, 2));
-    assert_eq!(cache.write(BlockNumber(4), &[9; 4096], Admission::New), WriteResult::Done);
-    assert!(flush(&cache));
-    cache.close().unwrap();
-    let now = header(dir.path());
-    assert_eq!((now.version, now.key_check), (VERSION, found.key_check));
-    let cache = open(dir.path(), &host);
-    assert_eq!([3, 4].map(|block| cache.residence(BlockNumber(block))), [Residence::Disk; 2]);
-    cache.close().unwrap();
+    let plains =
+        [plain([(3, 0..8), (3, 0..0)]), plain([(10, 5..8), (11, 0..5)]), plain([(12, 0..8), (12, 0..0)])];
+    for ((slot, into), plain) in (0..).zip(slots.chunks_mut(ENCRYPTED_SLOT_BYTES)).zip(plains) {
+        assert!(key.encrypt(generation, Slot(slot), &plain, into));
+    }
+    let part = |block, sectors, slot: Option<u16>| Part {
+        block,
+        sectors,
+        slot: slot.map(|slot| (0, generation, slot)),
+    };
+    encoder.encrypted((0, generation), 0, &[3, NO_BLOCK, NO_BLOCK], &slots);
+    encoder.parts(&[
+        part(10, 0xe0, Some(1)),
+        part(11, 0x1f, Some(1)),
+        part(12, 0x81, Some(2)),
+        part(12, 0x02, None),
+    ]);
+    encoder.ranges(true, &[(20, 1)]);
+    encoder.commit(1, generation + (1 << 20));
+    bytes.extend(encoder.finish().0);
+    assert!(bytes == GOLDEN, "the format has changed: raise its version");
+}
+
+#[test]
+fn the_golden_map_is_opened_and_read() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::DirBuilder::new().mode(0o700).create(dir.path().join("kept")).unwrap();
+    std::fs::write(dir.path().join("kept/map"), GOLDEN).unwrap();
+    let host = Host::start(u64::MAX).unwrap();
+    for _ in 0..2 {
+        let cache = open(dir.path(), &host);
+        for block in [3, 10, 11, 12, 13, 20] {
+            let sectors = read(&cache, BlockNumber(block));
+            assert_eq!(sectors, golden_sectors(block), "block {block}");
+        }
+        cache.close().unwrap();
+    }
+}
+
+/// Each sector of a block, which has one byte over and over; `None`: it is the base's.
+fn read(cache: &Arc<WriteCache>, block: BlockNumber) -> [Option<u8>; 8] {
+    let mut bytes = [0; 4096];
+    let mut sectors = [None; 8];
+    let mut places = Vec::new();
+    cache.read_parts(block, 0, &mut bytes, &mut |at, len, found| places.push((at, len, found)));
+    for (at, len, found) in places {
+        let bytes = match found {
+            Found::Absent => continue,
+            Found::Partial => panic!("a part of a block is in one place"),
+            Found::Done(_) => bytes[at..at + len].to_vec(),
+            Found::Spilled(ticket) => {
+                let (tell, told) = std::sync::mpsc::channel();
+                cache.fetch(vec![ticket], move |_, fetched| {
+                    let Fetched::Data(slot) = fetched else { panic!("it is not what was sealed") };
+                    tell.send(slot[at..at + len].to_vec()).unwrap();
+                });
+                told.recv().unwrap()
+            }
+        };
+        for (sector, bytes) in (at / 512..).zip(bytes.chunks(512)) {
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector}");
+            sectors[sector] = Some(bytes[0]);
+        }
+    }
+    sectors
 }
 
 #[test]
