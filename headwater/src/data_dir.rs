@@ -80,6 +80,16 @@ impl DataDir {
         self.0.join("api.sock")
     }
 
+    /// The socket of the process that has the machines' disks.
+    pub fn disks_socket(&self) -> PathBuf {
+        self.0.join("disks.sock")
+    }
+
+    /// The lock of that process.
+    pub fn disks_lock(&self) -> PathBuf {
+        self.0.join("disks.lock")
+    }
+
     /// The token of clients over TCP.
     pub fn token(&self) -> PathBuf {
         self.0.join("api.token")

@@ -85,12 +85,16 @@ pub fn tell(error: &anyhow::Error, json: bool) {
     crate::show::aside(&format!("{}\n", told(error, json)));
 }
 
+/// The error as programs get it.
+pub fn problem(error: &anyhow::Error) -> Problem {
+    let code = exit_code(error);
+    error.downcast_ref::<Problem>().cloned().unwrap_or_else(|| as_problem(error, code))
+}
+
 /// What an error quotes of a disk or a server must not steer the terminal: JSON escapes that.
 fn told(error: &anyhow::Error, json: bool) -> String {
     if json {
-        let code = exit_code(error);
-        let problem = error.downcast_ref::<Problem>().cloned().unwrap_or_else(|| as_problem(error, code));
-        serde_json::to_string(&problem).unwrap_or_default()
+        serde_json::to_string(&problem(error)).unwrap_or_default()
     } else {
         crate::show::printable(&format!("headwater: {}", one_line(error)))
     }

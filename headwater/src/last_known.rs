@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use headwater_image::DiskCache;
 use headwater_remote::ServerUrl;
 use headwater_store::{Access, Image, ImageName, S3Url, Store, StoreError, StoreErrorKind};
 use parking_lot::Mutex;
 
+use crate::adapters::disk_host::KnownStore;
 use crate::show;
 use crate::stores::{self, Credentials};
 
@@ -23,7 +23,7 @@ pub struct LastKnown {
     name: String,
     /// The same in one spelling.
     key: String,
-    disk: Option<Arc<DiskCache>>,
+    disk: Option<Arc<dyn KnownStore>>,
     images: Mutex<HashMap<ImageName, Known>>,
 }
 
@@ -36,7 +36,7 @@ struct Known {
 
 impl LastKnown {
     /// Of the store with this name; `disk` is where it is kept.
-    pub fn new(store: &str, disk: Option<Arc<DiskCache>>) -> Self {
+    pub fn new(store: &str, disk: Option<Arc<dyn KnownStore>>) -> Self {
         Self { name: store.to_owned(), key: one_spelling(store), disk, images: Mutex::default() }
     }
 

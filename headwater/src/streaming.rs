@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::adapters::disks::host_memory_bytes;
 use crate::adapters::release::Released;
 use crate::recording::Recording;
-use crate::traces::{BOOTS_RECORDED, Traces};
+use crate::traces::{BOOTS_RECORDED, TraceOutbox, Traces};
 
 /// The most memory for chunks of images, as a share of the host's memory, and its bounds.
 const CHUNK_CACHE_SHARE: u64 = 8;
@@ -183,6 +183,7 @@ impl Streaming {
         args: &StreamArgs,
         disk: Option<Arc<DiskCache>>,
         ram_bytes: Option<u64>,
+        outbox: Option<Arc<TraceOutbox>>,
     ) -> Self {
         let share =
             (host_memory_bytes() / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
@@ -198,7 +199,7 @@ impl Streaming {
         let store = store.retrying().unwrap_or(store);
         let (boot_trace, readahead) = (args.boot_trace, args.readahead);
         let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(RateLimit::new(rate)));
-        let traces = Traces::new(Arc::clone(&store), Arc::clone(&chunks));
+        let traces = Traces::new(Arc::clone(&store), Arc::clone(&chunks)).through(outbox);
         let traces = Arc::new(match boot_trace {
             BootTrace::Auto => traces,
             BootTrace::Off => traces.without_recordings(),
@@ -531,7 +532,7 @@ mod tests {
             ..StreamArgs::default()
         };
         let disk = args.open_disk().unwrap();
-        Streaming::new(store, &args, disk, None)
+        Streaming::new(store, &args, disk, None, None)
     }
 
     #[test]
@@ -554,7 +555,7 @@ mod tests {
         let store = || crate::stores::open(&server.url(), headwater_store::Access::Read, &Default::default());
         let args =
             StreamArgs { chunk_memory: Some(16 << 20), boot_trace: BootTrace::Off, ..StreamArgs::default() };
-        let in_memory = Streaming::new(store().unwrap(), &args, None, None);
+        let in_memory = Streaming::new(store().unwrap(), &args, None, None, None);
         let room = in_memory.chunks.counters().capacity_bytes / 4 * 3;
         assert_eq!(room, 12 << 20);
         let opened = in_memory.open(manifest, Above::Empty).unwrap();

@@ -31,6 +31,25 @@ pub enum Place {
     Host,
 }
 
+/// Traces for a store that another process of this host writes: they stay here until that process has them.
+#[derive(Default)]
+pub struct TraceOutbox(Mutex<HashMap<Hash, Vec<u8>>>);
+
+impl TraceOutbox {
+    /// One that waits, and the version that it is of.
+    pub fn next(&self) -> Option<(Hash, Vec<u8>)> {
+        self.0.lock().iter().next().map(|(manifest, trace)| (*manifest, trace.clone()))
+    }
+
+    /// Forgets a trace that the other process has, unless there is a newer one.
+    pub fn is_kept(&self, manifest: Hash, kept: &[u8]) {
+        let mut waiting = self.0.lock();
+        if waiting.get(&manifest).is_some_and(|trace| trace == kept) {
+            waiting.remove(&manifest);
+        }
+    }
+}
+
 /// The traces of one store, and of this host for its versions.
 pub struct Traces {
     store: Arc<dyn Store>,
@@ -41,12 +60,14 @@ pub struct Traces {
     parts: Mutex<HashMap<Hash, u32>>,
     /// Whether no boot is recorded, as was asked for.
     is_off: bool,
+    /// Where traces wait for the process that writes the store, if this one only reads it.
+    outbox: Option<Arc<TraceOutbox>>,
 }
 
 impl Traces {
     /// Those of `store`, and of the cache over it.
     pub fn new(store: Arc<dyn Store>, chunks: Arc<ChunkCache>) -> Self {
-        Self { store, chunks, changing: Mutex::new(()), parts: Mutex::default(), is_off: false }
+        Self { store, chunks, changing: Mutex::new(()), parts: Mutex::default(), is_off: false, outbox: None }
     }
 
     /// The same where no boot is recorded.
@@ -55,9 +76,15 @@ impl Traces {
         Self { is_off: true, ..self }
     }
 
+    /// The same if another process writes the store.
+    #[must_use]
+    pub fn through(self, outbox: Option<Arc<TraceOutbox>>) -> Self {
+        Self { outbox, ..self }
+    }
+
     /// Why boots are not recorded, or not kept, where that is known before the first.
     pub fn unrecorded(&self) -> Option<&'static str> {
-        let has_place = !self.store.is_read_only() || self.chunks.disk().is_some();
+        let has_place = !self.store.is_read_only() || self.outbox.is_some() || self.chunks.disk().is_some();
         match (self.is_off, has_place) {
             (true, _) => Some(SWITCHED_OFF),
             (false, false) => Some(NO_PLACE),
@@ -89,8 +116,9 @@ impl Traces {
     fn best_of(&self, manifest: Hash, theirs: Option<Vec<u8>>) -> Option<(Trace, Place)> {
         let ours = self.chunks.disk().and_then(|disk| disk.trace(manifest));
         // Of two that know as many, the last one counts: that of the store.
-        let both = [(ours, Place::Host), (theirs, Place::Store)].into_iter();
-        let decoded = both.filter_map(|(bytes, place)| match Trace::decode(&bytes?) {
+        let sent = self.outbox.as_ref().and_then(|outbox| outbox.0.lock().get(&manifest).cloned());
+        let all = [(ours, Place::Host), (theirs, Place::Store), (sent, Place::Store)].into_iter();
+        let decoded = all.filter_map(|(bytes, place)| match Trace::decode(&bytes?) {
             Ok(trace) if trace.manifest == manifest => Some((trace, place)),
             Ok(_) => None,
             Err(e) => {
@@ -143,6 +171,10 @@ impl Traces {
 
     /// Keeps a trace with the version, or where the store is only read, on this host.
     fn keep(&self, trace: &Trace) -> Result<Place, ImageError> {
+        if let Some(outbox) = &self.outbox {
+            outbox.0.lock().insert(trace.manifest, trace.encode());
+            return Ok(Place::Store);
+        }
         match self.store.set_trace(trace.manifest, Some(&trace.encode())) {
             Err(e) if e.kind() == StoreErrorKind::ReadOnly => {}
             kept => return kept.map(|()| Place::Store).map_err(ImageError::from),

@@ -9,13 +9,18 @@ use headwater_image::{ImageError, Manifest, Trace};
 use headwater_service::backend::BackendError;
 use headwater_store::{Store, TRACE_MAX_BYTES};
 
+use crate::adapters::disk_host::BootTraces;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::sources;
 use crate::failure::image_kind;
-use crate::traces::{BOOTS_RECORDED, Place, Traces};
+use crate::traces::{BOOTS_RECORDED, Place};
 
 /// A version's trace.
-pub fn show(store: &dyn Store, traces: &Traces, version: &ImageVersion) -> Result<BootTrace, BackendError> {
+pub fn show(
+    store: &dyn Store,
+    traces: &dyn BootTraces,
+    version: &ImageVersion,
+) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
     Ok(told(&manifest_of(store, version)?, version, &trace, place))
 }
@@ -23,7 +28,7 @@ pub fn show(store: &dyn Store, traces: &Traces, version: &ImageVersion) -> Resul
 /// Takes the trace of a file in.
 pub fn merge(
     store: &dyn Store,
-    traces: &Traces,
+    traces: &dyn BootTraces,
     version: &ImageVersion,
     source: &Path,
 ) -> Result<BootTrace, BackendError> {
@@ -44,14 +49,14 @@ pub fn merge(
     }
     // Before that: a failure must not have been counted, for whoever is told of one does it again.
     let manifest = manifest_of(store, version)?;
-    let (merged, place) = traces.merge(boots).map_err(image_failed)?;
+    let (merged, place) = traces.merge(boots)?;
     Ok(told(&manifest, version, &merged, place))
 }
 
 /// Writes the trace to a new file.
 pub fn save(
     store: &dyn Store,
-    traces: &Traces,
+    traces: &dyn BootTraces,
     version: &ImageVersion,
     target: &Path,
 ) -> Result<BootTrace, BackendError> {
@@ -69,15 +74,19 @@ pub fn save(
 }
 
 /// Forgets the trace.
-pub fn remove(store: &dyn Store, traces: &Traces, version: &ImageVersion) -> Result<BootTrace, BackendError> {
+pub fn remove(
+    store: &dyn Store,
+    traces: &dyn BootTraces,
+    version: &ImageVersion,
+) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
     let gone = told(&manifest_of(store, version)?, version, &trace, place);
-    traces.remove(trace.manifest).map_err(image_failed)?;
+    traces.remove(trace.manifest)?;
     Ok(gone)
 }
 
-fn find(traces: &Traces, version: &ImageVersion) -> Result<(Trace, Place), BackendError> {
-    traces.find(hash_of(version)?).ok_or_else(|| {
+fn find(traces: &dyn BootTraces, version: &ImageVersion) -> Result<(Trace, Place), BackendError> {
+    traces.find(hash_of(version)?)?.ok_or_else(|| {
         let why = format!("no boot of {}@{} was recorded", version.image, version.number);
         let advice = "the first machine that boots it records one, or 'headwater image trace record'";
         BackendError::new(ProblemKind::NotFound, why).advise(advice)
@@ -127,6 +136,7 @@ mod tests {
     use headwater_store::{Access, LocalDir};
 
     use super::*;
+    use crate::traces::Traces;
 
     #[test]
     fn what_fails_for_the_store_leaves_no_file_and_counts_no_boot() {

@@ -29,7 +29,16 @@ use crate::adapters::snapshot_leases::{Reader, SnapshotLeases};
 use crate::adapters::totals::Totals;
 use crate::caches::{CacheArgs, check_share};
 use crate::streaming::{Above, StreamArgs, Streamed, Streaming};
-use crate::traces::Traces;
+use crate::traces::{TraceOutbox, Traces};
+
+/// Where files of disks are.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// Overflow files, and those of persistent disks.
+    pub overflow: PathBuf,
+    /// The keys of persistent disks.
+    pub keys: PathBuf,
+}
 
 /// The disks of one data directory.
 pub struct Volumes {
@@ -65,23 +74,23 @@ impl Readable {
 }
 
 impl Volumes {
-    /// Disks over the images of `store`, overflowing to `cache_dir`; the keys of those that are kept are in `keys_dir`, and chunks
-    /// of other hosts on `disk`.
+    /// Disks over the images of `store`; chunks of other hosts are kept on `disk`. Boot traces go to `outbox` if another process
+    /// writes the store.
     pub fn new(
         store: Arc<dyn Store>,
-        cache_dir: PathBuf,
-        keys_dir: PathBuf,
+        directories: Directories,
         caches: CacheArgs,
         stream: &StreamArgs,
         disk: Option<Arc<DiskCache>>,
+        outbox: Option<Arc<TraceOutbox>>,
     ) -> Result<Self, BackendError> {
         let store = store.retrying().unwrap_or(store);
         let ram_bytes = caches.ram_bytes().map_err(|why| {
             BackendError::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram")
         })?;
-        let streaming = Arc::new(Streaming::new(store.clone(), stream, disk, None));
+        let streaming = Arc::new(Streaming::new(store.clone(), stream, disk, None, outbox));
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
-        let files = PersistentDiskFiles::new(cache_dir, keys_dir);
+        let files = PersistentDiskFiles::new(directories.overflow, directories.keys);
         let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
         Ok(Self { store, files, streaming, host, ram_bytes, caches, readable, totals })
     }
@@ -137,6 +146,21 @@ impl Volumes {
 }
 
 impl Volumes {
+    /// Freezes the disk of a machine that is on.
+    pub fn freeze(&self, machine: &str) -> Result<FrozenVolume, BackendError> {
+        let served = self
+            .readable
+            .of_machine(machine)
+            .ok_or_else(|| BackendError::new(ProblemKind::Conflict, "the machine is being switched off"))?;
+        served.can_freeze()?;
+        served.frozen()
+    }
+
+    /// Opens a persistent disk that no machine uses, frozen. Blocks.
+    pub fn freeze_persistent(&self, request: PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
+        self.opener().freeze_persistent(request)
+    }
+
     /// What boots of the images read.
     pub fn traces(&self) -> Arc<Traces> {
         Arc::clone(self.streaming.traces())
@@ -196,29 +220,7 @@ impl Disks for Volumes {
     ) -> Result<Box<dyn FrozenDisk>, BackendError> {
         let opener = self.opener();
         blocking("open the disk", move || {
-            if opener.files.is_incomplete(request.kept.id) {
-                let message = "its last writes are not on its persistent disk, which failed or was full when they were to be saved";
-                return Err(BackendError::new(ProblemKind::Conflict, message)
-                    .advise("start the machine, see that all is there, and stop it: then a version can be made of it"));
-            }
-            let snapshot_leases = opener.readable.of_kept(request.kept.id);
-            // Until it is open here, as below.
-            let _unread = snapshot_leases.keep_unread()?;
-            // With that, as whoever discards the disk waits for it. A disk is begun by its machine alone: one that a seal began
-            // would tie the machine to the version of a first start that broke off.
-            if !request.kept.is_begun && !opener.files.is_begun(request.kept.id) {
-                let advice = or_discard("start it first", &request.version.image, request.is_edit);
-                let message = "its machine has not begun the disk";
-                return Err(BackendError::new(ProblemKind::Conflict, message).advise(advice));
-            }
-            let Opened { volume, pin, .. } = opener.open_volume(
-                &request.kept.id.to_string(),
-                &request.version,
-                &request.cache,
-                Opening::unbooted(request.kept),
-            )?;
-            let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
-            Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
+            Ok(Box::new(opener.freeze_persistent(request)?) as Box<dyn FrozenDisk>)
         })
         .await
     }
@@ -428,6 +430,33 @@ impl Opener {
         // What is done in the background for the version ends with its pin.
         let pin = Pin::new((Arc::clone(&pinned), streamed));
         Ok(Opened { volume, pin, version: pinned, image })
+    }
+
+    /// Opens a persistent disk that no machine uses, frozen.
+    fn freeze_persistent(&self, request: PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
+        if self.files.is_incomplete(request.kept.id) {
+            let message = "its last writes are not on its persistent disk, which failed or was full when they were to be saved";
+            return Err(BackendError::new(ProblemKind::Conflict, message).advise(
+                "start the machine, see that all is there, and stop it: then a version can be made of it",
+            ));
+        }
+        let snapshot_leases = self.readable.of_kept(request.kept.id);
+        // Until it is open here, as below.
+        let _unread = snapshot_leases.keep_unread()?;
+        // With that, as whoever discards the disk waits for it. A disk is begun by its machine alone: one that a seal began
+        // would tie the machine to the version of a first start that broke off.
+        if !request.kept.is_begun && !self.files.is_begun(request.kept.id) {
+            let advice = or_discard("start it first", &request.version.image, request.is_edit);
+            let message = "its machine has not begun the disk";
+            return Err(BackendError::new(ProblemKind::Conflict, message).advise(advice));
+        }
+        let Opened { volume, pin, .. } = self.open_volume(
+            &request.kept.id.to_string(),
+            &request.version,
+            &request.cache,
+            Opening::unbooted(request.kept),
+        )?;
+        FrozenVolume::of_nobody(&self.store, request.version, volume, pin)
     }
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

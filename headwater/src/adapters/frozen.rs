@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use headwater_api::{ImageVersion, ProblemKind};
 use headwater_block::{Device, IoError};
-use headwater_image::{Basis, ImportOptions};
+use headwater_image::{Basis, Changes, ImportOptions};
 use headwater_service::backend::{
     BackendError, FrozenDisk, Given, IdentityLeft, JobControl, NOTE_MAX_BYTES, SealOrder, SealOutcome,
 };
@@ -66,34 +66,50 @@ impl FrozenVolume {
         &self.view
     }
 
+    /// The version below it.
+    pub fn below(&self) -> &ImageVersion {
+        &self.below
+    }
+
     fn seal(&self, order: &SealOrder, job: &Arc<JobControl>) -> Result<SealOutcome, BackendError> {
-        let name: ImageName = self.below.image.parse().map_err(store_failed)?;
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
-        options.source = end_of(&order.source);
-        options.note.clone_from(&order.note);
-        options.author.clone_from(&order.author);
-        options.is_sealed = true;
-        options.keeps_identity = order.keeps_identity;
-        options.newest_at_most = order.newest_at_most.map(number_of).transpose()?;
         let view = Arc::clone(&self.view);
         let changes = Arc::new(move |range, max_runs| {
             view.changed(range, max_runs).into_iter().map(|run| (run.len, run.changed)).collect()
         });
-        options.basis = Some(Basis { parent: hash_of(&self.below)?, changes });
-        options.cancel = cancel_of(job);
         let source: Arc<dyn Device> = Arc::clone(&self.view) as _;
-        let imported =
-            headwater_image::import(source, &*self.store, &options, &mut forward(job)).map_err(|e| {
-                let nothing = e.kind() == headwater_image::ImageErrorKind::Unchanged;
-                let failed = image_failed(e);
-                let first = "change something on the machine first";
-                if nothing { failed.advise(or_discard(first, name.as_str(), order.is_edit)) } else { failed }
-            })?;
-        let version = made(&*self.store, name, &imported.version);
-        let production = imported.production.map(u64::from);
-        Ok(SealOutcome { version, changed_bytes: imported.read_bytes, production })
+        seal(&*self.store, &self.below, source, changes, order, job)
     }
+}
+
+/// Makes a version of what `source` holds, whose parent is `below`. What differs from that is among `changes`.
+pub fn seal(
+    store: &dyn Store,
+    below: &ImageVersion,
+    source: Arc<dyn Device>,
+    changes: Changes,
+    order: &SealOrder,
+    job: &Arc<JobControl>,
+) -> Result<SealOutcome, BackendError> {
+    let name: ImageName = below.image.parse().map_err(store_failed)?;
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
+    options.source = end_of(&order.source);
+    options.note.clone_from(&order.note);
+    options.author.clone_from(&order.author);
+    options.is_sealed = true;
+    options.keeps_identity = order.keeps_identity;
+    options.newest_at_most = order.newest_at_most.map(number_of).transpose()?;
+    options.basis = Some(Basis { parent: hash_of(below)?, changes });
+    options.cancel = cancel_of(job);
+    let imported = headwater_image::import(source, store, &options, &mut forward(job)).map_err(|e| {
+        let nothing = e.kind() == headwater_image::ImageErrorKind::Unchanged;
+        let failed = image_failed(e);
+        let first = "change something on the machine first";
+        if nothing { failed.advise(or_discard(first, name.as_str(), order.is_edit)) } else { failed }
+    })?;
+    let version = made(store, name, &imported.version);
+    let production = imported.production.map(u64::from);
+    Ok(SealOutcome { version, changed_bytes: imported.read_bytes, production })
 }
 
 #[async_trait]

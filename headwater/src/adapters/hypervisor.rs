@@ -8,11 +8,13 @@ use async_trait::async_trait;
 use headwater_api::platform::{self, Platform};
 use headwater_api::{DiskTransport, ProblemKind};
 use headwater_qemu::{
-    Acceleration, Disk, Display, Error, Exec, Exit, ExitReason, Firmware, Generalised, Guest, GuestSpec,
-    Identity, MacAddress, Network, OnReboot, RunFiles, SshHostKey, bridge, firmware, probe_acceleration,
-    seed,
+    Acceleration, Boot, BootSign, Disk, Display, Error, Exec, Exit, ExitReason, Firmware, Generalised, Guest,
+    GuestSpec, Identity, Lifetime, MacAddress, Network, OnReboot, RunFiles, SshHostKey, bridge, firmware,
+    probe_acceleration, seed,
 };
-use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
+use headwater_service::backend::{
+    BackendError, ExecOutput, Hypervisor, LeftVm, Vm, VmExit, VmPlan, VmRequest,
+};
 
 use crate::adapters::disks::host_memory_bytes;
 
@@ -41,6 +43,14 @@ const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
 pub struct Qemu {
     /// Files that are removed in a guest besides the usual ones when it is generalised: absolute paths, which may have wildcards.
     pub also_removed: Arc<[String]>,
+    /// Whether machines go on when this process ends, because their disks are in another one.
+    pub outlives: bool,
+}
+
+impl Qemu {
+    fn vm(&self, guest: Guest, accelerator: &'static str) -> Arc<dyn Vm> {
+        Arc::new(QemuVm { guest, accelerator, also_removed: Arc::clone(&self.also_removed) })
+    }
 }
 
 #[async_trait]
@@ -116,12 +126,30 @@ impl Hypervisor for Qemu {
             acceleration,
             on_reboot: OnReboot::Exit,
         };
-        let guest = Guest::start(&spec).await.map_err(failed)?;
-        Ok(Arc::new(QemuVm { guest, accelerator, also_removed: Arc::clone(&self.also_removed) }))
+        let lifetime = if self.outlives { Lifetime::Own } else { Lifetime::WithParent };
+        let guest = Guest::start_with(&spec, lifetime).await.map_err(failed)?;
+        Ok(self.vm(guest, accelerator))
     }
 
-    async fn sweep_orphans(&self, run_root: &Path) -> Result<Vec<String>, BackendError> {
-        let orphans = headwater_qemu::sweep_orphans(run_root).await.map_err(failed)?;
+    async fn adopt(&self, left: LeftVm) -> Result<Option<Arc<dyn Vm>>, BackendError> {
+        let boot = left.boot_ms.map(|ms| Boot { seconds: ms as f64 / 1000.0, sign: BootSign::Agent });
+        let guest = Guest::adopt(&left.name, &left.run_dir, left.cpus, boot).await.map_err(failed)?;
+        let Some(guest) = guest else { return Ok(None) };
+        // A daemon that was killed may have left the guest frozen. A guest whose agent does not answer was not.
+        let frozen = guest.clone();
+        tokio::spawn(async move {
+            if frozen.agent().ping(AGENT_PATIENCE).await.is_ok()
+                && let Err(error) = frozen.agent().thaw_file_systems().await
+            {
+                tracing::warn!(machine = frozen.name(), %error, "file systems of the guest may be frozen");
+            }
+        });
+        let accelerator = if guest.has_kvm().await.map_err(failed)? { "kvm" } else { "tcg" };
+        Ok(Some(self.vm(guest, accelerator)))
+    }
+
+    async fn sweep_orphans(&self, run_root: &Path, adopted: &[String]) -> Result<Vec<String>, BackendError> {
+        let orphans = headwater_qemu::sweep_orphans(run_root, adopted).await.map_err(failed)?;
         if let Some(stuck) = orphans.iter().find(|orphan| !orphan.ended) {
             let message = format!("process {} of {} cannot be ended", stuck.pid, stuck.run_dir.display());
             return Err(BackendError::new(ProblemKind::Failed, message)

@@ -26,6 +26,7 @@ use headwater_store::{
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
+use crate::adapters::disk_host::BootTraces;
 use crate::adapters::disks::blocking;
 use crate::adapters::promotions::Promotions;
 use crate::adapters::retention::{DaemonName, from_store};
@@ -33,13 +34,12 @@ use crate::adapters::{boot_traces, convert, pulls, sources};
 use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
 use crate::stores::NamedServers;
-use crate::traces::Traces;
 use crate::verification::{self, Checked, Doing};
 
 /// The images of one store.
 pub struct StoredImages {
     store: Arc<dyn Store>,
-    traces: Arc<Traces>,
+    traces: Arc<dyn BootTraces>,
     /// What servers are shown that requests name.
     servers: NamedServers,
     promotions: Arc<Promotions>,
@@ -74,7 +74,7 @@ impl StoredImages {
     /// has an error soon.
     pub fn new(
         store: Arc<dyn Store>,
-        traces: Arc<Traces>,
+        traces: Arc<dyn BootTraces>,
         servers: NamedServers,
         last_known: Arc<LastKnown>,
         daemon: DaemonName,
@@ -203,7 +203,7 @@ impl Images for StoredImages {
     }
 
     fn boots_unrecorded(&self) -> Option<String> {
-        self.traces.unrecorded().map(str::to_owned)
+        self.traces.unrecorded()
     }
 
     async fn check_bootable(&self, version: &ImageVersion, firmware: Firmware) -> Result<(), BackendError> {
@@ -410,26 +410,26 @@ impl Images for StoredImages {
 
     async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
-        self.blocking("read a boot trace", move || boot_traces::show(&*store, &traces, &version)).await
+        self.blocking("read a boot trace", move || boot_traces::show(&*store, &*traces, &version)).await
     }
 
     async fn merge_trace(&self, version: &ImageVersion, source: &Path) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
         let source = source.to_owned();
-        self.blocking("merge boot traces", move || boot_traces::merge(&*store, &traces, &version, &source))
+        self.blocking("merge boot traces", move || boot_traces::merge(&*store, &*traces, &version, &source))
             .await
     }
 
     async fn save_trace(&self, version: &ImageVersion, target: &Path) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
         let target = target.to_owned();
-        self.blocking("write a boot trace", move || boot_traces::save(&*store, &traces, &version, &target))
+        self.blocking("write a boot trace", move || boot_traces::save(&*store, &*traces, &version, &target))
             .await
     }
 
     async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
-        self.blocking("remove a boot trace", move || boot_traces::remove(&*store, &traces, &version)).await
+        self.blocking("remove a boot trace", move || boot_traces::remove(&*store, &*traces, &version)).await
     }
 
     async fn stored_bytes(&self) -> Result<u64, BackendError> {

@@ -2,8 +2,9 @@
 
 mod boot_traces;
 mod convert;
+pub mod disk_host;
 pub mod disks;
-mod frozen;
+pub mod frozen;
 pub mod hypervisor;
 mod identity;
 pub mod images;

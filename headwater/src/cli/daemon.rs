@@ -76,6 +76,10 @@ pub struct ServeArgs {
     /// Start the machines that were on when the last daemon ended, in order or not; each until that works
     #[arg(long)]
     pub resume: bool,
+    /// Leave machines on when the daemon is stopped by SIGTERM, unless the host goes down: the next daemon takes them over. Without
+    /// this they are switched off
+    #[arg(long)]
+    pub keep_machines: bool,
     /// Token and authorities of the servers
     #[command(flatten)]
     pub credentials: Credentials,
@@ -112,6 +116,20 @@ pub struct ServeArgs {
     /// What the write caches of all machines have in common
     #[command(flatten)]
     pub caches: CacheArgs,
+    /// How the log is written
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
+    pub log: String,
+}
+
+/// `headwater disks`.
+#[derive(Debug, Args)]
+pub struct DisksArgs {
+    /// End as soon as no daemon is connected and no disk is open
+    #[arg(long)]
+    pub end_unused: bool,
     /// How the log is written
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

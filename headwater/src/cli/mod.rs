@@ -23,7 +23,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 pub use self::cache::CacheCommand;
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
-pub use self::daemon::{RunArgs, ServeArgs};
+pub use self::daemon::{DisksArgs, RunArgs, ServeArgs};
 pub use self::doctor::DoctorArgs;
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
@@ -68,6 +68,8 @@ pub enum Command {
     Run(RunArgs),
     /// Run the daemon
     Serve(Box<ServeArgs>),
+    /// Serve the disks of machines to the daemon, so that machines outlive it; 'headwater serve' starts this itself
+    Disks(DisksArgs),
     /// Check and show the configuration file of 'headwater serve', without a daemon
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -164,6 +166,16 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line
     Json,
+}
+
+impl LogFormat {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// `headwater console`.

@@ -19,6 +19,7 @@ use headwater_writecache::Host;
 use rustix::process::configure_io_flusher_behavior;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::adapters::disk_host::KnownStore;
 use crate::adapters::disks::volume_mode;
 use crate::adapters::sources;
 use crate::cli::{AttachArgs, ExportArgs, LogFormat};
@@ -486,7 +487,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     };
     // Its errors name the cache, and say nothing of the source.
     let disk = args.stream.open_disk()?;
-    let last_known = LastKnown::new(&name, disk.clone());
+    let last_known = LastKnown::new(&name, disk.clone().map(|disk| disk as Arc<dyn KnownStore>));
     let store = last_known.open(Access::Read, &args.credentials).with_context(failed)?;
     let image = last_known.look_up(&*store, &reference.name).with_context(failed)?;
     let image = image.ok_or_else(|| {
@@ -496,7 +497,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let image = image.with_context(failed)?;
     let version = image.select(&reference.selector).with_context(failed)?;
     let ram_bytes = (!store.is_remote()).then_some(CHUNK_CACHE_BYTES);
-    let streaming = Streaming::new(store, &args.stream, disk, ram_bytes);
+    let streaming = Streaming::new(store, &args.stream, disk, ram_bytes, None);
     let kept = args.persistent.as_ref().filter(|name| persistent::is_there(&args.cache_dir, name));
     let above = if kept.is_some() { Above::Written } else { Above::Empty };
     let streamed = streaming.open(version.manifest, above).with_context(failed)?;

@@ -1,13 +1,15 @@
 //! `headwater serve`: the daemon.
 
+use std::process::Stdio;
 use std::time::Duration;
 
+use headwater_api::{Problem, ProblemKind};
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
 use crate::cmd::store;
 use crate::config::Effective;
-use crate::daemon::{Daemon, Options, starting};
+use crate::daemon::{Daemon, DisksIn, Options, starting};
 use crate::data_dir::DataDir;
 use crate::logging;
 use crate::signals::{EndSignals, ReloadSignal, is_hang_up_ignored};
@@ -15,6 +17,9 @@ use crate::verification::Scrub;
 
 /// How much time the service manager is asked for at a time, while a start or a stop takes longer.
 const MORE_TIME: Duration = Duration::from_secs(60);
+
+/// How long the service manager may take to say whether the host goes down.
+const HOST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often it is asked while the daemon stops: often enough that one of them may be late.
 const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
@@ -29,6 +34,8 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     let settings = if has_file { Some(Effective::of(std::env::args_os().collect())?) } else { None };
     let (scrub, scrub_pause) = scrub(&args);
     let options = Options {
+        disks: DisksIn::OwnProcess { filter: args.log.clone(), format: args.log_format },
+        keep_machines: args.keep_machines,
         group_access: args.group_access,
         listen: args.listen,
         console: args.console,
@@ -72,15 +79,33 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     );
     tell(NotifyState::Ready);
     let mut reloading = settings.map(Reloading);
+    let disks_ended = daemon.disks_ended();
+    tokio::pin!(disks_ended);
     let signal = loop {
         tokio::select! {
-            signal = signals.next() => break signal,
+            signal = signals.next() => break Some(signal),
+            () = &mut disks_ended => break None,
             () = reload.next() => if let Some(reloading) = &mut reloading {
                 reloading.reload(&mut daemon);
             },
         }
     };
-    tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
+    match signal {
+        // Whoever presses Ctrl-C wants it all to end.
+        Some(signal) if daemon.keeps_machines() && signal == "SIGTERM" && !host_goes_down().await => {
+            tracing::info!(signal, "stopping: requests in flight are finished, and machines stay on");
+        }
+        Some(signal) => {
+            daemon.keep_no_machines();
+            tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
+        }
+        None => {
+            daemon.keep_no_machines();
+            tracing::error!("the disk process has ended, and with it the disks: all machines are ended");
+            // Their guests wait for disks that never come back.
+            tokio::spawn(daemon.hurry());
+        }
+    }
     tell(NotifyState::Stopping);
     let hurry = daemon.hurry();
     tokio::spawn(async move {
@@ -90,7 +115,27 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     });
     stop(daemon).await;
     tracing::info!("stopped");
-    Ok(0)
+    match signal {
+        Some(_) => Ok(0),
+        None => {
+            let message = "the process that had the disks of all machines has ended, so they were ended too";
+            let advice = "its log says why; start the daemon again with --resume to start them";
+            Err(Problem::new(ProblemKind::Failed, message).advise(advice).into())
+        }
+    }
+}
+
+/// Whether this host is being shut down: then machines are not to stay on. Only the service manager knows.
+async fn host_goes_down() -> bool {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        return false;
+    }
+    let mut command = tokio::process::Command::new("systemctl");
+    command.arg("is-system-running").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(HOST_PATIENCE, command.output()).await {
+        Ok(Ok(output)) => output.stdout.trim_ascii() == b"stopping",
+        _ => false,
+    }
 }
 
 /// The check of all versions in the background that is asked for, and its pause.

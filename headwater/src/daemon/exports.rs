@@ -21,8 +21,7 @@ use headwater_service::backend::BackendError;
 use headwater_service::lifecycle::{LifecycleError, OfflineDisk, ReadableDisk};
 use tokio::runtime::Handle;
 
-use crate::adapters::disks::Volumes;
-use crate::adapters::snapshot_leases::Reader;
+use crate::adapters::disk_host::{DiskHost, OpenReader};
 use crate::failure::invalid;
 
 /// What the NBD clients of a certificate may read, written `NAME` or `NAME=MACHINE[,MACHINE..]`.
@@ -54,8 +53,8 @@ impl Offer {
     }
 
     /// Begins to serve.
-    pub fn serve(self, service: Service, volumes: Arc<Volumes>) -> anyhow::Result<Server> {
-        let exports = MachineExports { service, volumes, rights: self.rights, runtime: Handle::current() };
+    pub fn serve(self, service: Service, disks: Arc<dyn DiskHost>) -> anyhow::Result<Server> {
+        let exports = MachineExports { service, disks, rights: self.rights, runtime: Handle::current() };
         let options = headwater_nbd::Options { limits: Limits::default(), tls: self.tls };
         Server::bind(self.address, Arc::new(exports), options)
             .context("cannot offer machines' disks over NBD")
@@ -64,7 +63,7 @@ impl Offer {
 
 struct MachineExports {
     service: Service,
-    volumes: Arc<Volumes>,
+    disks: Arc<dyn DiskHost>,
     rights: Vec<Right>,
     /// The service's; connections have threads of their own.
     runtime: Handle,
@@ -93,9 +92,12 @@ impl MachineExports {
 
     fn geometry(&self, found: &ReadableDisk) -> Result<Option<Geometry>, NotOpened> {
         match &found.disk {
-            OfflineDisk::On(_) => Ok(self.volumes.geometry_of(&found.machine)),
+            OfflineDisk::On(_) => {
+                let geometry = self.disks.geometry_of(&found.machine);
+                geometry.map_err(|error| failed(&found.machine, error))
+            }
             OfflineDisk::PersistentDiskRef(kept) => {
-                let geometry = self.volumes.geometry_over(&kept.version);
+                let geometry = self.disks.geometry_over(&kept.version);
                 geometry.map(Some).map_err(|error| failed(&found.machine, error))
             }
             OfflineDisk::None => Ok(None),
@@ -107,7 +109,7 @@ impl MachineExports {
         let (version, what) = match disk {
             OfflineDisk::On(version) => (version.clone(), "its disk when it was opened"),
             // No machine has begun it yet, and nobody else does.
-            OfflineDisk::PersistentDiskRef(kept) if !self.volumes.is_begun(kept.kept) => return None,
+            OfflineDisk::PersistentDiskRef(kept) if !self.disks.is_begun(kept.kept) => return None,
             OfflineDisk::PersistentDiskRef(kept) => {
                 (format!("{}@{}", kept.version.image, kept.version.number), "its disk as it was left")
             }
@@ -116,11 +118,13 @@ impl MachineExports {
         Some(format!("machine {machine}, {state}, over {version}: {what}"))
     }
 
-    fn borrow(&self, found: &ReadableDisk) -> Result<Reader, NotOpened> {
+    fn borrow(&self, found: &ReadableDisk) -> Result<OpenReader, NotOpened> {
         let machine = found.machine.as_str();
         let reader = match &found.disk {
-            OfflineDisk::On(_) => self.volumes.open_reader(machine).unwrap_or_else(|| Err(goes_off())),
-            OfflineDisk::PersistentDiskRef(kept) => self.volumes.read_persistent(kept),
+            OfflineDisk::On(_) => {
+                self.disks.open_reader(machine).and_then(|reader| reader.ok_or_else(goes_off))
+            }
+            OfflineDisk::PersistentDiskRef(kept) => self.disks.read_persistent(kept),
             OfflineDisk::None => return Err(no_disk(found)),
         };
         reader.map_err(|error| failed(machine, error))
@@ -163,10 +167,10 @@ impl Exports for MachineExports {
         let found = self.find(name, client)?;
         let description = self.description(&found).ok_or_else(|| no_disk(&found))?;
         let reader = self.borrow(&found)?;
-        if reader.is_first() {
+        if reader.is_first {
             self.note(name, client, &description);
         }
-        Ok(Export { device: Arc::new(reader), description })
+        Ok(Export { device: reader.device, description })
     }
 }
 

@@ -3,8 +3,10 @@
 //! ```text
 //!   start: lock the data directory -> store, database -> service -> recover -> sockets
 //!   stop:  no new requests, long operations cancelled, requests in flight finished
-//!          -> machines stopped (their disks live here) -> database closed -> socket removed
+//!          -> machines stopped, or left on with their disks -> database closed -> socket removed
 //! ```
+//! With `run`, disks are in this process and machines end with it, however it ends. With `serve`, disks are in a process of their own,
+//! and machines that are left on go on without a daemon.
 //! What waits for a store that cannot be reached is given up after a while: the end does not wait for its reads.
 
 pub mod boot;
@@ -22,7 +24,6 @@ use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError};
-use headwater_image::DiskCache;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::lifecycle::STOP_GRACE_MS;
 use headwater_service::web::Reachable;
@@ -32,15 +33,18 @@ use headwater_store_server::{StoreServer, TlsFiles};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::adapters::disks::Volumes;
+use crate::adapters::disk_host::{DiskHost, KnownStore};
+use crate::adapters::disks::{Directories, Volumes};
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
 use crate::adapters::retention::DaemonName;
 use crate::caches::CacheArgs;
+use crate::cli::LogFormat;
 use crate::daemon::exports::Offer;
 use crate::daemon::network::Ports;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
+use crate::disk_process::{self, DiskClient, Settings};
 use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials, NamedServers};
 use crate::streaming::StreamArgs;
@@ -62,15 +66,32 @@ const NOTES_GRACE: Duration = Duration::from_secs(15);
 /// guests switch themselves off as usual.
 const READS_GRACE: Duration = Duration::from_secs(10);
 
+/// How long the process that has the disks may take to end, once no disk is open.
+const DISKS_GRACE: Duration = Duration::from_secs(10);
+
 /// How often it is looked whether reads wait.
 const READS_LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long machines may take to be stopped before reads of their disks are failed: the longest stop of one, and more.
 const MACHINES_GRACE: Duration = REQUESTS_GRACE;
 
+/// Where the disks of machines are.
+#[derive(Clone, Debug, Default)]
+pub enum DisksIn {
+    /// In this process: machines end with it.
+    #[default]
+    Daemon,
+    /// In a process of their own, with this log: machines outlive the daemon.
+    OwnProcess { filter: String, format: LogFormat },
+}
+
 /// How it serves.
 #[derive(Default)]
 pub struct Options {
+    /// Where the disks of machines are.
+    pub disks: DisksIn,
+    /// Leave machines on when the daemon is told to end.
+    pub keep_machines: bool,
     /// Whether members of its group may use it.
     pub group_access: bool,
     /// A TCP address to listen on besides the socket.
@@ -127,7 +148,10 @@ pub struct Daemon {
     _socket_file: SocketFile,
     _lock: DataDirLock,
     service: Service,
-    volumes: Arc<Volumes>,
+    disks: Arc<dyn DiskHost>,
+    /// The process that has the disks, if it is not this one.
+    disk_process: Option<Arc<DiskClient>>,
+    keep_machines: bool,
     database: Arc<SqliteDatabase>,
     store: Arc<dyn Store>,
     stop: watch::Sender<bool>,
@@ -165,9 +189,16 @@ impl Daemon {
             true => StoreKnown::default(),
             false => StoreKnown::of(&database, options.history_counts).await?,
         };
-        let (stream, credentials) = (options.stream, options.credentials);
-        let opened = open_store(&data_dir, options.store, credentials, stream.clone(), known, &step);
-        let OpenStore { store, last_known, disk } = opened.await?;
+        let outlives = matches!(options.disks, DisksIn::OwnProcess { .. });
+        let wanted = StoreOptions {
+            name: options.store,
+            credentials: options.credentials,
+            stream: options.stream,
+            caches: options.caches,
+            disks: options.disks,
+        };
+        let OpenStore { store, last_known, disks, disk_process } =
+            open_store(&data_dir, wanted, known, &step).await?;
         let boot = options.boot.map(|boot| boot::Opened::new(&boot, &data_dir)).transpose()?;
         let boot_url = boot.as_ref().map(boot::Opened::url);
         let issued = boot.as_ref().map(boot::Opened::issued);
@@ -178,11 +209,10 @@ impl Daemon {
             None => None,
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
-        let volumes = volumes(&data_dir, store.clone(), options.caches, stream, disk).await?;
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
-        let images = StoredImages::new(store.clone(), volumes.traces(), named, last_known, daemon);
-        let also_removed = options.seal_removes.into();
-        let service = service(&data_dir, images, database.clone(), volumes.clone(), also_removed);
+        let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
+        let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives };
+        let service = service(&data_dir, images, database.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
         service.is_reached_at(reachable.clone());
         step.send_replace("looking for what an earlier daemon left");
@@ -191,7 +221,7 @@ impl Daemon {
 
         step.send_replace("beginning to serve");
         // After that: what an earlier daemon left is not read.
-        let nbd = options.nbd.map(|offer| offer.serve(service.clone(), volumes.clone())).transpose()?;
+        let nbd = options.nbd.map(|offer| offer.serve(service.clone(), disks.clone())).transpose()?;
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
@@ -221,7 +251,9 @@ impl Daemon {
             _socket_file: socket_file,
             _lock: lock,
             service,
-            volumes,
+            disks,
+            disk_process,
+            keep_machines: options.keep_machines,
             database,
             store,
             stop,
@@ -271,10 +303,35 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends all machines at once, also while [`Daemon::stop`] waits for their guests.
-    pub fn hurry(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (service, volumes) = (self.service.clone(), Arc::clone(&self.volumes));
+    /// Waits until the process that has the disks has ended. Never returns if that is this one.
+    pub fn disks_ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let ended = self.disk_process.as_ref().map(|process| process.ended());
         async move {
+            match ended {
+                Some(ended) => ended.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Whether machines stay on when the daemon stops.
+    pub fn keeps_machines(&self) -> bool {
+        self.keep_machines
+    }
+
+    /// From now on, a stop switches all machines off.
+    pub fn keep_no_machines(&mut self) {
+        self.keep_machines = false;
+    }
+
+    /// Ends all machines at once, also while [`Daemon::stop`] waits for their guests. Machines that are to stay on do.
+    pub fn hurry(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (service, disks) = (self.service.clone(), Arc::clone(&self.disks));
+        let keep_machines = self.keep_machines;
+        async move {
+            if keep_machines {
+                return;
+            }
             let ended = service.vms_ended();
             let stopping = tokio::spawn(async move { service.stop_all(true).await });
             // A guest that still runs would take reads that fail for a broken disk.
@@ -282,7 +339,7 @@ impl Daemon {
                 tracing::warn!("a machine did not end within {} s of being killed", KILL_GRACE.as_secs());
             }
             // A machine that is ended needs no more of its disk, and its disk ends when its reads do.
-            volumes.close_store();
+            disks.close_store();
             // A panic there was reported by its own thread.
             let _ = stopping.await;
         }
@@ -291,7 +348,7 @@ impl Daemon {
     /// Finishes what is in flight, stops all machines, and ends.
     pub async fn stop(self) {
         self.service.begin_stop();
-        let giving_up = tokio::spawn(give_up_waiting(Arc::clone(&self.volumes)));
+        let giving_up = (!self.keep_machines).then(|| tokio::spawn(give_up_waiting(Arc::clone(&self.disks))));
         if let Some(scrubbing) = self.scrubbing {
             // It looks often whether it is to end, but the store may take its time.
             tokio::task::spawn_blocking(move || drop(scrubbing));
@@ -320,20 +377,14 @@ impl Daemon {
         if !self.service.jobs_ended(JOBS_GRACE).await {
             tracing::warn!("a long operation did not end within {} s", JOBS_GRACE.as_secs());
         }
-        let stopping = self.service.stop_all(false);
-        tokio::pin!(stopping);
-        if tokio::time::timeout(MACHINES_GRACE, &mut stopping).await.is_err() {
-            tracing::warn!(
-                "a machine is not off after {} s: its disk is written out, or waits for the store",
-                MACHINES_GRACE.as_secs()
-            );
-            // Their guests are off by now, and what is left are reads that keep their disks open.
-            self.volumes.close_store();
-            stopping.await;
+        if !self.keep_machines {
+            stop_machines(&self.service, &*self.disks).await;
         }
-        giving_up.abort();
-        // What still waits for it would keep the process.
-        self.volumes.close_store();
+        if let Some(giving_up) = giving_up {
+            giving_up.abort();
+            // What still waits for it would keep the process.
+            self.disks.close_store();
+        }
         let ticker = self.ticker;
         ticker.abort();
         // Events that it was writing go back to those that wait.
@@ -346,21 +397,39 @@ impl Daemon {
             tracing::warn!("not all was noted in the history within {} s", NOTES_GRACE.as_secs());
         }
         self.database.close().await;
+        if let Some(process) = self.disk_process {
+            process.end_if_unused(DISKS_GRACE).await;
+        }
+    }
+}
+
+/// Switches all machines off.
+async fn stop_machines(service: &Service, disks: &dyn DiskHost) {
+    let stopping = service.stop_all(false);
+    tokio::pin!(stopping);
+    if tokio::time::timeout(MACHINES_GRACE, &mut stopping).await.is_err() {
+        tracing::warn!(
+            "a machine is not off after {} s: its disk is written out, or waits for the store",
+            MACHINES_GRACE.as_secs()
+        );
+        // Their guests are off by now, and what is left are reads that keep their disks open.
+        disks.close_store();
+        stopping.await;
     }
 }
 
 /// Fails reads that wait for a store that does not come back.
-async fn give_up_waiting(volumes: Arc<Volumes>) {
+async fn give_up_waiting(disks: Arc<dyn DiskHost>) {
     let mut since = None;
     loop {
-        let Some(reasons) = volumes.reads_wait() else {
+        let Some(reasons) = disks.reads_wait() else {
             since = None;
             tokio::time::sleep(READS_LOOK_INTERVAL).await;
             continue;
         };
         if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= READS_GRACE {
             tracing::warn!("ending while reads wait for a server of the image: {reasons}");
-            return volumes.close_store();
+            return disks.close_store();
         }
         tokio::time::sleep(READS_LOOK_INTERVAL).await;
     }
@@ -377,47 +446,111 @@ impl Drop for SocketFile {
     }
 }
 
-/// A store, what is known of it, and the chunk cache on disk.
+/// A store, what is known of it, and the disks over its images.
 struct OpenStore {
     store: Arc<dyn Store>,
     last_known: Arc<LastKnown>,
-    disk: Option<Arc<DiskCache>>,
+    disks: Arc<dyn DiskHost>,
+    disk_process: Option<Arc<DiskClient>>,
+}
+
+/// Which store is opened, and how disks over its images are.
+struct StoreOptions {
+    name: Option<String>,
+    credentials: Credentials,
+    stream: StreamArgs,
+    caches: CacheArgs,
+    disks: DisksIn,
 }
 
 async fn open_store(
     data_dir: &DataDir,
-    name: Option<String>,
-    credentials: Credentials,
-    stream: StreamArgs,
+    options: StoreOptions,
     known: StoreKnown,
     step: &watch::Sender<&'static str>,
 ) -> anyhow::Result<OpenStore> {
-    let (data_dir, own, step) = (data_dir.clone(), data_dir.store(), step.clone());
-    let opened = tokio::task::spawn_blocking(move || {
-        // First: what the store was when it cannot be reached is in there.
-        if stream.chunk_cache.is_some() {
-            step.send_replace("opening the chunk cache");
-        }
-        let disk = stream.open_disk()?;
-        step.send_replace("opening the store");
-        let directory = name.as_deref().map_or(Some(own.as_path()), stores::directory);
-        if let Some(directory) = directory {
-            known.is_there(directory)?;
-        }
-        let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), disk.clone()));
-        let store = match &name {
-            Some(name) => {
-                let access = if stores::is_server(name) { Access::Read } else { Access::WRITE };
-                last_known.open(access, &credentials)?
-            }
-            None => {
-                data_dir.make_store()?;
-                Arc::new(LocalDir::open(&own, Access::WRITE)?)
-            }
-        };
-        anyhow::Ok(OpenStore { store, last_known, disk })
-    });
+    let (data_dir, step) = (data_dir.clone(), step.clone());
+    let opened = tokio::task::spawn_blocking(move || open_store_here(&data_dir, options, &known, &step));
     opened.await.context("cannot open the store")?
+}
+
+fn open_store_here(
+    data_dir: &DataDir,
+    options: StoreOptions,
+    known: &StoreKnown,
+    step: &watch::Sender<&'static str>,
+) -> anyhow::Result<OpenStore> {
+    let StoreOptions { name, credentials, stream, caches, disks } = options;
+    match disks {
+        DisksIn::Daemon => {
+            // First: what the store was when it cannot be reached is in there.
+            if stream.chunk_cache.is_some() {
+                step.send_replace("opening the chunk cache");
+            }
+            let cache = stream.open_disk()?;
+            step.send_replace("opening the store");
+            let kept = cache.clone().map(|cache| cache as Arc<dyn KnownStore>);
+            let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), kept));
+            is_there(data_dir, name.as_deref(), known)?;
+            let store = open_named(data_dir, name.as_deref(), &last_known, &credentials)?;
+            let directories = Directories { overflow: data_dir.cache(), keys: data_dir.keys() };
+            let volumes = Volumes::new(store.clone(), directories, caches, &stream, cache, None);
+            let disks = volumes.map_err(|error| disk_process::problem_of(&error))?;
+            Ok(OpenStore { store, last_known, disks: Arc::new(disks), disk_process: None })
+        }
+        DisksIn::OwnProcess { filter, format } => {
+            step.send_replace("opening the store");
+            is_there(data_dir, name.as_deref(), known)?;
+            let settings = Settings::new(data_dir, name.as_deref(), &credentials, &caches, &stream)
+                .context("cannot start the disk process")?;
+            let say = |text: &str| {
+                step.send_replace(match text {
+                    "opening the chunk cache" => "opening the chunk cache",
+                    _ => "starting the disk process",
+                });
+            };
+            let process = Arc::new(disk_process::connect(data_dir, &settings, (&filter, format), &say)?);
+            if process.has_earlier_settings() {
+                tracing::warn!(
+                    "machines are on, and their disks keep the settings of the last daemon: changed ones count when all machines were off"
+                );
+            }
+            step.send_replace("opening the store");
+            let last_known =
+                Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), Some(process.known_store())));
+            let store = open_named(data_dir, name.as_deref(), &last_known, &credentials)?;
+            let opened = process.open_store(&store);
+            opened.map_err(|error| disk_process::problem_of(&error))?;
+            Ok(OpenStore { store, last_known, disks: process.clone(), disk_process: Some(process) })
+        }
+    }
+}
+
+/// Refuses a store that was there and is gone, and makes that of the data directory.
+fn is_there(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyhow::Result<()> {
+    let own = data_dir.store();
+    if let Some(directory) = name.map_or(Some(own.as_path()), stores::directory) {
+        known.is_there(directory)?;
+    }
+    match name {
+        Some(_) => Ok(()),
+        None => data_dir.make_store(),
+    }
+}
+
+fn open_named(
+    data_dir: &DataDir,
+    name: Option<&str>,
+    last_known: &LastKnown,
+    credentials: &Credentials,
+) -> anyhow::Result<Arc<dyn Store>> {
+    Ok(match name {
+        Some(name) => {
+            let access = if stores::is_server(name) { Access::Read } else { Access::WRITE };
+            last_known.open(access, credentials)?
+        }
+        None => Arc::new(LocalDir::open(&data_dir.store(), Access::WRITE)?),
+    })
 }
 
 /// What the database knows of a store that was there.
@@ -477,36 +610,18 @@ fn store_within(directory: &Path) -> Option<PathBuf> {
     paths.find(|path| LocalDir::open(path, Access::Read).is_ok())
 }
 
-async fn volumes(
-    data_dir: &DataDir,
-    store: Arc<dyn Store>,
-    caches: CacheArgs,
-    stream: StreamArgs,
-    disk: Option<Arc<DiskCache>>,
-) -> anyhow::Result<Arc<Volumes>> {
-    let (cache_dir, keys_dir) = (data_dir.cache(), data_dir.keys());
-    let opened =
-        tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, caches, &stream, disk));
-    // With its advice, which is no part of the chain.
-    opened.await.context("cannot open the disks")?.map(Arc::new).map_err(|error| {
-        let mut problem = Problem::from_error(error.kind(), &error);
-        problem.advice = error.advice().map(str::to_owned);
-        problem.into()
-    })
-}
-
 fn service(
     data_dir: &DataDir,
     images: StoredImages,
     db: Arc<SqliteDatabase>,
-    disks: Arc<Volumes>,
-    also_removed: Arc<[String]>,
+    disks: Arc<dyn DiskHost>,
+    hypervisor: Qemu,
 ) -> Service {
     Service::new(Parts {
         db,
         images: Arc::new(images),
         disks,
-        hypervisor: Arc::new(Qemu { also_removed }),
+        hypervisor: Arc::new(hypervisor),
         clock: Arc::new(SystemClock),
         random: Arc::new(SystemRandom),
         data_dir: data_dir.path().to_owned(),

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{self, Daemon, is_alive, signal};
-use headwater_testkit::wait_until;
+use crate::support::{self, Daemon, signal};
 
 /// How many writes the disk of a machine holds, as its boot sector found.
 fn writes(daemon: &Daemon, machine: &str) -> u32 {
@@ -64,12 +63,9 @@ fn a_persistent_machine_keeps_its_disk_until_it_is_reset() {
         .cli(&["image", "remove", "tiny@1"])
         .fails(4, &["'lab' runs it", "'lab' has a persistent disk over it"]);
 
-    // The daemon is killed; what was there when it was stopped is there.
+    // All of it is killed; what was there when it was stopped is there.
     daemon.console("lab", "w", Some("W"));
-    let pid = daemon.machine("lab")["pid"].as_u64().unwrap();
-    let dir = daemon.kill();
-    wait_until("QEMU ends with the daemon", || !is_alive(pid));
-    let daemon = Daemon::start_in(dir, |_| {});
+    let daemon = Daemon::start_in(daemon.kill_all(), |_| {});
     let lost = daemon.machine("lab");
     assert!(lost["reason"].as_str().unwrap().contains("its disk is kept"), "{lost}");
     let found = boot(&daemon, "lab");

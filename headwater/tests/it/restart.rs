@@ -9,47 +9,76 @@ use std::time::Duration;
 use crate::support::{Daemon, headwater, is_alive, run, short_dir, signal};
 use headwater_testkit::wait_until;
 
-/// A directory with QEMU and nothing else in it, for `PATH`: no `setpriv` ties QEMU to the daemon.
-fn only_qemu() -> tempfile::TempDir {
-    let dir = short_dir();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let qemu =
-        std::env::split_paths(&path).map(|dir| dir.join("qemu-system-x86_64")).find(|file| file.exists());
-    let qemu = qemu.expect("QEMU is needed: apt-get install qemu-system-x86");
-    std::os::unix::fs::symlink(qemu, dir.path().join("qemu-system-x86_64")).unwrap();
-    dir
-}
-
 #[test]
-fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
-    let path = only_qemu();
-    let daemon = Daemon::start_in(short_dir(), |command| {
-        command.env("PATH", path.path());
-    });
+fn a_machine_outlives_a_killed_daemon_and_is_taken_over() {
+    let daemon = Daemon::start();
     daemon.with_tiny_machine("ran");
     daemon.create("idle", "tiny", &[]);
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     daemon.console("ran", "w", Some("W"));
-    let orphan = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let before = daemon.machine("ran");
+    let (pid, writes) = (before["pid"].as_u64().unwrap(), before["disk"]["writes"].as_u64().unwrap());
+    assert!(writes > 0, "{before}");
     let dir = daemon.kill();
-    assert!(is_alive(orphan), "QEMU is to outlive the daemon, or this tests nothing");
     run(headwater().arg("--data-dir").arg(dir.path()).args(["machine", "list"]))
         .fails(7, &["cannot reach the daemon"]);
+    assert!(is_alive(pid), "QEMU ended with the daemon");
 
     let daemon = Daemon::start_in(dir, |_| {});
-    assert!(!is_alive(orphan));
+    let after = daemon.machine("ran");
+    assert_eq!((&after["state"], &after["pid"]), (&"running".into(), &pid.into()), "{after}");
+    assert!(after["disk"]["writes"].as_u64().unwrap() >= writes, "its counters began anew: {after}");
+    assert_eq!(daemon.machine("idle")["state"], "created");
+    assert!(daemon.history("ran").contains("taken over"));
+    // Its console and its disk still work, and what it wrote is there until it is reset.
+    daemon.console("ran", "w", Some("W"));
+    assert!(daemon.machine("ran")["disk"]["writes"].as_u64().unwrap() > writes);
+    daemon.cli(&["machine", "reset", "ran", "--wait"]).ok();
+    let fresh = daemon.machine("ran");
+    assert_ne!(fresh["pid"].as_u64(), Some(pid));
+    assert!(!is_alive(pid));
+    daemon.cli(&["machine", "stop", "ran", "--force"]).ok();
+    assert_eq!(std::fs::read_dir(daemon.path().join("cache")).unwrap().count(), 0);
+}
+
+#[test]
+fn machines_stay_on_when_a_daemon_is_told_to_keep_them() {
+    let keep = |command: &mut Command| {
+        command.arg("--keep-machines");
+    };
+    let daemon = Daemon::start_in(short_dir(), keep);
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    assert!(is_alive(pid));
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert_eq!(daemon.machine("ran")["pid"].as_u64(), Some(pid));
+    // This one was not told to keep them.
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    assert!(!is_alive(pid));
+    assert!(!dir.path().join("disks.sock").exists(), "the disk process does not end with its last disk");
+}
+
+#[test]
+fn what_ended_while_no_daemon_ran_is_lost_and_cleaned_up() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let dir = daemon.kill();
+    signal(u32::try_from(pid).unwrap(), "KILL");
+    wait_until("QEMU is gone", || !is_alive(pid));
+
+    let daemon = Daemon::start_in(dir, |_| {});
     let lost = daemon.machine("ran");
     assert_eq!((&lost["state"], &lost["wanted"]), (&"lost".into(), &"running".into()));
-    assert!(lost["reason"].as_str().unwrap().contains("was ended"), "{lost}");
+    assert!(lost["reason"].as_str().unwrap().contains("its process was gone"), "{lost}");
     assert_eq!(lost.get("disk"), None);
-    assert_eq!(daemon.machine("idle")["state"], "created");
     assert!(daemon.cli(&["machine", "list"]).ok().contains("lost"));
-    assert!(
-        daemon
-            .cli(&["events", "--subject", "machine ran"])
-            .ok()
-            .contains("the daemon ended while it was running")
-    );
+    assert!(daemon.history("ran").contains("the daemon ended while it was running"));
     assert_eq!(std::fs::read_dir(daemon.path().join("cache")).unwrap().count(), 0);
     let mut left: Vec<_> = std::fs::read_dir(daemon.path().join("run/ran"))
         .unwrap()
@@ -57,23 +86,33 @@ fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
         .collect();
     left.sort();
     assert_eq!(left, ["console.log", "qemu.log"]);
-
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     assert!(daemon.cli(&["machine", "console", "ran", "--log"]).ok().contains("0 writes"));
 }
 
 #[test]
-fn kill_9_ends_the_machines_too() {
-    let daemon = Daemon::start();
+fn a_daemon_whose_disk_process_is_killed_ends_its_machines_and_says_so() {
+    let mut daemon = Daemon::start();
     daemon.with_tiny_machine("ran");
-    daemon.cli(&["machine", "start", "ran"]).ok();
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
-    let dir = daemon.kill();
-    wait_until("QEMU is gone", || !is_alive(pid));
-    let daemon = Daemon::start_in(dir, |_| {});
-    let lost = daemon.machine("ran");
-    assert_eq!(lost["state"], "lost");
-    assert!(lost["reason"].as_str().unwrap().contains("its process was gone"), "{lost}");
+    let disks = std::fs::read_to_string(daemon.path().join("disks.lock")).unwrap();
+    signal(disks.parse().unwrap(), "KILL");
+    assert_eq!(daemon.wait(), Some(1));
+    daemon.wait_for_log(&["the process that had the disks of all machines has ended"]);
+    assert!(!is_alive(pid));
+    let daemon = Daemon::start_in(std::mem::replace(&mut daemon.dir, short_dir()), |command| {
+        command.arg("--resume");
+    });
+    daemon.wait_for("ran", "running");
+}
+
+#[test]
+fn a_second_disk_process_is_refused() {
+    let daemon = Daemon::start();
+    let pid = std::fs::read_to_string(daemon.path().join("disks.lock")).unwrap();
+    run(headwater().args(["disks", "--data-dir"]).arg(daemon.path())).fails(4, &["serves the disks", &pid]);
+    daemon.cli(&["status"]).ok();
 }
 
 #[test]

@@ -29,10 +29,10 @@ use crate::bridge::{self, Bridge};
 use crate::console_log;
 use crate::error::{Error, Result};
 use crate::idle_window;
-use crate::launch;
+use crate::launch::{self, Lifetime};
 use crate::orphan;
 use crate::probe::{self, Probe};
-use crate::process::ProcessId;
+use crate::process::{ProcessId, Watched};
 use crate::qmp::Qmp;
 use crate::screen;
 use crate::spec::{Display, GuestSpec, Network, RunFiles};
@@ -151,7 +151,7 @@ pub struct MonitorStatus {
 }
 
 /// A handle to a running machine. Clones refer to the same machine. The machine goes on when all handles
-/// are dropped; it is killed when the tokio runtime that started it ends.
+/// are dropped. With [`Lifetime::WithParent`] it is killed when the tokio runtime that started it ends.
 #[derive(Clone, Debug)]
 pub struct Guest {
     name: Arc<str>,
@@ -167,9 +167,14 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// Starts a machine that ends with this process. Otherwise as [`Guest::start_with`].
+    pub async fn start(spec: &GuestSpec) -> Result<Self> {
+        Self::start_with(spec, Lifetime::WithParent).await
+    }
+
     /// Starts a machine and returns when QEMU runs. On an error nothing is left running, and no file but
     /// the logs.
-    pub async fn start(spec: &GuestSpec) -> Result<Self> {
+    pub async fn start_with(spec: &GuestSpec, lifetime: Lifetime) -> Result<Self> {
         spec.check()?;
         let qemu = binary::find()?;
         let probe = probe::probe().await?;
@@ -180,8 +185,8 @@ impl Guest {
         };
         prepare(&files)?;
         let started = Instant::now();
-        let mut child = spawn(&qemu, spec, &probe, &files).await?;
-        // Between here and the return, dropping `child` kills QEMU.
+        let mut child = spawn(&qemu, spec, &probe, &files, lifetime).await?;
+        // Until the end of the start, dropping `child` kills a QEMU that ends with this process.
         let outcome = Self::finish_start(spec, bridge.as_ref(), &mut child, &files).await;
         let (process, monitor) = match outcome {
             Ok(ready) => ready,
@@ -197,8 +202,9 @@ impl Guest {
         let (orders, order_queue) = mpsc::unbounded_channel();
         let state = Supervisor::spawn(supervise::Parts {
             name: spec.name.clone(),
-            child,
+            process: Watched::Child(child),
             started,
+            boot: None,
             files: files.clone(),
             monitor: Arc::clone(&monitor),
             agent: Arc::clone(&agent),
@@ -207,6 +213,31 @@ impl Guest {
         let (name, cpus) = (spec.name.as_str().into(), spec.cpus);
         let screen = Arc::new(Mutex::new(()));
         Ok(Self { name, cpus, process, files, monitor, agent, state, orders, screen })
+    }
+
+    /// Takes over a machine that an earlier process started with [`Lifetime::Own`]. `boot` is its boot, if it is known to be up.
+    /// `None`: its QEMU has ended.
+    pub async fn adopt(name: &str, run_dir: &Path, cpus: u32, boot: Option<Boot>) -> Result<Option<Self>> {
+        let files = RunFiles::new(run_dir);
+        let Some(process) = orphan::left_process(&files) else { return Ok(None) };
+        let handle = Watched::adopt(process).map_err(Error::io("watch the process of", run_dir))?;
+        let Some(handle) = handle else { return Ok(None) };
+        // A QEMU that ends now closes its monitor, and one that hangs does not answer: neither is worth waiting for.
+        let monitor = Arc::new(Qmp::connect(&files.monitor_socket()).await?);
+        let agent = Arc::new(Agent::new(&files.agent_socket()));
+        let (orders, order_queue) = mpsc::unbounded_channel();
+        let state = Supervisor::spawn(supervise::Parts {
+            name: name.to_owned(),
+            process: handle,
+            started: Instant::now(),
+            boot,
+            files: files.clone(),
+            monitor: Arc::clone(&monitor),
+            agent: Arc::clone(&agent),
+            orders: order_queue,
+        });
+        let screen = Arc::new(Mutex::new(()));
+        Ok(Some(Self { name: name.into(), cpus, process, files, monitor, agent, state, orders, screen }))
     }
 
     async fn finish_start(
@@ -279,6 +310,12 @@ impl Guest {
         let running = answer.get("running").and_then(serde_json::Value::as_bool).unwrap_or(false);
         let status = answer.get("status").and_then(serde_json::Value::as_str).unwrap_or("unknown").to_owned();
         Ok(MonitorStatus { running, status })
+    }
+
+    /// Whether QEMU runs the guest with KVM.
+    pub async fn has_kvm(&self) -> Result<bool> {
+        let answer = self.monitor.execute("query-kvm", json!({})).await?;
+        Ok(answer.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false))
     }
 
     /// What the machine's display shows now, as a PNG.
@@ -406,14 +443,20 @@ fn prepare(files: &RunFiles) -> Result<()> {
     Ok(())
 }
 
-async fn spawn(qemu: &Path, spec: &GuestSpec, probe: &Probe, files: &RunFiles) -> Result<Child> {
+async fn spawn(
+    qemu: &Path,
+    spec: &GuestSpec,
+    probe: &Probe,
+    files: &RunFiles,
+    lifetime: Lifetime,
+) -> Result<Child> {
     let log_path = files.qemu_log();
     let log = std::fs::File::options()
         .append(true)
         .open(&log_path)
         .map_err(Error::io("open the log", &log_path))?;
     let stdout = log.try_clone().map_err(Error::io("open the log", &log_path))?;
-    let mut command = launch::command(qemu).await;
+    let mut command = launch::command(qemu, lifetime).await;
     command
         .args(spec.arguments(probe.sandbox, probe.version))
         .stdin(Stdio::null())
@@ -421,7 +464,7 @@ async fn spawn(qemu: &Path, spec: &GuestSpec, probe: &Probe, files: &RunFiles) -
         .stderr(log)
         // Not in the terminal's process group: Ctrl-C is for us, and we stop the machine in order.
         .process_group(0)
-        .kill_on_drop(true);
+        .kill_on_drop(lifetime == Lifetime::WithParent);
     launch::spawn(command).await.map_err(Error::io("run", qemu))
 }
 

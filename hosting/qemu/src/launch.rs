@@ -1,7 +1,7 @@
-//! Launching QEMU so that it ends with the daemon, however the daemon ends.
+//! Launching QEMU, and tying it to this process if its disk ends with this process.
 //!
-//! A machine whose daemon is gone has no disk any more, so it must not go on. The kernel ends a process together
-//! with its parent when it was asked to (`PR_SET_PDEATHSIG`), with two catches:
+//! A machine whose disk is gone must not go on. The kernel ends a process together with its parent when it was asked to
+//! (`PR_SET_PDEATHSIG`), with two catches:
 //!
 //! - It must be asked by the child itself. `setpriv` (util-linux) does that and then becomes QEMU, under the same
 //!   process number. Code of ours between `fork` and `exec` could do it too, but would take `vfork` away from the
@@ -41,8 +41,21 @@ struct Job {
     answer: oneshot::Sender<std::io::Result<Child>>,
 }
 
-/// The command that runs QEMU and ends it with this process, where the host can do that.
-pub(crate) async fn command(qemu: &Path) -> Command {
+/// When a virtual machine ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lifetime {
+    /// With this process, if the host can do that: the disk is served from here.
+    #[default]
+    WithParent,
+    /// When it is stopped, or ends by itself: the disk is served by another process.
+    Own,
+}
+
+/// The command that runs QEMU for this lifetime.
+pub(crate) async fn command(qemu: &Path, lifetime: Lifetime) -> Command {
+    if lifetime == Lifetime::Own {
+        return program(qemu);
+    }
     static WRAPPER_PATH: OnceCell<Option<PathBuf>> = OnceCell::const_new();
     let path = std::env::var_os("PATH").unwrap_or_default();
     match wrapper(&WRAPPER_PATH, qemu, &path).await {

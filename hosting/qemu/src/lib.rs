@@ -16,8 +16,9 @@
 //! - [`Guest::start`] leaves nothing running when it fails, and says what QEMU said.
 //! - An end of QEMU that nobody asked for is [`ExitReason::Crashed`], with QEMU's last lines.
 //! - A write that finds no room on the disk pauses the machine, which tries again until there is some.
-//! - QEMU ends with the process that started it, even if that is killed, where the host has util-linux.
-//! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, and no others.
+//! - With [`Lifetime::WithParent`], QEMU ends with the process that started it, even if that is killed, if the host has util-linux.
+//! - With [`Lifetime::Own`], QEMU goes on when that process ends, and [`Guest::adopt`] takes it over.
+//! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, except adopted ones, and no others.
 //!
 //! # Limits
 //! - 1 to [`spec::MAX_CPUS`] processors, [`spec::MIN_MEMORY_BYTES`] to the host's memory; socket paths up
@@ -58,7 +59,7 @@ pub use agent::{Agent, Exec, ExecOutput, Generalised};
 pub use error::{Error, Result};
 pub use firmware::UefiFiles;
 pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
-pub use launch::without_own_variables;
+pub use launch::{Lifetime, without_own_variables};
 pub use orphan::{Orphan, sweep_orphans};
 pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};

@@ -43,18 +43,18 @@ pub struct Orphan {
 }
 
 /// Ends every QEMU that a former daemon left behind under `run_root` (one directory for each machine),
-/// and removes its sockets and pid files. To be called while holding the lock of the data directory and
-/// before any machine is started.
-pub async fn sweep_orphans(run_root: &Path) -> Result<Vec<Orphan>> {
-    let root = run_root.to_path_buf();
+/// and removes its sockets and pid files. The directories with a name of `adopted` are left alone. To be called while holding the
+/// lock of the data directory and before any machine is started.
+pub async fn sweep_orphans(run_root: &Path, adopted: &[String]) -> Result<Vec<Orphan>> {
+    let (root, adopted) = (run_root.to_path_buf(), adopted.to_vec());
     let describe = Error::io("look for left-over machines in", run_root);
-    tokio::task::spawn_blocking(move || sweep(&root))
+    tokio::task::spawn_blocking(move || sweep(&root, &adopted))
         .await
         .unwrap_or_else(|error| Err(std::io::Error::other(error)))
         .map_err(describe)
 }
 
-fn sweep(run_root: &Path) -> std::io::Result<Vec<Orphan>> {
+fn sweep(run_root: &Path, adopted: &[String]) -> std::io::Result<Vec<Orphan>> {
     let mut orphans = Vec::new();
     let entries = match std::fs::read_dir(run_root) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(orphans),
@@ -63,7 +63,8 @@ fn sweep(run_root: &Path) -> std::io::Result<Vec<Orphan>> {
     let mut machines = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        let is_adopted = adopted.iter().any(|name| entry.file_name() == OsStr::new(name));
+        if entry.file_type()?.is_dir() && !is_adopted {
             let files = RunFiles::new(&entry.path());
             let line = std::fs::read_to_string(files.pid_file()).ok();
             let named = line.and_then(|line| ProcessId::from_line(&line));
@@ -186,6 +187,15 @@ fn is_in(dir: &Path, pid: u32) -> bool {
         Ok(theirs) => (ours.dev(), ours.ino()) == (theirs.st_dev, theirs.st_ino),
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
     }
+}
+
+/// The QEMU that an earlier daemon started in this directory and that still runs. `None`: there is none that is surely the machine's.
+pub(crate) fn left_process(files: &RunFiles) -> Option<ProcessId> {
+    let line = std::fs::read_to_string(files.pid_file()).ok()?;
+    let id = ProcessId::from_line(&line)?;
+    let marker = socket_chardev("qmp", &files.monitor_socket());
+    let is_marked = id.command_line()?.iter().any(|argument| argument == OsStr::new(&marker));
+    (is_marked && is_in(&files.dir, id.pid)).then_some(id)
 }
 
 /// Removes what only makes sense while QEMU runs. Logs stay, for whoever asks what happened.

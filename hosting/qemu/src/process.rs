@@ -1,4 +1,4 @@
-//! Naming a process so that it cannot be mistaken for another one with the same number.
+//! Naming a process so that it cannot be mistaken for another one with the same number, and waiting for its end.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
+use tokio::process::Child;
 
 /// A process number together with the time when that process started, in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,80 @@ impl ProcessId {
     }
 }
 
+/// How often it is looked whether an adopted process has ended. Only a parent is told.
+const ADOPTED_LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A process whose end is waited for.
+#[derive(Debug)]
+pub(crate) enum Watched {
+    /// This program started it.
+    Child(Child),
+    /// An earlier program started it.
+    Adopted(OwnedFd),
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub(crate) struct Ended(Option<std::io::Result<std::process::ExitStatus>>);
+
+impl Ended {
+    /// Whether it exited with code 0. `None`: only its parent was told.
+    pub fn is_success(&self) -> Option<bool> {
+        self.0.as_ref().map(|status| status.as_ref().is_ok_and(std::process::ExitStatus::success))
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Some(Ok(status)) => status.fmt(f),
+            Some(Err(error)) => write!(f, "unknown: {error}"),
+            None => f.write_str("exit status unknown: an earlier daemon started it"),
+        }
+    }
+}
+
+impl Watched {
+    /// Takes over a process that is not a child. `None`: it has ended.
+    pub fn adopt(process: ProcessId) -> std::io::Result<Option<Self>> {
+        let Some(handle) = process.open()? else { return Ok(None) };
+        // The handle of a process that has ended, and that nobody has waited for, opens as well.
+        Ok(if has_ended(&handle)? { None } else { Some(Self::Adopted(handle)) })
+    }
+
+    /// Waits for its end.
+    pub async fn wait(&mut self) -> Ended {
+        match self {
+            Self::Child(child) => Ended(Some(child.wait().await)),
+            Self::Adopted(handle) => loop {
+                match has_ended(handle) {
+                    Ok(true) => return Ended(None),
+                    Ok(false) => tokio::time::sleep(ADOPTED_LOOK_INTERVAL).await,
+                    Err(error) => return Ended(Some(Err(error))),
+                }
+            },
+        }
+    }
+
+    /// Kills it, and does not wait for its end.
+    pub fn kill(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::Child(child) => child.start_kill(),
+            Self::Adopted(handle) => match rustix::process::pidfd_send_signal(&*handle, Signal::KILL) {
+                Err(rustix::io::Errno::SRCH) => Ok(()),
+                other => Ok(other?),
+            },
+        }
+    }
+}
+
+/// Whether a process has ended: its handle is readable then.
+fn has_ended(handle: &OwnedFd) -> std::io::Result<bool> {
+    let mut fds = [PollFd::new(handle, PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+}
+
 /// The command name, in parentheses, may itself hold spaces and parentheses: count from the last one.
 fn parse_start_ticks(stat: &[u8]) -> Option<u64> {
     let end = stat.iter().rposition(|&b| b == b')')?;
@@ -95,6 +170,23 @@ mod tests {
             stat.extend_from_slice(format!(" {field}00").as_bytes());
         }
         assert_eq!(parse_start_ticks(&stat), Some(2200));
+    }
+
+    #[tokio::test]
+    async fn an_adopted_process_is_waited_for_and_killed() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let mut watched = Watched::adopt(id).unwrap().unwrap();
+        assert!(tokio::time::timeout(Duration::from_millis(50), watched.wait()).await.is_err());
+        watched.kill().unwrap();
+        let ended = watched.wait().await;
+        assert_eq!(ended.is_success(), None);
+        assert!(ended.to_string().contains("earlier daemon"), "{ended}");
+        // It is a zombie until its parent has waited for it.
+        assert!(Watched::adopt(id).unwrap().is_none());
+        child.wait().unwrap();
+        assert!(Watched::adopt(id).unwrap().is_none());
+        watched.kill().unwrap();
     }
 
     #[test]

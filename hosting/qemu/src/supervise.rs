@@ -2,12 +2,10 @@
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::process::Child;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -16,6 +14,7 @@ use crate::agent::Agent;
 use crate::console_log::{self, ConsoleLog, MAX_LOG_BYTES};
 use crate::guest::{Boot, BootSign, Exit, ExitReason, GuestState, Phase};
 use crate::orphan;
+use crate::process::{Ended, Watched};
 use crate::qmp::{Event, Qmp};
 use crate::spec::RunFiles;
 
@@ -65,8 +64,10 @@ pub(crate) enum Order {
 /// What a supervisor is made of.
 pub(crate) struct Parts {
     pub name: String,
-    pub child: Child,
+    pub process: Watched,
     pub started: Instant,
+    /// The boot of a guest that is known to be up.
+    pub boot: Option<Boot>,
     pub files: RunFiles,
     pub monitor: Arc<Qmp>,
     pub agent: Arc<Agent>,
@@ -119,8 +120,8 @@ impl DiskErrors {
 impl Supervisor {
     /// Starts the task.
     pub(crate) fn spawn(parts: Parts) -> watch::Receiver<GuestState> {
-        let initial =
-            GuestState { phase: Phase::Booting, boot: None, out_of_space: false, no_boot: None, exit: None };
+        let phase = if parts.boot.is_some() { Phase::Up } else { Phase::Booting };
+        let initial = GuestState { phase, boot: parts.boot, out_of_space: false, no_boot: None, exit: None };
         let (state, receiver) = watch::channel(initial);
         let events = parts.monitor.events();
         let supervisor = Self {
@@ -140,22 +141,22 @@ impl Supervisor {
             logged_bytes: 0,
             cutting: None,
         };
-        tokio::spawn(supervisor.run(parts.child, parts.orders, events));
+        tokio::spawn(supervisor.run(parts.process, parts.orders, events));
         receiver
     }
 
     async fn run(
         mut self,
-        mut child: Child,
+        mut process: Watched,
         mut orders: mpsc::UnboundedReceiver<Order>,
         mut events: broadcast::Receiver<Event>,
     ) {
         let mut look_at = Instant::now();
         let mut listening = true;
         let mut handles = true;
-        let status = loop {
+        let ended = loop {
             tokio::select! {
-                status = child.wait() => break status,
+                ended = process.wait() => break ended,
                 event = events.recv(), if listening => match event {
                     Ok(event) => {
                         self.hear(&event);
@@ -167,7 +168,7 @@ impl Supervisor {
                     Err(broadcast::error::RecvError::Closed) => listening = false,
                 },
                 order = orders.recv(), if handles => match order {
-                    Some(order) => self.obey(order, &mut child),
+                    Some(order) => self.obey(order, &mut process),
                     None => handles = false,
                 },
                 () = sleep_until(look_at) => look_at = Instant::now() + self.look(),
@@ -186,7 +187,7 @@ impl Supervisor {
             }
         }
         self.agent_answers.abort();
-        self.finish(status);
+        self.finish(ended);
     }
 
     fn hear(&mut self, event: &Event) {
@@ -257,7 +258,7 @@ impl Supervisor {
         });
     }
 
-    fn obey(&mut self, order: Order, child: &mut Child) {
+    fn obey(&mut self, order: Order, process: &mut Watched) {
         self.state.send_if_modified(|state| enter(state, Phase::Stopping));
         let command = match order {
             Order::PowerButton => {
@@ -270,7 +271,7 @@ impl Supervisor {
             }
             Order::Kill => {
                 self.asked_to_end = true;
-                if let Err(error) = child.start_kill() {
+                if let Err(error) = process.kill() {
                     tracing::warn!(machine = self.name, %error, "QEMU could not be killed");
                 }
                 return;
@@ -355,15 +356,13 @@ impl Supervisor {
         });
     }
 
-    fn finish(self, status: std::io::Result<ExitStatus>) {
-        let clean = status.as_ref().is_ok_and(ExitStatus::success);
+    fn finish(self, ended: Ended) {
+        // The exit code of an adopted process is not known. Its last event tells as much.
+        let clean = ended.is_success().unwrap_or(self.shutdown_reason.is_some());
         let reason =
             exit_reason(clean, self.asked_to_stop, self.asked_to_end, self.shutdown_reason.as_deref());
-        let exit = Exit {
-            reason,
-            status: status.map_or_else(|error| format!("unknown: {error}"), |status| status.to_string()),
-            last_output: last_lines(&self.files.qemu_log()),
-        };
+        let exit =
+            Exit { reason, status: ended.to_string(), last_output: last_lines(&self.files.qemu_log()) };
         if self.disk_errors.unsaid > 0 {
             tracing::warn!(
                 machine = self.name,
@@ -486,7 +485,8 @@ mod tests {
         let (_orders, orders) = mpsc::unbounded_channel();
         let mut state = Supervisor::spawn(Parts {
             name: "late".into(),
-            child,
+            process: Watched::Child(child),
+            boot: None,
             started: Instant::now(),
             agent: Arc::new(Agent::new(&files.agent_socket())),
             files,
@@ -532,7 +532,10 @@ mod tests {
         let (orders, obeyed) = mpsc::unbounded_channel();
         let mut state = Supervisor::spawn(Parts {
             name: "talks".into(),
-            child: tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap(),
+            process: Watched::Child(
+                tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap(),
+            ),
+            boot: None,
             started: Instant::now(),
             agent: Arc::new(Agent::new(&files.agent_socket())),
             monitor: Arc::new(Qmp::connect(&files.monitor_socket()).await.unwrap()),

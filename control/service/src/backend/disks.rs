@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::platform::Firmware;
-use headwater_api::{CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, Sample};
+use headwater_api::{CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_db::Secret;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::backend::{BackendError, JobControl};
 
 /// A disk to open.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskRequest {
     /// Whose it is.
     pub machine: String,
@@ -34,8 +35,19 @@ pub struct DiskRequest {
     pub firmware: Firmware,
 }
 
+/// A disk that stayed open after the program that opened it had ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenDisk {
+    /// The name of its machine.
+    pub machine: String,
+    /// The identity of its machine.
+    pub uuid: Uuid,
+    /// The version under its write cache.
+    pub version: ImageVersion,
+}
+
 /// A disk that is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PersistentDiskRef {
     /// It.
     pub id: Uuid,
@@ -44,7 +56,7 @@ pub struct PersistentDiskRef {
 }
 
 /// A persistent disk whose machine is off.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PersistentDiskRequest {
     /// The disk.
     pub kept: PersistentDiskRef,
@@ -60,7 +72,7 @@ pub struct PersistentDiskRequest {
 pub const NOTE_MAX_BYTES: usize = 1024;
 
 /// What a version that is made of a disk is called.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealOrder {
     /// Where it came from.
     pub source: String,
@@ -89,7 +101,7 @@ pub struct Given {
 }
 
 /// The parts of a machine's identity that are still on its disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityLeft {
     /// What was found, each in words: `/etc/machine-id (its machine-id)`.
     pub found: Vec<String>,
@@ -98,7 +110,7 @@ pub struct IdentityLeft {
 }
 
 /// A version that was made of a disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealOutcome {
     /// It.
     pub version: ImageVersion,
@@ -109,7 +121,7 @@ pub struct SealOutcome {
 }
 
 /// A disk whose writes find no room, or that cannot do something else that its machine relies on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortage {
     /// What is full, or wrong.
     pub message: String,
@@ -136,6 +148,17 @@ pub trait Disks: Send + Sync + 'static {
 
     /// Opens a disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
+
+    /// The disks that are open without an owner, because the program that opened them has ended. Always empty if disks end with it.
+    async fn left_open(&self) -> Result<Vec<OpenDisk>, BackendError> {
+        Ok(Vec::new())
+    }
+
+    /// Takes over a disk of [`Disks::left_open`].
+    async fn adopt(&self, disk: &OpenDisk) -> Result<Arc<dyn Disk>, BackendError> {
+        let message = format!("machine '{}' has no open disk", disk.machine);
+        Err(BackendError::new(ProblemKind::NotFound, message))
+    }
 
     /// Opens a persistent disk that no machine uses, to make a version of it. Refuses one whose last close did not save all, until one does.
     async fn open_persistent(

@@ -60,6 +60,19 @@ pub struct VmRequest {
     pub ssh_host_key_private: Secret,
 }
 
+/// A virtual machine that may still run although the program that started it has ended.
+#[derive(Clone, Debug)]
+pub struct LeftVm {
+    /// The machine's name.
+    pub name: String,
+    /// Its directory, which has its sockets and the file with its process number.
+    pub run_dir: PathBuf,
+    /// The guest's processors.
+    pub cpus: u32,
+    /// How long its boot took, if it is known to be up.
+    pub boot_ms: Option<u64>,
+}
+
 /// How a virtual machine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmExit {
@@ -101,9 +114,16 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// Starts one. Returns when its process runs and answers.
     async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError>;
 
-    /// Ends the processes that an earlier daemon left, after making sure that they are what they seem.
-    /// Returns the names of the machines concerned. Called once, before the first start.
-    async fn sweep_orphans(&self, run_root: &Path) -> Result<Vec<String>, BackendError>;
+    /// Takes over a virtual machine that an earlier program started and left running. `None` if it has ended, or cannot be controlled:
+    /// then [`Hypervisor::sweep_orphans`] ends what is left of it.
+    async fn adopt(&self, left: LeftVm) -> Result<Option<Arc<dyn Vm>>, BackendError> {
+        let _ = left;
+        Ok(None)
+    }
+
+    /// Ends the processes that an earlier daemon left, after making sure that they are what they seem, except those of the machines
+    /// `adopted`. Returns the names of the machines concerned. Called once, before the first start.
+    async fn sweep_orphans(&self, run_root: &Path, adopted: &[String]) -> Result<Vec<String>, BackendError>;
 
     /// Where a machine's console log is, given its directory.
     fn console_log(&self, run_dir: &Path) -> PathBuf;

@@ -11,11 +11,11 @@ mod job;
 mod surroundings;
 
 pub use disks::{
-    Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, PersistentDiskRef,
+    Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, OpenDisk, PersistentDiskRef,
     PersistentDiskRequest, SealOrder, SealOutcome, Shortage,
 };
 pub use error::BackendError;
-pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
+pub use hypervisor::{ExecOutput, Hypervisor, LeftVm, Vm, VmExit, VmPlan, VmRequest};
 pub use images::{
     Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder, PullOutcome, Pulled,
     RetentionPurpose, RetentionRoot, ServersGone,

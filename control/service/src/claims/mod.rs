@@ -369,11 +369,14 @@ impl Service {
         Ok(is_idle && machine.is_none_or(|machine| !machine.state.is_active()))
     }
 
-    /// Forgets all claims: at the start of the daemon all machines are off.
+    /// Forgets the claims of machines that ended with an earlier daemon.
     pub(crate) async fn end_claims_of_former(&self) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let claims = repo.claims().list().await?;
         for claim in claims {
+            if self.active(claim.machine).is_some() {
+                continue;
+            }
             repo.claims().remove(claim.id).await?;
             let machine = repo.machines().by_uuid(claim.machine).await?;
             if let Some(machine) = machine {

@@ -11,7 +11,7 @@
 //!   generalise  a machine's identity is removed in its guest before that, and looked for on its disk
 //!   limits  in the database and in the open disk, at once
 //!   alarm   its disk has no room or is not made durable, or no server of its image answers: shown, and in the history
-//!   recover after a daemon that died: orphans ended, what ran is lost
+//!   recover after an earlier daemon: machines that went on are taken over, orphans ended, what has ended is lost
 //!   resume  what was on when the last daemon ended is started again, if that is wanted
 //! ```
 //!
@@ -27,6 +27,7 @@
 //! machine is on as it was.
 
 mod active;
+mod adopt;
 pub(crate) mod alarm;
 pub(crate) mod boot;
 pub(crate) mod disk_readers;

@@ -42,18 +42,20 @@ pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdic
 }
 
 impl Service {
-    /// Tells the truth after a daemon that died: ends the VMs it left, cleans its overflow files and run
-    /// directories, and marks what ran as lost. What was to
-    /// be started again stays off, and says so. Call it before serving; nothing is on yet.
+    /// Tells the truth after an earlier daemon: takes over the machines that went on without it, ends the other VMs that it left,
+    /// cleans its overflow files and run directories, and marks what has ended as lost. What was to be started again stays off, and
+    /// says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifecycleError> {
         self.persistent_disks_are_known().await?;
         tracing::info!("looking for what an earlier daemon left");
         let run_root = self.run_root();
+        let adopted = self.adopt_machines().await?;
         let orphans = self
             .hypervisor()
-            .sweep_orphans(&run_root)
+            .sweep_orphans(&run_root, &adopted.machines)
             .await
             .map_err(|e| LifecycleError::Orphans("end the machines that it left", e))?;
+        self.close_left(adopted.left).await;
         self.end_sealed_sessions().await?;
         let kept: Vec<_> = self.db().read().await?.persistent_disks().list().await?;
         let kept_ids: Vec<_> = kept.iter().map(|disk| disk.id).collect();
@@ -68,6 +70,9 @@ impl Service {
         let orphans: BTreeSet<String> = orphans.into_iter().collect();
         let machines = self.db().read().await?.machines().list().await?;
         for record in machines {
+            if self.active(record.uuid).is_some() {
+                continue;
+            }
             self.remove_sockets(&record.name).await;
             if verdict(record.wanted, record.state, false) == Verdict::Lost {
                 let process = if orphans.contains(&record.name) {

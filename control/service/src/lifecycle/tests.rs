@@ -491,7 +491,7 @@ impl Hypervisor for FakeHypervisor {
         self.0.vms.lock().unwrap().push(vm.clone());
         Ok(vm)
     }
-    async fn sweep_orphans(&self, _: &Path) -> Result<Vec<String>, BackendError> {
+    async fn sweep_orphans(&self, _: &Path, _: &[String]) -> Result<Vec<String>, BackendError> {
         Ok(Vec::new())
     }
     fn console_log(&self, run_dir: &Path) -> PathBuf {

@@ -120,7 +120,7 @@ impl ServedVolume {
         self.snapshot_leases.borrow(|| self.frozen())
     }
 
-    fn frozen(&self) -> Result<FrozenVolume, BackendError> {
+    pub(super) fn frozen(&self) -> Result<FrozenVolume, BackendError> {
         // Whoever closes the disk takes it back from readers afterwards, so one that is closed is not lent.
         let parts = self.parts.lock();
         let Some(parts) = &*parts else {

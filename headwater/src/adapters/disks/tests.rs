@@ -54,7 +54,15 @@ impl Fixture {
         let version = version_of(&image, image.newest().unwrap());
         let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
         std::fs::create_dir(&cache).unwrap();
-        let volumes = Volumes::new(offer(store), cache, keys, caches, &StreamArgs::default(), None).unwrap();
+        let volumes = Volumes::new(
+            offer(store),
+            Directories { overflow: cache, keys },
+            caches,
+            &StreamArgs::default(),
+            None,
+            None,
+        )
+        .unwrap();
         let cache = CacheSettings { persistent: true, ..small() };
         let kept = PersistentDiskRef { id: Uuid::from_u128(7), is_begun: false };
         let request = PersistentDiskRequest { kept, version, cache, is_edit: false };

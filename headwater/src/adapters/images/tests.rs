@@ -6,6 +6,7 @@ use headwater_image::ChunkCache;
 use headwater_store::{Access, LocalDir, Object, Pin, Publication};
 
 use super::*;
+use crate::traces::Traces;
 
 /// A store that cannot look one image up, once it is there: it fails when a version was made.
 pub(in crate::adapters) struct Unlisted(pub(in crate::adapters) LocalDir);

@@ -187,6 +187,26 @@ impl Daemon {
         std::mem::replace(&mut self.dir, short_dir())
     }
 
+    /// `kill -9` of the daemon, the disk process and all QEMUs, as by a crash of the host.
+    pub fn kill_all(self) -> tempfile::TempDir {
+        let disks = std::fs::read_to_string(self.path().join("disks.lock")).expect("it has a disk process");
+        let machines = self.cli(&["--json", "machine", "list"]).ok();
+        let machines: serde_json::Value = serde_json::from_str(&machines).expect("JSON");
+        let pids = machines["machines"].as_array().expect("a list").iter().filter_map(|machine| machine["pid"].as_u64());
+        let pids: Vec<u64> = pids.chain([disks.parse().expect("a number")]).collect();
+        let dir = self.kill();
+        for pid in &pids {
+            signal(u32::try_from(*pid).expect("a process number"), "KILL");
+        }
+        wait_until("all of it has ended", || !pids.iter().any(|pid| is_alive(*pid)));
+        dir
+    }
+
+    /// Waits until it has ended by itself. Returns how.
+    pub fn wait(&mut self) -> Option<i32> {
+        self.child.wait().expect("it ends").code()
+    }
+
     /// SIGTERM. Returns how it ended.
     pub fn terminate(mut self) -> (Option<i32>, tempfile::TempDir) {
         signal(self.pid(), "TERM");

@@ -258,7 +258,7 @@ async fn orphans_are_ended_and_nobody_else() {
     // This pid file names a living process that is not this machine's.
     std::fs::write(specs[2].files().pid_file(), line(bystander.id())).unwrap();
 
-    let mut swept = sweep_orphans(&setup.run_root()).await.unwrap();
+    let mut swept = sweep_orphans(&setup.run_root(), &[]).await.unwrap();
     swept.sort_by_key(|orphan| orphan.run_dir.clone());
     let found: Vec<(PathBuf, u32, bool)> = swept.into_iter().map(|o| (o.run_dir, o.pid, o.ended)).collect();
     let mut want: Vec<_> =
@@ -270,8 +270,8 @@ async fn orphans_are_ended_and_nobody_else() {
     }
     assert!(bystander.try_wait().unwrap().is_none(), "a stranger was ended");
     assert!(!specs[0].files().pid_file().exists() && !specs[0].files().monitor_socket().exists());
-    assert!(sweep_orphans(&setup.run_root()).await.unwrap().is_empty());
-    assert!(sweep_orphans(&setup.dir.path().join("missing")).await.unwrap().is_empty());
+    assert!(sweep_orphans(&setup.run_root(), &[]).await.unwrap().is_empty());
+    assert!(sweep_orphans(&setup.dir.path().join("missing"), &[]).await.unwrap().is_empty());
     bystander.kill().unwrap();
     bystander.wait().unwrap();
 }
@@ -304,7 +304,7 @@ async fn a_qemu_to_which_the_same_path_is_another_directory_is_another_daemons()
         .unwrap();
     let monitor = spec.files().monitor_socket();
     let mut theirs = when_listening(child, &elsewhere.join(monitor.file_name().unwrap()));
-    assert!(sweep_orphans(&link).await.unwrap().is_empty());
+    assert!(sweep_orphans(&link, &[]).await.unwrap().is_empty());
     assert!(theirs.try_wait().unwrap().is_none(), "another daemon's machine was ended");
     theirs.kill().unwrap();
     theirs.wait().unwrap();

@@ -1,0 +1,92 @@
+//! Taking over machines that went on while no daemon ran.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_api::MachineState;
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::backend::{Disk, LeftVm, OpenDisk};
+use crate::caller::Caller;
+use crate::lifecycle::{Active, LifecycleError};
+
+/// What an earlier daemon left open, and who goes on with it.
+#[derive(Default)]
+pub(super) struct Adopted {
+    /// The names of the machines that go on.
+    pub machines: Vec<String>,
+    /// Disks whose machines do not: each is closed once their processes have ended.
+    pub left: Vec<(OpenDisk, Arc<dyn Disk>)>,
+}
+
+impl Service {
+    /// Takes over every machine whose disk is open and whose process runs. Nothing is on yet.
+    pub(super) async fn adopt_machines(&self) -> Result<Adopted, LifecycleError> {
+        let failed = |e| LifecycleError::Orphans("take over the disks that it left", e);
+        let mut adopted = Adopted::default();
+        for open in self.disks().left_open().await.map_err(failed)? {
+            let disk = self.disks().adopt(&open).await.map_err(failed)?;
+            let record = self.db().read().await?.machines().by_uuid(open.uuid).await?;
+            let is_adopted = match record.filter(|record| record.state.is_active()) {
+                Some(record) => self.adopt_machine(record, &open, &disk).await?,
+                None => false,
+            };
+            if is_adopted {
+                adopted.machines.push(open.machine);
+            } else {
+                adopted.left.push((open, disk));
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// Whether the machine goes on. If its process has ended, or cannot be controlled, it does not.
+    async fn adopt_machine(
+        &self,
+        mut record: MachineRecord,
+        open: &OpenDisk,
+        disk: &Arc<dyn Disk>,
+    ) -> Result<bool, LifecycleError> {
+        let is_up = record.state == MachineState::Running;
+        let left = LeftVm {
+            name: record.name.clone(),
+            run_dir: self.run_dir(&record.name),
+            cpus: record.cpus,
+            boot_ms: record.boot_ms.filter(|_| is_up),
+        };
+        let vm = match self.hypervisor().adopt(left).await {
+            Ok(Some(vm)) => vm,
+            Ok(None) => return Ok(false),
+            Err(error) => {
+                tracing::error!(machine = record.name, "it cannot be taken over, and is ended: {error}");
+                return Ok(false);
+            }
+        };
+        let since_ms = record.started_at_ms.map_or(0, |at| self.now_ms().saturating_sub(at));
+        let now = Instant::now();
+        let asked_at = now.checked_sub(Duration::from_millis(since_ms)).unwrap_or(now);
+        let (name, hash) = (record.name.clone(), open.version.hash.clone());
+        let active = Arc::new(Active::new(name, Arc::clone(disk), vm, hash, asked_at));
+        // It is not known whether somebody worked in its guest.
+        active.use_it();
+        self.is_on_now(record.uuid, active.clone());
+        if record.state == MachineState::Starting {
+            record.state = MachineState::Booting;
+        }
+        let detail = format!("taken over: {} went on while no daemon ran", active.in_words());
+        self.save(&record, &Caller::daemon(), "state", detail).await?;
+        self.watch(record.uuid, record.name, active);
+        Ok(true)
+    }
+
+    /// Closes disks whose machines do not go on.
+    pub(super) async fn close_left(&self, left: Vec<(OpenDisk, Arc<dyn Disk>)>) {
+        for (open, disk) in left {
+            tracing::warn!(machine = open.machine, "closing its disk: its process has ended");
+            if let Err(error) = disk.close().await {
+                tracing::error!(machine = open.machine, "its disk was not closed in order: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a daemon needs of the disks of its host besides [`Disks`]: reading them from outside, boot traces, and what is known of the
+//! store. The disks are in this process ([`super::disks::Volumes`]) or in a process of their own ([`crate::disk_process`]).
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use headwater_api::ImageVersion;
+use headwater_block::{Device, Geometry};
+use headwater_image::{DiskCache, Trace};
+use headwater_service::backend::{BackendError, Disks, PersistentDiskRef, PersistentDiskRequest};
+use headwater_store::{Hash, Image, ImageName};
+
+use crate::adapters::disks::Volumes;
+use crate::adapters::images::image_failed;
+use crate::traces::{Place, Traces};
+
+/// A frozen disk that a client outside reads.
+pub struct OpenReader {
+    /// The disk, read-only.
+    pub device: Arc<dyn Device>,
+    /// Whether the disk was frozen for this reader.
+    pub is_first: bool,
+}
+
+/// The disks of this host.
+pub trait DiskHost: Disks {
+    /// What the disk of a machine that is on looks like to a reader outside. `None`: the machine is off.
+    fn geometry_of(&self, machine: &str) -> Result<Option<Geometry>, BackendError>;
+
+    /// What a disk over a version looks like to a reader outside.
+    fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError>;
+
+    /// Whether there is anything to read of a persistent disk.
+    fn is_begun(&self, kept: PersistentDiskRef) -> bool;
+
+    /// Opens the disk of a machine that is on, as it is now or as others read it already. `None`: the machine is off.
+    fn open_reader(&self, machine: &str) -> Result<Option<OpenReader>, BackendError>;
+
+    /// Opens a persistent disk whose machine is off, as it was left.
+    fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<OpenReader, BackendError>;
+
+    /// The boot traces of the store's versions.
+    fn boot_traces(&self) -> Arc<dyn BootTraces>;
+
+    /// Why reads of images wait, if they do.
+    fn reads_wait(&self) -> Option<String>;
+
+    /// Fails reads that wait for the store, and later ones.
+    fn close_store(&self);
+}
+
+/// The boot traces of a store's versions.
+pub trait BootTraces: Send + Sync {
+    /// Why boots are not recorded, if that is known.
+    fn unrecorded(&self) -> Option<String>;
+
+    /// The trace of a version, and where it is kept.
+    fn find(&self, manifest: Hash) -> Result<Option<(Trace, Place)>, BackendError>;
+
+    /// Adds boots to what is kept. Returns all that is kept then.
+    fn merge(&self, boots: Trace) -> Result<(Trace, Place), BackendError>;
+
+    /// Forgets the trace of a version.
+    fn remove(&self, manifest: Hash) -> Result<(), BackendError>;
+}
+
+/// What a store across a network was when it was last looked at, kept for the next process.
+pub trait KnownStore: Send + Sync {
+    /// Keeps the chunk size of a store.
+    fn keep_store(&self, store: &str, chunk_bytes: u32);
+
+    /// The chunk size of a store, and when it was kept.
+    fn kept_store(&self, store: &str) -> Option<(u32, SystemTime)>;
+
+    /// Keeps the versions of an image.
+    fn keep_image(&self, store: &str, image: &Image);
+
+    /// The versions of an image, and when they were kept.
+    fn kept_image(&self, store: &str, name: &ImageName) -> Option<(Image, SystemTime)>;
+
+    /// Forgets an image that the store does not have any more.
+    fn forget_image(&self, store: &str, name: &ImageName);
+}
+
+impl DiskHost for Volumes {
+    fn geometry_of(&self, machine: &str) -> Result<Option<Geometry>, BackendError> {
+        Ok(Self::geometry_of(self, machine))
+    }
+
+    fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError> {
+        Self::geometry_over(self, version)
+    }
+
+    fn is_begun(&self, kept: PersistentDiskRef) -> bool {
+        Self::is_begun(self, kept)
+    }
+
+    fn open_reader(&self, machine: &str) -> Result<Option<OpenReader>, BackendError> {
+        let reader = Self::open_reader(self, machine).transpose()?;
+        Ok(reader.map(|reader| OpenReader { is_first: reader.is_first(), device: Arc::new(reader) }))
+    }
+
+    fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<OpenReader, BackendError> {
+        let reader = Self::read_persistent(self, request)?;
+        Ok(OpenReader { is_first: reader.is_first(), device: Arc::new(reader) })
+    }
+
+    fn boot_traces(&self) -> Arc<dyn BootTraces> {
+        self.traces()
+    }
+
+    fn reads_wait(&self) -> Option<String> {
+        Self::reads_wait(self)
+    }
+
+    fn close_store(&self) {
+        Self::close_store(self);
+    }
+}
+
+impl BootTraces for Traces {
+    fn unrecorded(&self) -> Option<String> {
+        Self::unrecorded(self).map(str::to_owned)
+    }
+
+    fn find(&self, manifest: Hash) -> Result<Option<(Trace, Place)>, BackendError> {
+        Ok(Self::find(self, manifest))
+    }
+
+    fn merge(&self, boots: Trace) -> Result<(Trace, Place), BackendError> {
+        Self::merge(self, boots).map_err(image_failed)
+    }
+
+    fn remove(&self, manifest: Hash) -> Result<(), BackendError> {
+        Self::remove(self, manifest).map_err(image_failed)
+    }
+}
+
+impl KnownStore for DiskCache {
+    fn keep_store(&self, store: &str, chunk_bytes: u32) {
+        Self::keep_store(self, store, chunk_bytes);
+    }
+
+    fn kept_store(&self, store: &str) -> Option<(u32, SystemTime)> {
+        Self::kept_store(self, store)
+    }
+
+    fn keep_image(&self, store: &str, image: &Image) {
+        Self::keep_image(self, store, image);
+    }
+
+    fn kept_image(&self, store: &str, name: &ImageName) -> Option<(Image, SystemTime)> {
+        Self::kept_image(self, store, name)
+    }
+
+    fn forget_image(&self, store: &str, name: &ImageName) {
+        Self::forget_image(self, store, name);
+    }
+}

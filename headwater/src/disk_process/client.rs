@@ -1,0 +1,636 @@
+//! The disks of the disk process, as the daemon sees them.
+
+use std::io::{BufReader, ErrorKind, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use async_trait::async_trait;
+use headwater_api::{CacheSettings, DiskCounters, HostRam, ImageVersion, ProblemKind, Sample};
+use headwater_block::{ByteRange, Geometry};
+use headwater_image::Trace;
+use headwater_service::backend::{
+    BackendError, Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, JobControl, OpenDisk,
+    PersistentDiskRef, PersistentDiskRequest, SealOrder, SealOutcome, Shortage,
+};
+use headwater_store::{Hash, Image, ImageName, Store};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use super::protocol::{
+    Answer, Call, DiskSnapshot, FoundTrace, Opened, OpenedFrozen, OpenedReader, PlainGeometry, Snapshot,
+    StoreTrace, VERSION, Welcome, receive, send,
+};
+use super::reader::RemoteDevice;
+use super::settings::Settings;
+use crate::adapters::disk_host::{BootTraces, DiskHost, KnownStore, OpenReader};
+use crate::adapters::disks::blocking;
+use crate::adapters::frozen;
+use crate::adapters::images::image_failed;
+use crate::traces::Place;
+
+/// How old figures may be before they are asked for again: those of all machines come together.
+const FRESH: Duration = Duration::from_millis(10);
+
+/// How long figures are waited for, before the last ones have to do.
+const FIGURES_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether a long call is to be cancelled.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Connections that are kept for the next calls.
+const MAX_IDLE: usize = 16;
+
+/// What to do about a call that takes its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    GoOn,
+    /// Asks the disk process to end the call, and waits for that.
+    Cancel,
+    /// Waits no longer. The connection is of no use then.
+    GiveUp,
+}
+
+impl Waiting {
+    fn unless_cancelled(job: &JobControl) -> Self {
+        if job.is_cancelled() { Self::Cancel } else { Self::GoOn }
+    }
+}
+
+/// A connection to the disk process.
+pub struct Connection {
+    reading: BufReader<UnixStream>,
+    writing: UnixStream,
+    line: Vec<u8>,
+}
+
+impl Connection {
+    fn open(socket: &Path) -> std::io::Result<Self> {
+        let writing = UnixStream::connect(socket)?;
+        Ok(Self { reading: BufReader::new(writing.try_clone()?), writing, line: Vec::new() })
+    }
+
+    /// Makes a call, and waits for its end.
+    pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, BackendError> {
+        self.long_call(call, &mut |_| {}, &|| Waiting::GoOn)
+    }
+
+    /// Makes a call that says how far it is. Each time the read timeout of the connection is over, `waiting` says what to do.
+    fn long_call<T: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        progress: &mut dyn FnMut(headwater_api::Progress),
+        waiting: &dyn Fn() -> Waiting,
+    ) -> Result<T, BackendError> {
+        send(&mut self.writing, call).map_err(gone)?;
+        let mut has_cancelled = false;
+        loop {
+            let answer = match receive::<Answer>(&mut self.reading, &mut self.line) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => return Err(gone(ErrorKind::UnexpectedEof.into())),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    match waiting() {
+                        Waiting::GoOn => {}
+                        Waiting::Cancel if !std::mem::replace(&mut has_cancelled, true) => {
+                            // A connection that has ended is noticed with the answer.
+                            let _ = self.writing.shutdown(Shutdown::Write);
+                        }
+                        Waiting::Cancel => {}
+                        Waiting::GiveUp => return Err(gone(error)),
+                    }
+                    continue;
+                }
+                Err(error) => return Err(gone(error)),
+            };
+            match answer {
+                Answer::Progress(now) => progress(now),
+                Answer::Done(value) => return serde_json::from_value(value).map_err(|e| gone(e.into())),
+                Answer::Failed(failure) => return Err(failure.into()),
+            }
+        }
+    }
+
+    /// Makes a call, and reads the bytes that follow its answer.
+    pub fn read(&mut self, call: &Call, into: &mut [u8]) -> Result<(), BackendError> {
+        self.call::<()>(call)?;
+        let mut rest = into;
+        while !rest.is_empty() {
+            match self.reading.read(rest) {
+                Ok(0) => return Err(gone(ErrorKind::UnexpectedEof.into())),
+                Ok(len) => rest = rest.get_mut(len..).unwrap_or_default(),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut
+                    ) => {}
+                Err(error) => return Err(gone(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gone(error: std::io::Error) -> BackendError {
+    BackendError::new(ProblemKind::Unavailable, "the disk process does not answer").because(error)
+}
+
+/// The disk process.
+pub struct DiskClient {
+    link: Arc<Link>,
+    /// Ends with the process.
+    ended: watch::Receiver<bool>,
+    has_earlier_settings: bool,
+}
+
+/// The way to the disk process, and what was last heard from there.
+struct Link {
+    socket: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    figures: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    /// The store, once it is open. This process writes it.
+    store: OnceLock<Arc<dyn Store>>,
+}
+
+/// Begins to use the process that listens on a socket. `Ok(None)`: it ends, and another one has to be started.
+pub fn begin(
+    socket: &Path,
+    settings: Settings,
+    say: &dyn Fn(&str),
+) -> Result<Option<DiskClient>, BackendError> {
+    let mut holding = Connection::open(socket).map_err(gone)?;
+    // From the first moment on: it opens the store only as long as somebody waits for that.
+    holding.call::<()>(&Call::Hold)?;
+    let mut first = Connection::open(socket).map_err(gone)?;
+    let begin = Call::Begin { version: VERSION, settings: Box::new(settings) };
+    let mut progress = |now: headwater_api::Progress| say(now.doing.as_deref().unwrap_or_default());
+    let welcome: Welcome = first.long_call(&begin, &mut progress, &|| Waiting::GoOn)?;
+    if welcome == Welcome::Ends {
+        return Ok(None);
+    }
+    let (end, ended) = watch::channel(false);
+    let idle = Mutex::new(vec![first]);
+    let (figures, store) = (Mutex::default(), OnceLock::new());
+    let link = Arc::new(Link { socket: socket.to_owned(), idle, figures, store });
+    let keeping = Arc::clone(&link);
+    let watching = std::thread::Builder::new().name("hw-disks-end".into());
+    watching
+        .spawn(move || {
+            if let Err(error) = keep_traces(&mut holding, &keeping) {
+                tracing::debug!(%error, "the connection that holds the disk process ended");
+            }
+            end.send_replace(true);
+        })
+        .map_err(gone)?;
+    let has_earlier_settings = welcome == Welcome::EarlierSettings;
+    Ok(Some(DiskClient { link, ended, has_earlier_settings }))
+}
+
+/// Keeps the boot traces that the disk process sends, until it ends.
+fn keep_traces(holding: &mut Connection, link: &Link) -> std::io::Result<()> {
+    while let Some(answer) = receive::<Answer>(&mut holding.reading, &mut holding.line)? {
+        if let Answer::Done(value) = answer {
+            let StoreTrace { manifest, trace } = serde_json::from_value(value)?;
+            let manifest: Hash = manifest.parse().map_err(std::io::Error::other)?;
+            // It is open soon after the disk process.
+            if let Err(error) = link.store.wait().set_trace(manifest, Some(&trace)) {
+                tracing::info!(version = %manifest.short(), %error, "the recording of a boot is not kept");
+            }
+        }
+        send(&mut holding.writing, &Call::Hold)?;
+    }
+    Ok(())
+}
+
+impl Link {
+    fn connection(&self) -> Result<Connection, BackendError> {
+        let idle = self.idle.lock().pop();
+        idle.map_or_else(|| Connection::open(&self.socket).map_err(gone), Ok)
+    }
+
+    /// Makes a call on any connection.
+    fn call<T: DeserializeOwned>(&self, call: &Call) -> Result<T, BackendError> {
+        let mut connection = self.connection()?;
+        let outcome = connection.call(call);
+        if outcome.as_ref().err().is_none_or(|error| error.kind() != ProblemKind::Unavailable) {
+            self.give_back(connection);
+        }
+        outcome
+    }
+
+    fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push(connection);
+        }
+    }
+
+    /// The figures of all disks; those of the last time, if the process does not answer soon.
+    fn figures(&self) -> Option<Arc<Snapshot>> {
+        // Held while they are asked for: who comes meanwhile gets the same ones.
+        let mut figures = self.figures.lock();
+        if let Some((at, last)) = &*figures
+            && at.elapsed() < FRESH
+        {
+            return Some(Arc::clone(last));
+        }
+        let ask = || {
+            let mut connection = self.connection()?;
+            connection.writing.set_read_timeout(Some(FIGURES_PATIENCE)).map_err(gone)?;
+            let give_up = || Waiting::GiveUp;
+            let snapshot = connection.long_call::<Snapshot>(&Call::Snapshot, &mut |_| {}, &give_up)?;
+            connection.writing.set_read_timeout(None).map_err(gone)?;
+            self.give_back(connection);
+            Ok::<_, BackendError>(snapshot)
+        };
+        match ask() {
+            Ok(snapshot) => *figures = Some((Instant::now(), Arc::new(snapshot))),
+            Err(error) => tracing::debug!(%error, "the last figures of the disks have to do"),
+        }
+        figures.as_ref().map(|(_, last)| Arc::clone(last))
+    }
+
+    fn of_disk(&self, uuid: Uuid) -> Option<DiskSnapshot> {
+        self.figures()?.disks.get(&uuid).cloned()
+    }
+}
+
+impl DiskClient {
+    /// Has the process open the store too, which is where this process keeps versions of disks, and boot traces.
+    pub fn open_store(&self, store: &Arc<dyn Store>) -> Result<(), BackendError> {
+        // A seal waits for a bucket that is away, as a disk does.
+        let store = store.retrying().unwrap_or_else(|| Arc::clone(store));
+        let _ = self.link.store.set(store);
+        self.link.call(&Call::OpenStore)
+    }
+
+    /// Whether the process goes on with the settings of an earlier daemon.
+    pub fn has_earlier_settings(&self) -> bool {
+        self.has_earlier_settings
+    }
+
+    /// What was known of the store is kept there.
+    pub fn known_store(&self) -> Arc<dyn KnownStore> {
+        Arc::clone(&self.link) as Arc<dyn KnownStore>
+    }
+
+    /// Waits until the process has ended.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut ended = self.ended.clone();
+        async move {
+            // Its sender goes only after it has sent.
+            let _ = ended.wait_for(|ended| *ended).await;
+        }
+    }
+
+    /// Has the process end if it serves this daemon alone and no disk is open, and waits for that.
+    pub async fn end_if_unused(&self, patience: Duration) {
+        if let Ok(true) = self.call::<bool>("end the disk process", Call::Quit).await
+            && tokio::time::timeout(patience, self.ended()).await.is_err()
+        {
+            tracing::warn!("the disk process does not end");
+        }
+    }
+
+    async fn call<T: DeserializeOwned + Send + 'static>(
+        &self,
+        what: &'static str,
+        call: Call,
+    ) -> Result<T, BackendError> {
+        let link = Arc::clone(&self.link);
+        blocking(what, move || link.call(&call)).await
+    }
+
+    fn disk(&self, opened: Opened) -> Arc<dyn Disk> {
+        let Opened { uuid, socket, sector_bytes } = opened;
+        Arc::new(RemoteDisk { link: Arc::clone(&self.link), uuid, socket, sector_bytes })
+    }
+
+    fn reader(&self, call: &Call) -> Result<Option<OpenReader>, BackendError> {
+        let mut connection = self.link.connection()?;
+        let opened: Option<OpenedReader> = connection.call(call)?;
+        Ok(opened.map(|OpenedReader { geometry, is_first }| {
+            let connection = Arc::new(Mutex::new(connection));
+            let device = Arc::new(RemoteDevice::new(geometry.into(), connection));
+            OpenReader { device, is_first }
+        }))
+    }
+}
+
+#[async_trait]
+impl Disks for DiskClient {
+    async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError> {
+        self.call("check a write cache", Call::Check { cache: *cache }).await
+    }
+
+    async fn check_change(&self, before: &CacheSettings, after: &CacheSettings) -> Result<(), BackendError> {
+        self.call("check a write cache", Call::CheckChange { before: *before, after: *after }).await
+    }
+
+    async fn check_space(
+        &self,
+        cache: &CacheSettings,
+        kept: Option<PersistentDiskRef>,
+    ) -> Result<(), BackendError> {
+        self.call("look how much space is free", Call::CheckSpace { cache: *cache, kept }).await
+    }
+
+    async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        let opened = self.call("open the disk", Call::Open { request: Box::new(request) }).await?;
+        Ok(self.disk(opened))
+    }
+
+    async fn left_open(&self) -> Result<Vec<OpenDisk>, BackendError> {
+        self.call("list the open disks", Call::LeftOpen).await
+    }
+
+    async fn adopt(&self, disk: &OpenDisk) -> Result<Arc<dyn Disk>, BackendError> {
+        let opened = self.call("take the disk over", Call::Adopt { uuid: disk.uuid }).await?;
+        Ok(self.disk(opened))
+    }
+
+    async fn open_persistent(
+        &self,
+        request: PersistentDiskRequest,
+    ) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        let link = Arc::clone(&self.link);
+        blocking("open the disk", move || {
+            RemoteFrozen::open(&link, &Call::OpenPersistent { request: Box::new(request) })
+        })
+        .await
+    }
+
+    async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
+        self.call("remove a disk", Call::Discard { id }).await
+    }
+
+    async fn is_there(&self, id: Uuid) -> Result<bool, BackendError> {
+        self.call("look for a persistent disk", Call::IsThere { id }).await
+    }
+
+    fn host_ram(&self) -> HostRam {
+        self.link.figures().map(|figures| figures.host_ram).unwrap_or_default()
+    }
+
+    fn metrics(&self) -> Vec<Sample> {
+        let mut samples = self.link.figures().map(|figures| figures.metrics.clone()).unwrap_or_default();
+        // What this process itself reads of the store: checks, exports, seals.
+        let own = self.link.store.get().and_then(|store| store.traffic()).unwrap_or_default();
+        for sample in &mut samples {
+            sample.value += match sample.metric.as_str() {
+                "headwater_image_requests_total" => own.requests as f64,
+                "headwater_image_received_bytes_total" => own.fetched_bytes as f64,
+                "headwater_image_failovers_total" => own.failovers as f64,
+                "headwater_image_wrong_answers_total" => own.wrong_answers as f64,
+                "headwater_image_waits_total" => own.waits as f64,
+                "headwater_image_waited_seconds_total" => own.waited_ms as f64 / 1e3,
+                _ => 0.0,
+            };
+        }
+        samples
+    }
+
+    async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
+        self.call("look for persistent disks", Call::PersistentKeys).await
+    }
+
+    async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
+        self.call("clean up the overflow directory", Call::Sweep { keep: keep.to_vec() }).await
+    }
+}
+
+impl DiskHost for DiskClient {
+    fn geometry_of(&self, machine: &str) -> Result<Option<Geometry>, BackendError> {
+        let call = Call::GeometryOf { machine: machine.to_owned() };
+        Ok(self.link.call::<Option<PlainGeometry>>(&call)?.map(Geometry::from))
+    }
+
+    fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError> {
+        let call = Call::GeometryOver { version: version.clone() };
+        self.link.call::<PlainGeometry>(&call).map(Geometry::from)
+    }
+
+    fn is_begun(&self, kept: PersistentDiskRef) -> bool {
+        self.link.call(&Call::IsBegun { kept }).unwrap_or_else(|error| {
+            tracing::warn!(disk = %kept.id, %error, "cannot look for a persistent disk");
+            false
+        })
+    }
+
+    fn open_reader(&self, machine: &str) -> Result<Option<OpenReader>, BackendError> {
+        self.reader(&Call::ReadMachine { machine: machine.to_owned() })
+    }
+
+    fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<OpenReader, BackendError> {
+        let reader = self.reader(&Call::ReadPersistent { request: Box::new(request.clone()) })?;
+        reader.ok_or_else(super::protocol::not_open)
+    }
+
+    fn boot_traces(&self) -> Arc<dyn BootTraces> {
+        Arc::clone(&self.link) as Arc<dyn BootTraces>
+    }
+
+    fn reads_wait(&self) -> Option<String> {
+        self.link.figures()?.reads_wait.clone()
+    }
+
+    fn close_store(&self) {
+        if let Err(error) = self.link.call::<()>(&Call::CloseStore) {
+            tracing::warn!(%error, "cannot fail the reads that wait");
+        }
+    }
+}
+
+/// A disk in the disk process. It stays open when this is dropped.
+struct RemoteDisk {
+    link: Arc<Link>,
+    uuid: Uuid,
+    socket: PathBuf,
+    sector_bytes: u32,
+}
+
+impl RemoteDisk {
+    /// Makes a call that has no answer. Only the log says that it failed.
+    fn tell(&self, call: &Call) {
+        if let Err(error) = self.link.call::<()>(call) {
+            tracing::warn!(disk = %self.uuid, %error, "cannot tell the disk process");
+        }
+    }
+}
+
+#[async_trait]
+impl Disk for RemoteDisk {
+    fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
+    }
+
+    fn counters(&self) -> DiskCounters {
+        self.link.of_disk(self.uuid).map(|disk| disk.counters).unwrap_or_default()
+    }
+
+    fn has_booted(&self) {
+        self.tell(&Call::HasBooted { uuid: self.uuid });
+    }
+
+    fn metrics(&self) -> Vec<Sample> {
+        self.link.of_disk(self.uuid).map(|disk| disk.metrics).unwrap_or_default()
+    }
+
+    fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError> {
+        self.link.call(&Call::CheckLimits { uuid: self.uuid, cache: *cache })
+    }
+
+    fn set_limits(&self, cache: &CacheSettings) {
+        self.tell(&Call::SetLimits { uuid: self.uuid, cache: *cache });
+    }
+
+    fn shortage(&self) -> Option<Shortage> {
+        self.link.of_disk(self.uuid)?.shortage
+    }
+
+    fn relieve(&self) {
+        self.tell(&Call::Relieve { uuid: self.uuid });
+    }
+
+    fn can_freeze(&self) -> Result<(), BackendError> {
+        self.link.call(&Call::CanFreeze { uuid: self.uuid })
+    }
+
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        RemoteFrozen::open(&self.link, &Call::Freeze { uuid: self.uuid })
+    }
+
+    async fn close(&self) -> Result<(), BackendError> {
+        let (link, uuid) = (Arc::clone(&self.link), self.uuid);
+        blocking("close the disk", move || link.call(&Call::Close { uuid })).await
+    }
+}
+
+/// A frozen disk in the disk process, which thaws it when the connection ends.
+struct RemoteFrozen {
+    link: Arc<Link>,
+    connection: Arc<Mutex<Connection>>,
+    geometry: Geometry,
+    below: ImageVersion,
+}
+
+impl RemoteFrozen {
+    fn open(link: &Arc<Link>, call: &Call) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        let mut connection = link.connection()?;
+        let OpenedFrozen { geometry, below } = connection.call(call)?;
+        connection.writing.set_read_timeout(Some(LOOK_INTERVAL)).map_err(gone)?;
+        let connection = Arc::new(Mutex::new(connection));
+        Ok(Box::new(Self { link: Arc::clone(link), connection, geometry: geometry.into(), below }))
+    }
+
+    fn make_version(&self, order: &SealOrder, job: &Arc<JobControl>) -> Result<SealOutcome, BackendError> {
+        let connection = Arc::clone(&self.connection);
+        let changes = move |range: ByteRange, max: usize| {
+            let call = Call::Changed { offset: range.offset(), len: range.len(), max };
+            let runs = connection.lock().call::<Vec<(u64, bool)>>(&call);
+            runs.unwrap_or_else(|error| {
+                // The next read fails, and with it the seal.
+                tracing::warn!(%error, "cannot ask what of a disk has changed");
+                vec![(range.len(), true)]
+            })
+        };
+        let source = Arc::new(RemoteDevice::new(self.geometry, Arc::clone(&self.connection)));
+        frozen::seal(&**self.link.store.wait(), &self.below, source, Arc::new(changes), order, job)
+    }
+}
+
+#[async_trait]
+impl FrozenDisk for RemoteFrozen {
+    async fn identity_left(&self, given: Given, job: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+        let connection = Arc::clone(&self.connection);
+        blocking("look for the machine's identity", move || {
+            let mut report = |now: headwater_api::Progress| match now.doing {
+                Some(doing) => job.report_doing(doing),
+                None => job.report(now.done_bytes, now.total_bytes),
+            };
+            let call = Call::IdentityLeft { given: given.into() };
+            connection.lock().long_call(&call, &mut report, &|| Waiting::unless_cancelled(&job))
+        })
+        .await
+    }
+
+    async fn seal(
+        self: Box<Self>,
+        order: SealOrder,
+        job: Arc<JobControl>,
+    ) -> Result<SealOutcome, BackendError> {
+        blocking("make a version", move || self.make_version(&order, &job)).await
+    }
+}
+
+impl BootTraces for Link {
+    fn unrecorded(&self) -> Option<String> {
+        self.figures()?.unrecorded.clone()
+    }
+
+    fn find(&self, manifest: Hash) -> Result<Option<(Trace, Place)>, BackendError> {
+        let found: Option<FoundTrace> = self.call(&Call::FindTrace { manifest: manifest.to_string() })?;
+        found.map(decoded).transpose()
+    }
+
+    fn merge(&self, boots: Trace) -> Result<(Trace, Place), BackendError> {
+        decoded(self.call(&Call::MergeTrace { trace: boots.encode() })?)
+    }
+
+    fn remove(&self, manifest: Hash) -> Result<(), BackendError> {
+        self.call(&Call::RemoveTrace { manifest: manifest.to_string() })
+    }
+}
+
+fn decoded(found: FoundTrace) -> Result<(Trace, Place), BackendError> {
+    let trace = Trace::decode(&found.trace).map_err(image_failed)?;
+    Ok((trace, if found.is_of_host { Place::Host } else { Place::Store }))
+}
+
+impl Link {
+    /// Makes a call about what is kept of a store. What cannot be kept or found is as if it were not there.
+    fn kept<T: DeserializeOwned + Default>(&self, call: &Call) -> T {
+        self.call(call).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot use what is known of the store");
+            T::default()
+        })
+    }
+}
+
+impl KnownStore for Link {
+    fn keep_store(&self, store: &str, chunk_bytes: u32) {
+        self.kept::<Value>(&Call::KeepStore { store: store.to_owned(), chunk_bytes });
+    }
+
+    fn kept_store(&self, store: &str) -> Option<(u32, SystemTime)> {
+        self.kept(&Call::KeptStore { store: store.to_owned() })
+    }
+
+    fn keep_image(&self, store: &str, image: &Image) {
+        match image.encode() {
+            Ok(bytes) => {
+                let (store, name) = (store.to_owned(), image.name.to_string());
+                self.kept::<Value>(&Call::KeepImage { store, name, image: bytes });
+            }
+            Err(error) => tracing::warn!(image = %image.name, %error, "cannot keep what an image is"),
+        }
+    }
+
+    fn kept_image(&self, store: &str, name: &ImageName) -> Option<(Image, SystemTime)> {
+        let (bytes, at): (Vec<u8>, SystemTime) =
+            self.kept::<Option<_>>(&Call::KeptImage { store: store.to_owned(), name: name.to_string() })?;
+        Some((Image::decode(name, &bytes).ok()?, at))
+    }
+
+    fn forget_image(&self, store: &str, name: &ImageName) {
+        self.kept::<Value>(&Call::ForgetImage { store: store.to_owned(), name: name.to_string() });
+    }
+}

@@ -1,0 +1,23 @@
+//! The process that has the disks of machines: it goes on when the daemon ends, and the next daemon takes its disks over.
+//!
+//! ```text
+//!   headwater serve --------- DIR/disks.sock: calls (protocol) --------> headwater disks
+//!   API, database, machines                                              write caches, images, chunk cache
+//!        |                                                                     |
+//!        +-- starts, watches --> QEMU --- DIR/run/NAME/disk.sock: requests ----+
+//! ```
+//! The daemon tells it the settings with the first call, so it has no configuration of its own and no database. It ends when no
+//! daemon is connected and no disk is open.
+
+mod client;
+mod protocol;
+mod reader;
+mod server;
+mod settings;
+mod start;
+
+pub use client::DiskClient;
+pub use protocol::problem_of;
+pub use server::{Options, run};
+pub use settings::Settings;
+pub use start::connect;

@@ -1,0 +1,703 @@
+//! `headwater disks`: the disks of a host, served to the daemon over a unix socket.
+
+use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use headwater_api::{Problem, ProblemKind, Progress};
+use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request};
+use headwater_image::{DiskCache, Trace};
+use headwater_service::backend::{BackendError, Disk, Disks, FrozenDisk, JobControl, OpenDisk};
+use headwater_store::{Access, Hash, Image, ImageName, LocalDir, Store};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use sd_notify::NotifyState;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use super::protocol::{
+    Answer, Call, DiskSnapshot, Failure, FoundTrace, MAX_READ_BYTES, Opened, OpenedFrozen, OpenedReader,
+    PlainExtent, PlainGeometry, Snapshot, StoreTrace, VERSION, Welcome, not_open, receive, send,
+};
+use super::settings::Settings;
+use crate::adapters::disk_host::{BootTraces, DiskHost, KnownStore, OpenReader};
+use crate::adapters::disks::{Directories, Volumes};
+use crate::adapters::frozen::FrozenVolume;
+use crate::data_dir::DataDir;
+use crate::failure;
+use crate::last_known::LastKnown;
+use crate::signals::EndSignals;
+use crate::traces::{Place, TraceOutbox};
+
+/// How often it is looked whether the process is to end, and how far a call is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long the process waits for its first daemon.
+const FIRST_DAEMON_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How it runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Ends when no daemon is connected and no disk is open.
+    pub ends_unused: bool,
+}
+
+/// An open disk.
+struct Entry {
+    info: OpenDisk,
+    disk: Arc<dyn Disk>,
+}
+
+/// The chunk cache, once the settings are known.
+struct Host {
+    settings: Settings,
+    chunk_cache: Option<Arc<DiskCache>>,
+    opened: OnceLock<OpenStore>,
+}
+
+/// The store and the write caches, once the daemon has opened the store.
+struct OpenStore {
+    volumes: Arc<Volumes>,
+    /// Boot traces for a store that the daemon writes.
+    outbox: Option<Arc<TraceOutbox>>,
+}
+
+/// What all connections share.
+struct Shared {
+    host: OnceLock<Host>,
+    /// Held while the chunk cache or the store is opened.
+    beginning: Mutex<()>,
+    disks: Mutex<BTreeMap<Uuid, Entry>>,
+    holds: AtomicUsize,
+    has_been_held: AtomicBool,
+    is_ending: AtomicBool,
+    options: Options,
+    runtime: Handle,
+}
+
+/// Serves until it is not needed any more, or a signal comes. Closes all disks then.
+pub async fn run(data_dir: DataDir, options: Options) -> anyhow::Result<()> {
+    // The end of a terminal is the end of its daemon, and not of the machines.
+    let mut signals = EndSignals::catch_with(false)?;
+    let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+    let _lock = lock(&data_dir)?;
+    let socket = data_dir.disks_socket();
+    let listener = bind(&socket)?;
+    let shared = Arc::new(Shared {
+        host: OnceLock::new(),
+        beginning: Mutex::new(()),
+        disks: Mutex::default(),
+        holds: AtomicUsize::new(0),
+        has_been_held: AtomicBool::new(false),
+        is_ending: AtomicBool::new(false),
+        options,
+        runtime: Handle::current(),
+    });
+    let accepting = Arc::clone(&shared);
+    std::thread::Builder::new().name("hw-disks".into()).spawn(move || accept(&listener, &accepting))?;
+    if let Err(e) = sd_notify::notify(&[NotifyState::Ready]) {
+        tracing::warn!("cannot tell the service manager: {e}");
+    }
+    tracing::info!(pid = std::process::id(), socket = %socket.display(), "serving disks");
+    let begun = Instant::now();
+    let why = loop {
+        tokio::select! {
+            signal = signals.next() => break format!("told to by {signal}"),
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+        }
+        if !socket.exists() {
+            break "its socket was removed".to_owned();
+        }
+        if shared.is_unused(begun) {
+            break "no daemon uses it, and no disk is open".to_owned();
+        }
+    };
+    shared.is_ending.store(true, Ordering::SeqCst);
+    tracing::info!("ending: {why}");
+    shared.close_all().await;
+    // It may have been removed together with the data directory.
+    let _ = std::fs::remove_file(&socket);
+    Ok(())
+}
+
+/// Refuses a second process for the same disks.
+fn lock(data_dir: &DataDir) -> anyhow::Result<File> {
+    let path = data_dir.disks_lock();
+    let failed = || format!("cannot open {}", path.display());
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .with_context(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // Only for the message.
+            let _ = file.read_to_string(&mut holder);
+            let message = format!(
+                "process {} serves the disks of {} already",
+                holder.trim(),
+                data_dir.path().display()
+            );
+            return Err(Problem::new(ProblemKind::Conflict, message).into());
+        }
+        Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
+    }
+    file.set_len(0)
+        .and_then(|()| file.seek(SeekFrom::Start(0)))
+        .and_then(|_| write!(file, "{}", std::process::id()))
+        .with_context(failed)?;
+    Ok(file)
+}
+
+fn bind(socket: &Path) -> anyhow::Result<UnixListener> {
+    let failed = || format!("cannot listen on {}", socket.display());
+    match std::fs::remove_file(socket) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).with_context(failed),
+        _ => {}
+    }
+    // Whoever can connect has all disks: only its owner is to be let in, from the first moment on.
+    let private = socket.with_extension("new");
+    let _ = std::fs::remove_file(&private);
+    let listener = UnixListener::bind(&private).with_context(failed)?;
+    std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&private, socket))
+        .with_context(failed)?;
+    Ok(listener)
+}
+
+fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+    for stream in listener.incoming() {
+        let serving = Arc::clone(shared);
+        let served = stream.and_then(|stream| {
+            std::thread::Builder::new().name("hw-disk-call".into()).spawn(move || serve(stream, &serving))
+        });
+        if let Err(error) = served {
+            tracing::warn!(%error, "cannot serve a daemon");
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+}
+
+impl Shared {
+    fn is_unused(&self, begun: Instant) -> bool {
+        if self.is_ending.load(Ordering::SeqCst) {
+            return true;
+        }
+        let is_held = self.holds.load(Ordering::SeqCst) > 0;
+        let was_held = self.has_been_held.load(Ordering::SeqCst) || begun.elapsed() > FIRST_DAEMON_PATIENCE;
+        self.options.ends_unused && was_held && !is_held && self.disks.lock().is_empty()
+    }
+
+    async fn close_all(&self) {
+        if let Some(opened) = self.host.get().and_then(|host| host.opened.get()) {
+            // A guest whose reads wait would hold the end up, and its disk goes anyway.
+            opened.volumes.close_store();
+        }
+        let disks = std::mem::take(&mut *self.disks.lock());
+        for Entry { info, disk } in disks.into_values() {
+            tracing::warn!(machine = info.machine, "its disk is closed: the disk process ends");
+            if let Err(error) = disk.close().await {
+                tracing::error!(machine = info.machine, "its disk was not closed cleanly: {error}");
+            }
+        }
+    }
+
+    fn volumes(&self) -> Result<Arc<Volumes>, BackendError> {
+        let opened = self.host.get().and_then(|host| host.opened.get());
+        let too_early =
+            || BackendError::new(ProblemKind::Conflict, "the disk process has not opened the store");
+        opened.map(|opened| Arc::clone(&opened.volumes)).ok_or_else(too_early)
+    }
+
+    fn disk(&self, uuid: Uuid) -> Result<Arc<dyn Disk>, BackendError> {
+        self.disks.lock().get(&uuid).map(|entry| Arc::clone(&entry.disk)).ok_or_else(not_open)
+    }
+
+    fn begin(
+        &self,
+        version: u32,
+        settings: Settings,
+        say: &mut dyn FnMut(&'static str),
+    ) -> anyhow::Result<Welcome> {
+        if version != VERSION {
+            let message = format!(
+                "the daemon speaks version {version} of the protocol, and the disk process {VERSION}"
+            );
+            let advice = "stop the machines, then start the daemon of the other version";
+            return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
+        }
+        let _alone = self.beginning.lock();
+        match self.host.get() {
+            Some(host) if host.settings == settings => Ok(Welcome::Ready),
+            Some(_) if !self.disks.lock().is_empty() => Ok(Welcome::EarlierSettings),
+            Some(_) => {
+                self.is_ending.store(true, Ordering::SeqCst);
+                Ok(Welcome::Ends)
+            }
+            None => {
+                let stream = settings.stream();
+                if stream.chunk_cache.is_some() {
+                    say("opening the chunk cache");
+                }
+                let chunk_cache = stream.open_disk()?;
+                let _ = self.host.set(Host { settings, chunk_cache, opened: OnceLock::new() });
+                Ok(Welcome::Ready)
+            }
+        }
+    }
+
+    fn open_store(&self) -> anyhow::Result<()> {
+        let _alone = self.beginning.lock();
+        let host = self.host.get().context("the disk process has no settings")?;
+        if host.opened.get().is_none() {
+            let _ = host.opened.set(open(host)?);
+        }
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Snapshot, BackendError> {
+        let volumes = self.volumes()?;
+        let disks: Vec<_> =
+            self.disks.lock().iter().map(|(uuid, entry)| (*uuid, Arc::clone(&entry.disk))).collect();
+        let of_disk = |disk: &dyn Disk| DiskSnapshot {
+            counters: disk.counters(),
+            metrics: disk.metrics(),
+            shortage: disk.shortage(),
+        };
+        Ok(Snapshot {
+            host_ram: volumes.host_ram(),
+            metrics: volumes.metrics(),
+            reads_wait: DiskHost::reads_wait(&*volumes),
+            unrecorded: volumes.boot_traces().unrecorded(),
+            disks: disks.iter().map(|(uuid, disk)| (*uuid, of_disk(&**disk))).collect(),
+        })
+    }
+
+    fn known(&self) -> Option<&DiskCache> {
+        self.host.get()?.chunk_cache.as_deref()
+    }
+}
+
+/// Opens the store and the write caches.
+fn open(host: &Host) -> anyhow::Result<OpenStore> {
+    let Host { settings, chunk_cache, .. } = host;
+    let known = chunk_cache.clone().map(|cache| cache as Arc<dyn KnownStore>);
+    // The daemon writes the store, and only one process of a host does.
+    let store: Arc<dyn Store> = match settings.store() {
+        Some(name) => LastKnown::new(name, known).open(Access::Read, &settings.credentials())?,
+        None => Arc::new(LocalDir::open(&settings.own_store(), Access::Read)?),
+    };
+    let is_written = settings.store().is_none_or(|name| !crate::stores::is_server(name));
+    let outbox = is_written.then(Arc::<TraceOutbox>::default);
+    let volumes = Volumes::new(
+        store,
+        Directories { overflow: settings.cache_dir(), keys: settings.keys_dir() },
+        settings.caches(),
+        &settings.stream(),
+        chunk_cache.clone(),
+        outbox.clone(),
+    );
+    let volumes = volumes.map_err(|error| anyhow::Error::new(Failure::from(&error).into_problem()))?;
+    Ok(OpenStore { volumes: Arc::new(volumes), outbox })
+}
+
+/// What a connection has.
+#[derive(Default)]
+struct Session {
+    frozen: Option<FrozenVolume>,
+    reader: Option<Arc<dyn Device>>,
+    is_held: bool,
+}
+
+fn serve(stream: UnixStream, shared: &Shared) {
+    let mut session = Session::default();
+    if let Err(error) = serve_calls(stream, shared, &mut session)
+        && !matches!(
+            error.kind(),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
+        )
+    {
+        tracing::warn!(%error, "a connection of a daemon ended");
+    }
+    if session.is_held {
+        shared.holds.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn serve_calls(mut stream: UnixStream, shared: &Shared, session: &mut Session) -> std::io::Result<()> {
+    let mut reading = BufReader::new(stream.try_clone()?);
+    let mut line = Vec::new();
+    while let Some(call) = receive::<Call>(&mut reading, &mut line)? {
+        let mut bytes = Vec::new();
+        let answer = answer(call, shared, session, &mut stream, &mut bytes);
+        let answer = match answer {
+            Ok(value) => Answer::Done(value),
+            Err(failure) => Answer::Failed(failure),
+        };
+        send(&mut stream, &answer)?;
+        stream.write_all(&bytes)?;
+        if session.is_held {
+            return hold(&mut stream, &mut reading, shared);
+        }
+    }
+    Ok(())
+}
+
+/// Sends boot traces to a daemon until it ends.
+fn hold(
+    stream: &mut UnixStream,
+    reading: &mut BufReader<UnixStream>,
+    shared: &Shared,
+) -> std::io::Result<()> {
+    while !has_hung_up(stream) {
+        let opened = shared.host.get().and_then(|host| host.opened.get());
+        let outbox = opened.and_then(|opened| opened.outbox.as_ref());
+        let Some((outbox, (manifest, trace))) = outbox.and_then(|outbox| Some((outbox, outbox.next()?)))
+        else {
+            std::thread::sleep(LOOK_INTERVAL);
+            continue;
+        };
+        let sent = StoreTrace { manifest: manifest.to_string(), trace };
+        let value = serde_json::to_value(&sent).map_err(std::io::Error::other)?;
+        send(stream, &Answer::Done(value))?;
+        if receive::<Call>(reading, &mut Vec::new())?.is_none() {
+            return Ok(());
+        }
+        outbox.is_kept(manifest, &sent.trace);
+    }
+    Ok(())
+}
+
+fn done(value: &impl Serialize) -> Result<Value, Failure> {
+    serde_json::to_value(value).map_err(|e| Failure::of(Problem::new(ProblemKind::Failed, e.to_string())))
+}
+
+fn answer(
+    call: Call,
+    shared: &Shared,
+    session: &mut Session,
+    stream: &mut UnixStream,
+    bytes: &mut Vec<u8>,
+) -> Result<Value, Failure> {
+    match call {
+        Call::Begin { version, settings } => {
+            let mut say = |doing: &'static str| {
+                let progress = Progress { doing: Some(doing.to_owned()), ..Progress::default() };
+                // A daemon that has gone meanwhile is noticed with the answer.
+                let _ = send(stream, &Answer::Progress(progress));
+            };
+            let welcome = shared.begin(version, *settings, &mut say);
+            done(&welcome.map_err(|error| Failure::of(failure::problem(&error)))?)
+        }
+        Call::OpenStore => done(&shared.open_store().map_err(|error| Failure::of(failure::problem(&error)))?),
+        Call::Hold => {
+            if !std::mem::replace(&mut session.is_held, true) {
+                shared.holds.fetch_add(1, Ordering::SeqCst);
+                shared.has_been_held.store(true, Ordering::SeqCst);
+            }
+            Ok(Value::Null)
+        }
+        Call::Quit => {
+            let ends = shared.options.ends_unused && shared.disks.lock().is_empty();
+            if ends {
+                shared.is_ending.store(true, Ordering::SeqCst);
+            }
+            done(&ends)
+        }
+        Call::IdentityLeft { given } => {
+            let frozen = session.frozen.take().ok_or_else(not_open).map_err(|e| Failure::from(&e))?;
+            let work = move |job| async move {
+                let left = frozen.identity_left(given.into(), job).await;
+                (frozen, left)
+            };
+            let (frozen, left) = followed(stream, shared, work)?;
+            session.frozen = Some(frozen);
+            done(&left.map_err(|e| Failure::from(&e))?)
+        }
+        call => quick(call, shared, session, bytes).map_err(|error| Failure::from(&error)),
+    }
+}
+
+/// Carries out a long call, says how far it is, and cancels it if the daemon ends its half of the connection.
+fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+    stream: &mut UnixStream,
+    shared: &Shared,
+    work: impl FnOnce(Arc<JobControl>) -> F,
+) -> Result<T, Failure> {
+    let job = Arc::new(JobControl::default());
+    let (result, ended) = mpsc::channel();
+    let working = work(Arc::clone(&job));
+    shared.runtime.spawn(async move {
+        // Nobody waits for it only if this thread has panicked.
+        let _ = result.send(working.await);
+    });
+    let mut said = Progress::default();
+    loop {
+        match ended.recv_timeout(LOOK_INTERVAL) {
+            Ok(outcome) => return Ok(outcome),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::of(Problem::new(ProblemKind::Failed, "the operation broke off")));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let progress = job.progress();
+        if progress != said {
+            if send(stream, &Answer::Progress(progress.clone())).is_err() {
+                job.cancel();
+            }
+            said = progress;
+        }
+        if has_hung_up(stream) || shared.is_ending.load(Ordering::SeqCst) {
+            job.cancel();
+        }
+    }
+}
+
+/// Whether the other end sends nothing more.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let polled = rustix::event::poll(&mut fds, Some(&now));
+    let [fd] = fds;
+    polled.is_ok() && fd.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+}
+
+/// Calls that end soon.
+fn quick(
+    call: Call,
+    shared: &Shared,
+    session: &mut Session,
+    bytes: &mut Vec<u8>,
+) -> Result<Value, BackendError> {
+    if let Call::KeepStore { .. }
+    | Call::KeptStore { .. }
+    | Call::KeepImage { .. }
+    | Call::KeptImage { .. }
+    | Call::ForgetImage { .. } = call
+    {
+        return of_known_store(call, shared.known());
+    }
+    let volumes = shared.volumes()?;
+    let runtime = &shared.runtime;
+    match call {
+        Call::Check { cache } => value(&runtime.block_on(volumes.check(&cache))?),
+        Call::CheckChange { before, after } => {
+            value(&runtime.block_on(volumes.check_change(&before, &after))?)
+        }
+        Call::CheckSpace { cache, kept } => value(&runtime.block_on(volumes.check_space(&cache, kept))?),
+        Call::Discard { id } => value(&runtime.block_on(volumes.discard(id))?),
+        Call::IsThere { id } => value(&runtime.block_on(volumes.is_there(id))?),
+        Call::PersistentKeys => value(&runtime.block_on(volumes.persistent_keys())?),
+        Call::Sweep { keep } => value(&runtime.block_on(volumes.sweep(&keep))?),
+        Call::Snapshot => value(&shared.snapshot()?),
+        Call::GeometryOf { machine } => {
+            value(&DiskHost::geometry_of(&*volumes, &machine)?.map(PlainGeometry::from))
+        }
+        Call::GeometryOver { version } => {
+            value(&PlainGeometry::from(DiskHost::geometry_over(&*volumes, &version)?))
+        }
+        Call::IsBegun { kept } => value(&DiskHost::is_begun(&*volumes, kept)),
+        Call::CloseStore => value(&DiskHost::close_store(&*volumes)),
+        Call::OpenPersistent { request } => {
+            let frozen = volumes.freeze_persistent(*request)?;
+            value(&session.freezes(frozen))
+        }
+        Call::Changed { offset, len, max } => {
+            let frozen = session.frozen.as_ref().ok_or_else(not_open)?;
+            let runs = frozen.view().changed(range(offset, len)?, max);
+            value(&runs.into_iter().map(|run| (run.len, run.changed)).collect::<Vec<_>>())
+        }
+        Call::ReadMachine { machine } => {
+            let reader = DiskHost::open_reader(&*volumes, &machine)?;
+            value(&reader.map(|reader| session.reads(reader)))
+        }
+        Call::ReadPersistent { request } => {
+            let reader = DiskHost::read_persistent(&*volumes, &request)?;
+            value(&session.reads(reader))
+        }
+        Call::Read { offset, len } => {
+            *bytes = session.read(offset, len)?;
+            Ok(Value::Null)
+        }
+        Call::Extents { offset, len, max } => {
+            let extents = session.reader()?.extents(range(offset, len)?, max).map_err(io_failed)?;
+            value(&extents.into_iter().map(PlainExtent::from).collect::<Vec<_>>())
+        }
+        Call::FindTrace { .. } | Call::MergeTrace { .. } | Call::RemoveTrace { .. } => {
+            of_traces(call, &*volumes.boot_traces())
+        }
+        call => of_disk(call, shared, session, &volumes),
+    }
+}
+
+fn value(value: &impl Serialize) -> Result<Value, BackendError> {
+    serde_json::to_value(value).map_err(|e| BackendError::new(ProblemKind::Failed, e.to_string()))
+}
+
+/// Calls about one open disk.
+fn of_disk(
+    call: Call,
+    shared: &Shared,
+    session: &mut Session,
+    volumes: &Volumes,
+) -> Result<Value, BackendError> {
+    match call {
+        Call::Open { request } => {
+            let (uuid, machine, version) = (request.uuid, request.machine.clone(), request.version.clone());
+            if shared.is_ending.load(Ordering::SeqCst) {
+                return Err(BackendError::new(ProblemKind::Unavailable, "the disk process ends"));
+            }
+            let disk = shared.runtime.block_on(volumes.open(*request))?;
+            let opened = opened(uuid, &*disk);
+            let info = OpenDisk { machine, uuid, version };
+            let replaced = shared.disks.lock().insert(uuid, Entry { info, disk });
+            if replaced.is_some() {
+                tracing::error!(%uuid, "a machine had two open disks");
+            }
+            value(&opened)
+        }
+        Call::LeftOpen => {
+            value(&shared.disks.lock().values().map(|entry| entry.info.clone()).collect::<Vec<_>>())
+        }
+        Call::Adopt { uuid } => value(&opened(uuid, &*shared.disk(uuid)?)),
+        Call::HasBooted { uuid } => value(&shared.disk(uuid)?.has_booted()),
+        Call::CheckLimits { uuid, cache } => value(&shared.disk(uuid)?.check_limits(&cache)?),
+        Call::SetLimits { uuid, cache } => value(&shared.disk(uuid)?.set_limits(&cache)),
+        Call::Relieve { uuid } => value(&shared.disk(uuid)?.relieve()),
+        Call::CanFreeze { uuid } => value(&shared.disk(uuid)?.can_freeze()?),
+        Call::Freeze { uuid } => {
+            let machine = shared.disks.lock().get(&uuid).map(|entry| entry.info.machine.clone());
+            let frozen = volumes.freeze(&machine.ok_or_else(not_open)?)?;
+            value(&session.freezes(frozen))
+        }
+        Call::Close { uuid } => {
+            // Closing twice is harmless.
+            let entry = shared.disks.lock().remove(&uuid);
+            match entry {
+                Some(entry) => value(&shared.runtime.block_on(entry.disk.close())?),
+                None => Ok(Value::Null),
+            }
+        }
+        other => {
+            Err(BackendError::new(ProblemKind::Invalid, format!("the call {other:?} makes no sense here")))
+        }
+    }
+}
+
+fn opened(uuid: Uuid, disk: &dyn Disk) -> Opened {
+    Opened { uuid, socket: PathBuf::from(disk.socket()), sector_bytes: disk.sector_bytes() }
+}
+
+fn of_traces(call: Call, traces: &dyn BootTraces) -> Result<Value, BackendError> {
+    let hash =
+        |text: &str| text.parse::<Hash>().map_err(|e| BackendError::new(ProblemKind::Invalid, e.to_string()));
+    let found = |(trace, place): (Trace, Place)| FoundTrace {
+        trace: trace.encode(),
+        is_of_host: place == Place::Host,
+    };
+    match call {
+        Call::FindTrace { manifest } => value(&traces.find(hash(&manifest)?)?.map(found)),
+        Call::MergeTrace { trace } => {
+            let trace = Trace::decode(&trace).map_err(crate::adapters::images::image_failed)?;
+            value(&found(traces.merge(trace)?))
+        }
+        Call::RemoveTrace { manifest } => value(&traces.remove(hash(&manifest)?)?),
+        other => Err(BackendError::new(ProblemKind::Invalid, format!("{other:?} is about no boot trace"))),
+    }
+}
+
+/// Calls about what is kept of a store across a network. Without a chunk cache nothing is kept.
+fn of_known_store(call: Call, known: Option<&DiskCache>) -> Result<Value, BackendError> {
+    let name = |text: &str| {
+        text.parse::<ImageName>().map_err(|e| BackendError::new(ProblemKind::Invalid, e.to_string()))
+    };
+    let Some(known) = known else { return Ok(Value::Null) };
+    match call {
+        Call::KeepStore { store, chunk_bytes } => value(&known.keep_store(&store, chunk_bytes)),
+        Call::KeptStore { store } => value(&known.kept_store(&store)),
+        Call::KeepImage { store, name: image_name, image } => {
+            let image = Image::decode(&name(&image_name)?, &image);
+            match image {
+                Ok(image) => value(&known.keep_image(&store, &image)),
+                Err(e) => Err(BackendError::new(ProblemKind::Invalid, e.to_string())),
+            }
+        }
+        Call::KeptImage { store, name: image_name } => {
+            let kept = known.kept_image(&store, &name(&image_name)?);
+            value(&kept.and_then(|(image, at)| Some((image.encode().ok()?, at))))
+        }
+        Call::ForgetImage { store, name: image_name } => {
+            value(&known.forget_image(&store, &name(&image_name)?))
+        }
+        other => Err(BackendError::new(ProblemKind::Invalid, format!("{other:?} is about no known store"))),
+    }
+}
+
+fn range(offset: u64, len: u64) -> Result<ByteRange, BackendError> {
+    ByteRange::new(offset, len)
+        .ok_or_else(|| BackendError::new(ProblemKind::Invalid, "a range ends past 2^64"))
+}
+
+/// The kinds of [`super::reader`], which makes an [`headwater_block::IoError`] of it again.
+fn io_failed(error: headwater_block::IoError) -> BackendError {
+    let kind = match error.kind() {
+        IoErrorKind::Closed => ProblemKind::Conflict,
+        IoErrorKind::Corrupt => ProblemKind::Damaged,
+        IoErrorKind::Invalid => ProblemKind::Invalid,
+        _ => ProblemKind::Failed,
+    };
+    BackendError::new(kind, error.to_string())
+}
+
+impl Session {
+    fn reads(&mut self, reader: OpenReader) -> OpenedReader {
+        let geometry = reader.device.geometry().into();
+        self.reader = Some(reader.device);
+        OpenedReader { geometry, is_first: reader.is_first }
+    }
+
+    fn freezes(&mut self, frozen: FrozenVolume) -> OpenedFrozen {
+        let opened =
+            OpenedFrozen { geometry: frozen.view().geometry().into(), below: frozen.below().clone() };
+        self.frozen = Some(frozen);
+        opened
+    }
+
+    fn reader(&self) -> Result<Arc<dyn Device>, BackendError> {
+        let frozen = || self.frozen.as_ref().map(|frozen| Arc::clone(frozen.view()) as Arc<dyn Device>);
+        self.reader.clone().or_else(frozen).ok_or_else(not_open)
+    }
+
+    fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, BackendError> {
+        let (reader, range) = (self.reader()?, range(offset, len)?);
+        if len > MAX_READ_BYTES {
+            return Err(BackendError::new(ProblemKind::Invalid, "a read is too long"));
+        }
+        reader.geometry().check_data(range).map_err(io_failed)?;
+        let buffer = vec![0; usize::try_from(len).unwrap_or(0)];
+        let (sender, ended) = mpsc::channel();
+        let completion = Completion::new(move |outcome| {
+            // Nobody waits for it only if this thread has panicked.
+            let _ = sender.send(outcome);
+        });
+        reader.submit(Request::Read { range, buffer }, completion);
+        let broke_off = |_| BackendError::new(ProblemKind::Failed, "a read broke off");
+        let outcome = ended.recv().map_err(broke_off)?;
+        outcome.result.map_err(io_failed)?;
+        Ok(outcome.buffer)
+    }
+}
