@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/frontend/iscsi", &["headwater-block", "headwater-connections", "headwater-scsi"]),
     ("datapath/frontend/*", &["headwater-block", "headwater-connections"]),
     ("datapath/scsi", &["headwater-block"]),
+    ("datapath/recorder", &["headwater-block"]),
     ("datapath/volume", &["headwater-writecache", "headwater-block"]),
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block", "headwater-filesystems"]),
@@ -56,7 +57,16 @@ const LAYERS: &[(&str, &[&str])] = &[
     // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.
     ("measure", &["headwater-block", "headwater-nbd", "headwater-testkit"]),
     ("report", &[]),
-    ("studies", &["headwater-block", "headwater-report", "headwater-volume", "headwater-writecache"]),
+    (
+        "studies",
+        &[
+            "headwater-block",
+            "headwater-recorder",
+            "headwater-report",
+            "headwater-volume",
+            "headwater-writecache",
+        ],
+    ),
     ("fuzz", &["*"]),
     ("headwater", &["*"]),
     ("xtask", &[]),
