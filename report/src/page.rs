@@ -82,6 +82,11 @@ impl Page {
         let _ = writeln!(self.0, "<p class=\"{class}\">{}</p>", escape(text));
     }
 
+    /// Adds a command line.
+    pub fn command(&mut self, text: &str) {
+        let _ = writeln!(self.0, "<p><code>{}</code></p>", escape(text));
+    }
+
     /// Adds figures in large type, side by side.
     pub fn tiles(&mut self, tiles: &[Tile]) {
         self.0.push_str("<div class=\"tiles\">\n");

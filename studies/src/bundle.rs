@@ -77,6 +77,13 @@ struct JsonCase {
 
 /// Makes the output directory. Refuses a directory that has something in it.
 pub fn prepare(out: &Path) -> Result<()> {
+    check_unused(out)?;
+    std::fs::create_dir_all(out)
+        .with_context(|| format!("cannot create the output directory {}", out.display()))
+}
+
+/// Refuses a directory that has something in it.
+pub fn check_unused(out: &Path) -> Result<()> {
     if out.exists() {
         let mut entries = std::fs::read_dir(out)
             .with_context(|| format!("the output directory {} cannot be read", out.display()))?;
@@ -87,8 +94,7 @@ pub fn prepare(out: &Path) -> Result<()> {
             );
         }
     }
-    std::fs::create_dir_all(out)
-        .with_context(|| format!("cannot create the output directory {}", out.display()))
+    Ok(())
 }
 
 impl Report<'_> {
@@ -308,7 +314,7 @@ impl Report<'_> {
             samples.sort_by(|a, b| a.outcomes.iops.total_cmp(&b.outcomes.iops));
             let outcomes = &samples.get(samples.len() / 2)?.outcomes;
             let points = outcomes.percentiles_us.iter().map(|(percent, us)| (*us, percent / 100.0));
-            Some(Curve { label: case.title.into(), points: points.collect() })
+            Some(Curve { label: case.title.into(), points: points.collect(), is_dots: false })
         };
         let curves = self.plan.study.cases.iter().filter_map(curve).collect();
         CurveChart { axis: "latency".into(), label: latency, curves }.svg()
@@ -359,12 +365,20 @@ impl Report<'_> {
 
     /// Writes both files.
     pub fn write(&self, out: &Path) -> Result<()> {
-        for (name, text) in [("results.json", self.json()?), ("index.html", self.html())] {
-            let path = out.join(name);
-            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Ok(())
+        write(out, &vec![("results.json", self.json()?), ("index.html", self.html())])
     }
+}
+
+/// Names and texts of a report's files.
+pub type Files = Vec<(&'static str, String)>;
+
+/// Writes a report's files.
+pub fn write(out: &Path, files: &Files) -> Result<()> {
+    for (name, text) in files {
+        let path = out.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 fn two_digits(value: f64) -> String {

@@ -11,7 +11,9 @@ use headwater_block::{
     Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, ExtentKind, Geometry, IoError,
     IoErrorKind, Op, Request,
 };
-use headwater_volume::{CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
+use headwater_volume::{
+    Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeCounters, VolumeOptions,
+};
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 use headwater_writecache::{AlignedBuffer, Host};
 
@@ -153,6 +155,24 @@ pub struct Opened {
     _host: Option<Host>,
 }
 
+/// A cache that has not written for so long has nothing more to write.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// Waits until a volume writes nothing more, and returns its counters. A disk that does not come to rest is waited for 10 seconds.
+pub fn settled(volume: &Volume) -> VolumeCounters {
+    let mut counters = volume.counters();
+    for _ in 0..100 {
+        std::thread::sleep(SETTLED);
+        let now = volume.counters();
+        let is_settled = now.cache.spilled_segments == counters.cache.spilled_segments;
+        counters = now;
+        if is_settled {
+            break;
+        }
+    }
+    counters
+}
+
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(volume) = &self.volume {
@@ -173,6 +193,49 @@ pub fn engine(model: Option<Caps>) -> Result<Arc<dyn IoEngine>> {
     Ok(Arc::new(ModelEngine::start(caps, real).context("cannot start the model disk")?))
 }
 
+/// A write cache over an empty disk.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    /// For messages.
+    pub name: String,
+    /// Size of the disk.
+    pub size_bytes: u64,
+    /// Where writes go.
+    pub mode: CacheMode,
+    /// The limit of RAM.
+    pub ram_bytes: u64,
+    /// The limit of the overflow.
+    pub disk_bytes: u64,
+    /// Whether the overflow goes past the page cache.
+    pub buffering: Buffering,
+}
+
+/// Opens a write cache with a host of its own.
+pub fn open_volume(spec: &VolumeSpec, dir: &Path, engine: Arc<dyn IoEngine>) -> Result<Opened> {
+    let host = Host::with_engine(u64::MAX, engine)
+        .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
+    let volume = volume_of(spec, dir, &host)?;
+    Ok(Opened { device: Arc::clone(&volume) as Arc<dyn Device>, volume: Some(volume), _host: Some(host) })
+}
+
+/// Opens a write cache on a host.
+pub fn volume_of(spec: &VolumeSpec, dir: &Path, host: &Host) -> Result<Arc<Volume>> {
+    let options = VolumeOptions {
+        name: spec.name.clone(),
+        base: Arc::new(Empty(spec.size_bytes)),
+        mode: spec.mode,
+        ram_bytes: spec.ram_bytes,
+        weight: DEFAULT_WEIGHT,
+        buffering: spec.buffering,
+        little_space: LittleSpace::Refused,
+        disk_bytes: spec.disk_bytes,
+        cache_dir: dir.to_path_buf(),
+        pause_limit: Duration::from_secs(60),
+        persistent: None,
+    };
+    Volume::open(&options, host).with_context(|| format!("cannot open the volume of {}", spec.name))
+}
+
 /// Opens the system of a case.
 pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
     let engine = engine(case.model)?;
@@ -180,24 +243,15 @@ pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
         let device = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
         return Ok(Opened { device, volume: None, _host: None });
     };
-    let host = Host::with_engine(u64::MAX, engine)
-        .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
-    let options = VolumeOptions {
+    let spec = VolumeSpec {
         name: case.name.into(),
-        base: Arc::new(Empty(case.set_bytes)),
+        size_bytes: case.set_bytes,
         mode: cache.mode,
         ram_bytes: cache.ram_bytes,
-        weight: DEFAULT_WEIGHT,
-        buffering: cache.buffering,
-        little_space: LittleSpace::Refused,
         disk_bytes: if cache.mode == CacheMode::Ram { 0 } else { overflow_bytes(case.set_bytes) },
-        cache_dir: dir.to_path_buf(),
-        pause_limit: Duration::from_secs(60),
-        persistent: None,
+        buffering: cache.buffering,
     };
-    let volume =
-        Volume::open(&options, &host).with_context(|| format!("cannot open the volume of {}", case.name))?;
-    Ok(Opened { device: Arc::clone(&volume) as Arc<dyn Device>, volume: Some(volume), _host: Some(host) })
+    open_volume(&spec, dir, engine)
 }
 
 #[cfg(test)]

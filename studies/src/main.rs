@@ -1,7 +1,7 @@
 //! `headwater-study`: reruns a published experiment on this machine, and prints its table beside ours.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,10 @@ use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
+use headwater_studies::sizing;
 use headwater_studies::studies::{s000, study_001, study_002, study_004, study_icf};
 use headwater_studies::study::Study;
+use headwater_studies::trace::Trace;
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
 const INTERRUPTED: u8 = 130;
@@ -26,9 +28,9 @@ const INTERRUPTED: u8 = 130;
 struct Arguments {
     /// Which study.
     study: StudyName,
-    /// The configuration of `icf`.
-    #[arg(required_if_eq("study", "icf"))]
-    file: Option<PathBuf>,
+    /// The configuration of `icf`, or the traces of `sizing`.
+    #[arg(required_if_eq_any([("study", "icf"), ("study", "sizing")]))]
+    files: Vec<PathBuf>,
     /// Short runs on small sets: shows that everything runs, not how fast it is.
     #[arg(long)]
     quick: bool,
@@ -70,6 +72,8 @@ enum StudyName {
     All,
     /// The workers and access specifications of a configuration of Iometer.
     Icf,
+    /// How much RAM a desktop needs, from traces of its requests.
+    Sizing,
 }
 
 fn main() -> ExitCode {
@@ -104,8 +108,8 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
     let quick = arguments.quick;
     let run = if quick { Duration::from_millis(500) } else { Duration::from_secs(10) };
     let mut times = Times { run: arguments.seconds.unwrap_or(run), ramp_up: Duration::ZERO };
-    let study = match (arguments.study, &arguments.file) {
-        (StudyName::Icf, Some(file)) => {
+    let study = match (arguments.study, arguments.files.as_slice()) {
+        (StudyName::Icf, [file]) => {
             let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
             // Iometer writes the characters of the system that it runs on. Names are shown, and nothing else.
             let configuration = Configuration::parse(&String::from_utf8_lossy(&bytes))
@@ -116,27 +120,35 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
             }
             study_icf(&configuration, &file.display().to_string(), arguments.size)?
         }
-        (StudyName::Icf, None) => bail!("name the configuration: headwater-study icf FILE"),
-        (_, Some(file)) => bail!("only icf takes a file: {}", file.display()),
-        (StudyName::S000 | StudyName::All, None) => bail!("this is not one study that measures"),
-        (StudyName::S001, None) => study_001(quick),
-        (StudyName::S002, None) => study_002(quick),
-        (StudyName::S004, None) => study_004(quick),
+        (StudyName::Icf, _) => bail!("name one configuration: headwater-study icf FILE"),
+        (StudyName::S000 | StudyName::All | StudyName::Sizing, _) => {
+            bail!("this is not one study that measures")
+        }
+        (StudyName::S001, _) => study_001(quick),
+        (StudyName::S002, _) => study_002(quick),
+        (StudyName::S004, _) => study_004(quick),
     };
     Ok((study, times))
 }
 
 fn study(arguments: &Arguments) -> Result<ExitCode> {
-    if matches!(arguments.study, StudyName::S000) && arguments.file.is_none() {
-        say(&mut std::io::stdout(), s000::text().trim_end());
-        return Ok(ExitCode::SUCCESS);
+    let takes_files = matches!(arguments.study, StudyName::Icf | StudyName::Sizing);
+    if let Some(file) = arguments.files.first().filter(|_| !takes_files) {
+        bail!("only icf and sizing take a file: {}", file.display());
     }
-    if !matches!(arguments.study, StudyName::All) {
-        return measure(arguments, stop_on_signals()?.as_ref());
+    match arguments.study {
+        StudyName::S000 => {
+            say(&mut std::io::stdout(), s000::text().trim_end());
+            Ok(ExitCode::SUCCESS)
+        }
+        StudyName::Sizing => size(arguments, stop_on_signals()?.as_ref()),
+        StudyName::All => all(arguments),
+        _ => measure(arguments, stop_on_signals()?.as_ref()),
     }
-    if let Some(file) = &arguments.file {
-        bail!("only icf takes a file: {}", file.display());
-    }
+}
+
+/// Runs all studies that need nothing from their user.
+fn all(arguments: &Arguments) -> Result<ExitCode> {
     say(&mut std::io::stdout(), &s000::text());
     let out = arguments.out.clone().unwrap_or_else(|| "headwater-studies".into());
     bundle::prepare(&out)?;
@@ -148,6 +160,38 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sizes the RAM of the desktops in a trace, and writes the report.
+fn size(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
+    let out = arguments.out.clone().unwrap_or_else(|| "headwater-sizing".into());
+    bundle::check_unused(&out)?;
+    // Before anything is made: most mistakes are in the trace.
+    let trace = Trace::load(&arguments.files)?;
+    bundle::prepare(&out)?;
+    let work_dir = arguments.work_dir.as_ref().unwrap_or(&out);
+    let progress = |what: &str, done: usize, all: usize| {
+        // Ten lines are enough where each is kept.
+        if std::io::stderr().is_terminal() || done.is_multiple_of(all.div_ceil(10)) {
+            Terminal.show(&format!("{what}: {done} of {all}"));
+        }
+    };
+    let sizing = sizing::size(&trace, work_dir, arguments.seed, stop, &progress)?;
+    let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+    let report = sizing::Report { trace: &trace, source, sizing: &sizing, seed: arguments.seed };
+    bundle::write(&out, &report.files()?)?;
+    finished(&report.text(), &out);
+    let is_whole = !stop.load(Ordering::Relaxed);
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
+}
+
+/// Prints the tables, and where the report is.
+fn finished(text: &str, out: &Path) {
+    if std::io::stderr().is_terminal() {
+        say(&mut std::io::stderr(), "");
+    }
+    say(&mut std::io::stdout(), text.trim_end());
+    say(&mut std::io::stderr(), &format!("report: {}", out.join("index.html").display()));
 }
 
 /// Runs one study and writes its report.
@@ -183,8 +227,7 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let failure = ended.err().map(|error| format!("{error:#}"));
     let report = Report { plan: &plan, results: &results, machine, failure, is_quick: quick };
     report.write(&out)?;
-    say(&mut std::io::stdout(), &report.text());
-    say(err, &format!("report: {}", out.join("index.html").display()));
+    finished(&report.text(), &out);
     if let Some(failure) = &report.failure {
         bail!("the study failed: {failure}; the report has what was measured before");
     }
@@ -226,13 +269,18 @@ struct Terminal;
 impl Progress for Terminal {
     fn step(&mut self, what: &str, percent: u64, left: Duration) {
         let left = left.as_secs();
-        let line = format!("{percent:3} %, {:2}:{:02} left: {what}", left / 60, left % 60);
+        self.show(&format!("{percent:3} %, {:2}:{:02} left: {what}", left / 60, left % 60));
+    }
+}
+
+impl Terminal {
+    fn show(&self, line: &str) {
         let mut err = std::io::stderr();
         if err.is_terminal() {
             let _ = write!(err, "\r\x1b[K{line}");
             let _ = err.flush();
         } else {
-            say(&mut err, &line);
+            say(&mut err, line);
         }
     }
 }

@@ -11,6 +11,8 @@ pub struct Curve {
     pub label: String,
     /// Points from left to right. Those at zero or below have no place on the axis and are left out.
     pub points: Vec<(f64, f64)>,
+    /// Single measurements: dots without a line between them.
+    pub is_dots: bool,
 }
 
 /// Lines from 0 to 1.
@@ -81,19 +83,20 @@ impl CurveChart {
         );
         for (number, curve) in self.curves.iter().enumerate() {
             let class = colour(number);
-            let points: Vec<String> = curve
-                .points
-                .iter()
-                .filter(|(x, _)| *x > 0.0)
-                .map(|(x, y)| format!("{:.1},{:.1}", x_of(*x), y_of(*y)))
-                .collect();
+            let places = curve.points.iter().filter(|(x, _)| *x > 0.0).map(|(x, y)| (x_of(*x), y_of(*y)));
+            if curve.is_dots {
+                for (x, y) in places {
+                    let _ = writeln!(svg, "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\"/>");
+                }
+            } else {
+                let points: Vec<String> = places.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+                let _ = writeln!(svg, "<polyline class=\"curve {class}\" points=\"{}\"/>", points.join(" "));
+            }
             let y = TOP + 14.0 + 24.0 * number as f64;
             let _ = writeln!(
                 svg,
-                "<polyline class=\"curve {class}\" points=\"{}\"/>\
-                 <rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"16\" height=\"4\"/>\
+                "<rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"16\" height=\"4\"/>\
                  <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                points.join(" "),
                 WIDTH - RIGHT + 18.0,
                 y - 6.0,
                 WIDTH - RIGHT + 42.0,
@@ -112,7 +115,11 @@ mod tests {
 
     #[test]
     fn decades_are_equally_wide() {
-        let curve = Curve { label: "a & b".into(), points: vec![(0.0, 0.0), (10.0, 0.5), (1000.0, 1.0)] };
+        let curve = Curve {
+            label: "a & b".into(),
+            points: vec![(0.0, 0.0), (10.0, 0.5), (1000.0, 1.0)],
+            is_dots: false,
+        };
         let chart = CurveChart { axis: "us".into(), label: |x| format!("{x:.0}"), curves: vec![curve] };
         let svg = chart.svg();
         let (left, right) = (LEFT, WIDTH - RIGHT);

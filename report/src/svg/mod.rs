@@ -2,9 +2,11 @@
 
 mod bars;
 mod curves;
+mod lines;
 
 pub use bars::{Bar, BarChart, Group, Scale};
 pub use curves::{Curve, CurveChart};
+pub use lines::{LineChart, Phase, Series};
 
 /// Colours that the style has: a plot repeats them after so many series.
 const COLOURS: usize = 6;

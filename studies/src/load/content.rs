@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::random::Random;
+use crate::random::Random;
 
 /// A class of contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

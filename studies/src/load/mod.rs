@@ -6,7 +6,6 @@
 mod answers;
 mod content;
 mod latencies;
-mod random;
 mod requests;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,8 +3,8 @@
 //! Each request draws its direction and whether it is random. A random one starts anywhere, rounded up to the alignment; the others go
 //! on where the request before ended, whatever its direction. Past the end of the set a request goes to its start.
 
-use super::random::Random;
 use super::{Job, Line};
+use crate::random::Random;
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

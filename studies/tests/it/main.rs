@@ -1,5 +1,7 @@
 //! The program as its users run it.
 
+mod sizing;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

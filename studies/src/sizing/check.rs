@@ -1,0 +1,194 @@
+//! The model beside the real write cache: the whole trace of one desktop, at three sizes, on a volume in this program.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use headwater_block::{Device, blocking};
+use headwater_recorder::Content;
+use headwater_volume::{Buffering, CacheMode};
+use serde::Serialize;
+
+use super::curve::Point;
+use super::model::Counts;
+use crate::disks::{self, VolumeSpec};
+use crate::needs::Needs;
+use crate::trace::{Kind, Request, Volume};
+
+const MIB: u64 = 1 << 20;
+
+/// The most that is written for one size.
+pub const MOST_BYTES: u64 = 16 << 30;
+
+/// The largest deviation that is not marked.
+pub const TOLERANCE: f64 = 0.15;
+
+/// The trace is sent no faster than this: the model knows no time, and a cache that is overrun has less time to pack.
+const BYTES_PER_S: f64 = 400.0 * MIB as f64;
+
+/// One size.
+#[derive(Clone, Debug, Serialize)]
+pub struct Checked {
+    /// The limit of RAM.
+    pub ram_bytes: u64,
+    /// What the model says.
+    pub model: Counts,
+    /// Blocks that the real cache wrote to its overflow disk.
+    pub spilled_blocks: u64,
+    /// Writes of the real cache to its overflow disk.
+    pub spilled_segments: u64,
+}
+
+impl Checked {
+    /// The share of writes that stayed in RAM.
+    pub fn ram_share(&self) -> f64 {
+        1.0 - (self.spilled_blocks as f64 / self.model.written.max(1) as f64).min(1.0)
+    }
+
+    /// By how much the model's writes to the disk differ, as a share of the real ones. A hundredth of all writes is taken as nothing.
+    pub fn deviation(&self) -> f64 {
+        let (model, real) = (self.model.spilled as f64, self.spilled_blocks as f64);
+        let nothing = self.model.written as f64 / 100.0;
+        if model.max(real) <= nothing { 0.0 } else { (model - real).abs() / real.max(nothing) }
+    }
+}
+
+/// Three sizes of the curve at which a desktop's writes are partly spilled, or the next larger ones.
+pub fn three_sizes(points: &[Point], desktop: usize) -> Vec<(u64, Counts)> {
+    let all: Vec<(u64, Counts)> =
+        points.iter().filter_map(|point| Some((point.ram_bytes, *point.alone.get(desktop)?))).collect();
+    let partly = all.iter().filter(|(_, counts)| counts.spilled * 50 > counts.written).count();
+    let last = partly.max(3).min(all.len());
+    let middle = last / 2;
+    [0, middle, last.saturating_sub(1)].into_iter().filter_map(|index| all.get(index).copied()).collect()
+}
+
+/// Makes what a write brings.
+struct Contents {
+    random: Vec<u8>,
+    at: usize,
+}
+
+const POOL_BYTES: usize = 8 << 20;
+
+impl Contents {
+    fn new(seed: u64) -> Self {
+        let mut random = vec![0; POOL_BYTES + (64 << 10)];
+        crate::random::Random::new(seed).fill(&mut random);
+        Self { random, at: 0 }
+    }
+
+    /// Bytes of a class: of each block so many 16ths do not pack.
+    fn fill(&mut self, buffer: &mut [u8], content: Content) {
+        let parts = if let Content::Packs(parts) = content { usize::from(parts) } else { 16 };
+        for block in buffer.chunks_mut(4096) {
+            // Somewhat less than a part: the packer needs some bytes for itself.
+            let plain = if parts >= 16 { block.len() } else { (block.len() * parts / 16).saturating_sub(48) };
+            self.at = (self.at + 4099) % POOL_BYTES;
+            block[..plain].copy_from_slice(&self.random[self.at..self.at + plain]);
+            block[plain..].fill(0x5a);
+        }
+    }
+}
+
+/// What a check of these sizes takes.
+pub fn needs(sizes: &[(u64, Counts)]) -> Needs {
+    let largest = sizes.iter().map(|(ram_bytes, _)| *ram_bytes).max().unwrap_or(0);
+    let spilled = sizes.iter().map(|(_, counts)| counts.spilled_segments * 2 * MIB).max().unwrap_or(0);
+    Needs { ram_bytes: largest + 128 * MIB, disk_bytes: spilled + spilled / 4 + 64 * MIB }
+}
+
+/// Sends a desktop's requests to a real cache of each size.
+pub fn check(
+    volume: &Volume,
+    sizes: &[(u64, Counts)],
+    dir: &Path,
+    stop: &AtomicBool,
+    progress: &dyn Fn(&str, usize, usize),
+) -> Result<Vec<Checked>> {
+    let disk_bytes = needs(sizes).disk_bytes;
+    let mut all = Vec::new();
+    for (number, (ram_bytes, model)) in sizes.iter().enumerate() {
+        progress("the real write cache", number, sizes.len());
+        let end = volume.requests.iter().map(|request| request.offset + request.bytes).max().unwrap_or(0);
+        let spec = VolumeSpec {
+            name: "sizing".into(),
+            size_bytes: end.next_multiple_of(MIB),
+            mode: CacheMode::RamDisk,
+            ram_bytes: *ram_bytes,
+            disk_bytes,
+            buffering: Buffering::Direct,
+        };
+        let opened = disks::open_volume(&spec, dir, disks::engine(None)?)?;
+        send(&opened.device, &volume.requests, stop)?;
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let volume = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
+        let counters = disks::settled(volume);
+        all.push(Checked {
+            ram_bytes: *ram_bytes,
+            model: *model,
+            spilled_blocks: counters.cache.spilled_blocks,
+            spilled_segments: counters.cache.spilled_segments,
+        });
+    }
+    Ok(all)
+}
+
+fn send(device: &Arc<dyn Device>, requests: &[Request], stop: &AtomicBool) -> Result<()> {
+    let (mut contents, mut buffer) = (Contents::new(1), Vec::new());
+    let (began, mut written) = (Instant::now(), 0);
+    for request in requests {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if request.kind == Kind::Write {
+            written += request.bytes;
+            let due = Duration::from_secs_f64(written as f64 / BYTES_PER_S);
+            let early = due.saturating_sub(began.elapsed());
+            if early > Duration::from_millis(2) {
+                std::thread::sleep(early);
+            }
+        }
+        // Requests of a published trace may be longer than a device takes.
+        let most = 1 << 20;
+        let mut offset = request.offset;
+        while offset < request.offset + request.bytes {
+            let bytes = most.min(request.offset + request.bytes - offset);
+            one(device, request, offset, bytes, &mut contents, &mut buffer)
+                .with_context(|| format!("a request of {bytes} bytes at {offset} failed"))?;
+            offset += bytes;
+        }
+    }
+    Ok(())
+}
+
+fn one(
+    device: &Arc<dyn Device>,
+    request: &Request,
+    offset: u64,
+    bytes: u64,
+    contents: &mut Contents,
+    buffer: &mut Vec<u8>,
+) -> Result<()> {
+    // Some published traces have lengths that are no whole sectors.
+    let (offset, end) = (offset / 512 * 512, (offset + bytes).next_multiple_of(512));
+    let bytes = end - offset;
+    buffer.resize(bytes as usize, 0);
+    match (request.kind, request.content) {
+        (Kind::Read, _) => blocking::read(&**device, offset, buffer)?,
+        // What is equal to the image leaves the cache, as what is discarded does. Here the image is empty.
+        (Kind::Write, Content::Equal) | (Kind::Discard, _) => blocking::discard(&**device, offset, bytes)?,
+        (Kind::Write, Content::Zero) | (Kind::WriteZeroes, _) => {
+            blocking::write_zeroes(&**device, offset, bytes)?
+        }
+        (Kind::Write, content) => {
+            contents.fill(buffer, content);
+            blocking::write(&**device, offset, buffer)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! `sizing`: how much RAM a desktop's write cache needs, from a trace of its requests.
+//!
+//! A model of the cache ([`model`]) carries out the whole trace at each size, without sampling. The real cache does the same for one
+//! desktop at three sizes ([`check`]), so that the page says by how much the model is wrong.
+
+pub mod check;
+pub mod curve;
+pub mod model;
+mod report;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Result;
+
+use crate::machine::Machine;
+use crate::trace::Trace;
+use crate::trace::blocks::Blocks;
+use check::Checked;
+use curve::Analysis;
+pub use report::Report;
+
+/// What came of a trace.
+pub struct Sizing {
+    /// What the model says.
+    pub analysis: Analysis,
+    /// The desktop that the real cache was given.
+    pub checked_desktop: String,
+    /// What the real cache did.
+    pub checked: Vec<Checked>,
+    /// Why there was no check, or not a whole one.
+    pub unchecked: Option<String>,
+    /// What it ran on.
+    pub machine: Machine,
+}
+
+/// Analyses a trace, and checks the model with the real cache, whose overflow is in `dir`.
+pub fn size(
+    trace: &Trace,
+    dir: &Path,
+    seed: u64,
+    stop: &AtomicBool,
+    progress: &(dyn Fn(&str, usize, usize) + Sync),
+) -> Result<Sizing> {
+    let disks: Vec<Blocks> = trace.volumes.iter().map(Blocks::of).collect();
+    let analysis = curve::analyse(trace, &disks, seed, stop, progress);
+    let mut sizing = Sizing {
+        analysis,
+        checked_desktop: String::new(),
+        checked: Vec::new(),
+        unchecked: None,
+        machine: Machine::describe(dir),
+    };
+    // The one that writes most, unless that is too much for a check.
+    let fits = |(_, blocks): &(usize, &Blocks)| blocks.written_bytes <= check::MOST_BYTES;
+    let chosen = disks.iter().enumerate().filter(fits).max_by_key(|(_, blocks)| blocks.written_bytes);
+    if sizing.analysis.interrupted || stop.load(Ordering::Relaxed) {
+        sizing.unchecked = Some("the study was interrupted".into());
+    } else if let Some((number, _)) = chosen {
+        let (volume, sizes) = (&trace.volumes[number], check::three_sizes(&sizing.analysis.points, number));
+        sizing.checked_desktop.clone_from(&volume.name);
+        match check::needs(&sizes).check(dir) {
+            Err(why) => sizing.unchecked = Some(format!("{why:#}")),
+            Ok(()) => sizing.checked = check::check(volume, &sizes, dir, stop, progress)?,
+        }
+        if sizing.unchecked.is_none() && sizing.checked.len() < sizes.len() {
+            sizing.unchecked = Some("the check was interrupted".into());
+        }
+    } else {
+        sizing.unchecked = Some("each desktop writes more than 16 GiB, which takes too long".into());
+    }
+    sizing.machine.note_load();
+    Ok(sizing)
+}

@@ -1,0 +1,222 @@
+//! A disk's requests as the write cache sees them: blocks of 4 KiB, numbered without gaps.
+//!
+//! Only blocks that are written at least once have a number. A write of a part of a block, which takes a slot of the cache too,
+//! counts as one of the blocks from the one where it begins.
+
+use headwater_block::BLOCK_BYTES;
+use headwater_recorder::Content;
+
+use super::{Kind, Volume};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Blocks of one table of the cache's map.
+const TABLE_BLOCKS: u64 = 512;
+
+/// 16ths that a block packs to if its contents are not known: it does not pack.
+const DOES_NOT_PACK: u8 = 16;
+
+/// What happens to blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// They are read.
+    Read,
+    /// They are written, with what packs to so many 16ths.
+    Write(u8),
+    /// They become zero.
+    Zero,
+    /// They become what the image has.
+    Forget,
+}
+
+/// A part of a request: blocks that follow each other in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Microseconds since the trace began.
+    pub time_us: u64,
+    /// First block, by our number.
+    pub first: u32,
+    /// How many; 0 if no block of a request is ever written.
+    pub count: u32,
+    /// Blocks of the request that are never written: reads of the image.
+    pub others: u32,
+    /// What happens to them.
+    pub action: Action,
+}
+
+/// One disk.
+#[derive(Clone, Debug, Default)]
+pub struct Blocks {
+    /// Blocks that are written.
+    pub count: u32,
+    /// What happens to them.
+    pub steps: Vec<Step>,
+    /// The number of the map's table that each block is in, without gaps.
+    pub tables: Vec<u32>,
+    /// Bytes from the beginning of the disk to the end of the last write.
+    pub end_bytes: u64,
+    /// Bytes that are written.
+    pub written_bytes: u64,
+}
+
+/// A range of blocks, by their place on the disk: first, and one past the last.
+fn span(kind: Kind, offset: u64, bytes: u64) -> (u64, u64) {
+    match kind {
+        Kind::Write => (offset / BLOCK, offset / BLOCK + bytes.div_ceil(BLOCK)),
+        Kind::Read => (offset / BLOCK, (offset + bytes).div_ceil(BLOCK)),
+        // Parts of blocks stay.
+        Kind::WriteZeroes | Kind::Discard => {
+            let first = offset.div_ceil(BLOCK);
+            (first, ((offset + bytes) / BLOCK).max(first))
+        }
+    }
+}
+
+/// Ranges of the disk that are written, in order, each with the number of its first block.
+struct Numbers(Vec<(u64, u64, u64)>);
+
+impl Numbers {
+    fn new(volume: &Volume) -> Self {
+        let writes = volume.requests.iter().filter(|request| request.kind == Kind::Write);
+        let mut spans: Vec<(u64, u64)> =
+            writes.map(|request| span(request.kind, request.offset, request.bytes)).collect();
+        spans.sort_unstable();
+        let mut ranges: Vec<(u64, u64, u64)> = Vec::new();
+        for (first, end) in spans.into_iter().filter(|(first, end)| end > first) {
+            match ranges.last_mut() {
+                Some((_, last_end, _)) if first <= *last_end => *last_end = (*last_end).max(end),
+                _ => ranges.push((first, end, 0)),
+            }
+        }
+        let mut number = 0;
+        for (first, end, begins_at) in &mut ranges {
+            *begins_at = number;
+            number += *end - *first;
+        }
+        Self(ranges)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.last().map_or(0, |(first, end, number)| number + end - first)
+    }
+
+    /// The number of the first block at or after this one.
+    fn at(&self, block: u64) -> u64 {
+        let index = self.0.partition_point(|(_, end, _)| *end <= block);
+        match self.0.get(index) {
+            Some((first, _, number)) => number + block.saturating_sub(*first),
+            None => self.count(),
+        }
+    }
+}
+
+impl Blocks {
+    /// Numbers the blocks of a disk.
+    pub fn of(volume: &Volume) -> Self {
+        let numbers = Numbers::new(volume);
+        let mut blocks =
+            Self { count: u32::try_from(numbers.count()).unwrap_or(u32::MAX), ..Self::default() };
+        for request in &volume.requests {
+            let (first, end) = span(request.kind, request.offset, request.bytes);
+            let (number, past) = (numbers.at(first), numbers.at(end));
+            let action = match (request.kind, request.content) {
+                (Kind::Read, _) => Action::Read,
+                (Kind::Write, Content::Zero) | (Kind::WriteZeroes, _) => Action::Zero,
+                (Kind::Write, Content::Equal) | (Kind::Discard, _) => Action::Forget,
+                (Kind::Write, Content::Packs(parts)) => Action::Write(parts),
+                (Kind::Write, Content::Unknown) => Action::Write(DOES_NOT_PACK),
+            };
+            if request.kind == Kind::Write {
+                blocks.written_bytes += request.bytes;
+                blocks.end_bytes = blocks.end_bytes.max(request.offset + request.bytes);
+            }
+            // Fits: a disk has fewer than 2^32 blocks.
+            blocks.steps.push(Step {
+                time_us: request.time_us,
+                first: number as u32,
+                count: (past - number) as u32,
+                others: ((end - first) - (past - number)) as u32,
+                action,
+            });
+        }
+        blocks.tables.reserve(blocks.count as usize);
+        let (mut table, mut last) = (0, None);
+        for (first, end, _) in &numbers.0 {
+            for block in *first..*end {
+                let of_block = block / TABLE_BLOCKS;
+                table += u32::from(last.is_some_and(|last| last != of_block));
+                last = Some(of_block);
+                blocks.tables.push(table);
+            }
+        }
+        blocks
+    }
+
+    /// Several disks as one, by time: the blocks of each follow those of the one before.
+    pub fn together(disks: &[Self]) -> Self {
+        let mut all = Self::default();
+        for disk in disks {
+            let (blocks, tables) = (all.count, all.tables.last().map_or(0, |last| last + 1));
+            all.steps.extend(disk.steps.iter().map(|step| Step { first: step.first + blocks, ..*step }));
+            all.tables.extend(disk.tables.iter().map(|table| table + tables));
+            all.count += disk.count;
+            all.end_bytes += disk.end_bytes;
+            all.written_bytes += disk.written_bytes;
+        }
+        all.steps.sort_by_key(|step| step.time_us);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Request;
+    use super::*;
+
+    fn blocks(requests: &[(Kind, u64, u64, Content)]) -> Blocks {
+        let requests = requests.iter().zip(0..).map(|((kind, offset, bytes, content), time_us)| Request {
+            time_us,
+            offset: *offset,
+            bytes: *bytes,
+            kind: *kind,
+            content: *content,
+        });
+        Blocks::of(&Volume { name: "v".into(), requests: requests.collect() })
+    }
+
+    #[test]
+    fn blocks_are_numbered_without_gaps_in_the_order_of_the_disk() {
+        let far = 1 << 30;
+        let found = blocks(&[
+            (Kind::Write, far, 8192, Content::Unknown),
+            (Kind::Write, 4096, 4096, Content::Packs(3)),
+            // Begins within block 1, and takes one slot.
+            (Kind::Write, 4608, 4096, Content::Zero),
+            (Kind::Read, 0, far + 4096, Content::Unknown),
+            // Parts of blocks stay.
+            (Kind::Discard, 4096 + 512, far, Content::Unknown),
+            (Kind::Write, far + 4096, 512, Content::Equal),
+        ]);
+        let whole = (far / 4096) as u32 + 1;
+        let step = |time_us, first, count, others, action| Step { time_us, first, count, others, action };
+        let expected = [
+            step(0, 1, 2, 0, Action::Write(16)),
+            step(1, 0, 1, 0, Action::Write(3)),
+            step(2, 0, 1, 0, Action::Zero),
+            step(3, 0, 2, whole - 2, Action::Read),
+            step(4, 1, 1, far as u32 / 4096 - 2, Action::Forget),
+            step(5, 2, 1, 0, Action::Forget),
+        ];
+        assert_eq!(found.steps, expected);
+        assert_eq!((found.count, found.tables, found.end_bytes), (3, vec![0, 1, 1], far + 8192));
+    }
+
+    #[test]
+    fn disks_together_share_no_block_and_go_by_time() {
+        let one =
+            blocks(&[(Kind::Write, 0, 8192, Content::Unknown), (Kind::Write, 0, 4096, Content::Unknown)]);
+        let all = Blocks::together(&[one.clone(), one]);
+        let firsts: Vec<u32> = all.steps.iter().map(|step| step.first).collect();
+        assert_eq!((all.count, firsts, all.tables), (4, vec![0, 2, 0, 2], vec![0, 0, 1, 1]));
+    }
+}

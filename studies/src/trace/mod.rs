@@ -1,0 +1,199 @@
+//! Records of the requests that disks got, from several sources, in one shape.
+//!
+//! | file | what tells it |
+//! |---|---|
+//! | our own recording (`headwater export --record`) | the first bytes |
+//! | SYSTOR '17: `Timestamp,Response,IOType,LUN,Offset,Size` | that head line |
+//! | MSR Cambridge: file time, host, disk, `Read` or `Write`, offset, size, response time | seven fields |
+//!
+//! The texts may be packed with gzip, as they are published.
+
+pub mod blocks;
+mod csv;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use headwater_recorder::format::ZSTD_MAGIC;
+use headwater_recorder::{Content, Kind as Recorded, Reader, Record};
+
+/// Requests that are held in memory: some 2 GiB.
+pub const MOST_REQUESTS: usize = 50_000_000;
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A write of zeroes without data.
+    WriteZeroes,
+    /// A discard.
+    Discard,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Microseconds since the trace began.
+    pub time_us: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What it does.
+    pub kind: Kind,
+    /// What a write brings.
+    pub content: Content,
+}
+
+/// The requests of one disk, by time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name in the trace.
+    pub name: String,
+    /// Its requests.
+    pub requests: Vec<Request>,
+}
+
+/// A trace of one disk or of several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The disks that have requests.
+    pub volumes: Vec<Volume>,
+    /// What a reader has to know about the trace: what it lacks.
+    pub notes: Vec<String>,
+    /// Whether the classes of contents are known.
+    pub has_contents: bool,
+}
+
+impl Trace {
+    /// Reads files. Several recordings are several disks, which begin at the same time. Lines of a disk may be in several texts.
+    pub fn load(files: &[PathBuf]) -> Result<Self> {
+        let mut trace = Self::default();
+        let mut texts = csv::Texts::default();
+        let mut left = MOST_REQUESTS;
+        for path in files {
+            let failed = || format!("the trace {} cannot be used", path.display());
+            let file = File::open(path).with_context(failed)?;
+            let (magic, rest) = first_bytes(file).with_context(failed)?;
+            if magic.starts_with(&ZSTD_MAGIC) {
+                trace.add_recording(path, &mut left).with_context(failed)?;
+            } else if magic.starts_with(&GZIP_MAGIC) {
+                texts.read(flate2::read::MultiGzDecoder::new(rest), &mut left).with_context(failed)?;
+            } else {
+                texts.read(rest, &mut left).with_context(failed)?;
+            }
+        }
+        texts.finish(&mut trace);
+        for volume in &mut trace.volumes {
+            volume.requests.sort_by_key(|request| request.time_us);
+        }
+        trace.volumes.retain(|volume| !volume.requests.is_empty());
+        if trace.volumes.is_empty() {
+            bail!("the trace has no requests: {}", names(files));
+        }
+        Ok(trace)
+    }
+
+    fn add_recording(&mut self, path: &Path, left: &mut usize) -> Result<()> {
+        let mut reader = Reader::open(path)?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let count = reader.volumes_bytes().len();
+        let name = |number: usize| if count == 1 { stem.clone() } else { format!("{stem} {}", number + 1) };
+        let mut volumes: Vec<Volume> =
+            (0..count).map(|number| Volume { name: name(number), requests: Vec::new() }).collect();
+        let (mut dropped, mut is_whole) = (0, false);
+        while let Some(record) = reader.next_record()? {
+            match record {
+                Record::Dropped { count, .. } => dropped += count,
+                Record::End { .. } => is_whole = true,
+                Record::Request(entry) => {
+                    let kind = match entry.kind {
+                        Recorded::Read => Kind::Read,
+                        Recorded::Write => Kind::Write,
+                        Recorded::WriteZeroes => Kind::WriteZeroes,
+                        Recorded::Discard => Kind::Discard,
+                        Recorded::Flush => continue,
+                    };
+                    one_less(left)?;
+                    let (time_us, offset, bytes) = (entry.time_us, entry.offset, entry.bytes);
+                    if let Some(volume) = volumes.get_mut(usize::from(entry.volume)) {
+                        let content = entry.content;
+                        volume.requests.push(Request { time_us, offset, bytes, kind, content });
+                    }
+                }
+            }
+        }
+        if dropped > 0 {
+            self.notes.push(format!(
+                "{stem} lacks {dropped} requests: they came faster than they could be recorded."
+            ));
+        }
+        if !is_whole {
+            self.notes.push(format!("{stem} was not ended in order: it may lack its last second."));
+        }
+        self.has_contents = true;
+        self.volumes.append(&mut volumes);
+        Ok(())
+    }
+
+    /// Microseconds from the beginning to the last request.
+    pub fn duration_us(&self) -> u64 {
+        let last = |volume: &Volume| volume.requests.last().map(|request| request.time_us);
+        self.volumes.iter().filter_map(last).max().unwrap_or(0)
+    }
+
+    /// All requests.
+    pub fn requests(&self) -> usize {
+        self.volumes.iter().map(|volume| volume.requests.len()).sum()
+    }
+}
+
+fn names(files: &[PathBuf]) -> String {
+    files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn one_less(left: &mut usize) -> Result<()> {
+    let Some(less) = left.checked_sub(1) else {
+        bail!("it has more than {MOST_REQUESTS} requests, which would not fit in memory; cut it into parts");
+    };
+    *left = less;
+    Ok(())
+}
+
+/// The first bytes of a file, and all of it.
+fn first_bytes(file: File) -> std::io::Result<(Vec<u8>, impl Read)> {
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let mut first = Vec::new();
+    reader.by_ref().take(4).read_to_end(&mut first)?;
+    let all = std::io::Cursor::new(first.clone()).chain(reader);
+    Ok((first, all))
+}
+
+/// Disks by their names.
+#[derive(Default)]
+struct Named {
+    numbers: HashMap<String, usize>,
+    volumes: Vec<Volume>,
+}
+
+impl Named {
+    fn volume(&mut self, name: &str) -> &mut Volume {
+        let number = match self.numbers.get(name) {
+            Some(number) => *number,
+            None => {
+                self.numbers.insert(name.to_owned(), self.volumes.len());
+                self.volumes.push(Volume { name: name.to_owned(), requests: Vec::new() });
+                self.volumes.len() - 1
+            }
+        };
+        &mut self.volumes[number]
+    }
+}
