@@ -83,6 +83,9 @@ pub struct ExportArgs {
     /// Write the counters to this file at the end and on SIGUSR1: as JSON, or for Prometheus where its name ends in .prom
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
+    /// Write which requests the machines send to this new file, never what they carry: for `headwater-study sizing`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record: Option<PathBuf>,
     /// What is logged to standard error: error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "FILTER", default_value = "warn", env = "HEADWATER_LOG")]
     pub log: String,

@@ -1,13 +1,73 @@
-//! `headwater disks`: the process that has the disks of machines.
+//! The disks of an export: volumes, and what machines are served, which records their requests if that was asked for.
 
-use crate::cli::DisksArgs;
-use crate::data_dir::DataDir;
-use crate::disk_process::{self, Options};
-use crate::logging;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
 
-/// Serves until it is not needed any more.
-pub async fn run(data_dir: DataDir, args: DisksArgs) -> anyhow::Result<u8> {
-    logging::to_stderr(&args.log, args.log_format)?;
-    disk_process::run(data_dir, Options { ends_unused: args.end_unused }).await?;
-    Ok(0)
+use anyhow::{Context, bail};
+use headwater_block::Device;
+use headwater_recorder::{MOST_VOLUMES, Recorder};
+use headwater_volume::Volume;
+
+use crate::failure::invalid;
+use crate::show;
+
+/// The disks of one export.
+pub struct Disks {
+    /// The volumes.
+    pub volumes: Vec<Arc<Volume>>,
+    /// What front-ends serve: the volumes themselves, unless requests are recorded.
+    pub devices: Vec<Arc<dyn Device>>,
+    recorder: Option<Arc<Recorder>>,
+}
+
+impl Disks {
+    /// Begins a recording, if there is a file for it. `base` is what lies under the volumes.
+    pub fn new(
+        volumes: Vec<Arc<Volume>>,
+        base: &Arc<dyn Device>,
+        record: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let recorder = record.map(|path| begin(path, &volumes)).transpose()?;
+        let device = |(volume, number): (&Arc<Volume>, u16)| {
+            let device = Arc::clone(volume) as Arc<dyn Device>;
+            match &recorder {
+                Some(recorder) => recorder.device(number, device, Some(Arc::clone(base))),
+                None => device,
+            }
+        };
+        let devices = volumes.iter().zip(0..).map(device).collect();
+        Ok(Self { volumes, devices, recorder })
+    }
+
+    /// Ends the recording, and says what it has.
+    pub fn end_recording(&self) -> anyhow::Result<()> {
+        let Some((recorder, summary)) = self.recorder.as_ref().and_then(|r| Some((r, r.finish()?))) else {
+            return Ok(());
+        };
+        let path = recorder.path().display();
+        if let Some(failure) = summary.failure {
+            bail!("{path} has the first requests only: it could not be written: {failure}");
+        }
+        let lacks = if summary.dropped == 0 {
+            String::new()
+        } else {
+            format!("; {} came faster than they could be recorded, and are not in it", summary.dropped)
+        };
+        show::aside(&format!("{path} has {} requests{lacks}", summary.requests));
+        Ok(())
+    }
+}
+
+fn begin(path: &Path, volumes: &[Arc<Volume>]) -> anyhow::Result<Arc<Recorder>> {
+    if volumes.len() > MOST_VOLUMES {
+        return Err(invalid(format!("--record takes the requests of at most {MOST_VOLUMES} disks")));
+    }
+    let sizes: Vec<u64> = volumes.iter().map(|volume| volume.geometry().size_bytes).collect();
+    Recorder::create(path, &sizes, SystemTime::now()).with_context(|| {
+        format!(
+            "cannot record requests in {}: name a file that is not there yet, where there is space",
+            path.display()
+        )
+    })
 }

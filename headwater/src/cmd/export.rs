@@ -23,6 +23,7 @@ use crate::adapters::disk_host::KnownStore;
 use crate::adapters::disks::volume_mode;
 use crate::adapters::sources;
 use crate::cli::{AttachArgs, ExportArgs, LogFormat};
+use crate::cmd::disks::Disks;
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
 use crate::cmd::{attach, counters, fuse, image, iscsi, source_url};
@@ -83,6 +84,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         }
     };
     let host = Host::start(ram_bytes).map_err(anyhow::Error::msg)?;
+    let image_device = Arc::clone(&base);
     let mut options = VolumeOptions {
         name: String::new(),
         base,
@@ -107,13 +109,16 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let kept = kept.map(|(name, id)| Kept::new(&args.cache_dir, name, base_id, id)).transpose()?;
     // With the key of a persistent cache, which is not kept for as long as it is served.
     drop(options);
+    let disks = Disks::new(volumes.clone(), &image_device, args.record.as_deref());
+    let disks = disks.inspect_err(|_| take_back(&volumes, kept.as_ref()))?;
     // Kernels before 5.14 know an NBD device's owner by the thread that connected it: it stays.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_keep_alive(Duration::from_secs(u32::MAX.into()))
         .build()
         .context("cannot start")?;
-    runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref()))
+    let served = runtime.block_on(serve(&args, &disks, kept.as_ref(), image.as_ref()));
+    served.and(disks.end_recording())
 }
 
 /// Removes the cache that was made for a start that failed, unless somebody wrote to it. At once: others may open it once it is closed.
@@ -130,20 +135,21 @@ fn take_back(volumes: &[Arc<Volume>], kept: Option<&Kept>) {
 
 async fn serve(
     args: &ExportArgs,
-    volumes: &[Arc<Volume>],
+    disks: &Disks,
     kept: Option<&Kept>,
     image: Option<&OpenImage>,
 ) -> anyhow::Result<()> {
+    let volumes = disks.volumes.as_slice();
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
-    let nbd = args.nbd.serve(&args.source, volumes).inspect_err(|_| take_back(volumes, kept))?;
+    let nbd = args.nbd.serve(&args.source, &disks.devices).inspect_err(|_| take_back(volumes, kept))?;
     let resume = kept.map(|kept| Resume::new(&kept.dir));
     // Whoever serves it now: what is written makes the note untrue.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
     let mut vhost_user = Vec::new();
     let served = async {
-        let others = serve_others(args, volumes, kept, stood.clone(), &mut vhost_user)?;
-        let (attached, is_ended) = attach_until(args, kept, volumes, image, &mut end).await?;
+        let others = serve_others(args, &disks.devices, kept, stood.clone(), &mut vhost_user)?;
+        let (attached, is_ended) = attach_until(args, kept, &disks.devices, image, &mut end).await?;
         anyhow::Ok((others, attached, is_ended))
     };
     let served = served.await.inspect_err(|_| {
@@ -238,17 +244,16 @@ struct Others {
 /// Serves over all front-ends but NBD and the kernel's. What `vhost_user` holds after a failure may have had its machine already.
 fn serve_others(
     args: &ExportArgs,
-    volumes: &[Arc<Volume>],
+    devices: &[Arc<dyn Device>],
     kept: Option<&Kept>,
     mut stood: Option<Positions>,
     vhost_user: &mut Vec<headwater_vhost_user::Server>,
 ) -> anyhow::Result<Others> {
-    for (path, volume) in args.vhost_user.iter().zip(volumes) {
-        vhost_user.push(serve_vhost_user(args, path, volume, stood.take())?);
+    for (path, device) in args.vhost_user.iter().zip(devices) {
+        vhost_user.push(serve_vhost_user(args, path, device, stood.take())?);
     }
-    let devices: Vec<_> = volumes.iter().map(|volume| Arc::clone(volume) as Arc<dyn Device>).collect();
     let device = devices.first().context("nothing to serve")?;
-    let iscsi = args.iscsi.serve(&args.source, kept, &devices)?;
+    let iscsi = args.iscsi.serve(&args.source, kept, devices)?;
     let fuse = args.fuse.serve(&args.source, Arc::clone(device))?;
     Ok(Others { iscsi, fuse })
 }
@@ -258,7 +263,7 @@ fn serve_others(
 async fn attach_until(
     args: &ExportArgs,
     kept: Option<&Kept>,
-    volumes: &[Arc<Volume>],
+    devices: &[Arc<dyn Device>],
     image: Option<&OpenImage>,
     end: &mut EndSignals,
 ) -> anyhow::Result<(Option<attach::AttachedDisk>, bool)> {
@@ -266,7 +271,7 @@ async fn attach_until(
         return Ok((None, false));
     }
     let (attach, given, kept) = (args.attach.clone(), args.given.clone(), kept.cloned());
-    let device: Arc<dyn Device> = Arc::clone(volumes.first().context("nothing to attach")?) as _;
+    let device = Arc::clone(devices.first().context("nothing to attach")?);
     let mut attaching = tokio::task::spawn_blocking(move || attach.serve(&given, kept.as_ref(), &device));
     tokio::select! {
         attached = &mut attaching => return Ok((attached??, false)),
@@ -311,7 +316,7 @@ fn is_untouched(volumes: &[Arc<Volume>]) -> bool {
 fn serve_vhost_user(
     args: &ExportArgs,
     path: &Path,
-    volume: &Arc<Volume>,
+    device: &Arc<dyn Device>,
     stood: Option<Positions>,
 ) -> anyhow::Result<headwater_vhost_user::Server> {
     // Machines have the source in common; only their sockets tell them apart.
@@ -325,7 +330,7 @@ fn serve_vhost_user(
         sealed_memory: false,
         limits: headwater_vhost_user::Limits::default(),
     };
-    headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)
+    headwater_vhost_user::Server::bind(path, Arc::clone(device), options)
         .with_context(|| format!("cannot serve '{}'", args.source))
 }
 

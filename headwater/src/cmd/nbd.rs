@@ -8,7 +8,6 @@ use headwater_block::Device;
 use headwater_nbd::{
     Export, Exports, Limits, NamedExports, Options, Right, Server, ServerTls, ServerTlsOptions, SingleExport,
 };
-use headwater_volume::Volume;
 
 use crate::cli::{Demand, NbdArgs, NbdTlsArgs};
 use crate::failure::invalid;
@@ -30,10 +29,10 @@ impl Running {
 }
 
 impl NbdArgs {
-    /// Serves `volumes`, one by each export, where that was asked for.
-    pub fn serve(&self, source: &str, volumes: &[Arc<Volume>]) -> anyhow::Result<Option<Running>> {
+    /// Serves `devices`, one by each export, where that was asked for.
+    pub fn serve(&self, source: &str, devices: &[Arc<dyn Device>]) -> anyhow::Result<Option<Running>> {
         let Some(address) = &self.nbd else { return Ok(None) };
-        let devices: Vec<_> = volumes.iter().map(|volume| Arc::clone(volume) as Arc<dyn Device>).collect();
+        let devices = devices.to_vec();
         let exports: Arc<dyn Exports> = if self.nbd_export.is_empty() {
             let device = devices.into_iter().next().context("nothing to serve")?;
             match self.tls.tls_allow.as_slice() {

@@ -30,6 +30,7 @@ mod persistent;
 mod plain_web_server;
 mod platforms;
 mod pulls;
+mod recordings;
 mod relay;
 mod remote_cli;
 mod remote_machines;

@@ -192,7 +192,11 @@ impl Daemon {
         let disks = std::fs::read_to_string(self.path().join("disks.lock")).expect("it has a disk process");
         let machines = self.cli(&["--json", "machine", "list"]).ok();
         let machines: serde_json::Value = serde_json::from_str(&machines).expect("JSON");
-        let pids = machines["machines"].as_array().expect("a list").iter().filter_map(|machine| machine["pid"].as_u64());
+        let pids = machines["machines"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(|machine| machine["pid"].as_u64());
         let pids: Vec<u64> = pids.chain([disks.parse().expect("a number")]).collect();
         let dir = self.kill();
         for pid in &pids {
