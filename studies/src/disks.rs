@@ -67,6 +67,35 @@ impl Device for Empty {
     }
 }
 
+/// A disk that takes all writes at once and keeps none of them.
+struct Sink(u64);
+
+impl Device for Sink {
+    fn geometry(&self) -> Geometry {
+        geometry(self.0, false)
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        if let Op::Read { into, .. } = op {
+            into.fill(0);
+        }
+        Ok(Attempt::Done)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        done.complete(Ok(()), request.into_buffer());
+    }
+
+    fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
+    }
+}
+
+/// A disk that costs nothing: what sending requests costs by itself is seen on it.
+pub fn sink(size_bytes: u64) -> Arc<dyn Device> {
+    Arc::new(Sink(size_bytes))
+}
+
 /// A file without a name, past the page cache, through the I/O engine that the write cache uses too.
 pub struct RawDisk {
     file: Arc<File>,

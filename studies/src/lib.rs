@@ -24,6 +24,7 @@
 //! Start reading at [`study`].
 
 pub mod bundle;
+pub mod desktop;
 pub mod disks;
 pub mod icf;
 pub mod load;

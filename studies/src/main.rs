@@ -10,12 +10,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use headwater_studies::bundle::{self, Report};
+use headwater_studies::desktop::Profile;
 use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
 use headwater_studies::sizing;
-use headwater_studies::studies::{s000, study_001, study_002, study_004, study_icf};
+use headwater_studies::studies::{
+    lifecycle, lifecycle_report, s000, s003, study_001, study_002, study_004, study_icf,
+};
 use headwater_studies::study::Study;
 use headwater_studies::trace::Trace;
 
@@ -43,6 +46,15 @@ struct Arguments {
     /// Size of the disk if a configuration uses the whole disk, such as 2G.
     #[arg(long, value_parser = headwater_block::size::parse)]
     size: Option<u64>,
+    /// Only the arithmetic of 000: nothing is measured.
+    #[arg(long)]
+    arithmetic: bool,
+    /// Desktops that 000 runs [default: as many as half of the RAM holds, 40 at most].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=500))]
+    desktops: Option<u32>,
+    /// The desktop model of 000 and 003, as a TOML file [default: the one that comes with the program].
+    #[arg(long)]
+    profile: Option<PathBuf>,
     /// Where all random numbers come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -56,7 +68,7 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum StudyName {
-    /// How many disks the write caches of 500 users need, by the arithmetic of a study of 2014.
+    /// Boots, logons and work of desktops, and how many disks the write caches of 500 users need (2014).
     #[value(name = "000")]
     S000,
     /// Five cases of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
@@ -65,6 +77,9 @@ enum StudyName {
     /// A cache on disk with and without buffering, and the raw disk, 4 KiB, 80 % writes, random (2013).
     #[value(name = "002")]
     S002,
+    /// A desktop that copies files, without a RAM cache and with two sizes of it, as a model (2019).
+    #[value(name = "003")]
+    S003,
     /// Model disks with the caps of P10 and of an ephemeral disk, plain and with a RAM cache (2020).
     #[value(name = "004")]
     S004,
@@ -121,7 +136,7 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
             study_icf(&configuration, &file.display().to_string(), arguments.size)?
         }
         (StudyName::Icf, _) => bail!("name one configuration: headwater-study icf FILE"),
-        (StudyName::S000 | StudyName::All | StudyName::Sizing, _) => {
+        (StudyName::S000 | StudyName::S003 | StudyName::All | StudyName::Sizing, _) => {
             bail!("this is not one study that measures")
         }
         (StudyName::S001, _) => study_001(quick),
@@ -137,10 +152,12 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         bail!("only icf and sizing take a file: {}", file.display());
     }
     match arguments.study {
-        StudyName::S000 => {
+        StudyName::S000 if arguments.arithmetic => {
             say(&mut std::io::stdout(), s000::text().trim_end());
             Ok(ExitCode::SUCCESS)
         }
+        StudyName::S000 => live(arguments, stop_on_signals()?.as_ref()),
+        StudyName::S003 => copy_files(arguments, stop_on_signals()?.as_ref()),
         StudyName::Sizing => size(arguments, stop_on_signals()?.as_ref()),
         StudyName::All => all(arguments),
         _ => measure(arguments, stop_on_signals()?.as_ref()),
@@ -149,12 +166,22 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Runs all studies that need nothing from their user.
 fn all(arguments: &Arguments) -> Result<ExitCode> {
-    say(&mut std::io::stdout(), &s000::text());
     let out = arguments.out.clone().unwrap_or_else(|| "headwater-studies".into());
     bundle::prepare(&out)?;
     let stop = stop_on_signals()?;
-    for (study, number) in [(StudyName::S001, "001"), (StudyName::S002, "002"), (StudyName::S004, "004")] {
-        let code = measure(&Arguments { study, out: Some(out.join(number)), ..arguments.clone() }, &stop)?;
+    for (study, number) in [
+        (StudyName::S000, "000"),
+        (StudyName::S001, "001"),
+        (StudyName::S002, "002"),
+        (StudyName::S003, "003"),
+        (StudyName::S004, "004"),
+    ] {
+        let arguments = Arguments { study, out: Some(out.join(number)), ..arguments.clone() };
+        let code = match study {
+            StudyName::S000 => live(&arguments, &stop)?,
+            StudyName::S003 => copy_files(&arguments, &stop)?,
+            _ => measure(&arguments, &stop)?,
+        };
         if stop.load(Ordering::Relaxed) {
             return Ok(code);
         }
@@ -181,8 +208,73 @@ fn size(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let report = sizing::Report { trace: &trace, source, sizing: &sizing, seed: arguments.seed };
     bundle::write(&out, &report.files()?)?;
     finished(&report.text(), &out);
-    let is_whole = !stop.load(Ordering::Relaxed);
-    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
+    Ok(ended(stop))
+}
+
+/// The desktop model that the arguments name.
+fn profile(arguments: &Arguments) -> Result<Profile> {
+    arguments.profile.as_deref().map_or_else(Profile::standard, Profile::load)
+}
+
+/// Makes the directory of a report, and says what a study takes. Nothing is left if the machine does not have it.
+fn begin(arguments: &Arguments, number: &str, needs: Needs) -> Result<(PathBuf, PathBuf)> {
+    let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{number}").into());
+    let existed = out.exists();
+    bundle::prepare(&out)?;
+    let work_dir = arguments.work_dir.clone().unwrap_or_else(|| out.clone());
+    let summary = needs.summary();
+    say(&mut std::io::stderr(), &format!("study {number} needs {summary} in {}", work_dir.display()));
+    if let Err(error) = needs.check(&work_dir) {
+        if !existed {
+            let _ = std::fs::remove_dir(&out);
+        }
+        return Err(error);
+    }
+    Ok((out, work_dir))
+}
+
+/// Runs study 003.
+fn copy_files(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
+    let setup = s003::Setup::new(profile(arguments)?, arguments.seed, arguments.quick);
+    let (out, work_dir) = begin(arguments, "003", setup.needs())?;
+    let mut progress = by_tenths(setup.duration());
+    let results = setup.run(&work_dir, stop, &mut progress)?;
+    let report = s003::Report { setup: &setup, results: &results };
+    bundle::write(&out, &report.files()?)?;
+    finished(&report.text(), &out);
+    Ok(ended(stop))
+}
+
+/// Runs study 000.
+fn live(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
+    let (desktops, seed, quick) = (arguments.desktops, arguments.seed, arguments.quick);
+    let setup = lifecycle::Setup::new(profile(arguments)?, desktops, seed, quick);
+    let (out, work_dir) = begin(arguments, "000", setup.needs())?;
+    let mut progress = by_tenths(Duration::from_secs_f64(setup.seconds()));
+    let results = setup.run(&work_dir, stop, &mut progress)?;
+    let report = lifecycle_report::Report::new(&setup, &results);
+    bundle::write(&out, &report.files()?)?;
+    finished(&report.text(), &out);
+    Ok(ended(stop))
+}
+
+/// Shows each tenth of a part of a study that takes so long in all.
+fn by_tenths(all: Duration) -> impl FnMut(&str, f64) {
+    let minutes = all.as_secs().div_ceil(60).max(1);
+    let mut shown = String::new();
+    move |what, share| {
+        let percent = (share * 10.0).floor() * 10.0;
+        let line = format!("{what}: {percent:.0} % (all parts take {minutes} min)");
+        if line != shown {
+            Terminal.show(&line);
+            shown = line;
+        }
+    }
+}
+
+/// The exit code of a study that wrote its report.
+fn ended(stop: &AtomicBool) -> ExitCode {
+    if stop.load(Ordering::Relaxed) { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS }
 }
 
 /// Prints the tables, and where the report is.
@@ -198,7 +290,6 @@ fn finished(text: &str, out: &Path) {
 fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let quick = arguments.quick;
     let (study, times) = chosen(arguments)?;
-    let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{}", study.number).into());
     let run_ms = u64::try_from(times.run.as_millis())?;
     let plan = Plan {
         study,
@@ -208,21 +299,9 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         probe_ms: run_ms.min(if quick { 500 } else { 5000 }),
         seed: arguments.seed,
     };
-    let existed = out.exists();
-    bundle::prepare(&out)?;
-    let work_dir = arguments.work_dir.as_ref().unwrap_or(&out);
-    let needs = Needs::of(&plan.study.cases);
-    let err = &mut std::io::stderr();
-    say(err, &format!("study {} needs {} in {}", plan.study.number, needs.summary(), work_dir.display()));
-    if let Err(error) = needs.check(work_dir) {
-        if !existed {
-            // Nothing half-made stays.
-            let _ = std::fs::remove_dir(&out);
-        }
-        return Err(error);
-    }
-    let mut machine = Machine::describe(work_dir);
-    let (results, ended) = run::run(&plan, work_dir, stop, &mut Terminal);
+    let (out, work_dir) = begin(arguments, plan.study.number, Needs::of(&plan.study.cases))?;
+    let mut machine = Machine::describe(&work_dir);
+    let (results, ended) = run::run(&plan, &work_dir, stop, &mut Terminal);
     machine.note_load();
     let failure = ended.err().map(|error| format!("{error:#}"));
     let report = Report { plan: &plan, results: &results, machine, failure, is_quick: quick };

@@ -139,7 +139,7 @@ pub fn check(
 }
 
 fn send(device: &Arc<dyn Device>, requests: &[Request], stop: &AtomicBool) -> Result<()> {
-    let (mut contents, mut buffer) = (Contents::new(1), Vec::new());
+    let mut sender = Sender::new(1);
     let (began, mut written) = (Instant::now(), 0);
     for request in requests {
         if stop.load(Ordering::Relaxed) {
@@ -153,42 +153,56 @@ fn send(device: &Arc<dyn Device>, requests: &[Request], stop: &AtomicBool) -> Re
                 std::thread::sleep(early);
             }
         }
+        sender.send(device, request)?;
+    }
+    Ok(())
+}
+
+/// Sends requests of a trace, with contents of their classes, one after the other.
+pub struct Sender {
+    contents: Contents,
+    buffer: Vec<u8>,
+}
+
+impl Sender {
+    /// With contents of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self { contents: Contents::new(seed), buffer: Vec::new() }
+    }
+
+    /// Sends a request, and waits for its answer.
+    pub fn send(&mut self, device: &Arc<dyn Device>, request: &Request) -> Result<()> {
         // Requests of a published trace may be longer than a device takes.
         let most = 1 << 20;
         let mut offset = request.offset;
         while offset < request.offset + request.bytes {
             let bytes = most.min(request.offset + request.bytes - offset);
-            one(device, request, offset, bytes, &mut contents, &mut buffer)
+            self.part(device, request, offset, bytes)
                 .with_context(|| format!("a request of {bytes} bytes at {offset} failed"))?;
             offset += bytes;
         }
+        Ok(())
     }
-    Ok(())
-}
 
-fn one(
-    device: &Arc<dyn Device>,
-    request: &Request,
-    offset: u64,
-    bytes: u64,
-    contents: &mut Contents,
-    buffer: &mut Vec<u8>,
-) -> Result<()> {
-    // Some published traces have lengths that are no whole sectors.
-    let (offset, end) = (offset / 512 * 512, (offset + bytes).next_multiple_of(512));
-    let bytes = end - offset;
-    buffer.resize(bytes as usize, 0);
-    match (request.kind, request.content) {
-        (Kind::Read, _) => blocking::read(&**device, offset, buffer)?,
-        // What is equal to the image leaves the cache, as what is discarded does. Here the image is empty.
-        (Kind::Write, Content::Equal) | (Kind::Discard, _) => blocking::discard(&**device, offset, bytes)?,
-        (Kind::Write, Content::Zero) | (Kind::WriteZeroes, _) => {
-            blocking::write_zeroes(&**device, offset, bytes)?
+    fn part(&mut self, device: &Arc<dyn Device>, request: &Request, offset: u64, bytes: u64) -> Result<()> {
+        // Some published traces have lengths that are no whole sectors.
+        let (offset, end) = (offset / 512 * 512, (offset + bytes).next_multiple_of(512));
+        let bytes = end - offset;
+        self.buffer.resize(bytes as usize, 0);
+        match (request.kind, request.content) {
+            (Kind::Read, _) => blocking::read(&**device, offset, &mut self.buffer)?,
+            // What is equal to the image leaves the cache, as what is discarded does. Here the image is empty.
+            (Kind::Write, Content::Equal) | (Kind::Discard, _) => {
+                blocking::discard(&**device, offset, bytes)?
+            }
+            (Kind::Write, Content::Zero) | (Kind::WriteZeroes, _) => {
+                blocking::write_zeroes(&**device, offset, bytes)?;
+            }
+            (Kind::Write, content) => {
+                self.contents.fill(&mut self.buffer, content);
+                blocking::write(&**device, offset, &self.buffer)?;
+            }
         }
-        (Kind::Write, content) => {
-            contents.fill(buffer, content);
-            blocking::write(&**device, offset, buffer)?;
-        }
+        Ok(())
     }
-    Ok(())
 }

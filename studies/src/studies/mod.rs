@@ -1,9 +1,12 @@
 //! The studies that are here, by number.
 
 mod configuration;
+pub mod lifecycle;
+pub mod lifecycle_report;
 pub mod s000;
 mod s001;
 mod s002;
+pub mod s003;
 mod s004;
 
 pub use configuration::study_icf;

@@ -115,7 +115,7 @@ fn bad_input_is_refused_before_anything_is_written() {
 #[test]
 fn the_arithmetic_of_study_000_is_printed_without_a_report() {
     let dir = directory();
-    let output = study().arg("000").current_dir(dir.path()).output().unwrap();
+    let output = study().args(["000", "--arithmetic"]).current_dir(dir.path()).output().unwrap();
     assert!(output.status.success() && text(&output).contains("41 (41)"), "{}", text(&output));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -196,6 +196,18 @@ fn all_quick_studies_leave_reports_that_show_their_cases() {
     let buffering = cells_of(&out.join("002"));
     for case in ["Raw disk", "Cache on disk, direct", "Cache on disk, buffered", "Cache on disk, auto"] {
         assert_eq!(buffering.iter().filter(|cell| *cell == case).count(), 3, "{case}");
+    }
+    let lifecycle = cells_of(&out.join("000"));
+    for cell in ["XenDesktop, Hyper-V", "Session hosts", "loop_write_iops"] {
+        assert!(lifecycle.iter().any(|found| found == cell), "{cell}");
+    }
+    let copies = cells_of(&out.join("003"));
+    for cell in ["No RAM cache", "256 MB", "512 MB", "65 %"] {
+        assert!(copies.iter().any(|found| found == cell), "{cell}");
+    }
+    for number in ["000", "003"] {
+        let page = read(&out.join(number).join("index.html"));
+        assert!(page.contains("Quick run") && !page.contains("not measured"), "{number}");
     }
     let models = cells_of(&out.join("004"));
     for case in ["P10", "P10 + 256 MB RAM", "Ephemeral disk", "Ephemeral disk + 256 MB RAM"] {

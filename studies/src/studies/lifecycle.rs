@@ -1,0 +1,441 @@
+//! Study 000: boots, logons, work and logoffs of 500 users, with write caches on disk and in RAM with overflow (2014).
+//!
+//! Machines are models of desktops. Each runs on a real write cache whose disk operations are counted. As many run as the machine's RAM
+//! allows; 500 users are drawn from them with replacement, each begun at a time of its own.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use headwater_volume::{Buffering, CacheMode, disk_mode_ram_bytes};
+use serde::Serialize;
+
+use super::MIB;
+use super::s000::{PLATFORMS, Platform};
+use crate::desktop::run::{self, Machine, Pace, rates};
+use crate::desktop::{Generator, Life, Profile, Sessions};
+use crate::disks::{self, VolumeSpec};
+use crate::machine::{Machine as Hardware, available_memory_bytes};
+use crate::needs::Needs;
+use crate::random::Random;
+use crate::trace::{Kind, Request};
+
+/// Users that the publication computes disks for.
+pub const USERS: u32 = 500;
+
+/// Time between the end of the boots and the first logon.
+const IDLE_S: f64 = 60.0;
+
+/// Draws of 500 users.
+pub const DRAWS: usize = 300;
+
+/// The most machines of one kind that are run.
+const MOST_MACHINES: u64 = 40;
+
+/// A kind of machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machines {
+    /// For people.
+    pub title: &'static str,
+    /// How many run.
+    pub count: usize,
+    /// Users of each.
+    pub users: u32,
+    /// Limit of RAM of the cache in RAM.
+    pub ram_bytes: u64,
+    /// What the publications print for the steady state, in IOPS of a user: cache on disk, cache in RAM.
+    pub printed_steady: (Option<f64>, Option<f64>),
+}
+
+/// When machines boot and users log on.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Storm {
+    /// Machines boot within so many seconds.
+    pub boots_s: f64,
+    /// Users log on within so many seconds.
+    pub logons_s: f64,
+}
+
+/// Where writes are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Cache {
+    /// A count: each request is an operation of the disk.
+    Count,
+    /// Our cache on disk.
+    Disk,
+    /// Our cache in RAM with overflow.
+    Ram,
+}
+
+impl Cache {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Count, Self::Disk, Self::Ram];
+
+    /// For people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Count => "one operation a request",
+            Self::Disk => "our cache on disk",
+            Self::Ram => "our RAM with overflow",
+        }
+    }
+}
+
+/// Disk operations a second of one machine, by interval: from its boot, and from its users' logons.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Load {
+    /// From the boot.
+    pub boot: Vec<f64>,
+    /// From the first logon.
+    pub session: Vec<f64>,
+}
+
+/// What machines of one kind did with one cache.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Title of the kind.
+    pub machines: &'static str,
+    /// The cache.
+    pub cache: Cache,
+    /// Each machine.
+    pub loads: Vec<Load>,
+    /// IOPS of a user in the loops.
+    pub steady_iops: f64,
+    /// How late a request was sent at most, in the model's time.
+    pub late_us: u64,
+}
+
+/// A value and the interval in which 95 % of the draws lie.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Drawn {
+    /// The median.
+    pub median: f64,
+    /// Its interval.
+    pub interval: (f64, f64),
+}
+
+/// A platform of the publication, with the kind of machines and the storm that stand for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Stand {
+    /// The platform.
+    pub platform: Platform,
+    /// Number of the kind.
+    pub machines: usize,
+    /// The storm.
+    pub storm: Storm,
+}
+
+/// What is run, and how.
+pub struct Setup {
+    /// The desktop model.
+    pub profile: Profile,
+    /// Kinds of machines.
+    pub machines: Vec<Machines>,
+    /// Loops of each user.
+    pub loops: u32,
+    /// So many times faster than the model's time.
+    pub speed: f64,
+    /// From one look to the next.
+    pub interval_us: u64,
+    /// Where random numbers come from.
+    pub seed: u64,
+    /// Whether the sizes are small.
+    pub is_quick: bool,
+}
+
+/// All that was measured.
+pub struct Results {
+    /// Each kind with each cache.
+    pub measured: Vec<Measured>,
+    /// It was ended early.
+    pub interrupted: bool,
+    /// What it ran on.
+    pub hardware: Hardware,
+}
+
+impl Setup {
+    /// The study with a desktop model. `desktops`: so many instead of as many as RAM allows.
+    pub fn new(profile: Profile, desktops: Option<u32>, seed: u64, is_quick: bool) -> Self {
+        let quick = [
+            ("boot_seconds", 20.0),
+            ("boot_writes", 300.0),
+            ("logon_seconds", 10.0),
+            ("logon_writes", 100.0),
+            ("loop_seconds", 60.0),
+        ];
+        let profile = if is_quick { profile.with(&quick) } else { profile };
+        // Half of what is free, at what a desktop's cache holds in the end.
+        let fit = (available_memory_bytes() / 2 / (256 * MIB)).clamp(1, MOST_MACHINES);
+        let count = desktops.map_or(if is_quick { 3 } else { fit as usize }, |count| count as usize);
+        let unit = if is_quick { 32 } else { 512 } * MIB;
+        let desktops = Machines {
+            title: "Desktops",
+            count,
+            users: 1,
+            ram_bytes: unit,
+            printed_steady: (Some(9.2), Some(0.09)),
+        };
+        let hosts = Machines {
+            title: "Session hosts",
+            count: if is_quick { 1 } else { 2 },
+            users: if is_quick { 5 } else { 25 },
+            ram_bytes: unit * 4,
+            printed_steady: (None, Some(1.0)),
+        };
+        Self {
+            profile,
+            machines: vec![desktops, hosts],
+            loops: if is_quick { 1 } else { 3 },
+            speed: if is_quick { 60.0 } else { 10.0 },
+            interval_us: if is_quick { 2_000_000 } else { 15_000_000 },
+            seed,
+            is_quick,
+        }
+    }
+
+    /// The four platforms of the publication. All machines boot at nearly the same time, or one after the other.
+    pub fn stands(&self) -> [Stand; 4] {
+        let scale = self.profile.get("boot_seconds") / 250.0;
+        let at_once = Storm { boots_s: 120.0 * scale, logons_s: 600.0 * scale };
+        let staggered = Storm { boots_s: 1200.0 * scale, logons_s: 600.0 * scale };
+        let storms = [(0, at_once), (0, staggered), (1, at_once), (1, staggered)];
+        std::array::from_fn(|number| {
+            let (machines, storm) = storms[number];
+            Stand { platform: PLATFORMS[number], machines, storm }
+        })
+    }
+
+    fn sessions(&self, machines: &Machines) -> Sessions {
+        let logons_s =
+            if machines.users == 1 { 0.0 } else { 300.0 * self.profile.get("boot_seconds") / 250.0 };
+        Sessions { users: machines.users, logons_s, loops: self.loops, copies_files: false }
+    }
+
+    fn lives(&self, number: usize) -> Vec<Life> {
+        let machines = &self.machines[number];
+        let sessions = self.sessions(machines);
+        let seed = |machine: usize| self.seed.wrapping_add(((number + 1) as u64) << 32 | machine as u64);
+        (0..machines.count)
+            .map(|machine| Generator::new(&self.profile, seed(machine)).life(&sessions))
+            .collect()
+    }
+
+    fn session_s(&self, machines: &Machines) -> f64 {
+        let one =
+            self.profile.get("logon_seconds") + f64::from(self.loops) * self.profile.get("loop_seconds");
+        self.sessions(machines).logons_s + one
+    }
+
+    /// What it takes at most: kinds and caches run one after the other.
+    pub fn needs(&self) -> Needs {
+        let written = |machines: &Machines| {
+            let loops = self.profile.get("loop_seconds") * f64::from(self.loops);
+            let user = self.profile.get("logon_writes") * self.profile.get("logon_write_bytes")
+                + loops * self.profile.get("loop_write_iops") * self.profile.get("loop_write_bytes");
+            let boot = self.profile.get("boot_writes") * self.profile.get("boot_write_bytes");
+            (boot + f64::from(machines.users) * user) as u64
+        };
+        let ram = |machines: &Machines| {
+            let one = machines.ram_bytes.min(written(machines) + 16 * MIB).max(disk_mode_ram_bytes(false));
+            machines.count as u64 * one
+        };
+        let disk = |machines: &Machines| machines.count as u64 * (written(machines) + 64 * MIB);
+        Needs {
+            ram_bytes: self.machines.iter().map(ram).max().unwrap_or(0) + 128 * MIB,
+            disk_bytes: self.machines.iter().map(disk).max().unwrap_or(0),
+        }
+    }
+
+    /// The model's time between boot and logon, from the boot's beginning, a whole number of intervals.
+    fn shift_us(&self) -> u64 {
+        let least = ((self.profile.get("boot_seconds") + IDLE_S / self.speed.max(1.0)) * 1e6) as u64;
+        least.next_multiple_of(self.interval_us)
+    }
+
+    /// How long it takes.
+    pub fn seconds(&self) -> f64 {
+        let one =
+            |machines: &Machines| (self.shift_us() as f64 / 1e6 + self.session_s(machines)) / self.speed;
+        self.machines.iter().map(one).sum::<f64>() * 2.0
+    }
+
+    /// Runs all kinds with all caches.
+    pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Result<Results> {
+        let mut results =
+            Results { measured: Vec::new(), interrupted: false, hardware: Hardware::describe(dir) };
+        for number in 0..self.machines.len() {
+            let lives = self.lives(number);
+            for cache in Cache::ALL {
+                let measured = match cache {
+                    Cache::Count => Some(self.count(number, &lives)),
+                    _ => self.measure((number, cache), &lives, dir, stop, progress)?,
+                };
+                results.interrupted |= stop.load(Ordering::Relaxed);
+                match measured.filter(|_| !results.interrupted) {
+                    Some(measured) => results.measured.push(measured),
+                    None => return Ok(results),
+                }
+            }
+        }
+        results.hardware.note_load();
+        Ok(results)
+    }
+
+    fn intervals(&self, seconds: f64) -> usize {
+        (seconds * 1e6 / self.interval_us as f64).ceil() as usize
+    }
+
+    /// A disk cache that does one operation for each request.
+    fn count(&self, number: usize, lives: &[Life]) -> Measured {
+        let machines = &self.machines[number];
+        let per_interval = |requests: &[Request], seconds: f64| {
+            let mut counts = vec![0.0; self.intervals(seconds)];
+            for request in requests.iter().filter(|request| request.kind != Kind::Discard) {
+                if let Some(count) = counts.get_mut((request.time_us / self.interval_us) as usize) {
+                    *count += 1e6 / self.interval_us as f64;
+                }
+            }
+            counts
+        };
+        let load = |life: &Life| Load {
+            boot: per_interval(&life.boot, self.profile.get("boot_seconds")),
+            session: per_interval(&life.session, self.session_s(machines)),
+        };
+        self.measured(number, Cache::Count, lives.iter().map(load).collect(), 0)
+    }
+
+    fn measure(
+        &self,
+        (number, cache): (usize, Cache),
+        lives: &[Life],
+        dir: &Path,
+        stop: &AtomicBool,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<Option<Measured>> {
+        let (kind, shift_us) = (&self.machines[number], self.shift_us());
+        let below = disks::engine(None)?;
+        let what = format!("{}, {}", kind.title, cache.title());
+        let machines = lives.iter().map(|life| {
+            let later = |request: &Request| Request { time_us: request.time_us + shift_us, ..*request };
+            let requests: Vec<Request> =
+                life.boot.iter().copied().chain(life.session.iter().map(later)).collect();
+            let written: u64 = requests
+                .iter()
+                .filter(|request| request.kind == Kind::Write)
+                .map(|request| request.bytes)
+                .sum();
+            let spec = VolumeSpec {
+                name: what.clone(),
+                size_bytes: u64::from(kind.users) * crate::desktop::USER_BYTES,
+                mode: if cache == Cache::Disk { CacheMode::Disk } else { CacheMode::RamDisk },
+                ram_bytes: kind.ram_bytes,
+                disk_bytes: written + written / 8 + 64 * MIB,
+                buffering: Buffering::Direct,
+            };
+            Machine::open(&spec, requests, &below, dir)
+        });
+        let machines = machines.collect::<Result<Vec<_>>>()?;
+        let end_us = shift_us + (self.session_s(kind) * 1e6) as u64;
+        let pace = Pace { speed: self.speed, interval_us: self.interval_us, end_us };
+        let ran = run::run(&machines, pace, stop, &mut |share| progress(&what, share))
+            .with_context(|| format!("{what} failed"))?;
+        if ran.interrupted {
+            return Ok(None);
+        }
+        let first = (shift_us / self.interval_us) as usize;
+        let load = |looks: &Vec<run::Look>| {
+            let mut boot = rates(looks, self.interval_us, |look| look.disk.all());
+            let session = boot.split_off(first.min(boot.len()));
+            Load { boot, session }
+        };
+        Ok(Some(self.measured(number, cache, ran.looks.iter().map(load).collect(), ran.late_us)))
+    }
+
+    fn measured(&self, number: usize, cache: Cache, loads: Vec<Load>, late_us: u64) -> Measured {
+        let machines = &self.machines[number];
+        // From the last logon on.
+        let first = self.intervals(self.sessions(machines).logons_s + self.profile.get("logon_seconds"));
+        let steady = loads.iter().flat_map(|load| load.session.iter().skip(first));
+        let count = steady.clone().count().max(1) as f64;
+        let steady_iops = steady.sum::<f64>() / count / f64::from(machines.users);
+        Measured { machines: machines.title, cache, loads, steady_iops, late_us }
+    }
+
+    /// All operations of 500 users over the whole run, for one draw.
+    pub fn draw(&self, stand: &Stand, measured: &Measured, random: &mut Random) -> Vec<f64> {
+        let machines = &self.machines[stand.machines];
+        let interval_s = self.interval_us as f64 / 1e6;
+        let at = |seconds: f64| (seconds / interval_s) as usize;
+        let logons_begin = stand.storm.boots_s + self.profile.get("boot_seconds") + IDLE_S;
+        // The logons of a session host's users are staggered already.
+        let logons_s = (stand.storm.logons_s - self.sessions(machines).logons_s).max(0.0);
+        let mut all = vec![0.0; at(logons_begin + logons_s + self.session_s(machines)) + 2];
+        for _ in 0..USERS.div_ceil(machines.users) {
+            let load = &measured.loads[random.below(measured.loads.len() as u64) as usize];
+            let boot = at(random.share() * stand.storm.boots_s);
+            let logon = at(logons_begin + random.share() * logons_s);
+            for (begin, part) in [(boot, &load.boot), (logon, &load.session)] {
+                all.iter_mut().skip(begin).zip(part).for_each(|(sum, iops)| *sum += iops);
+            }
+        }
+        all
+    }
+
+    /// The 95th percentile over the run, of all draws.
+    pub fn p95(&self, stand: &Stand, measured: &Measured) -> Drawn {
+        let mut random = Random::new(self.seed ^ 0x0070_3935);
+        let mut all: Vec<f64> =
+            (0..DRAWS).map(|_| nearest_rank(&mut self.draw(stand, measured, &mut random), 0.95)).collect();
+        let mut at = |share| nearest_rank(&mut all, share);
+        Drawn { median: at(0.5), interval: (at(0.025), at(0.975)) }
+    }
+}
+
+impl Results {
+    /// What a kind of machines did with a cache.
+    pub fn of(&self, machines: &str, cache: Cache) -> Option<&Measured> {
+        self.measured.iter().find(|measured| measured.machines == machines && measured.cache == cache)
+    }
+}
+
+/// The value that a share of all values does not exceed.
+fn nearest_rank(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = ((values.len() as f64 * share).ceil() as usize).max(1);
+    values.get(rank - 1).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(number: usize) -> (Setup, Measured) {
+        let mut setup = Setup::new(Profile::standard().unwrap(), Some(12), 1, false);
+        setup.machines[1].count = 2;
+        let measured = setup.count(number, &setup.lives(number));
+        (setup, measured)
+    }
+
+    #[test]
+    fn the_count_of_desktops_gives_the_printed_steady_state_and_percentiles() {
+        let (setup, measured) = counted(0);
+        assert!((measured.steady_iops / 9.2 - 1.0).abs() < 0.03, "{}", measured.steady_iops);
+        let stands = setup.stands();
+        for stand in stands.iter().filter(|stand| stand.machines == 0) {
+            let (found, printed) = (setup.p95(stand, &measured), stand.platform.disk_p95_iops);
+            assert!((found.median / printed - 1.0).abs() < 0.1, "{found:?}, printed {printed}");
+            assert!(found.interval.0 <= found.median && found.median <= found.interval.1);
+        }
+    }
+
+    #[test]
+    fn every_request_of_a_machine_is_in_its_load() {
+        let (setup, measured) = counted(1);
+        let lives = setup.lives(1);
+        let interval_s = setup.interval_us as f64 / 1e6;
+        let counted: f64 = measured.loads[0].session.iter().sum::<f64>() * interval_s;
+        let sent = lives[0].session.iter().filter(|request| request.kind != Kind::Discard).count();
+        assert_eq!(counted.round() as usize, sent);
+        assert!((measured.steady_iops / 9.2 - 1.0).abs() < 0.25, "{}", measured.steady_iops);
+    }
+}
