@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build book tutorials console console-check guest demo boot-demo test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build book tutorials console console-check guest demo boot-demo outlive test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -62,6 +62,12 @@ boot-demo: rust ## boot two diskless machines from the network, one by BIOS and 
 	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS) debugfs=e2fsprogs
 	cargo build --release --locked --package headwater
 	boot/run target/release/headwater
+
+outlive: rust ## kill the daemon five times while three machines write: they go on, and nothing is lost
+	@xtask/need $(MACHINE_TOOLS)
+	cargo build --release --locked --package headwater
+	guest/build
+	demo/outlive
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)

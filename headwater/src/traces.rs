@@ -41,6 +41,11 @@ impl TraceOutbox {
         self.0.lock().iter().next().map(|(manifest, trace)| (*manifest, trace.clone()))
     }
 
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
     /// Forgets a trace that the other process has, unless there is a newer one.
     pub fn is_kept(&self, manifest: Hash, kept: &[u8]) {
         let mut waiting = self.0.lock();

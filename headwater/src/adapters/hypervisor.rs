@@ -24,6 +24,9 @@ const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
 /// How long an agent that is to freeze file systems may take to say that it is there.
 const AGENT_PATIENCE: Duration = Duration::from_secs(2);
 
+/// The same of a guest that an earlier daemon may have left frozen.
+const ADOPTED_AGENT_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long a guest that has written out what it could may take to leave a processor to its agent, so that it is frozen then.
 const QUIET_SOON: Duration = Duration::from_millis(100);
 /// How long a guest that does not do so is waited for: one that is always busy is frozen all the same.
@@ -138,7 +141,7 @@ impl Hypervisor for Qemu {
         // A daemon that was killed may have left the guest frozen. A guest whose agent does not answer was not.
         let frozen = guest.clone();
         tokio::spawn(async move {
-            if frozen.agent().ping(AGENT_PATIENCE).await.is_ok()
+            if frozen.agent().ping(ADOPTED_AGENT_PATIENCE).await.is_ok()
                 && let Err(error) = frozen.agent().thaw_file_systems().await
             {
                 tracing::warn!(machine = frozen.name(), %error, "file systems of the guest may be frozen");

@@ -18,6 +18,9 @@ use crate::verification::Scrub;
 /// How much time the service manager is asked for at a time, while a start or a stop takes longer.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
+/// What a service manager says of a host that stays up.
+const UP: [&str; 5] = ["running", "degraded", "starting", "initializing", "maintenance"];
+
 /// How long the service manager may take to say whether the host goes down.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -133,8 +136,12 @@ async fn host_goes_down() -> bool {
     let mut command = tokio::process::Command::new("systemctl");
     command.arg("is-system-running").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     match tokio::time::timeout(HOST_PATIENCE, command.output()).await {
-        Ok(Ok(output)) => output.stdout.trim_ascii() == b"stopping",
-        _ => false,
+        Ok(Ok(output)) => {
+            let state = output.stdout.trim_ascii();
+            !UP.iter().any(|up| up.as_bytes() == state)
+        }
+        // It is on its way down itself.
+        _ => true,
     }
 }
 

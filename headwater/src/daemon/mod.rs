@@ -15,6 +15,7 @@ pub mod network;
 mod scrub;
 pub mod starting;
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -147,6 +148,7 @@ pub struct Daemon {
     data_dir: DataDir,
     _socket_file: SocketFile,
     _lock: DataDirLock,
+    _disks_lock: Option<File>,
     service: Service,
     disks: Arc<dyn DiskHost>,
     /// The process that has the disks, if it is not this one.
@@ -173,8 +175,8 @@ impl Daemon {
     ) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
         // Before anything is changed: most mistakes in an invocation are here.
-        let named = options.store.iter().chain(&options.repair_from);
-        let named = NamedServers::new(named, options.credentials.clone())?;
+        let servers = options.store.iter().chain(&options.repair_from);
+        let named = NamedServers::new(servers, options.credentials.clone())?;
         let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
         let own = options.listen.map(|_| load()).transpose()?;
         let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
@@ -189,7 +191,6 @@ impl Daemon {
             true => StoreKnown::default(),
             false => StoreKnown::of(&database, options.history_counts).await?,
         };
-        let outlives = matches!(options.disks, DisksIn::OwnProcess { .. });
         let wanted = StoreOptions {
             name: options.store,
             credentials: options.credentials,
@@ -197,7 +198,7 @@ impl Daemon {
             caches: options.caches,
             disks: options.disks,
         };
-        let OpenStore { store, last_known, disks, disk_process } =
+        let OpenStore { store, last_known, disks, disk_process, disks_lock } =
             open_store(&data_dir, wanted, known, &step).await?;
         let boot = options.boot.map(|boot| boot::Opened::new(&boot, &data_dir)).transpose()?;
         let boot_url = boot.as_ref().map(boot::Opened::url);
@@ -211,7 +212,7 @@ impl Daemon {
         let offer_url = offer.as_ref().map(StoreServer::url);
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
-        let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives };
+        let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives: disk_process.is_some() };
         let service = service(&data_dir, images, database.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
         service.is_reached_at(reachable.clone());
@@ -250,6 +251,7 @@ impl Daemon {
             data_dir,
             _socket_file: socket_file,
             _lock: lock,
+            _disks_lock: disks_lock,
             service,
             disks,
             disk_process,
@@ -452,6 +454,8 @@ struct OpenStore {
     last_known: Arc<LastKnown>,
     disks: Arc<dyn DiskHost>,
     disk_process: Option<Arc<DiskClient>>,
+    /// Held if disks are in this process.
+    disks_lock: Option<File>,
 }
 
 /// Which store is opened, and how disks over its images are.
@@ -483,6 +487,8 @@ fn open_store_here(
     let StoreOptions { name, credentials, stream, caches, disks } = options;
     match disks {
         DisksIn::Daemon => {
+            // Machines of 'serve' may be on, with their disks in another process.
+            let disks_lock = disk_process::lock(data_dir)?;
             // First: what the store was when it cannot be reached is in there.
             if stream.chunk_cache.is_some() {
                 step.send_replace("opening the chunk cache");
@@ -496,7 +502,8 @@ fn open_store_here(
             let directories = Directories { overflow: data_dir.cache(), keys: data_dir.keys() };
             let volumes = Volumes::new(store.clone(), directories, caches, &stream, cache, None);
             let disks = volumes.map_err(|error| disk_process::problem_of(&error))?;
-            Ok(OpenStore { store, last_known, disks: Arc::new(disks), disk_process: None })
+            let (disks, disks_lock) = (Arc::new(disks), Some(disks_lock));
+            Ok(OpenStore { store, last_known, disks, disk_process: None, disks_lock })
         }
         DisksIn::OwnProcess { filter, format } => {
             step.send_replace("opening the store");
@@ -521,7 +528,8 @@ fn open_store_here(
             let store = open_named(data_dir, name.as_deref(), &last_known, &credentials)?;
             let opened = process.open_store(&store);
             opened.map_err(|error| disk_process::problem_of(&error))?;
-            Ok(OpenStore { store, last_known, disks: process.clone(), disk_process: Some(process) })
+            let (disks, disk_process) = (process.clone(), Some(process));
+            Ok(OpenStore { store, last_known, disks, disk_process, disks_lock: None })
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use async_trait::async_trait;
 use headwater_api::{CacheSettings, DiskCounters, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_block::{ByteRange, Geometry};
-use headwater_image::Trace;
+use headwater_image::{ChunkCache, Trace};
 use headwater_service::backend::{
     BackendError, Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, JobControl, OpenDisk,
     PersistentDiskRef, PersistentDiskRequest, SealOrder, SealOutcome, Shortage,
@@ -32,7 +32,7 @@ use crate::adapters::disk_host::{BootTraces, DiskHost, KnownStore, OpenReader};
 use crate::adapters::disks::blocking;
 use crate::adapters::frozen;
 use crate::adapters::images::image_failed;
-use crate::traces::Place;
+use crate::traces::{Place, Traces};
 
 /// How old figures may be before they are asked for again: those of all machines come together.
 const FRESH: Duration = Duration::from_millis(10);
@@ -42,6 +42,12 @@ const FIGURES_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether a long call is to be cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long it is waited until the store has a boot that was just recorded.
+const TRACES_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A chunk cache for those who read no chunks.
+const NO_CHUNKS_BYTES: u64 = 1 << 20;
 
 /// Connections that are kept for the next calls.
 const MAX_IDLE: usize = 16;
@@ -156,21 +162,28 @@ struct Link {
     store: OnceLock<Arc<dyn Store>>,
 }
 
-/// Begins to use the process that listens on a socket. `Ok(None)`: it ends, and another one has to be started.
-pub fn begin(
-    socket: &Path,
-    settings: Settings,
-    say: &dyn Fn(&str),
-) -> Result<Option<DiskClient>, BackendError> {
+/// What came of [`begin`].
+pub enum Begun {
+    /// The process can be used.
+    Ready(DiskClient),
+    /// The process ends. If it is `restarted`, another one listens soon.
+    Ends { restarted: bool },
+}
+
+/// Begins to use the process that listens on a socket.
+pub fn begin(socket: &Path, settings: Settings, say: &dyn Fn(&str)) -> Result<Begun, BackendError> {
     let mut holding = Connection::open(socket).map_err(gone)?;
     // From the first moment on: it opens the store only as long as somebody waits for that.
     holding.call::<()>(&Call::Hold)?;
     let mut first = Connection::open(socket).map_err(gone)?;
-    let begin = Call::Begin { version: VERSION, settings: Box::new(settings) };
+    let begin = Call::Begin {
+        version: VERSION,
+        settings: serde_json::to_value(settings).map_err(|e| gone(e.into()))?,
+    };
     let mut progress = |now: headwater_api::Progress| say(now.doing.as_deref().unwrap_or_default());
     let welcome: Welcome = first.long_call(&begin, &mut progress, &|| Waiting::GoOn)?;
-    if welcome == Welcome::Ends {
-        return Ok(None);
+    if let Welcome::Ends { restarted } = welcome {
+        return Ok(Begun::Ends { restarted });
     }
     let (end, ended) = watch::channel(false);
     let idle = Mutex::new(vec![first]);
@@ -187,19 +200,22 @@ pub fn begin(
         })
         .map_err(gone)?;
     let has_earlier_settings = welcome == Welcome::EarlierSettings;
-    Ok(Some(DiskClient { link, ended, has_earlier_settings }))
+    Ok(Begun::Ready(DiskClient { link, ended, has_earlier_settings }))
 }
 
 /// Keeps the boot traces that the disk process sends, until it ends.
 fn keep_traces(holding: &mut Connection, link: &Link) -> std::io::Result<()> {
     while let Some(answer) = receive::<Answer>(&mut holding.reading, &mut holding.line)? {
-        if let Answer::Done(value) = answer {
-            let StoreTrace { manifest, trace } = serde_json::from_value(value)?;
-            let manifest: Hash = manifest.parse().map_err(std::io::Error::other)?;
-            // It is open soon after the disk process.
-            if let Err(error) = link.store.wait().set_trace(manifest, Some(&trace)) {
-                tracing::info!(version = %manifest.short(), %error, "the recording of a boot is not kept");
+        let keep = |answer| -> anyhow::Result<()> {
+            if let Answer::Done(value) = answer {
+                let StoreTrace { manifest, trace } = serde_json::from_value(value)?;
+                // It is open soon after the disk process.
+                link.store.wait().set_trace(manifest.parse()?, Some(&trace))?;
             }
+            Ok(())
+        };
+        if let Err(error) = keep(answer) {
+            tracing::info!("the recording of a boot is not kept: {error:#}");
         }
         send(&mut holding.writing, &Call::Hold)?;
     }
@@ -249,7 +265,13 @@ impl Link {
         };
         match ask() {
             Ok(snapshot) => *figures = Some((Instant::now(), Arc::new(snapshot))),
-            Err(error) => tracing::debug!(%error, "the last figures of the disks have to do"),
+            Err(error) => {
+                tracing::warn!(%error, "the last figures of the disks have to do");
+                // For as long again nobody asks: those who come next would all wait.
+                if let Some((at, _)) = &mut *figures {
+                    *at = Instant::now() + FIGURES_PATIENCE;
+                }
+            }
         }
         figures.as_ref().map(|(_, last)| Arc::clone(last))
     }
@@ -431,7 +453,14 @@ impl DiskHost for DiskClient {
     }
 
     fn boot_traces(&self) -> Arc<dyn BootTraces> {
-        Arc::clone(&self.link) as Arc<dyn BootTraces>
+        match self.link.store.get() {
+            Some(store) if !store.is_read_only() => {
+                let traces = Traces::new(Arc::clone(store), ChunkCache::new(NO_CHUNKS_BYTES));
+                Arc::new(StoreTraces { link: Arc::clone(&self.link), traces })
+            }
+            // They are kept with the chunk cache of the disk process.
+            _ => Arc::clone(&self.link) as Arc<dyn BootTraces>,
+        }
     }
 
     fn reads_wait(&self) -> Option<String> {
@@ -568,6 +597,47 @@ impl FrozenDisk for RemoteFrozen {
         job: Arc<JobControl>,
     ) -> Result<SealOutcome, BackendError> {
         blocking("make a version", move || self.make_version(&order, &job)).await
+    }
+}
+
+/// The boot traces of a store that this process writes. The disk process records them.
+struct StoreTraces {
+    link: Arc<Link>,
+    traces: Traces,
+}
+
+impl StoreTraces {
+    /// Waits until all that was recorded is in the store.
+    fn settle(&self) {
+        let begun = Instant::now();
+        while self.link.figures().is_some_and(|figures| figures.waiting_traces > 0) {
+            if begun.elapsed() > TRACES_PATIENCE {
+                tracing::warn!("a boot that was just recorded is not in the store yet");
+                return;
+            }
+            std::thread::sleep(FRESH);
+        }
+    }
+}
+
+impl BootTraces for StoreTraces {
+    fn unrecorded(&self) -> Option<String> {
+        BootTraces::unrecorded(&*self.link)
+    }
+
+    fn find(&self, manifest: Hash) -> Result<Option<(Trace, Place)>, BackendError> {
+        self.settle();
+        Ok(self.traces.find(manifest))
+    }
+
+    fn merge(&self, boots: Trace) -> Result<(Trace, Place), BackendError> {
+        self.settle();
+        self.traces.merge(boots).map_err(image_failed)
+    }
+
+    fn remove(&self, manifest: Hash) -> Result<(), BackendError> {
+        self.settle();
+        self.traces.remove(manifest).map_err(image_failed)
     }
 }
 

@@ -18,6 +18,6 @@ mod start;
 
 pub use client::DiskClient;
 pub use protocol::problem_of;
-pub use server::{Options, run};
+pub use server::{Options, lock, run};
 pub use settings::Settings;
 pub use start::connect;

@@ -23,8 +23,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::settings::Settings;
-
 /// The version of this protocol.
 pub const VERSION: u32 = 1;
 
@@ -41,7 +39,8 @@ pub enum Call {
     /// Opens the chunk cache, if it is not open. The answer is a [`Welcome`].
     Begin {
         version: u32,
-        settings: Box<Settings>,
+        /// [`super::settings::Settings`], which another version of this program may not understand.
+        settings: serde_json::Value,
     },
     /// Opens the store and the write caches, if they are not open. The daemon has opened the store by then, and made it if it is new.
     OpenStore,
@@ -261,8 +260,9 @@ pub enum Welcome {
     Ready,
     /// The disks can be used, with the settings of an earlier daemon, because disks are open.
     EarlierSettings,
-    /// The process ends, because it has the settings of an earlier daemon: start another one.
-    Ends,
+    /// The process ends, because it has the settings, or speaks the protocol, of an earlier daemon. If it is `restarted` by somebody
+    /// else, another one listens soon; otherwise start one.
+    Ends { restarted: bool },
 }
 
 /// The answer to [`Call::Open`] and [`Call::Adopt`].
@@ -288,6 +288,8 @@ pub struct Snapshot {
     pub metrics: Vec<Sample>,
     pub reads_wait: Option<String>,
     pub unrecorded: Option<String>,
+    /// Boot traces that the daemon has not kept yet.
+    pub waiting_traces: usize,
     pub disks: BTreeMap<Uuid, DiskSnapshot>,
 }
 

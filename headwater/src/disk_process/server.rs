@@ -42,6 +42,9 @@ use crate::traces::{Place, TraceOutbox};
 /// How often it is looked whether the process is to end, and how far a call is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How much time the service manager is asked for at a time, while disks are closed.
+const MORE_TIME: Duration = Duration::from_secs(60);
+
 /// How long the process waits for its first daemon.
 const FIRST_DAEMON_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -81,6 +84,8 @@ struct Shared {
     holds: AtomicUsize,
     has_been_held: AtomicBool,
     is_ending: AtomicBool,
+    /// Reads of images fail: a daemon that stops does not wait for the store.
+    is_store_closed: AtomicBool,
     options: Options,
     runtime: Handle,
 }
@@ -100,6 +105,7 @@ pub async fn run(data_dir: DataDir, options: Options) -> anyhow::Result<()> {
         holds: AtomicUsize::new(0),
         has_been_held: AtomicBool::new(false),
         is_ending: AtomicBool::new(false),
+        is_store_closed: AtomicBool::new(false),
         options,
         runtime: Handle::current(),
     });
@@ -115,7 +121,7 @@ pub async fn run(data_dir: DataDir, options: Options) -> anyhow::Result<()> {
             signal = signals.next() => break format!("told to by {signal}"),
             () = tokio::time::sleep(LOOK_INTERVAL) => {}
         }
-        if !socket.exists() {
+        if matches!(socket.try_exists(), Ok(false)) {
             break "its socket was removed".to_owned();
         }
         if shared.is_unused(begun) {
@@ -131,7 +137,7 @@ pub async fn run(data_dir: DataDir, options: Options) -> anyhow::Result<()> {
 }
 
 /// Refuses a second process for the same disks.
-fn lock(data_dir: &DataDir) -> anyhow::Result<File> {
+pub fn lock(data_dir: &DataDir) -> anyhow::Result<File> {
     let path = data_dir.disks_lock();
     let failed = || format!("cannot open {}", path.display());
     let mut file = File::options()
@@ -152,7 +158,8 @@ fn lock(data_dir: &DataDir) -> anyhow::Result<File> {
                 holder.trim(),
                 data_dir.path().display()
             );
-            return Err(Problem::new(ProblemKind::Conflict, message).into());
+            let advice = "machines of 'headwater serve' may be on: start that, and stop them";
+            return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
     }
@@ -208,10 +215,25 @@ impl Shared {
             opened.volumes.close_store();
         }
         let disks = std::mem::take(&mut *self.disks.lock());
+        let mut closing = tokio::task::JoinSet::new();
         for Entry { info, disk } in disks.into_values() {
             tracing::warn!(machine = info.machine, "its disk is closed: the disk process ends");
-            if let Err(error) = disk.close().await {
-                tracing::error!(machine = info.machine, "its disk was not closed cleanly: {error}");
+            closing.spawn(async move {
+                if let Err(error) = disk.close().await {
+                    tracing::error!(machine = info.machine, "its disk was not closed cleanly: {error}");
+                }
+            });
+        }
+        let mut late = tokio::time::interval(MORE_TIME / 3);
+        loop {
+            tokio::select! {
+                biased;
+                _ = late.tick() => {
+                    let more = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
+                    // Without a service manager nobody limits the time.
+                    let _ = sd_notify::notify(&[NotifyState::ExtendTimeoutUsec(more)]);
+                }
+                closed = closing.join_next() => if closed.is_none() { return },
             }
         }
     }
@@ -230,23 +252,41 @@ impl Shared {
     fn begin(
         &self,
         version: u32,
-        settings: Settings,
+        settings: Value,
         say: &mut dyn FnMut(&'static str),
     ) -> anyhow::Result<Welcome> {
+        let _alone = self.beginning.lock();
+        let is_idle = self.disks.lock().is_empty();
+        let ends = || {
+            self.is_ending.store(true, Ordering::SeqCst);
+            Ok(Welcome::Ends { restarted: !self.options.ends_unused })
+        };
+        if self.is_ending.load(Ordering::SeqCst) {
+            return ends();
+        }
         if version != VERSION {
+            if is_idle {
+                return ends();
+            }
             let message = format!(
                 "the daemon speaks version {version} of the protocol, and the disk process {VERSION}"
             );
-            let advice = "stop the machines, then start the daemon of the other version";
+            let advice =
+                "machines are on: start the daemon of the earlier version, stop them, and upgrade again";
             return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
-        let _alone = self.beginning.lock();
+        let settings: Settings =
+            serde_json::from_value(settings).context("cannot understand the settings")?;
         match self.host.get() {
-            Some(host) if host.settings == settings => Ok(Welcome::Ready),
-            Some(_) if !self.disks.lock().is_empty() => Ok(Welcome::EarlierSettings),
+            Some(host) if host.settings == settings && !self.is_store_closed.load(Ordering::SeqCst) => {
+                Ok(Welcome::Ready)
+            }
+            Some(_) if is_idle => ends(),
+            Some(host) if host.settings.is_same_store(&settings) => Ok(Welcome::EarlierSettings),
             Some(_) => {
-                self.is_ending.store(true, Ordering::SeqCst);
-                Ok(Welcome::Ends)
+                let message = "machines are on, and their disks are over another store";
+                let advice = "start the daemon with that store, and stop the machines first";
+                Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into())
             }
             None => {
                 let stream = settings.stream();
@@ -283,8 +323,13 @@ impl Shared {
             metrics: volumes.metrics(),
             reads_wait: DiskHost::reads_wait(&*volumes),
             unrecorded: volumes.boot_traces().unrecorded(),
+            waiting_traces: self.outbox().map_or(0, |outbox| outbox.len()),
             disks: disks.iter().map(|(uuid, disk)| (*uuid, of_disk(&**disk))).collect(),
         })
+    }
+
+    fn outbox(&self) -> Option<&TraceOutbox> {
+        self.host.get()?.opened.get()?.outbox.as_deref()
     }
 
     fn known(&self) -> Option<&DiskCache> {
@@ -343,7 +388,17 @@ fn serve_calls(mut stream: UnixStream, shared: &Shared, session: &mut Session) -
     let mut line = Vec::new();
     while let Some(call) = receive::<Call>(&mut reading, &mut line)? {
         let mut bytes = Vec::new();
+        let opens = match &call {
+            Call::Open { request } => Some(request.uuid),
+            _ => None,
+        };
         let answer = answer(call, shared, session, &mut stream, &mut bytes);
+        if let Some(uuid) = opens.filter(|_| answer.is_ok() && has_hung_up(&stream)) {
+            tracing::warn!(%uuid, "closing a disk: the daemon that asked for it has ended");
+            if let Err(error) = quick(Call::Close { uuid }, shared, session, &mut Vec::new()) {
+                tracing::warn!(%uuid, "the disk was not closed cleanly: {error}");
+            }
+        }
         let answer = match answer {
             Ok(value) => Answer::Done(value),
             Err(failure) => Answer::Failed(failure),
@@ -364,9 +419,8 @@ fn hold(
     shared: &Shared,
 ) -> std::io::Result<()> {
     while !has_hung_up(stream) {
-        let opened = shared.host.get().and_then(|host| host.opened.get());
-        let outbox = opened.and_then(|opened| opened.outbox.as_ref());
-        let Some((outbox, (manifest, trace))) = outbox.and_then(|outbox| Some((outbox, outbox.next()?)))
+        let Some((outbox, (manifest, trace))) =
+            shared.outbox().and_then(|outbox| Some((outbox, outbox.next()?)))
         else {
             std::thread::sleep(LOOK_INTERVAL);
             continue;
@@ -400,7 +454,7 @@ fn answer(
                 // A daemon that has gone meanwhile is noticed with the answer.
                 let _ = send(stream, &Answer::Progress(progress));
             };
-            let welcome = shared.begin(version, *settings, &mut say);
+            let welcome = shared.begin(version, settings, &mut say);
             done(&welcome.map_err(|error| Failure::of(failure::problem(&error)))?)
         }
         Call::OpenStore => done(&shared.open_store().map_err(|error| Failure::of(failure::problem(&error)))?),
@@ -511,7 +565,10 @@ fn quick(
             value(&PlainGeometry::from(DiskHost::geometry_over(&*volumes, &version)?))
         }
         Call::IsBegun { kept } => value(&DiskHost::is_begun(&*volumes, kept)),
-        Call::CloseStore => value(&DiskHost::close_store(&*volumes)),
+        Call::CloseStore => {
+            shared.is_store_closed.store(true, Ordering::SeqCst);
+            value(&DiskHost::close_store(&*volumes))
+        }
         Call::OpenPersistent { request } => {
             let frozen = volumes.freeze_persistent(*request)?;
             value(&session.freezes(frozen))
@@ -585,12 +642,11 @@ fn of_disk(
             value(&session.freezes(frozen))
         }
         Call::Close { uuid } => {
-            // Closing twice is harmless.
-            let entry = shared.disks.lock().remove(&uuid);
-            match entry {
-                Some(entry) => value(&shared.runtime.block_on(entry.disk.close())?),
-                None => Ok(Value::Null),
-            }
+            // Closing twice is harmless. Until it is closed, this process does not end.
+            let Ok(disk) = shared.disk(uuid) else { return Ok(Value::Null) };
+            let closed = shared.runtime.block_on(disk.close());
+            shared.disks.lock().remove(&uuid);
+            value(&closed?)
         }
         other => {
             Err(BackendError::new(ProblemKind::Invalid, format!("the call {other:?} makes no sense here")))

@@ -77,6 +77,11 @@ impl Settings {
         })
     }
 
+    /// Whether both are about the same images, however these are read.
+    pub fn is_same_store(&self, other: &Self) -> bool {
+        (&self.store, &self.own_store) == (&other.store, &other.own_store)
+    }
+
     /// The name of the store. `None`: it is that of the data directory.
     pub fn store(&self) -> Option<&str> {
         self.store.as_deref()

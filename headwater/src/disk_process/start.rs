@@ -9,14 +9,18 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 
-use super::client::{self, DiskClient};
+use super::client::{self, Begun, DiskClient};
 use super::protocol::Failure;
+use super::server;
 use super::settings::Settings;
 use crate::cli::LogFormat;
 use crate::data_dir::DataDir;
 
 /// How long a process that was started may take to listen.
 const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a service manager may take to start the process again.
+const RESTART_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How often it is looked whether it does.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -37,9 +41,15 @@ pub fn connect(
         let begun = client::begin(&socket, settings.clone(), say);
         let client = begun.map_err(|error| anyhow::Error::new(Failure::from(&error).into_problem()))?;
         match client {
-            Some(client) => return Ok(client),
-            // It ends, because it had other settings.
-            None => wait_until_gone(data_dir)?,
+            Begun::Ready(client) => return Ok(client),
+            Begun::Ends { restarted } => {
+                say("waiting for the end of an earlier disk process");
+                wait_until_gone(data_dir)?;
+                let begun = Instant::now();
+                while restarted && !is_there(data_dir)? && begun.elapsed() < RESTART_PATIENCE {
+                    std::thread::sleep(LOOK_INTERVAL);
+                }
+            }
         }
     }
 }
@@ -58,7 +68,8 @@ fn is_there(data_dir: &DataDir) -> anyhow::Result<bool> {
 
 fn wait_until_gone(data_dir: &DataDir) -> anyhow::Result<()> {
     let begun = Instant::now();
-    while is_there(data_dir)? {
+    // Its lock goes last, with all that it has.
+    while server::lock(data_dir).is_err() {
         if begun.elapsed() > START_PATIENCE {
             let message = "the disk process has the settings of an earlier daemon, and does not end";
             return Err(Problem::new(ProblemKind::Conflict, message).into());

@@ -55,10 +55,14 @@ fn machines_stay_on_when_a_daemon_is_told_to_keep_them() {
     assert!(is_alive(pid));
     let daemon = Daemon::start_in(dir, |_| {});
     assert_eq!(daemon.machine("ran")["pid"].as_u64(), Some(pid));
-    // This one was not told to keep them.
-    let (code, dir) = daemon.terminate();
-    assert_eq!(code, Some(0));
+    // This one was not told to keep them. Told twice, it does not wait for the guest.
+    let mut daemon = daemon;
+    signal(daemon.pid(), "TERM");
+    daemon.wait_for_log(&["stopping"]);
+    signal(daemon.pid(), "TERM");
+    assert_eq!(daemon.wait(), Some(0));
     assert!(!is_alive(pid));
+    let dir = &daemon.dir;
     assert!(!dir.path().join("disks.sock").exists(), "the disk process does not end with its last disk");
 }
 
@@ -105,6 +109,40 @@ fn a_daemon_whose_disk_process_is_killed_ends_its_machines_and_says_so() {
         command.arg("--resume");
     });
     daemon.wait_for("ran", "running");
+}
+
+#[test]
+fn a_disk_process_of_a_service_manager_is_used_and_begins_anew_between_daemons() {
+    let dir = short_dir();
+    let pid = |dir: &Path| std::fs::read_to_string(dir.join("disks.lock")).unwrap_or_default();
+    // As a service manager does it: it is started whenever it has ended.
+    let mut manager = Command::new("sh");
+    let script = "while :; do \"$0\" --data-dir \"$1\" disks & echo $! >\"$1/child\"; wait; sleep 0.2; done";
+    manager.args(["-c", script, env!("CARGO_BIN_EXE_headwater")]).arg(dir.path()).env_remove("NOTIFY_SOCKET");
+    let mut manager = manager.stderr(Stdio::null()).spawn().unwrap();
+    wait_until("it listens", || dir.path().join("disks.sock").exists());
+    let first = pid(dir.path());
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert_eq!(pid(daemon.path()), first, "another disk process was started");
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    daemon.cli(&["machine", "stop", "ran", "--force"]).ok();
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    // It was told to wait for its store no longer, so the next daemon has it begin anew.
+    let daemon = Daemon::start_in(dir, |_| {});
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    let child = std::fs::read_to_string(daemon.path().join("child")).unwrap();
+    assert_eq!(pid(daemon.path()), child.trim(), "the daemon did not wait for the service manager");
+    assert_ne!(pid(daemon.path()), first);
+    daemon.cli(&["machine", "stop", "ran", "--force"]).ok();
+    // Whoever would run machines in this process finds the disks in use.
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    run(headwater().args(["run", "tiny", "--data-dir"]).arg(dir.path())).fails(4, &["serves the disks"]);
+    manager.kill().unwrap();
+    manager.wait().unwrap();
+    signal(pid(dir.path()).parse().unwrap(), "TERM");
 }
 
 #[test]

@@ -224,6 +224,11 @@ impl Guest {
         let Some(handle) = handle else { return Ok(None) };
         // A QEMU that ends now closes its monitor, and one that hangs does not answer: neither is worth waiting for.
         let monitor = Arc::new(Qmp::connect(&files.monitor_socket()).await?);
+        // The event that says why it stands still was sent to the earlier process. If its disk still has no room, another one follows.
+        let status = monitor.execute("query-status", json!({})).await?;
+        if status.get("status").and_then(serde_json::Value::as_str) == Some("io-error") {
+            monitor.execute("cont", json!({})).await?;
+        }
         let agent = Arc::new(Agent::new(&files.agent_socket()));
         let (orders, order_queue) = mpsc::unbounded_channel();
         let state = Supervisor::spawn(supervise::Parts {

@@ -11,6 +11,10 @@ use crate::backend::{Disk, LeftVm, OpenDisk};
 use crate::caller::Caller;
 use crate::lifecycle::{Active, LifecycleError};
 
+/// How often it is tried to take a machine over whose process does not answer, and the pause between two attempts.
+const ATTEMPTS: u32 = 3;
+const ATTEMPTS_PAUSE: Duration = Duration::from_secs(1);
+
 /// What an earlier daemon left open, and who goes on with it.
 #[derive(Default)]
 pub(super) struct Adopted {
@@ -55,7 +59,15 @@ impl Service {
             cpus: record.cpus,
             boot_ms: record.boot_ms.filter(|_| is_up),
         };
-        let vm = match self.hypervisor().adopt(left).await {
+        let mut adopted = self.hypervisor().adopt(left.clone()).await;
+        for _ in 1..ATTEMPTS {
+            if let Err(error) = &adopted {
+                tracing::warn!(machine = record.name, "it cannot be taken over yet: {error}");
+                tokio::time::sleep(ATTEMPTS_PAUSE).await;
+                adopted = self.hypervisor().adopt(left.clone()).await;
+            }
+        }
+        let vm = match adopted {
             Ok(Some(vm)) => vm,
             Ok(None) => return Ok(false),
             Err(error) => {

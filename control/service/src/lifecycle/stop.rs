@@ -353,8 +353,8 @@ impl Service {
         Ok(())
     }
 
-    /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends:
-    /// their disks live in it. With `force` also while another call waits for guests that take their time.
+    /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends
+    /// and is not to leave them on. With `force` also while another call waits for guests that take their time.
     pub async fn stop_all(&self, force: bool) {
         let machines = match self.db().read().await {
             Ok(mut repo) => repo.machines().list().await,

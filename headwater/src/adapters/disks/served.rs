@@ -45,7 +45,7 @@ impl Server {
                 let options = headwater_vhost_user::Options {
                     name: format!("machine {machine}"),
                     serial: headwater_qemu::disk_serial(request.uuid),
-                    // A machine does not outlive its daemon, and each start has a disk of its own.
+                    // A machine does not outlive the process of its disk, and each start has a disk of its own.
                     resume: None,
                     // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
                     sealed_memory: true,
