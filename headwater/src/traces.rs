@@ -36,7 +36,7 @@ pub enum Place {
 pub struct TraceOutbox(Mutex<HashMap<Hash, Vec<u8>>>);
 
 impl TraceOutbox {
-    /// One that waits, and the version that it is of.
+    /// A waiting trace, and its version.
     pub fn next(&self) -> Option<(Hash, Vec<u8>)> {
         self.0.lock().iter().next().map(|(manifest, trace)| (*manifest, trace.clone()))
     }

@@ -83,7 +83,7 @@ impl Device for RecordedDevice {
             Op::Flush => (Kind::Flush, None, None),
         };
         let attempt = self.device.try_now(op);
-        // One that must wait comes again.
+        // A request that must wait comes again.
         if matches!(attempt, Ok(Attempt::Done)) {
             self.add(kind, range, data);
         }

@@ -18,7 +18,7 @@ use crate::format::{Entry, Record, Writer};
 /// Requests that wait for the thread: some 2 MiB. One more is left out.
 pub const QUEUED_REQUESTS: usize = 65_536;
 
-/// What was recorded is in the file after so long.
+/// A recorded request is in the file after this time.
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 enum Message {
@@ -241,7 +241,7 @@ mod tests {
             blocking::flush(&*device).unwrap();
             let summary = recorder.finish().unwrap();
             assert_eq!(summary, Summary { requests: 7, dropped: 0, failure: None });
-            // What comes later is not recorded, and no error.
+            // Later requests are not recorded; that is no error.
             blocking::write(&*device, 512, &data[..4096]).unwrap();
             let mut last_us = 0;
             let found = records(&path).into_iter().map(|record| match record {

@@ -24,10 +24,10 @@ pub struct OpenReader {
 
 /// The disks of this host.
 pub trait DiskHost: Disks {
-    /// What the disk of a machine that is on looks like to a reader outside. `None`: the machine is off.
+    /// Size and sectors of the disk of a machine that is on, for a reader outside. `None`: the machine is off.
     fn geometry_of(&self, machine: &str) -> Result<Option<Geometry>, BackendError>;
 
-    /// What a disk over a version looks like to a reader outside.
+    /// Size and sectors of a disk over a version, for a reader outside.
     fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError>;
 
     /// Whether there is anything to read of a persistent disk.
@@ -64,7 +64,7 @@ pub trait BootTraces: Send + Sync {
     fn remove(&self, manifest: Hash) -> Result<(), BackendError>;
 }
 
-/// What a store across a network was when it was last looked at, kept for the next process.
+/// The last known state of a store across a network, kept for the next process.
 pub trait KnownStore: Send + Sync {
     /// Keeps the chunk size of a store.
     fn keep_store(&self, store: &str, chunk_bytes: u32);

@@ -81,7 +81,7 @@ impl FrozenVolume {
     }
 }
 
-/// Makes a version of what `source` holds, whose parent is `below`. What differs from that is among `changes`.
+/// Makes a version of what `source` holds, whose parent is `below`. `changes` names all parts that differ from it.
 pub fn seal(
     store: &dyn Store,
     below: &ImageVersion,

@@ -18,7 +18,7 @@ use crate::verification::Scrub;
 /// How much time the service manager is asked for at a time, while a start or a stop takes longer.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
-/// What a service manager says of a host that stays up.
+/// The states of a service manager whose host stays up.
 const UP: [&str; 5] = ["running", "degraded", "starting", "initializing", "maintenance"];
 
 /// How long the service manager may take to say whether the host goes down.

@@ -76,7 +76,7 @@ const READS_LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long machines may take to be stopped before reads of their disks are failed: the longest stop of one, and more.
 const MACHINES_GRACE: Duration = REQUESTS_GRACE;
 
-/// Where the disks of machines are.
+/// The process that has the disks of machines.
 #[derive(Clone, Debug, Default)]
 pub enum DisksIn {
     /// In this process: machines end with it.
@@ -89,7 +89,7 @@ pub enum DisksIn {
 /// How it serves.
 #[derive(Default)]
 pub struct Options {
-    /// Where the disks of machines are.
+    /// The process that has the disks of machines.
     pub disks: DisksIn,
     /// Leave machines on when the daemon is told to end.
     pub keep_machines: bool,
@@ -384,7 +384,7 @@ impl Daemon {
         }
         if let Some(giving_up) = giving_up {
             giving_up.abort();
-            // What still waits for it would keep the process.
+            // Reads that still wait for it would keep the process alive.
             self.disks.close_store();
         }
         let ticker = self.ticker;

@@ -52,7 +52,7 @@ const NO_CHUNKS_BYTES: u64 = 1 << 20;
 /// Connections that are kept for the next calls.
 const MAX_IDLE: usize = 16;
 
-/// What to do about a call that takes its time.
+/// How a caller reacts to a call that takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     GoOn,
@@ -295,7 +295,7 @@ impl DiskClient {
         self.has_earlier_settings
     }
 
-    /// What was known of the store is kept there.
+    /// The place of the last known state of the store.
     pub fn known_store(&self) -> Arc<dyn KnownStore> {
         Arc::clone(&self.link) as Arc<dyn KnownStore>
     }
@@ -400,7 +400,7 @@ impl Disks for DiskClient {
 
     fn metrics(&self) -> Vec<Sample> {
         let mut samples = self.link.figures().map(|figures| figures.metrics.clone()).unwrap_or_default();
-        // What this process itself reads of the store: checks, exports, seals.
+        // Checks, exports and seals read the store in this process.
         let own = self.link.store.get().and_then(|store| store.traffic()).unwrap_or_default();
         for sample in &mut samples {
             sample.value += match sample.metric.as_str() {
@@ -666,7 +666,7 @@ fn decoded(found: FoundTrace) -> Result<(Trace, Place), BackendError> {
 }
 
 impl Link {
-    /// Makes a call about what is kept of a store. What cannot be kept or found is as if it were not there.
+    /// Makes a call about what is kept of a store. A failure counts as "nothing is known".
     fn kept<T: DeserializeOwned + Default>(&self, call: &Call) -> T {
         self.call(call).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot use what is known of the store");

@@ -176,7 +176,7 @@ fn bind(socket: &Path) -> anyhow::Result<UnixListener> {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).with_context(failed),
         _ => {}
     }
-    // Whoever can connect has all disks: only its owner is to be let in, from the first moment on.
+    // A process that can connect controls all disks, so only the owner may connect, from the first moment on.
     let private = socket.with_extension("new");
     let _ = std::fs::remove_file(&private);
     let listener = UnixListener::bind(&private).with_context(failed)?;
@@ -360,7 +360,7 @@ fn open(host: &Host) -> anyhow::Result<OpenStore> {
     Ok(OpenStore { volumes: Arc::new(volumes), outbox })
 }
 
-/// What a connection has.
+/// The state of a connection.
 #[derive(Default)]
 struct Session {
     frozen: Option<FrozenVolume>,

@@ -102,12 +102,12 @@ impl Settings {
         self.keys_dir.clone()
     }
 
-    /// What servers of the store are shown.
+    /// The token and the authorities for servers of the store.
     pub fn credentials(&self) -> Credentials {
         Credentials { token: self.token.clone(), ca: self.ca.clone() }
     }
 
-    /// What all write caches have in common.
+    /// The settings that all write caches share.
     pub fn caches(&self) -> CacheArgs {
         let writing = WritingArgs { pause: self.pause_s, buffering: self.buffering };
         CacheArgs { writing, cache_ram: self.cache_ram_bytes }

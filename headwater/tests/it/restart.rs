@@ -129,7 +129,7 @@ fn a_disk_process_of_a_service_manager_is_used_and_begins_anew_between_daemons()
     daemon.cli(&["machine", "stop", "ran", "--force"]).ok();
     let (code, dir) = daemon.terminate();
     assert_eq!(code, Some(0));
-    // It was told to wait for its store no longer, so the next daemon has it begin anew.
+    // The stop closed its store, so the next daemon has the service manager start another disk process.
     let daemon = Daemon::start_in(dir, |_| {});
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     let child = std::fs::read_to_string(daemon.path().join("child")).unwrap();

@@ -77,7 +77,7 @@ impl ProcessId {
     }
 }
 
-/// How often it is looked whether an adopted process has ended. Only a parent is told.
+/// How often it is looked whether an adopted process has ended. The kernel notifies the parent only.
 const ADOPTED_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A process whose end is waited for.
@@ -94,7 +94,7 @@ pub(crate) enum Watched {
 pub(crate) struct Ended(Option<std::io::Result<std::process::ExitStatus>>);
 
 impl Ended {
-    /// Whether it exited with code 0. `None`: only its parent was told.
+    /// Whether it exited with code 0. `None`: only the parent of the process knows.
     pub fn is_success(&self) -> Option<bool> {
         self.0.as_ref().map(|status| status.as_ref().is_ok_and(std::process::ExitStatus::success))
     }

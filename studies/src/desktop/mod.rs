@@ -41,7 +41,7 @@ pub struct Parameter {
 pub struct Profile(BTreeMap<String, Parameter>);
 
 impl Profile {
-    /// The one that comes with the program.
+    /// The profile that comes with the program.
     pub fn standard() -> Result<Self> {
         Self::parse(STANDARD)
     }

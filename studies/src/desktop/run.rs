@@ -47,7 +47,7 @@ impl CountingEngine {
         Arc::new(Self { below, reads: zero(), writes: zero(), bytes: zero() })
     }
 
-    /// What it has counted.
+    /// Its counts.
     pub fn operations(&self) -> Operations {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Operations { reads: load(&self.reads), writes: load(&self.writes), bytes: load(&self.bytes) }
@@ -104,7 +104,7 @@ impl Machine {
     }
 }
 
-/// What a machine had done at one time.
+/// The counts of a machine at one time.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Look {
     /// Operations of its overflow disk.

@@ -33,7 +33,7 @@ const BYTES_PER_S: f64 = 400.0 * MIB as f64;
 pub struct Checked {
     /// The limit of RAM.
     pub ram_bytes: u64,
-    /// What the model says.
+    /// The model's answer.
     pub model: Counts,
     /// Blocks that the real cache wrote to its overflow disk.
     pub spilled_blocks: u64,

@@ -22,7 +22,7 @@ pub use report::Report;
 
 /// What came of a trace.
 pub struct Sizing {
-    /// What the model says.
+    /// The model's answer.
     pub analysis: Analysis,
     /// The desktop that the real cache was given.
     pub checked_desktop: String,
@@ -51,7 +51,7 @@ pub fn size(
         unchecked: None,
         machine: Machine::describe(dir),
     };
-    // The one that writes most, unless that is too much for a check.
+    // The desktop that writes most, unless that is too much for a check.
     let fits = |(_, blocks): &(usize, &Blocks)| blocks.written_bytes <= check::MOST_BYTES;
     let chosen = disks.iter().enumerate().filter(fits).max_by_key(|(_, blocks)| blocks.written_bytes);
     if sizing.analysis.interrupted || stop.load(Ordering::Relaxed) {

@@ -7,6 +7,7 @@ use headwater_report::svg::{LineChart, Series};
 use serde::Serialize;
 
 use super::lifecycle::{Cache, DRAWS, Drawn, Machines, Measured, Results, Setup, Stand, USERS};
+use super::modelled::{self, Run};
 use super::s000;
 use crate::bundle::Files;
 use crate::desktop::Profile;
@@ -153,24 +154,14 @@ impl<'a> Report<'a> {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if self.setup.is_quick {
-            warnings.push(
-                "Quick run: few machines, short boots and sessions, little RAM. The figures say nothing."
-                    .into(),
-            );
+        let quick = "Quick run: few machines, short boots and sessions, little RAM. The figures say nothing.";
+        Run {
+            quick: self.setup.is_quick.then_some(quick),
+            interrupted: self.results.interrupted,
+            late_us: self.results.measured.iter().map(|measured| measured.late_us).max().unwrap_or(0),
+            interval_us: self.setup.interval_us,
         }
-        if self.results.interrupted {
-            warnings.push("The study was interrupted. The report has what was measured before.".into());
-        }
-        let late_us = self.results.measured.iter().map(|measured| measured.late_us).max().unwrap_or(0);
-        if late_us > self.setup.interval_us {
-            warnings.push(format!(
-                "Unquiet machine: requests were sent up to {:.0} s of the model's time late.",
-                late_us as f64 / 1e6
-            ));
-        }
-        warnings
+        .warnings()
     }
 
     /// For a terminal.
@@ -263,21 +254,8 @@ impl<'a> Report<'a> {
         )];
         notes.extend(NOTES.map(str::to_owned));
         page.list(&notes);
-        page.heading("The desktop model");
-        let head = [
-            Column::Text("Parameter"),
-            Column::Figure("Value"),
-            Column::Text("Grade"),
-            Column::Text("Source"),
-        ];
-        page.table("R: read in the source, D: derived, A: assumption", &head, &self.setup.profile.rows());
-        page.heading("Machine and run");
-        let mut facts = self.results.hardware.facts();
-        facts.push(("Speed".into(), format!("{} times that of the model", self.setup.speed)));
-        facts.push(("Seed".into(), self.setup.seed.to_string()));
-        facts.push(("Program".into(), format!("headwater-study {}", env!("CARGO_PKG_VERSION"))));
-        let rows: Vec<Vec<String>> = facts.into_iter().map(|(what, value)| vec![what, value]).collect();
-        page.table("", &[Column::Text("What"), Column::Text("Value")], &rows);
+        let (facts, pace) = (self.results.hardware.facts(), (self.setup.speed, self.setup.seed));
+        modelled::add_model_and_machine(&mut page, &self.setup.profile, facts, pace);
         page.finish()
     }
 

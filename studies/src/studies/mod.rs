@@ -3,6 +3,7 @@
 mod configuration;
 pub mod lifecycle;
 pub mod lifecycle_report;
+mod modelled;
 pub mod s000;
 mod s001;
 mod s002;

@@ -14,6 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::MIB;
+use super::modelled::{self, Run};
 use crate::bundle::Files;
 use crate::desktop::run::{self, Look, Machine, Pace, rates};
 use crate::desktop::{Generator, Life, Profile, Sessions};
@@ -331,24 +332,14 @@ impl Report<'_> {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if self.setup.is_quick {
-            warnings.push(
-                "Quick run: short sessions, small copies, and 16 and 32 MiB of RAM in place of 256 and 512 MB. The figures say nothing."
-                    .into(),
-            );
+        let quick = "Quick run: short sessions, small copies, and 16 and 32 MiB of RAM in place of 256 and 512 MB. The figures say nothing.";
+        Run {
+            quick: self.setup.is_quick.then_some(quick),
+            interrupted: self.results.interrupted,
+            late_us: self.results.outcomes.iter().map(|outcome| outcome.late_us).max().unwrap_or(0),
+            interval_us: self.setup.interval_us,
         }
-        if self.results.interrupted {
-            warnings.push("The study was interrupted. The report has what was measured before.".into());
-        }
-        let late_us = self.results.outcomes.iter().map(|outcome| outcome.late_us).max().unwrap_or(0);
-        if late_us > self.setup.interval_us {
-            warnings.push(format!(
-                "Unquiet machine: requests were sent up to {:.0} s of the model's time late.",
-                late_us as f64 / 1e6
-            ));
-        }
-        warnings
+        .warnings()
     }
 
     /// For a terminal.
@@ -436,21 +427,8 @@ impl Report<'_> {
         );
         page.heading("How to read the figures");
         page.list(&NOTES.map(str::to_owned));
-        page.heading("The desktop model");
-        let head = [
-            Column::Text("Parameter"),
-            Column::Figure("Value"),
-            Column::Text("Grade"),
-            Column::Text("Source"),
-        ];
-        page.table("R: read in the source, D: derived, A: assumption", &head, &self.setup.profile.rows());
-        page.heading("Machine and run");
-        let mut facts = self.results.machine.facts();
-        facts.push(("Speed".into(), format!("{} times that of the model", self.setup.speed)));
-        facts.push(("Seed".into(), self.setup.seed.to_string()));
-        facts.push(("Program".into(), format!("headwater-study {}", env!("CARGO_PKG_VERSION"))));
-        let rows: Vec<Vec<String>> = facts.into_iter().map(|(what, value)| vec![what, value]).collect();
-        page.table("", &[Column::Text("What"), Column::Text("Value")], &rows);
+        let (facts, pace) = (self.results.machine.facts(), (self.setup.speed, self.setup.seed));
+        modelled::add_model_and_machine(&mut page, &self.setup.profile, facts, pace);
         page.finish()
     }
 

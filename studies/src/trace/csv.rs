@@ -9,7 +9,7 @@ use super::{Kind, Named, Request, Trace, one_less};
 
 const SYSTOR_HEAD: &str = "Timestamp,Response,IOType,LUN,Offset,Size";
 
-/// What a text is, by its first line.
+/// The kind of a text, by its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Systor,

@@ -25,7 +25,7 @@ pub const MOST_REQUESTS: usize = 50_000_000;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A read.
@@ -67,7 +67,7 @@ pub struct Volume {
 pub struct Trace {
     /// The disks that have requests.
     pub volumes: Vec<Volume>,
-    /// What a reader has to know about the trace: what it lacks.
+    /// Remarks about the trace for a reader: what it lacks.
     pub notes: Vec<String>,
     /// Whether the classes of contents are known.
     pub has_contents: bool,

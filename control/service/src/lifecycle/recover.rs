@@ -43,8 +43,8 @@ pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdic
 
 impl Service {
     /// Tells the truth after an earlier daemon: takes over the machines that went on without it, ends the other VMs that it left,
-    /// cleans its overflow files and run directories, and marks what has ended as lost. What was to be started again stays off, and
-    /// says so. Call it before serving; nothing is on yet.
+    /// cleans its overflow files and run directories, and marks machines that have ended as lost. A machine that was about to be
+    /// started again stays off, and its reason says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifecycleError> {
         self.persistent_disks_are_known().await?;
         tracing::info!("looking for what an earlier daemon left");
