@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build book tutorials console console-check guest demo boot-demo outlive test compare streaming bench packing upgrade soak filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build deb deb-test image image-test book tutorials console console-check guest demo boot-demo outlive test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -26,6 +26,14 @@ deb: rust ## build the Debian package of the server, build/deb/headwater_*.deb, 
 	@[ "$$(build/tools/bin/cargo-deb --version 2>&1)" = "cargo-deb $(CARGO_DEB)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(CARGO_DEB) --root build/tools cargo-deb
 	$(if $(HEADWATER),,cargo build --release --locked --package headwater --package headwater-studies)
 	HEADWATER=$(HEADWATER) packaging/deb/build
+
+image: deb ## build an OCI image of the server with QEMU, build/image/headwater.tar, from the package of 'make deb'
+	@xtask/need mmdebstrap=mmdebstrap
+	packaging/image/build
+
+image-test: image ## run the image of 'make image' in a container (as root)
+	@xtask/need buildah=buildah skopeo=skopeo
+	packaging/image/test
 
 deb-test: deb ## install, upgrade, use and purge the package of 'make deb' in clean Debian 12 and 13 (as root; 600 MB from Debian's mirror)
 	@xtask/need mmdebstrap=mmdebstrap systemd-nspawn=systemd-container
@@ -101,6 +109,11 @@ upgrade: rust ## what a version adds to a store after `apt upgrade` of Debian's 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)
 
+long: rust ## the tests of random operations, crashes and schedules at full length, which `make test` runs for a third of it
+	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
+	HEADWATER_LONG=1 cargo test --locked --package headwater-volume --package headwater-store --package headwater-writecache $(ARGS)
+	HEADWATER_LONG=1 cargo test --locked --package headwater-writecache --features shuttle --test schedules $(ARGS)
+
 filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what the kernel and their tools read (as root): VOLUMES=200
 	@xtask/need $(TEST_TOOLS)
 	HEADWATER_VOLUMES=$(or $(VOLUMES),200) cargo test --locked --package headwater-filesystems --test it random_volumes -- --nocapture $(ARGS)
@@ -131,4 +144,4 @@ fuzz-keep: rust ## take what fuzzing found interesting, and the record of its ru
 
 clean: ## remove what was built and measured, except the guest and what fuzzing found
 	cargo clean
-	rm -rf build/bench build/book build/compare build/deb build/demo build/fuzz/target build/streaming
+	rm -rf build/bench build/book build/compare build/deb build/demo build/fuzz/target build/image build/streaming

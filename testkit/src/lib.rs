@@ -19,6 +19,7 @@
 //!   resident_bytes, alone memory of this process, and tests of it one after the other
 //!   on_small_file_system  a part of a test where a file system is to be filled
 //!   test_name             of a test as its program knows it, to run it in a process of its own
+//!   rounds                of a test of random operations: fewer in `make test` than in `make long`
 //!   send_to_slow_reader   to a peer that takes what it is sent, but slowly
 //!   wait_until            waits for what others do, and fails with what was waited for
 //! ```
@@ -54,6 +55,7 @@ pub mod pki;
 pub mod program;
 pub mod random;
 pub mod reference;
+pub mod rounds;
 #[cfg(feature = "s3")]
 pub mod s3;
 pub mod slow_reader;
@@ -75,6 +77,7 @@ pub use memory::{alone, resident_bytes};
 pub use program::{output, run, succeed};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
+pub use rounds::rounds;
 pub use slow_reader::send_to_slow_reader;
 pub use small_file_system::on_small_file_system;
 pub use test_name::test_name;

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use headwater_testkit::rounds;
 use headwater_writecache::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use headwater_writecache::units::SEGMENT_BYTES;
 use headwater_writecache::{
@@ -378,30 +379,30 @@ fn explore_with_few_preemptions(depth: usize, executions: usize, mode: Mode) {
 
 #[test]
 fn ram_and_disk_at_random() {
-    explore(RandomScheduler::new(5_000), Mode::RamAndDisk, MaxSteps::FailAfter(STEPS_MAX));
+    explore(RandomScheduler::new(rounds(6_000)), Mode::RamAndDisk, MaxSteps::FailAfter(STEPS_MAX));
 }
 
 #[test]
 fn ram_and_disk_with_few_preemptions() {
-    explore_with_few_preemptions(5, 5_000, Mode::RamAndDisk);
+    explore_with_few_preemptions(5, rounds(6_000), Mode::RamAndDisk);
 }
 
 #[test]
 fn ram_alone_at_random() {
-    explore(RandomScheduler::new(2_000), Mode::Ram, MaxSteps::FailAfter(STEPS_MAX));
+    explore(RandomScheduler::new(rounds(3_000)), Mode::Ram, MaxSteps::FailAfter(STEPS_MAX));
 }
 
 #[test]
 fn ram_alone_with_few_preemptions() {
-    explore_with_few_preemptions(5, 2_000, Mode::Ram);
+    explore_with_few_preemptions(5, rounds(3_000), Mode::Ram);
 }
 
 #[test]
 fn persistent_at_random() {
-    explore(RandomScheduler::new(1_500), Mode::Persistent, MaxSteps::FailAfter(STEPS_MAX));
+    explore(RandomScheduler::new(rounds(2_400)), Mode::Persistent, MaxSteps::FailAfter(STEPS_MAX));
 }
 
 #[test]
 fn persistent_with_few_preemptions() {
-    explore_with_few_preemptions(5, 1_500, Mode::Persistent);
+    explore_with_few_preemptions(5, rounds(2_400), Mode::Persistent);
 }
