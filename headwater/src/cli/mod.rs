@@ -134,8 +134,11 @@ pub enum Command {
     /// Write the manual pages to a directory
     Man {
         /// The directory; made if it does not exist
-        #[arg(value_hint = ValueHint::DirPath)]
-        dir: PathBuf,
+        #[arg(value_hint = ValueHint::DirPath, required_unless_present = "markdown")]
+        dir: Option<PathBuf>,
+        /// Print every command and option as one page of Markdown instead
+        #[arg(long, conflicts_with = "dir")]
+        markdown: bool,
     },
 }
 

@@ -24,6 +24,7 @@ mod nbd;
 mod orphans;
 mod persistent;
 mod pull;
+mod reference;
 mod resume;
 mod run;
 mod scheme;
@@ -98,7 +99,8 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Detach(args) => attach::detach(&args, json),
         Command::Attachments => attach::list(json),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),
-        Command::Man { dir } => generate::manual(&dir).map(|()| 0),
+        Command::Man { dir: Some(dir), .. } => generate::manual(&dir).map(|()| 0),
+        Command::Man { dir: None, .. } => reference::print().map(|()| 0),
     }
 }
 

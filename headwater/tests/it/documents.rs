@@ -10,12 +10,13 @@ use crate::support::{headwater, run};
 /// An option that no command has.
 const UNKNOWN: &str = "--no-command-has-this";
 
-/// README.md and the pages of `docs/`.
+/// README.md and the pages of `docs/`, but not the page that is generated: its commands are forms.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let entries = std::fs::read_dir(root.join("docs")).expect("there is docs/");
     let pages = entries.map(|entry| entry.expect("docs/ can be read").path());
     let mut pages: Vec<_> = pages.filter(|path| path.extension().is_some_and(|end| end == "md")).collect();
+    pages.retain(|path| !path.ends_with("cli-reference.md"));
     pages.push(root.join("README.md"));
     pages.sort();
     pages
@@ -70,6 +71,21 @@ fn words(command: &str) -> Vec<String> {
     }
     words.extend(word);
     words
+}
+
+/// The page of all commands is what the program says of itself. `HEADWATER_BLESS=1` writes it.
+#[test]
+fn the_page_of_all_commands_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli-reference.md");
+    let page = run(headwater().args(["man", "--markdown"])).ok();
+    if std::env::var_os("HEADWATER_BLESS").is_some() {
+        std::fs::write(&path, &page).expect("the page can be written");
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == page,
+        "docs/cli-reference.md is not what `headwater man --markdown` prints; HEADWATER_BLESS=1 writes it"
+    );
 }
 
 #[test]
