@@ -26,7 +26,7 @@ const fn known(row: [&'static str; 3], bound: Goal, decision: u32) -> Known {
 
 use Goal::{AtLeast, AtMost};
 
-const KNOWN: [Known; 13] = [
+const KNOWN: [Known; 17] = [
     known(["seal-pause", "guest stands still, longest, ms", "50 ms"], AtMost(2.0), 11),
     known(["fits-qd1", "IOPS", "nbdkit null"], AtLeast(0.85), 13),
     known(["fits-qd1", "IOPS", "nbdkit memory"], AtLeast(0.85), 13),
@@ -35,6 +35,10 @@ const KNOWN: [Known; 13] = [
     known(["overflow-64m", "IOPS", "raw disk"], AtLeast(1.0), 15),
     known(["disk", "IOPS", "raw disk"], AtLeast(0.9), 15),
     known(["vhost-overflow-64m", "IOPS", "raw disk"], AtLeast(1.8), 15),
+    known(["overflow-512", "IOPS", "raw disk"], AtLeast(0.85), 35),
+    known(["overflow-random-512", "IOPS", "raw disk"], AtLeast(0.95), 35),
+    known(["disk-512", "IOPS", "raw disk"], AtLeast(0.85), 35),
+    known(["vhost-overflow-512", "IOPS", "raw disk"], AtLeast(0.85), 35),
     known(["overflow-64m-tight", "bytes to disk/byte", "written once"], AtMost(2.69), 16),
     // With the 64 requests of 1 MiB that are in flight, which are not in the budget.
     known(["memory-64m-large", "MiB resident", "RAM x 1.03 + 32 MiB"], AtMost(1.66), 27),
