@@ -125,6 +125,11 @@ impl DataDir {
         self.0.join("keys")
     }
 
+    /// Recordings of the requests of machines.
+    pub fn recordings(&self) -> PathBuf {
+        self.0.join("recordings")
+    }
+
     /// Machines' sockets, logs and seed disks.
     pub fn run(&self) -> PathBuf {
         self.0.join("run")

@@ -12,6 +12,7 @@
 //! - The file has times, kinds, places and classes of contents. No contents can be had from it.
 //!
 //! # Limits
+//! - A file has [`MOST_REQUESTS`] requests; then the recording ends, and says so.
 //! - [`QUEUED_REQUESTS`] requests of 24 bytes wait for the thread; [`MOST_VOLUMES`] volumes share a file.
 //! - After a crash, the file lacks at most the last [`FLUSH_INTERVAL`].
 //!
@@ -49,4 +50,4 @@ mod device;
 
 pub use content::Content;
 pub use format::{Entry, Kind, MOST_VOLUMES, ReadError, Reader, Record};
-pub use recorder::{FLUSH_INTERVAL, QUEUED_REQUESTS, Recorder, Summary};
+pub use recorder::{FLUSH_INTERVAL, MOST_REQUESTS, QUEUED_REQUESTS, Recorder, Summary};

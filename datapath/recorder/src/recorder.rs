@@ -18,6 +18,9 @@ use crate::format::{Entry, Record, Writer};
 /// Requests that wait for the thread: some 2 MiB. One more is left out.
 pub const QUEUED_REQUESTS: usize = 65_536;
 
+/// The most requests of a file: some 1.2 GiB.
+pub const MOST_REQUESTS: u64 = 250_000_000;
+
 /// A recorded request is in the file after this time.
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -51,14 +54,14 @@ impl Recorder {
     /// Makes the file and begins. A file that is there is refused: it may be another recording.
     /// `now` is noted in the file.
     pub fn create(path: &Path, volumes_bytes: &[u64], now: SystemTime) -> io::Result<Arc<Self>> {
-        Self::with_queue(path, volumes_bytes, now, QUEUED_REQUESTS)
+        Self::with_limits(path, volumes_bytes, now, (QUEUED_REQUESTS, MOST_REQUESTS))
     }
 
-    fn with_queue(
+    fn with_limits(
         path: &Path,
         volumes_bytes: &[u64],
         now: SystemTime,
-        queued: usize,
+        (queued, most_requests): (usize, u64),
     ) -> io::Result<Arc<Self>> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -68,7 +71,9 @@ impl Recorder {
         writer.flush()?;
         let (queue, requests) = sync_channel(queued);
         let (began, dropped) = (Instant::now(), Arc::new(AtomicU64::new(0)));
-        let thread = Thread { writer, began, dropped: Arc::clone(&dropped), path: path.to_owned(), told: 0 };
+        let (path_of_thread, left_out) = (path.to_owned(), Arc::clone(&dropped));
+        let thread =
+            Thread { writer, began, dropped: left_out, path: path_of_thread, told: 0, most_requests };
         let thread =
             std::thread::Builder::new().name("recorder".into()).spawn(move || thread.run(&requests))?;
         let (path, is_over) = (path.to_owned(), AtomicBool::new(false));
@@ -137,19 +142,25 @@ struct Thread {
     path: PathBuf,
     /// Requests left out that the file tells of.
     told: u64,
+    most_requests: u64,
 }
 
 impl Thread {
     fn run(mut self, requests: &Receiver<Message>) -> Summary {
         let (mut count, all_dropped, path) = (0, Arc::clone(&self.dropped), self.path.clone());
-        let result = self.record(requests, &mut count).and_then(|()| self.end());
+        let is_full = |count| {
+            let message = format!("it has {count} requests, which is the most that a recording takes");
+            io::Error::other(message)
+        };
+        let recorded = self.record(requests, &mut count);
+        let was_full = count >= self.most_requests;
+        let result = recorded.and_then(|()| self.end());
+        let result = if was_full { result.and_then(|()| Err(is_full(count))) } else { result };
         let dropped = all_dropped.load(Ordering::Relaxed);
         let failure = result.err().map(|error| error.to_string());
         if let Some(failure) = &failure {
             let path = path.display();
-            tracing::error!(
-                "requests are no longer recorded, because {path} cannot be written: {failure}; the disk goes on"
-            );
+            tracing::error!("requests are no longer recorded in {path}: {failure}; the disk goes on");
         }
         Summary { requests: count, dropped, failure }
     }
@@ -164,6 +175,9 @@ impl Thread {
                 Ok(Message::Request(entry)) => {
                     self.writer.add(Record::Request(entry))?;
                     (*count, has_unflushed) = (*count + 1, true);
+                    if *count >= self.most_requests {
+                        return Ok(());
+                    }
                 }
                 Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -285,7 +299,7 @@ mod tests {
     fn a_full_queue_drops_requests_and_says_how_many() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("record");
-        let recorder = Recorder::with_queue(&path, &[SIZE], UNIX_EPOCH, 1).unwrap();
+        let recorder = Recorder::with_limits(&path, &[SIZE], UNIX_EPOCH, (1, 1 << 20)).unwrap();
         let device = recorder.device(0, Arc::new(ReferenceDisk::new(SIZE)), None);
         let mut sent = 0;
         while recorder.dropped.load(Ordering::Relaxed) < 10 {
@@ -299,6 +313,24 @@ mod tests {
             .sum();
         assert!(summary.dropped >= 10, "{summary:?}");
         assert_eq!((summary.requests + summary.dropped, told), (sent, summary.dropped));
+    }
+
+    #[test]
+    fn a_full_recording_ends_in_order_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record");
+        let recorder = Recorder::with_limits(&path, &[SIZE], UNIX_EPOCH, (64, 5)).unwrap();
+        let device = recorder.device(0, Arc::new(ReferenceDisk::new(SIZE)), None);
+        for _ in 0..9 {
+            blocking::flush(&*device).unwrap();
+        }
+        let summary = recorder.finish().unwrap();
+        assert_eq!(summary.requests, 5);
+        let failure = summary.failure.unwrap();
+        assert!(failure.contains("5 requests, which is the most"), "{failure}");
+        let records = records(&path);
+        assert_eq!(records.len(), 6);
+        assert!(matches!(records.last(), Some(Record::End { .. })), "{records:?}");
     }
 
     #[test]

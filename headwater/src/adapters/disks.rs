@@ -20,6 +20,7 @@ use headwater_writecache::{Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use self::recordings::Recording;
 use self::served::{ServedParts, ServedVolume, Server};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{check_bootable, hash_of, image_failed};
@@ -38,12 +39,15 @@ pub struct Directories {
     pub overflow: PathBuf,
     /// The keys of persistent disks.
     pub keys: PathBuf,
+    /// Recordings of the requests of machines.
+    pub recordings: PathBuf,
 }
 
 /// The disks of one data directory.
 pub struct Volumes {
     store: Arc<dyn Store>,
     files: PersistentDiskFiles,
+    recordings: PathBuf,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
     /// Memory for all write caches.
@@ -92,7 +96,8 @@ impl Volumes {
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = PersistentDiskFiles::new(directories.overflow, directories.keys);
         let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
-        Ok(Self { store, files, streaming, host, ram_bytes, caches, readable, totals })
+        let recordings = directories.recordings;
+        Ok(Self { store, files, recordings, streaming, host, ram_bytes, caches, readable, totals })
     }
 
     /// What the disk of a machine is that is on, as a reader outside sees it.
@@ -319,6 +324,7 @@ impl Volumes {
         Opener {
             store: self.store.clone(),
             files: self.files.clone(),
+            recordings: self.recordings.clone(),
             streaming: Arc::clone(&self.streaming),
             host: Arc::clone(&self.host),
             caches: self.caches.clone(),
@@ -357,6 +363,7 @@ impl Opening {
 struct Opener {
     store: Arc<dyn Store>,
     files: PersistentDiskFiles,
+    recordings: PathBuf,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
     caches: CacheArgs,
@@ -471,8 +478,11 @@ impl Opener {
         let Opened { volume, pin, version, image } =
             self.volume(&request.machine, &request.version, &request.cache, open)?;
         let socket = request.run_dir.join("disk.sock");
-        let served = Server::bind(&request, &socket, volume.clone());
-        let server = served.inspect_err(|_| volume.close())?;
+        let begin = || recordings::begin(&self.recordings, &request.machine, &volume, &image);
+        let recording = request.is_recorded.then(begin).transpose();
+        let recording = recording.inspect_err(|_| volume.close())?;
+        let device = recording.as_ref().map_or_else(|| volume.clone() as Arc<dyn Device>, Recording::device);
+        let server = Server::bind(&request, &socket, device).inspect_err(|_| volume.close())?;
         self.totals.opened(&volume);
         let served = Arc::new(ServedVolume {
             machine: request.machine.clone(),
@@ -488,7 +498,7 @@ impl Opener {
             image,
             snapshot_leases: SnapshotLeases::default(),
             totals: self.totals,
-            parts: Arc::new(Mutex::new(Some(ServedParts { server, pin, version }))),
+            parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, pin, version }))),
         });
         let mut on = self.readable.on.lock();
         on.retain(|_, disk| disk.strong_count() > 0);
@@ -565,6 +575,7 @@ pub fn host_memory_bytes() -> u64 {
     SystemPressure::new().memory_bytes().unwrap_or(u64::MAX)
 }
 
+mod recordings;
 mod served;
 mod shortage;
 #[cfg(test)]

@@ -45,6 +45,10 @@ pub struct RunArgs {
     /// What the write caches of all machines have in common
     #[command(flatten)]
     pub caches: CacheArgs,
+    /// Write which requests each machine sends to a new file MACHINE-N.rec in this directory, never what they carry: for
+    /// `headwater-study sizing`
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub record: Option<PathBuf>,
 }
 
 /// `headwater serve`.

@@ -142,6 +142,10 @@ pub enum MachineCommand {
         /// The machines
         #[command(flatten)]
         which: Which,
+        /// Record which requests each sends to its disk, until it is off or its guest restarts: in DIR/recordings/NAME-N.rec of the daemon, never what they
+        /// carry
+        #[arg(long)]
+        record: bool,
         /// Wait until the guests are up: at most 600 seconds, or so many
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,

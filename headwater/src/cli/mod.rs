@@ -237,7 +237,7 @@ mod tests {
             let cli = Cli::try_parse_from(["headwater", "machine"].iter().chain(args)).unwrap();
             match cli.command {
                 Command::Machine(
-                    MachineCommand::Start { which, wait } | MachineCommand::Reset { which, wait },
+                    MachineCommand::Start { which, wait, .. } | MachineCommand::Reset { which, wait },
                 ) => (which.names, wait),
                 _ => panic!("neither start nor reset"),
             }

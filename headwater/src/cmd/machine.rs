@@ -83,8 +83,9 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                 }
             }
         }
-        MachineCommand::Start { which, wait } => {
-            change(&client, &named(&client, which).await?, "start", wait, json).await?;
+        MachineCommand::Start { which, record, wait } => {
+            let verb = if record { START_RECORDED } else { "start" };
+            change(&client, &named(&client, which).await?, verb, wait, json).await?;
         }
         MachineCommand::Reset { which, wait } => {
             change(&client, &named(&client, which).await?, "reset", wait, json).await?;
@@ -256,6 +257,9 @@ fn display_text(machine: &Machine) -> String {
     }
 }
 
+/// The request of a start whose machine is recorded.
+pub const START_RECORDED: &str = "start?record=true";
+
 /// Changes all machines at the same time; the first failure is ours, once all are done.
 async fn change(
     client: &Client,
@@ -327,7 +331,7 @@ fn waits_for(name: &str, verb: &str) -> String {
         "stop" => format!(
             "waiting for {name} to switch itself off; 'headwater machine stop --force {name}' ends it at once"
         ),
-        "start" => format!("waiting for {name} to start, or for another change of it"),
+        "start" | START_RECORDED => format!("waiting for {name} to start, or for another change of it"),
         "reset" => format!("waiting for {name} to end and start again, or for another change of it"),
         _ => format!("waiting for {name} to end"),
     }

@@ -46,6 +46,7 @@ pub async fn run(data_dir: DataDir, args: RunArgs, json: bool) -> anyhow::Result
         credentials: args.credentials.clone(),
         stream: args.stream.clone(),
         caches: args.caches.clone(),
+        recordings: args.record.clone(),
         ..Options::default()
     };
     let daemon = starting::start(data_dir, options, &mut signals, note).await?;
@@ -81,8 +82,9 @@ async fn bring_up_and_watch(
     let image = image_of(client, args, may_import, json).await?;
     let names = free_names(client, &image, args.count).await?;
     create(client, names, &image, &args.machine, created).await?;
+    let verb = if args.record.is_some() { machine::START_RECORDED } else { "start" };
     for name in &created.names {
-        client.change_machine(name, "start").await.map_err(for_another_run)?;
+        client.change_machine(name, verb).await.map_err(for_another_run)?;
     }
     watch(client, &created.names, json).await
 }

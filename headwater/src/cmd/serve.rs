@@ -55,6 +55,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         caches: args.caches,
         stream: args.stream,
         credentials: args.credentials,
+        recordings: None,
         resume: args.resume,
         seal_removes: args.seal_removes,
     };

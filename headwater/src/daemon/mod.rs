@@ -125,6 +125,8 @@ pub struct Options {
     pub stream: StreamArgs,
     /// What their servers are shown.
     pub credentials: Credentials,
+    /// The directory of recordings, where it is not that of the data directory. Only of a daemon that has the disks itself.
+    pub recordings: Option<PathBuf>,
     /// Start the machines that were on when the last daemon ended.
     pub resume: bool,
     /// Files that a seal removes in a guest besides the usual ones.
@@ -196,6 +198,7 @@ impl Daemon {
             credentials: options.credentials,
             stream: options.stream,
             caches: options.caches,
+            recordings: options.recordings,
             disks: options.disks,
         };
         let OpenStore { store, last_known, disks, disk_process, disks_lock } =
@@ -464,6 +467,7 @@ struct StoreOptions {
     credentials: Credentials,
     stream: StreamArgs,
     caches: CacheArgs,
+    recordings: Option<PathBuf>,
     disks: DisksIn,
 }
 
@@ -484,7 +488,7 @@ fn open_store_here(
     known: &StoreKnown,
     step: &watch::Sender<&'static str>,
 ) -> anyhow::Result<OpenStore> {
-    let StoreOptions { name, credentials, stream, caches, disks } = options;
+    let StoreOptions { name, credentials, stream, caches, recordings, disks } = options;
     match disks {
         DisksIn::Daemon => {
             // Machines of 'serve' may be on, with their disks in another process.
@@ -499,7 +503,11 @@ fn open_store_here(
             let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), kept));
             is_there(data_dir, name.as_deref(), known)?;
             let store = open_named(data_dir, name.as_deref(), &last_known, &credentials)?;
-            let directories = Directories { overflow: data_dir.cache(), keys: data_dir.keys() };
+            let directories = Directories {
+                overflow: data_dir.cache(),
+                keys: data_dir.keys(),
+                recordings: recordings.unwrap_or_else(|| data_dir.recordings()),
+            };
             let volumes = Volumes::new(store.clone(), directories, caches, &stream, cache, None);
             let disks = volumes.map_err(|error| disk_process::problem_of(&error))?;
             let (disks, disks_lock) = (Arc::new(disks), Some(disks_lock));

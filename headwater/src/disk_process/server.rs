@@ -350,7 +350,11 @@ fn open(host: &Host) -> anyhow::Result<OpenStore> {
     let outbox = is_written.then(Arc::<TraceOutbox>::default);
     let volumes = Volumes::new(
         store,
-        Directories { overflow: settings.cache_dir(), keys: settings.keys_dir() },
+        Directories {
+            overflow: settings.cache_dir(),
+            keys: settings.keys_dir(),
+            recordings: settings.recordings_dir(),
+        },
         settings.caches(),
         &settings.stream(),
         chunk_cache.clone(),

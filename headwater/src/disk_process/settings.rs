@@ -17,6 +17,7 @@ pub struct Settings {
     own_store: PathBuf,
     cache_dir: PathBuf,
     keys_dir: PathBuf,
+    recordings_dir: PathBuf,
     token: Option<PathBuf>,
     ca: Option<PathBuf>,
     pause_s: u64,
@@ -64,6 +65,7 @@ impl Settings {
             own_store: data_dir.store(),
             cache_dir: data_dir.cache(),
             keys_dir: data_dir.keys(),
+            recordings_dir: data_dir.recordings(),
             token: absolute(&credentials.token)?,
             ca: absolute(&credentials.ca)?,
             pause_s: caches.writing.pause,
@@ -100,6 +102,11 @@ impl Settings {
     /// The directory of the keys of persistent disks.
     pub fn keys_dir(&self) -> PathBuf {
         self.keys_dir.clone()
+    }
+
+    /// The directory of recordings.
+    pub fn recordings_dir(&self) -> PathBuf {
+        self.recordings_dir.clone()
     }
 
     /// The token and the authorities for servers of the store.

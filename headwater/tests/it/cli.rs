@@ -288,7 +288,11 @@ fn run_imports_boots_shows_and_cleans_up() {
     let disk = dir.path().join("My Disk.raw");
     std::fs::write(&disk, tiny_disk()).unwrap();
     let data = dir.path().join("data");
-    let mut running = Running::start(&data, disk.to_str().unwrap(), &["-n", "2"]);
+    let mut running = Running::start(
+        &data,
+        disk.to_str().unwrap(),
+        &["-n", "2", "--record", dir.path().join("recorded").to_str().unwrap()],
+    );
     running.until("imported as my-disk@1");
     running.until("my-disk-1 is running, booted in");
     running.until("my-disk-2 is running, booted in");
@@ -301,6 +305,11 @@ fn run_imports_boots_shows_and_cleans_up() {
     signal(running.child.id(), "INT");
     assert_eq!(running.child.wait().unwrap().code(), Some(0));
     assert_eq!(std::fs::read_dir(data.join("run")).unwrap().count(), 0);
+    for number in 1..=2 {
+        let file = dir.path().join(format!("recorded/my-disk-{number}-1.rec"));
+        let mut recording = headwater_recorder::Reader::open(&file).unwrap();
+        assert!(recording.next_record().unwrap().is_some());
+    }
     assert!(!data.join("api.sock").exists());
 
     // The image stays; a second run of it needs no file.

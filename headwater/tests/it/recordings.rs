@@ -1,10 +1,10 @@
-//! What `export --record` writes: which requests machines sent, and nothing of what they carried.
+//! What `export --record` and recorded machines write: which requests were sent, and nothing of what they carried.
 
 use std::io::BufRead;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::{self, headwater, run, short_dir, signal};
+use crate::support::{self, Daemon, headwater, run, short_dir, signal};
 use headwater_block::blocking;
 use headwater_nbd::Client;
 use headwater_recorder::{Content, Kind, Reader, Record};
@@ -88,4 +88,36 @@ fn an_export_records_the_requests_of_each_machine() {
         &["cannot record requests in", "two.rec", "File exists", "name a file that is not there yet"],
     );
     assert_eq!(std::fs::read(&file).unwrap(), before);
+}
+
+#[test]
+fn a_machine_is_recorded_from_its_start_to_its_stop() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab", "--record", "--wait"]).ok();
+    for _ in 0..3 {
+        daemon.console("lab", "w", Some("W"));
+    }
+    daemon
+        .cli(&["machine", "start", "lab", "--record"])
+        .fails(4, &["it is on", "a recording begins when a machine starts", "headwater machine stop lab"]);
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    let file = daemon.path().join("recordings/lab-1.rec");
+    let (sizes, first) = records(&file);
+    assert_eq!(sizes.len(), 1);
+    assert!(matches!(first.last(), Some(Record::End { .. })), "{first:?}");
+    let count = |kind| {
+        let is_kind = |record: &&Record| matches!(record, Record::Request(it) if it.kind == kind);
+        first.iter().filter(is_kind).count()
+    };
+    assert_eq!((count(Kind::Write), count(Kind::Read) > 0), (3, true), "{first:?}");
+
+    // The next start is not recorded unless it is told to be, and then in another file.
+    let files = || std::fs::read_dir(daemon.path().join("recordings")).unwrap().count();
+    daemon.cli(&["machine", "start", "lab"]).ok();
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    assert_eq!(files(), 1);
+    daemon.cli(&["machine", "start", "lab", "--record"]).ok();
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    assert!(files() == 2 && daemon.path().join("recordings/lab-2.rec").exists());
 }

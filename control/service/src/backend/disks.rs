@@ -29,6 +29,8 @@ pub struct DiskRequest {
     pub kept: Option<PersistentDiskRef>,
     /// The machine was on just now, and is to go on: where there is less space than its limit, the log alone says so.
     pub goes_on: bool,
+    /// Whether the requests of the machine are recorded in a file.
+    pub is_recorded: bool,
     /// What its socket speaks.
     pub transport: DiskTransport,
     /// What the machine boots with: a version that it cannot boot is refused.

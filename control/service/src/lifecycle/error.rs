@@ -134,6 +134,11 @@ pub enum LifecycleError {
         /// What was found.
         found: Vec<String>,
     },
+    /// Its requests were to be recorded.
+    #[error(
+        "cannot record the requests of machine '{0}': it is on, and a recording begins when a machine starts"
+    )]
+    OnAndNotRecorded(String),
     /// A version is being made of its disk.
     #[error("cannot {what} machine '{machine}': a version is being made of its disk")]
     BeingSealed {
@@ -263,6 +268,7 @@ impl Explain for LifecycleError {
             | Self::NotInOrder { .. }
             | Self::KeepsIdentity { .. }
             | Self::BeingSealed { .. }
+            | Self::OnAndNotRecorded(_)
             | Self::EditOver { .. }
             | Self::Forgotten { .. } => ProblemKind::Conflict,
             Self::EditStays { source, .. } => source.kind(),
@@ -323,6 +329,7 @@ impl Explain for LifecycleError {
             Self::KeepsIdentity { .. } => {
                 Some("--keep-identity makes a version that is marked as not generalised".to_owned())
             }
+            Self::OnAndNotRecorded(machine) => Some(format!("stop it first: 'headwater machine stop {machine}'")),
             Self::BeingSealed { .. } => Some("try again when it is made".to_owned()),
             Self::EditStays { .. } => Some(
                 "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"

@@ -18,6 +18,8 @@ use crate::lifecycle::{Active, LifecycleError};
 pub(crate) enum StartReason {
     /// Somebody wants it.
     Request,
+    /// Somebody wants it, and its requests recorded.
+    Recorded,
     /// It was on until it was reset.
     Reset,
     /// Its guest restarted, and it is started until that works.
@@ -30,7 +32,7 @@ impl StartReason {
     /// What is wanted of a machine whose start failed.
     fn otherwise(self) -> Wanted {
         match self {
-            Self::Request | Self::Reset => Wanted::Stopped,
+            Self::Request | Self::Recorded | Self::Reset => Wanted::Stopped,
             Self::Restart | Self::Resume => Wanted::Running,
         }
     }
@@ -44,13 +46,32 @@ impl StartReason {
 impl Service {
     /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
     pub(crate) async fn start(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
+        self.start_because(name, caller, StartReason::Request).await
+    }
+
+    /// Starts a machine, and records which requests it sends to its disk. A machine that is on already is refused.
+    pub(crate) async fn start_recorded(
+        &self,
+        name: &str,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        self.start_because(name, caller, StartReason::Recorded).await
+    }
+
+    async fn start_because(
+        &self,
+        name: &str,
+        caller: &Caller,
+        reason: StartReason,
+    ) -> Result<MachineRecord, LifecycleError> {
         let started = async {
             let (_turn, record) = self.turn_of(name).await?;
             Self::is_vm("start", &record)?;
-            if self.active(record.uuid).is_some() {
-                return Ok(record);
+            match (self.active(record.uuid).is_some(), reason) {
+                (true, StartReason::Recorded) => Err(LifecycleError::OnAndNotRecorded(record.name)),
+                (true, _) => Ok(record),
+                (false, _) => self.start_locked(record, caller, reason).await,
             }
-            self.start_locked(record, caller, StartReason::Request).await
         };
         started.await.map_err(|e| match e {
             LifecycleError::Db(source) => LifecycleError::NotNoted { machine: name.to_owned(), source },
@@ -195,7 +216,8 @@ impl Service {
             version: boot.version.clone(),
             cache: boot.cache,
             kept: boot.kept.as_ref().map(files_of),
-            goes_on: occasion != StartReason::Request,
+            goes_on: !matches!(occasion, StartReason::Request | StartReason::Recorded),
+            is_recorded: occasion == StartReason::Recorded,
             transport: record.transport,
             firmware: record.platform.firmware,
         };

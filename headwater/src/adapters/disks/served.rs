@@ -16,6 +16,7 @@ use headwater_volume::Volume;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use super::recordings::Recording;
 use super::shortage::Failing;
 use super::{at_least, blocking, kind_of};
 use crate::adapters::frozen::FrozenVolume;
@@ -105,6 +106,7 @@ pub(super) struct ServedVolume {
 /// What a disk needs while it is open.
 pub(super) struct ServedParts {
     pub(super) server: Server,
+    pub(super) recording: Option<Recording>,
     /// As in [`super::Opened`].
     pub(super) pin: Pin,
     pub(super) version: Arc<Pin>,
@@ -228,8 +230,9 @@ impl Disk for ServedVolume {
             let saved = volume.try_close();
             let used = volume.counters();
             let is_used = parts.is_some() && used.read_ops + used.write_ops > 0;
-            if let Some(ServedParts { server, pin, version }) = parts {
+            if let Some(ServedParts { server, recording, pin, version }) = parts {
                 server.stop();
+                drop((server, recording));
                 release((pin, version));
             }
             totals.closed(&volume);

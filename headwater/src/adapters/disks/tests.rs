@@ -52,11 +52,11 @@ impl Fixture {
         headwater_image::import(image, &store, &options, &mut |_| {}).unwrap();
         let image = store.image(&name).unwrap().unwrap();
         let version = version_of(&image, image.newest().unwrap());
-        let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
+        let [cache, keys, recordings] = ["cache", "keys", "recordings"].map(|name| dir.path().join(name));
         std::fs::create_dir(&cache).unwrap();
         let volumes = Volumes::new(
             offer(store),
-            Directories { overflow: cache, keys },
+            Directories { overflow: cache, keys, recordings },
             caches,
             &StreamArgs::default(),
             None,
@@ -89,6 +89,7 @@ impl Fixture {
             cache,
             kept: None,
             goes_on: false,
+            is_recorded: false,
             transport: DiskTransport::Nbd,
             firmware: Firmware::default(),
         }
