@@ -4,12 +4,17 @@ use headwater_writecache::Snapshot;
 use headwater_writecache::counters::Sharded;
 use serde::{Deserialize, Serialize};
 
-use crate::latency::LatencySnapshot;
+use crate::latency::{Class, LatencySnapshot};
 
 /// Indexes of the volume's own counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Own {
-    ReadOps,
+    /// Reads, by the slowest place that a part of them came from.
+    ReadRamOps,
+    ReadPackedOps,
+    ReadZeroOps,
+    ReadDiskOps,
+    ReadImageOps,
     ReadBytes,
     WriteOps,
     WriteBytes,
@@ -19,9 +24,23 @@ pub(crate) enum Own {
 
 /// The volume's own counters.
 #[derive(Debug, Default)]
-pub(crate) struct OwnCounters(Sharded<6>);
+pub(crate) struct OwnCounters(Sharded<10>);
 
 impl OwnCounters {
+    /// Counts a read request that was answered.
+    #[inline]
+    pub(crate) fn read(&self, class: Class, bytes: u64) {
+        let which = match class {
+            Class::ReadPacked => Own::ReadPackedOps,
+            Class::ReadZero => Own::ReadZeroOps,
+            Class::ReadDisk => Own::ReadDiskOps,
+            Class::ReadImage => Own::ReadImageOps,
+            Class::ReadRam | Class::Write | Class::WriteWaited => Own::ReadRamOps,
+        };
+        self.add(which, 1);
+        self.add(Own::ReadBytes, bytes);
+    }
+
     #[inline]
     pub(crate) fn add(&self, which: Own, count: u64) {
         self.0.add(which as usize, count);
@@ -29,8 +48,16 @@ impl OwnCounters {
 
     pub(crate) fn view(&self, latency: LatencySnapshot, cache: Snapshot) -> VolumeCounters {
         let total = |which: Own| self.0.total(which as usize);
+        let reads = ReadOps {
+            ram: total(Own::ReadRamOps),
+            packed: total(Own::ReadPackedOps),
+            zero: total(Own::ReadZeroOps),
+            disk: total(Own::ReadDiskOps),
+            image: total(Own::ReadImageOps),
+        };
         VolumeCounters {
-            read_ops: total(Own::ReadOps),
+            read_ops: reads.ram + reads.packed + reads.zero + reads.disk + reads.image,
+            reads,
             read_bytes: total(Own::ReadBytes),
             write_ops: total(Own::WriteOps),
             write_bytes: total(Own::WriteBytes),
@@ -42,11 +69,30 @@ impl OwnCounters {
     }
 }
 
+/// Read requests by where they were served. A request that is served from several places counts for the slowest: the image, the
+/// overflow disk, packed RAM, RAM, zeroes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadOps {
+    /// From RAM.
+    pub ram: u64,
+    /// From packed RAM.
+    pub packed: u64,
+    /// Zeroes, which have no place.
+    pub zero: u64,
+    /// From the overflow disk.
+    pub disk: u64,
+    /// From the image.
+    pub image: u64,
+}
+
 /// A moment's view of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeCounters {
     /// Read requests answered.
     pub read_ops: u64,
+    /// The same, by where they were served.
+    #[serde(default)]
+    pub reads: ReadOps,
     /// Bytes they asked for.
     pub read_bytes: u64,
     /// Write requests answered.

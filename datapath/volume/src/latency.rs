@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use headwater_writecache::Residence;
+use headwater_writecache::{ReadTally, Residence};
 use serde::{Deserialize, Serialize};
 
 /// Of so many requests that are finished at once, one is timed.
@@ -46,13 +46,14 @@ pub(crate) enum Class {
 const CLASSES: usize = 7;
 
 impl Class {
-    pub(crate) fn read(from: Residence) -> Self {
-        match from {
-            Residence::Ram => Self::ReadRam,
+    /// A read that was finished at once: the slowest place that a part of it came from.
+    #[inline]
+    pub(crate) fn at_once(tally: ReadTally, image_bytes: u64) -> Self {
+        match tally.slowest() {
+            _ if image_bytes > 0 => Self::ReadImage,
             Residence::Packed => Self::ReadPacked,
-            Residence::Zero => Self::ReadZero,
-            Residence::Disk => Self::ReadDisk,
-            Residence::Absent => Self::ReadImage,
+            Residence::Ram => Self::ReadRam,
+            Residence::Zero | Residence::Disk | Residence::Absent => Self::ReadZero,
         }
     }
 }

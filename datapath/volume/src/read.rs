@@ -193,6 +193,7 @@ fn read_image(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>,
         if let Some((inner, since)) = counted
             && let Some(inner) = inner.upgrade()
         {
+            inner.counters.read(Class::ReadImage, range.len());
             inner.counters.add(Own::ImageBytes, range.len());
             inner.latencies.waited(Class::ReadImage, since);
         }
@@ -373,6 +374,7 @@ impl Gather {
             if image_bytes > 0 {
                 inner.counters.add(Own::ImageBytes, image_bytes);
             }
+            inner.counters.read(class, self.range.len());
             inner.latencies.waited(class, self.since);
         });
         done.complete(result, buffer);

@@ -187,7 +187,8 @@ impl Volume {
 }
 
 impl Inner {
-    fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Attempt, IoError> {
+    /// Answers a read without waiting. `None`: it must wait.
+    fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Option<Class>, IoError> {
         let mut absent: Option<ByteRange> = None;
         // Counted when all of it is there: a request that must wait comes again as a whole.
         let (mut tally, mut image_bytes) = (ReadTally::default(), 0);
@@ -205,18 +206,18 @@ impl Inner {
                     tally.add(from);
                     if let Some(run) = absent.take() {
                         if read_base_now(&self.base, range, run, into)? == Attempt::MustWait {
-                            return Ok(Attempt::MustWait);
+                            return Ok(None);
                         }
                         image_bytes += run.len();
                     }
                 }
                 Found::Absent => absent = extend(absent, piece),
-                Found::Spilled(_) | Found::Partial => return Ok(Attempt::MustWait),
+                Found::Spilled(_) | Found::Partial => return Ok(None),
             }
         }
         if let Some(run) = absent {
             if read_base_now(&self.base, range, run, into)? == Attempt::MustWait {
-                return Ok(Attempt::MustWait);
+                return Ok(None);
             }
             image_bytes += run.len();
         }
@@ -224,13 +225,7 @@ impl Inner {
         if image_bytes > 0 {
             self.counters.add(Own::ImageBytes, image_bytes);
         }
-        Ok(Attempt::Done)
-    }
-
-    /// What a read that was finished at once counts as: its first block stands for all.
-    fn class_of_read(&self, range: ByteRange) -> Class {
-        let first = u32::try_from(range.first_block()).unwrap_or(u32::MAX);
-        Class::read(self.cache.residence(BlockNumber(first)))
+        Ok(Some(Class::at_once(tally, image_bytes)))
     }
 
     fn write_now(&self, range: ByteRange, from: &[u8]) -> Result<Attempt, IoError> {
@@ -430,15 +425,12 @@ impl Device for Volume {
         match op {
             Op::Read { range, into } => {
                 let sampled = latency::sample();
-                let attempt = inner.read_now(range, into)?;
-                if attempt == Attempt::Done {
-                    if let Some(since) = sampled {
-                        inner.latencies.sampled(inner.class_of_read(range), since);
-                    }
-                    inner.counters.add(Own::ReadOps, 1);
-                    inner.counters.add(Own::ReadBytes, range.len());
+                let Some(class) = inner.read_now(range, into)? else { return Ok(Attempt::MustWait) };
+                if let Some(since) = sampled {
+                    inner.latencies.sampled(class, since);
                 }
-                Ok(attempt)
+                inner.counters.read(class, range.len());
+                Ok(Attempt::Done)
             }
             Op::Write { fua: true, .. } | Op::WriteZeroes { fua: true, .. }
                 if inner.geometry.volatile_cache =>
@@ -482,8 +474,7 @@ impl Device for Volume {
         {
             return false;
         }
-        inner.counters.add(Own::ReadOps, 1);
-        inner.counters.add(Own::ReadBytes, range.len());
+        inner.counters.read(Class::ReadImage, range.len());
         inner.counters.add(Own::ImageBytes, range.len());
         if let Some(since) = sampled {
             inner.latencies.sampled(Class::ReadImage, since);
@@ -494,11 +485,7 @@ impl Device for Volume {
     fn submit(&self, request: Request, done: Completion) {
         let inner = &self.inner;
         match request {
-            Request::Read { range, buffer } => {
-                inner.counters.add(Own::ReadOps, 1);
-                inner.counters.add(Own::ReadBytes, range.len());
-                read::start(inner, Side::Now, range, buffer, done);
-            }
+            Request::Read { range, buffer } => read::start(inner, Side::Now, range, buffer, done),
             Request::Write { range, buffer, fua } => {
                 let since = Instant::now();
                 let done = inner.then_count(done, move |inner| {

@@ -183,6 +183,18 @@ pub struct Snapshot {
     pub spilled_blocks: u64,
     /// Bytes written to the overflow disk.
     pub spilled_bytes: u64,
+    /// Reads of the overflow disk, those of cleaning included.
+    #[serde(default)]
+    pub disk_read_ops: u64,
+    /// Bytes that they asked for.
+    #[serde(default)]
+    pub disk_read_bytes: u64,
+    /// Writes to the overflow disk.
+    #[serde(default)]
+    pub disk_write_ops: u64,
+    /// Bytes that they brought.
+    #[serde(default)]
+    pub disk_write_bytes: u64,
     /// Segments cleaned.
     pub cleaned_segments: u64,
     /// Blocks moved by cleaning.

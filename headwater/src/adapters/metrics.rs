@@ -53,8 +53,14 @@ fn requests(counters: &VolumeCounters) -> Vec<Sample> {
     let read = |served, blocks| Sample::new("headwater_read_blocks_total", blocks).with("served", served);
     let stored = |how, blocks| Sample::new("headwater_written_blocks_total", blocks).with("stored", how);
     let elided = |reason, blocks| Sample::new("headwater_elided_blocks_total", blocks).with("reason", reason);
+    let reads = |served, count| Sample::new("headwater_read_operations_total", count).with("served", served);
     vec![
         Sample::new("headwater_reads_total", counters.read_ops),
+        reads("ram", counters.reads.ram),
+        reads("packed", counters.reads.packed),
+        reads("zero", counters.reads.zero),
+        reads("disk", counters.reads.disk),
+        reads("image", counters.reads.image),
         Sample::new("headwater_read_bytes_total", counters.read_bytes),
         read("ram", cache.read_ram_blocks),
         read("packed", cache.read_packed_blocks),
@@ -74,7 +80,13 @@ fn requests(counters: &VolumeCounters) -> Vec<Sample> {
 
 fn cache(counters: &VolumeCounters) -> Vec<Sample> {
     let cache = &counters.cache;
+    let disk = |name: &str, direction, value| Sample::new(name, value).with("direction", direction);
+    let (operations, bytes) = ("headwater_overflow_operations_total", "headwater_overflow_bytes_total");
     vec![
+        disk(operations, "read", cache.disk_read_ops),
+        disk(operations, "write", cache.disk_write_ops),
+        disk(bytes, "read", cache.disk_read_bytes),
+        disk(bytes, "write", cache.disk_write_bytes),
         Sample::new("headwater_cache_ram_target_bytes", cache.ram_target_bytes),
         Sample::new("headwater_cache_ram_share_bytes", cache.ram_share_bytes),
         Sample::new("headwater_cache_ram_used_bytes", cache.ram_used_bytes),

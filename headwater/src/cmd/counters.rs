@@ -108,14 +108,15 @@ fn blocks(count: u64) -> String {
 }
 
 fn requests(counters: &VolumeCounters) -> Vec<Row> {
-    let cache = &counters.cache;
+    let (cache, reads) = (&counters.cache, counters.reads);
+    let served = |requests: u64, bytes: String| format!("{requests} requests, {bytes}");
     vec![
         ("reads", format!("{} requests, {}", counters.read_ops, size::format(counters.read_bytes))),
-        ("  from RAM", blocks(cache.read_ram_blocks)),
-        ("  from packed RAM", blocks(cache.read_packed_blocks)),
-        ("  from the overflow disk", blocks(cache.read_disk_blocks)),
-        ("  from the image", size::format(counters.image_read_bytes)),
-        ("  zeroes", blocks(cache.read_zero_blocks)),
+        ("  from RAM", served(reads.ram, blocks(cache.read_ram_blocks))),
+        ("  from packed RAM", served(reads.packed, blocks(cache.read_packed_blocks))),
+        ("  from the overflow disk", served(reads.disk, blocks(cache.read_disk_blocks))),
+        ("  from the image", served(reads.image, size::format(counters.image_read_bytes))),
+        ("  zeroes", served(reads.zero, blocks(cache.read_zero_blocks))),
         ("writes", format!("{} requests, {}", counters.write_ops, size::format(counters.write_bytes))),
         ("  over their own place in RAM", blocks(cache.write_in_place_blocks)),
         ("  to a new place", blocks(cache.write_new_blocks)),
@@ -157,6 +158,7 @@ fn time(ns: u64) -> String {
 fn cache(cache: &Snapshot) -> Vec<Row> {
     let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
     let segments = |held: String, segments: u64| format!("{held} in {segments} segments");
+    let disk = |count: u64, bytes: u64| format!("{count} operations, {}", size::format(bytes));
     // Without a disk there is neither.
     let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let packed = format!(
@@ -181,6 +183,8 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
         ("  key in memory", shown(&cache.key_memory)),
         ("packed", segments(blocks(cache.packed_blocks), cache.packed_segments)),
         ("spilled", format!("{spilled}, {} of it blocks in use", blocks(cache.spilled_blocks))),
+        ("overflow disk reads", disk(cache.disk_read_ops, cache.disk_read_bytes)),
+        ("overflow disk writes", disk(cache.disk_write_ops, cache.disk_write_bytes)),
         ("cleaned", segments(blocks(cache.cleaned_blocks), cache.cleaned_segments)),
         ("copies of what is spilled", format!("{} segments dropped", cache.evicted_segments)),
         ("commits of a persistent cache", cache.commits.to_string()),

@@ -51,6 +51,16 @@ pub struct ReadTally {
 }
 
 impl ReadTally {
+    /// The slowest place that a block came from.
+    #[inline]
+    pub fn slowest(&self) -> Residence {
+        match self {
+            Self { packed: 1.., .. } => Residence::Packed,
+            Self { ram: 1.., .. } => Residence::Ram,
+            _ => Residence::Zero,
+        }
+    }
+
     /// One more block.
     #[inline]
     pub fn add(&mut self, from: Residence) {

@@ -15,6 +15,7 @@ impl WriteCache {
         };
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let c = &self.counters;
+        let disk = self.overflow.as_ref().map(|overflow| overflow.operations()).unwrap_or_default();
         Snapshot {
             ram_target_bytes: load(&self.ram_bytes),
             ram_share_bytes: self.ram_limit_bytes(),
@@ -45,6 +46,10 @@ impl WriteCache {
             spilled_segments: load(&c.spilled_segments),
             spilled_blocks: load(&c.spilled_blocks),
             spilled_bytes: load(&c.spilled_bytes),
+            disk_read_ops: disk.reads,
+            disk_read_bytes: disk.read_bytes,
+            disk_write_ops: disk.writes,
+            disk_write_bytes: disk.write_bytes,
             cleaned_segments: load(&c.cleaned_segments),
             cleaned_blocks: load(&c.cleaned_blocks),
             evicted_segments: load(&c.evicted_segments),

@@ -76,6 +76,29 @@ pub struct Overflow {
     /// The host's thread knows that there may be some of them.
     buffers_known: AtomicBool,
     no_fallocate: AtomicBool,
+    operations: Operations,
+}
+
+/// What was asked of the disk: operations and bytes of each direction.
+#[derive(Default)]
+struct Operations {
+    read: AtomicU64,
+    read_bytes: AtomicU64,
+    write: AtomicU64,
+    write_bytes: AtomicU64,
+}
+
+/// Reads and writes of an overflow disk, so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskOperations {
+    /// Reads.
+    pub reads: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
 }
 
 /// Small read buffers.
@@ -172,9 +195,34 @@ impl Overflow {
             buffers: Mutex::default(),
             buffers_known: AtomicBool::new(false),
             no_fallocate: AtomicBool::new(is_device),
+            operations: Operations::default(),
         };
         overflow.set_limit_bytes(limit_bytes);
         Ok(overflow)
+    }
+
+    /// Reads and writes that the disk was asked for.
+    pub fn operations(&self) -> DiskOperations {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of = &self.operations;
+        DiskOperations {
+            reads: load(&of.read),
+            read_bytes: load(&of.read_bytes),
+            writes: load(&of.write),
+            write_bytes: load(&of.write_bytes),
+        }
+    }
+
+    /// Counts an operation and gives it to the engine.
+    fn submit(&self, op: IoOp) {
+        let of = &self.operations;
+        let (count, bytes) = match op.direction {
+            Direction::Read => (&of.read, &of.read_bytes),
+            Direction::Write => (&of.write, &of.write_bytes),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        bytes.fetch_add(op.len as u64, Ordering::Relaxed);
+        self.engine.submit(op);
     }
 
     /// See [`IoEngine::completion_queue`].
@@ -220,7 +268,7 @@ impl Overflow {
         buffer: AlignedBuffer,
         done: impl FnOnce(stdio::Result<()>, AlignedBuffer) + Send + 'static,
     ) {
-        self.engine.submit(IoOp {
+        self.submit(IoOp {
             file: Arc::clone(&self.file),
             direction: Direction::Write,
             offset: Self::offset_of(position) + start as u64,
@@ -271,7 +319,7 @@ impl Overflow {
         buffer: AlignedBuffer,
         done: impl FnOnce(stdio::Result<()>, AlignedBuffer) + Send + 'static,
     ) {
-        self.engine.submit(IoOp {
+        self.submit(IoOp {
             file: Arc::clone(&self.file),
             direction: Direction::Write,
             offset: Self::offset_of(position),
@@ -288,7 +336,7 @@ impl Overflow {
         buffer: AlignedBuffer,
         done: impl FnOnce(stdio::Result<()>, AlignedBuffer) + Send + 'static,
     ) {
-        self.engine.submit(IoOp {
+        self.submit(IoOp {
             file: Arc::clone(&self.file),
             direction: Direction::Read,
             offset: Self::offset_of(position),
@@ -315,7 +363,7 @@ impl Overflow {
             return;
         };
         let this = Arc::clone(self);
-        self.engine.submit(IoOp {
+        self.submit(IoOp {
             file: Arc::clone(&self.file),
             direction: Direction::Read,
             offset: Self::offset_of(position) + aligned as u64,
