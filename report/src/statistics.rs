@@ -26,21 +26,50 @@ pub fn median(samples: &[f64]) -> Option<f64> {
 
 /// The median with its interval: medians of samples drawn with replacement. The same seed gives the same interval.
 pub fn estimate(samples: &[f64], seed: u64) -> Option<Estimate> {
-    let median_of_all = median(samples)?;
-    let mut state = seed;
-    let mut medians = Vec::with_capacity(RESAMPLES);
-    for _ in 0..RESAMPLES {
-        let drawn: Vec<f64> = (0..samples.len())
-            .filter_map(|_| {
-                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                samples.get((mixed(state) % samples.len() as u64) as usize).copied()
-            })
-            .collect();
-        medians.extend(median(&drawn));
+    let mut draws = Draws(seed);
+    let medians = (0..RESAMPLES).filter_map(|_| median(&draws.of(samples))).collect();
+    Some(Estimate { median: median(samples)?, interval: interval(medians)? })
+}
+
+/// The mean with its interval, as [`estimate`] has it for the median.
+pub fn estimate_mean(samples: &[f64], seed: u64) -> Option<Estimate> {
+    let mean =
+        |samples: &[f64]| (!samples.is_empty()).then(|| samples.iter().sum::<f64>() / samples.len() as f64);
+    let mut draws = Draws(seed);
+    let means = (0..RESAMPLES).filter_map(|_| mean(&draws.of(samples))).collect();
+    Some(Estimate { median: mean(samples)?, interval: interval(means)? })
+}
+
+/// The median of `ours` as a multiple of that of `theirs`, which were measured apart, with its interval.
+pub fn estimate_ratio(ours: &[f64], theirs: &[f64], seed: u64) -> Option<Estimate> {
+    let ratio = |ours: &[f64], theirs: &[f64]| {
+        let (ours, theirs) = (median(ours)?, median(theirs)?);
+        (theirs > 0.0).then(|| ours / theirs)
+    };
+    let mut draws = Draws(seed);
+    let ratios = (0..RESAMPLES).filter_map(|_| ratio(&draws.of(ours), &draws.of(theirs))).collect();
+    Some(Estimate { median: ratio(ours, theirs)?, interval: interval(ratios)? })
+}
+
+/// The interval in which 95 % of these lie.
+fn interval(mut values: Vec<f64>) -> Option<(f64, f64)> {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)? as f64;
+    let at = |share: f64| values.get((share * last).round() as usize).copied();
+    Some((at(0.025)?, at(0.975)?))
+}
+
+/// Draws of samples with replacement.
+struct Draws(u64);
+
+impl Draws {
+    fn of(&mut self, samples: &[f64]) -> Vec<f64> {
+        let drawn = (0..samples.len()).filter_map(|_| {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            samples.get((mixed(self.0) % samples.len() as u64) as usize).copied()
+        });
+        drawn.collect()
     }
-    medians.sort_by(f64::total_cmp);
-    let at = |share: f64| medians.get((share * (medians.len() - 1) as f64).round() as usize).copied();
-    Some(Estimate { median: median_of_all, interval: (at(0.025)?, at(0.975)?) })
 }
 
 /// The last step of splitmix64.
@@ -75,6 +104,21 @@ mod tests {
         assert_eq!(estimate(&[], 1), None);
         let one = estimate(&[7.0], 1).unwrap();
         assert_eq!(one.interval, (7.0, 7.0));
+    }
+
+    #[test]
+    fn means_and_ratios_have_intervals_that_hold_them() {
+        let samples: Vec<f64> = (0..40).map(|n| f64::from(n % 8)).collect();
+        let mean = estimate_mean(&samples, 1).unwrap();
+        assert_eq!(mean.median, 3.5);
+        assert!(
+            mean.interval.0 > 2.5 && mean.interval.0 < 3.5 && mean.interval.1 > 3.5 && mean.interval.1 < 4.5
+        );
+        assert_eq!(estimate_mean(&[], 1), None);
+        let twice: Vec<f64> = samples.iter().map(|sample| sample * 2.0).collect();
+        let ratio = estimate_ratio(&twice, &samples, 1).unwrap();
+        assert!(ratio.median == 2.0 && ratio.interval.0 < 2.0 && ratio.interval.1 > 2.0, "{ratio:?}");
+        assert_eq!(estimate_ratio(&twice, &[0.0], 1), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a study leaves: tables for the terminal, `results.json` with each sample, and `index.html`.
+//! What a study that measures leaves: tables for the terminal, `results.json` with each sample, the page, and each second.
 
 use std::path::Path;
 
@@ -9,9 +9,11 @@ use headwater_report::statistics::{Estimate, estimate, paired_ratios};
 use headwater_report::svg::{Bar, BarChart, Curve, CurveChart, Group, Scale};
 use serde::Serialize;
 
+use crate::files::Files;
 use crate::load::Outcomes;
 use crate::machine::Machine;
 use crate::run::{Plan, Results, Sample};
+use crate::series;
 use crate::study::{Case, Source, Variant};
 
 /// Numbers the shape of `results.json`.
@@ -310,9 +312,7 @@ impl Report<'_> {
 
     fn curves(&self, variant: &Variant) -> String {
         let curve = |case: &Case| {
-            let mut samples: Vec<&Sample> = self.samples(case.name, variant).collect();
-            samples.sort_by(|a, b| a.outcomes.iops.total_cmp(&b.outcomes.iops));
-            let outcomes = &samples.get(samples.len() / 2)?.outcomes;
+            let outcomes = &self.results.median_of(case.name, &variant.name)?.outcomes;
             let points = outcomes.percentiles_us.iter().map(|(percent, us)| (*us, percent / 100.0));
             Some(Curve { label: case.title.into(), points: points.collect(), is_dots: false })
         };
@@ -363,22 +363,11 @@ impl Report<'_> {
         serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")
     }
 
-    /// Writes both files.
-    pub fn write(&self, out: &Path) -> Result<()> {
-        write(out, &vec![("results.json", self.json()?), ("index.html", self.html())])
+    /// Files of the report.
+    pub fn files(&self) -> Result<Files> {
+        let series = series::packed(&self.results.series)?;
+        Ok(Files::new(self.json()?, self.html()).with("series.csv.zst", series))
     }
-}
-
-/// Names and texts of a report's files.
-pub type Files = Vec<(&'static str, String)>;
-
-/// Writes a report's files.
-pub fn write(out: &Path, files: &Files) -> Result<()> {
-    for (name, text) in files {
-        let path = out.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
 }
 
 fn two_digits(value: f64) -> String {
@@ -405,7 +394,8 @@ mod tests {
         };
         let (baseline, ours) = (plan.study.baseline, "ram-64m-set-10g");
         let samples = vec![sample(baseline, 0, 100.0), sample(baseline, 1, 200.0), sample(ours, 0, 130.0)];
-        let results = Results { samples, probes_iops: vec![100.0, 50.0], interrupted: true };
+        let results =
+            Results { samples, probes_iops: vec![100.0, 50.0], interrupted: true, series: Vec::new() };
         check(&Report {
             plan: &plan,
             results: &results,

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine}
 use headwater_writecache::{AlignedBuffer, Host};
 
 use crate::model::{Caps, ModelEngine};
+use crate::series::Counts;
 use crate::study::Case;
 
 fn geometry(size_bytes: u64, read_only: bool) -> Geometry {
@@ -103,6 +105,16 @@ pub struct RawDisk {
     size_bytes: u64,
     /// Buffers that no request uses: as many as were ever in flight. Mapping memory for each request would slow the disk down.
     spare: Arc<Mutex<Vec<AlignedBuffer>>>,
+    done: Done,
+}
+
+/// Requests and bytes of both directions.
+#[derive(Default)]
+struct Done {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    write_bytes: AtomicU64,
 }
 
 impl RawDisk {
@@ -116,7 +128,22 @@ impl RawDisk {
         })?;
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size_bytes)
             .with_context(|| format!("cannot reserve {size_bytes} bytes in {}", dir.display()))?;
-        Ok(Self { file: Arc::new(file), engine, size_bytes, spare: Arc::default() })
+        Ok(Self { file: Arc::new(file), engine, size_bytes, spare: Arc::default(), done: Done::default() })
+    }
+
+    /// What was done so far: each request is an operation of the disk.
+    fn counts(&self) -> Counts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (reads, writes) = (load(&self.done.reads), load(&self.done.writes));
+        Counts {
+            reads,
+            writes,
+            disk_reads: reads,
+            disk_read_bytes: load(&self.done.read_bytes),
+            disk_writes: writes,
+            disk_write_bytes: load(&self.done.write_bytes),
+            ..Counts::default()
+        }
     }
 
     fn buffer(&self, len: usize) -> Option<AlignedBuffer> {
@@ -141,6 +168,12 @@ impl Device for RawDisk {
             other => return done.complete(Err(refused()), other.into_buffer()),
         };
         let len = back.len();
+        let (count, bytes) = match direction {
+            Direction::Read => (&self.done.reads, &self.done.read_bytes),
+            Direction::Write => (&self.done.writes, &self.done.write_bytes),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        bytes.fetch_add(len as u64, Ordering::Relaxed);
         let Some(mut buffer) = self.buffer(len) else {
             return done.complete(Err(IoError::new(IoErrorKind::Device, "no memory")), back);
         };
@@ -181,7 +214,20 @@ pub struct Opened {
     pub device: Arc<dyn Device>,
     /// The volume, if the device is one.
     pub volume: Option<Arc<Volume>>,
+    /// The raw disk, if the device is one.
+    raw: Option<Arc<RawDisk>>,
     _host: Option<Host>,
+}
+
+impl Opened {
+    /// What was done so far.
+    pub fn counts(&self) -> Counts {
+        match (&self.volume, &self.raw) {
+            (Some(volume), _) => Counts::from(&volume.counters()),
+            (None, Some(raw)) => raw.counts(),
+            (None, None) => Counts::default(),
+        }
+    }
 }
 
 /// A cache that has not written for so long has nothing more to write.
@@ -244,7 +290,8 @@ pub fn open_volume(spec: &VolumeSpec, dir: &Path, engine: Arc<dyn IoEngine>) -> 
     let host = Host::with_engine(u64::MAX, engine)
         .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
     let volume = volume_of(spec, dir, &host)?;
-    Ok(Opened { device: Arc::clone(&volume) as Arc<dyn Device>, volume: Some(volume), _host: Some(host) })
+    let device = Arc::clone(&volume) as Arc<dyn Device>;
+    Ok(Opened { device, volume: Some(volume), raw: None, _host: Some(host) })
 }
 
 /// Opens a write cache on a host.
@@ -269,8 +316,9 @@ pub fn volume_of(spec: &VolumeSpec, dir: &Path, host: &Host) -> Result<Arc<Volum
 pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
     let engine = engine(case.model)?;
     let Some(cache) = case.cache else {
-        let device = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
-        return Ok(Opened { device, volume: None, _host: None });
+        let raw = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
+        let device = Arc::clone(&raw) as Arc<dyn Device>;
+        return Ok(Opened { device, volume: None, raw: Some(raw), _host: None });
     };
     let spec = VolumeSpec {
         name: case.name.into(),

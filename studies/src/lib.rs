@@ -4,7 +4,7 @@
 //!   study (cases, variants, printed figures) --> run: open all, fill, rounds in rotated order --> samples
 //!                                                 |  load: requests of a seed                      |
 //!                                                 |  disks: raw disk, volume in process            |
-//!   bundle: results.json, index.html, the table on the terminal  <--------------------------------+
+//!   bundle: results.json, index.html, series, the table on the terminal  <--------------------------------+
 //! ```
 //!
 //! # Guarantees
@@ -24,15 +24,19 @@
 //! Start reading at [`study`].
 
 pub mod bundle;
+pub mod compare;
 pub mod desktop;
 pub mod disks;
+pub mod files;
 pub mod icf;
+pub mod iometer_csv;
 pub mod load;
 pub mod machine;
 pub mod model;
 pub mod needs;
 pub mod random;
 pub mod run;
+pub mod series;
 pub mod sizing;
 pub mod studies;
 pub mod study;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use headwater_studies::bundle::{self, Report};
+use headwater_studies::compare;
 use headwater_studies::desktop::Profile;
 use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
@@ -17,7 +18,7 @@ use headwater_studies::needs::Needs;
 use headwater_studies::run::{self, Plan, Progress};
 use headwater_studies::sizing;
 use headwater_studies::studies::{
-    lifecycle, lifecycle_report, s000, s003, study_001, study_002, study_004, study_icf,
+    iometer_results, lifecycle, lifecycle_report, s000, s003, study_001, study_002, study_004, study_icf,
 };
 use headwater_studies::study::Study;
 use headwater_studies::trace::Trace;
@@ -31,8 +32,8 @@ const INTERRUPTED: u8 = 130;
 struct Arguments {
     /// Which study.
     study: StudyName,
-    /// The configuration of `icf`, or the traces of `sizing`.
-    #[arg(required_if_eq_any([("study", "icf"), ("study", "sizing")]))]
+    /// The configuration of `icf`, the traces of `sizing`, or the two directories of `compare`.
+    #[arg(required_if_eq_any([("study", "icf"), ("study", "sizing"), ("study", "compare")]))]
     files: Vec<PathBuf>,
     /// Short runs on small sets: shows that everything runs, not how fast it is.
     #[arg(long)]
@@ -89,6 +90,8 @@ enum StudyName {
     Icf,
     /// How much RAM a desktop needs, from traces of its requests.
     Sizing,
+    /// Two reports of one study beside each other: compare DIR-A DIR-B.
+    Compare,
 }
 
 fn main() -> ExitCode {
@@ -118,8 +121,17 @@ struct Times {
     ramp_up: Duration,
 }
 
+/// A study that measures, and how it is run.
+struct Chosen {
+    study: Study,
+    times: Times,
+    /// Of Iometer, if the study is that.
+    configuration: Option<Configuration>,
+}
+
 /// The study that the arguments name.
-fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
+fn chosen(arguments: &Arguments) -> Result<Chosen> {
+    let mut of_iometer = None;
     let quick = arguments.quick;
     let run = if quick { Duration::from_millis(500) } else { Duration::from_secs(10) };
     let mut times = Times { run: arguments.seconds.unwrap_or(run), ramp_up: Duration::ZERO };
@@ -133,23 +145,25 @@ fn chosen(arguments: &Arguments) -> Result<(Study, Times)> {
                 times.ramp_up = Duration::from_secs(configuration.ramp_up_s);
                 times.run = Duration::from_secs(configuration.run_s.max(1));
             }
-            study_icf(&configuration, &file.display().to_string(), arguments.size)?
+            let study = study_icf(&configuration, &file.display().to_string(), arguments.size)?;
+            of_iometer = Some(configuration);
+            study
         }
         (StudyName::Icf, _) => bail!("name one configuration: headwater-study icf FILE"),
-        (StudyName::S000 | StudyName::S003 | StudyName::All | StudyName::Sizing, _) => {
+        (StudyName::S000 | StudyName::S003 | StudyName::All | StudyName::Sizing | StudyName::Compare, _) => {
             bail!("this is not one study that measures")
         }
         (StudyName::S001, _) => study_001(quick),
         (StudyName::S002, _) => study_002(quick),
         (StudyName::S004, _) => study_004(quick),
     };
-    Ok((study, times))
+    Ok(Chosen { study, times, configuration: of_iometer })
 }
 
 fn study(arguments: &Arguments) -> Result<ExitCode> {
-    let takes_files = matches!(arguments.study, StudyName::Icf | StudyName::Sizing);
+    let takes_files = matches!(arguments.study, StudyName::Icf | StudyName::Sizing | StudyName::Compare);
     if let Some(file) = arguments.files.first().filter(|_| !takes_files) {
-        bail!("only icf and sizing take a file: {}", file.display());
+        bail!("only icf, sizing and compare take a file: {}", file.display());
     }
     match arguments.study {
         StudyName::S000 if arguments.arithmetic => {
@@ -160,6 +174,13 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         StudyName::S003 => copy_files(arguments, stop_on_signals()?.as_ref()),
         StudyName::Sizing => size(arguments, stop_on_signals()?.as_ref()),
         StudyName::All => all(arguments),
+        StudyName::Compare => {
+            let [a, b] = arguments.files.as_slice() else {
+                bail!("name two reports: headwater-study compare DIR-A DIR-B")
+            };
+            say(&mut std::io::stdout(), compare::text(a, b)?.trim_end());
+            Ok(ExitCode::SUCCESS)
+        }
         _ => measure(arguments, stop_on_signals()?.as_ref()),
     }
 }
@@ -206,7 +227,7 @@ fn size(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let sizing = sizing::size(&trace, work_dir, arguments.seed, stop, &progress)?;
     let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
     let report = sizing::Report { trace: &trace, source, sizing: &sizing, seed: arguments.seed };
-    bundle::write(&out, &report.files()?)?;
+    report.files()?.write(&out)?;
     finished(&report.text(), &out);
     Ok(ended(stop))
 }
@@ -240,7 +261,7 @@ fn copy_files(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let mut progress = by_tenths(setup.duration());
     let results = setup.run(&work_dir, stop, &mut progress)?;
     let report = s003::Report { setup: &setup, results: &results };
-    bundle::write(&out, &report.files()?)?;
+    report.files()?.write(&out)?;
     finished(&report.text(), &out);
     Ok(ended(stop))
 }
@@ -253,7 +274,7 @@ fn live(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let mut progress = by_tenths(Duration::from_secs_f64(setup.seconds()));
     let results = setup.run(&work_dir, stop, &mut progress)?;
     let report = lifecycle_report::Report::new(&setup, &results);
-    bundle::write(&out, &report.files()?)?;
+    report.files()?.write(&out)?;
     finished(&report.text(), &out);
     Ok(ended(stop))
 }
@@ -289,7 +310,7 @@ fn finished(text: &str, out: &Path) {
 /// Runs one study and writes its report.
 fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let quick = arguments.quick;
-    let (study, times) = chosen(arguments)?;
+    let Chosen { study, times, configuration } = chosen(arguments)?;
     let run_ms = u64::try_from(times.run.as_millis())?;
     let plan = Plan {
         study,
@@ -305,12 +326,22 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     machine.note_load();
     let failure = ended.err().map(|error| format!("{error:#}"));
     let report = Report { plan: &plan, results: &results, machine, failure, is_quick: quick };
-    report.write(&out)?;
+    let mut files = report.files()?;
+    if let Some(configuration) = &configuration {
+        files =
+            files.with("iometer.csv", iometer_results(configuration, &plan, &results, now()).into_bytes());
+    }
+    files.write(&out)?;
     finished(&report.text(), &out);
     if let Some(failure) = &report.failure {
         bail!("the study failed: {failure}; the report has what was measured before");
     }
     Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// A flag that Ctrl-C and SIGTERM raise. The second one ends the program at once.

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::disks::{self, Opened, RawDisk};
 use crate::load::{self, Content, Job, Line, Outcomes, Until};
+use crate::series::{self, Series};
 use crate::study::{Case, Study, Variant};
 
 /// How much of a study is run.
@@ -55,6 +56,9 @@ pub struct Results {
     pub probes_iops: Vec<f64>,
     /// Whether the study was ended early.
     pub interrupted: bool,
+    /// What was done in each second of each run.
+    #[serde(skip)]
+    pub series: Vec<Series>,
 }
 
 impl Results {
@@ -62,6 +66,16 @@ impl Results {
     pub fn is_quiet(&self) -> Option<bool> {
         let [before, after] = self.probes_iops.first_chunk::<2>()?;
         Some((after - before).abs() <= 0.15 * before.max(*after))
+    }
+}
+
+impl Results {
+    /// The run of a case and a variant with the median IOPS.
+    pub fn median_of(&self, case: &str, variant: &str) -> Option<&Sample> {
+        let mut samples: Vec<&Sample> =
+            self.samples.iter().filter(|sample| sample.case == case && sample.variant == variant).collect();
+        samples.sort_by(|a, b| a.outcomes.iops.total_cmp(&b.outcomes.iops));
+        samples.get(samples.len() / 2).copied()
     }
 }
 
@@ -218,11 +232,14 @@ impl Running<'_> {
         if self.plan.ramp_up_ms > 0 {
             run_for(self.plan.ramp_up_ms, !seed)?;
         }
-        let outcomes = run_for(self.plan.run_ms, seed)?;
+        let (outcomes, intervals) = series::watched(|| system.counts(), || run_for(self.plan.run_ms, seed));
+        let outcomes = outcomes?;
         let took_ms = self.plan.ramp_up_ms + self.plan.run_ms;
         self.remaining.run_ms = self.remaining.run_ms.saturating_sub(took_ms);
         // A run that was cut short is no sample.
         if !outcomes.interrupted {
+            let (variant_name, case_name) = (variant.name.clone(), case.name.to_owned());
+            self.results.series.push(Series { variant: variant_name, case: case_name, round, intervals });
             let counters = system.volume.as_ref().map(|volume| volume.counters());
             self.results.samples.push(Sample {
                 case: case.name,

@@ -6,7 +6,7 @@ use super::{colour, escape, tick_label, tick_step};
 
 /// One line.
 #[derive(Clone, Debug, Default)]
-pub struct Series {
+pub struct Line {
     /// What it is.
     pub label: String,
     /// Points from left to right.
@@ -36,7 +36,7 @@ pub struct LineChart {
     /// What the vertical axis shows, with its unit.
     pub y_axis: String,
     /// The lines.
-    pub series: Vec<Series>,
+    pub lines: Vec<Line>,
     /// Every second one is shaded.
     pub phases: Vec<Phase>,
 }
@@ -69,8 +69,8 @@ impl Axes {
 
 impl LineChart {
     fn axes(&self) -> (Axes, f64, f64) {
-        let points = self.series.iter().flat_map(|series| &series.points).copied();
-        let tops = self.series.iter().flat_map(|series| &series.band).map(|(x, _, high)| (*x, *high));
+        let points = self.lines.iter().flat_map(|series| &series.points).copied();
+        let tops = self.lines.iter().flat_map(|series| &series.band).map(|(x, _, high)| (*x, *high));
         let (x_end, y_end) = points
             .chain(tops)
             .fold((0.0_f64, 0.0_f64), |(x_end, y_end), (x, y)| (x_end.max(x), y_end.max(y)));
@@ -89,7 +89,7 @@ impl LineChart {
         );
         self.phases(&mut svg, &axes);
         self.grid(&mut svg, &axes, x_step, y_step);
-        for (number, series) in self.series.iter().enumerate() {
+        for (number, series) in self.lines.iter().enumerate() {
             let class = colour(number);
             if !series.band.is_empty() {
                 let low = series.band.iter().map(|(x, low, _)| axes.point(*x, *low));
@@ -178,14 +178,14 @@ mod tests {
 
     #[test]
     fn points_lie_between_the_axes_and_phases_are_named() {
-        let series = Series {
+        let series = Line {
             label: "a < b".into(),
             points: vec![(0.0, 0.0), (50.0, 10.0)],
             band: vec![(0.0, 0.0, 1.0), (50.0, 9.0, 10.0)],
             is_printed: true,
         };
         let phases = vec![Phase { label: "boot".into(), from: 0.0, to: 25.0 }];
-        let chart = LineChart { x_axis: "s".into(), y_axis: "IOPS".into(), series: vec![series], phases };
+        let chart = LineChart { x_axis: "s".into(), y_axis: "IOPS".into(), lines: vec![series], phases };
         let svg = chart.svg();
         let right = WIDTH - RIGHT;
         assert!(
@@ -200,6 +200,6 @@ mod tests {
 
     #[test]
     fn a_chart_without_points_has_axes() {
-        assert!(!LineChart { series: vec![Series::default()], ..LineChart::default() }.svg().contains("NaN"));
+        assert!(!LineChart { lines: vec![Line::default()], ..LineChart::default() }.svg().contains("NaN"));
     }
 }

@@ -6,7 +6,7 @@ mod lines;
 
 pub use bars::{Bar, BarChart, Group, Scale};
 pub use curves::{Curve, CurveChart};
-pub use lines::{LineChart, Phase, Series};
+pub use lines::{Line, LineChart, Phase};
 
 /// Colours that the style has: a plot repeats them after so many series.
 const COLOURS: usize = 6;

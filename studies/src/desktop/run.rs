@@ -2,75 +2,22 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use headwater_block::{CompletionQueue, Device};
-use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp};
-use serde::Serialize;
+use headwater_block::Device;
+use headwater_writecache::overflow::io::IoEngine;
 
 use crate::disks::{self, Opened, VolumeSpec};
+use crate::series::{Counts, Series};
 use crate::sizing::check::Sender;
 use crate::trace::Request;
-
-/// Operations of a disk, so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Operations {
-    /// Reads.
-    pub reads: u64,
-    /// Writes.
-    pub writes: u64,
-    /// Bytes of both.
-    pub bytes: u64,
-}
-
-impl Operations {
-    /// Reads and writes.
-    pub fn all(self) -> u64 {
-        self.reads + self.writes
-    }
-}
-
-/// An engine that counts what passes to the disk below.
-pub struct CountingEngine {
-    below: Arc<dyn IoEngine>,
-    reads: AtomicU64,
-    writes: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl CountingEngine {
-    /// Over an engine.
-    pub fn new(below: Arc<dyn IoEngine>) -> Arc<Self> {
-        let zero = || AtomicU64::new(0);
-        Arc::new(Self { below, reads: zero(), writes: zero(), bytes: zero() })
-    }
-
-    /// Its counts.
-    pub fn operations(&self) -> Operations {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Operations { reads: load(&self.reads), writes: load(&self.writes), bytes: load(&self.bytes) }
-    }
-}
-
-impl IoEngine for CountingEngine {
-    fn submit(&self, op: IoOp) {
-        let counter = if op.direction == Direction::Read { &self.reads } else { &self.writes };
-        counter.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(op.len as u64, Ordering::Relaxed);
-        self.below.submit(op);
-    }
-
-    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
-        self.below.completion_queue()
-    }
-}
 
 /// A machine that runs.
 pub struct Machine {
     device: Arc<dyn Device>,
-    cache: Option<(Opened, Arc<CountingEngine>)>,
+    cache: Option<Opened>,
     requests: Vec<Request>,
 }
 
@@ -82,9 +29,8 @@ impl Machine {
         below: &Arc<dyn IoEngine>,
         dir: &Path,
     ) -> Result<Self> {
-        let engine = CountingEngine::new(Arc::clone(below));
-        let opened = disks::open_volume(spec, dir, Arc::clone(&engine) as Arc<dyn IoEngine>)?;
-        Ok(Self { device: Arc::clone(&opened.device), cache: Some((opened, engine)), requests })
+        let opened = disks::open_volume(spec, dir, Arc::clone(below))?;
+        Ok(Self { device: Arc::clone(&opened.device), cache: Some(opened), requests })
     }
 
     /// A machine whose requests cost nothing.
@@ -93,28 +39,38 @@ impl Machine {
     }
 
     fn look(&self) -> Look {
-        let Some((opened, engine)) = &self.cache else { return Look::default() };
-        let cache = opened.volume.as_ref().map(|volume| volume.counters()).unwrap_or_default().cache;
+        let Some(volume) = self.cache.as_ref().and_then(|cache| cache.volume.as_ref()) else {
+            return Look::default();
+        };
+        let counters = volume.counters();
         Look {
-            disk: engine.operations(),
-            ram_bytes: cache.ram_used_bytes,
-            read_ram_blocks: cache.read_ram_blocks + cache.read_packed_blocks,
-            write_ram_blocks: cache.write_in_place_blocks + cache.write_new_blocks,
+            counts: Counts::from(&counters),
+            read_ram_blocks: counters.cache.read_ram_blocks + counters.cache.read_packed_blocks,
+            write_ram_blocks: counters.cache.write_in_place_blocks + counters.cache.write_new_blocks,
         }
     }
 }
 
 /// The counts of a machine at one time.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// Operations of its overflow disk.
-    pub disk: Operations,
-    /// RAM of its write cache.
-    pub ram_bytes: u64,
+    /// Requests, and operations of the overflow disk.
+    pub counts: Counts,
     /// Blocks read from RAM, packed or not.
     pub read_ram_blocks: u64,
     /// Blocks written to RAM.
     pub write_ram_blocks: u64,
+}
+
+/// The looks at a machine as a series of a report. Times are those of the requests.
+pub fn series(case: &str, machine: usize, looks: &[Look], interval_us: u64) -> Series {
+    let mut before = Counts::default();
+    let intervals = (1..).zip(looks).map(|(number, look): (u64, &Look)| {
+        let since = look.counts.since(&before);
+        before = look.counts;
+        ((number * interval_us) as f64 / 1e6, since)
+    });
+    Series { variant: "model".into(), case: case.to_owned(), round: machine, intervals: intervals.collect() }
 }
 
 /// Looks at each machine, one at the end of each interval.

@@ -6,6 +6,7 @@
 mod answers;
 mod content;
 mod latencies;
+mod part;
 mod requests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,7 @@ use answers::Answers;
 pub use content::Content;
 use content::Source;
 pub use latencies::Latencies;
+pub use part::{Part, Tally};
 pub use requests::{Direction, Item, Requests};
 
 /// Percentiles of the latency that results have.
@@ -90,6 +92,9 @@ pub struct Outcomes {
     pub percentiles_us: Vec<(f64, f64)>,
     /// The run was interrupted.
     pub interrupted: bool,
+    /// What each worker did.
+    #[serde(skip)]
+    pub workers: Vec<Part>,
 }
 
 /// Runs a job of each worker. `stop` ends it early; requests in flight are waited for.
@@ -120,18 +125,14 @@ pub fn run(
             .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker failed"))))
             .collect()
     });
+    let workers = parts.into_iter().collect::<Result<Vec<Part>>>()?;
     let mut all = Part::default();
-    for part in parts {
-        let part = part?;
-        all.reads += part.reads;
-        all.elapsed = all.elapsed.max(part.elapsed);
-        all.latencies.add(&part.latencies);
-    }
+    workers.iter().for_each(|part| all.add(part));
     let requests = all.latencies.count();
-    let elapsed_s = all.elapsed.as_secs_f64();
+    let elapsed_s = all.elapsed_s();
     Ok(Outcomes {
         requests,
-        reads: all.reads,
+        reads: all.of(Direction::Read).count,
         elapsed_s,
         iops: requests as f64 / elapsed_s.max(1e-9),
         mean_us: all.latencies.mean_us(),
@@ -139,6 +140,7 @@ pub fn run(
         max_us: all.latencies.max_us(),
         percentiles_us: PERCENTILES.map(|percent| (percent, all.latencies.percentile_us(percent))).to_vec(),
         interrupted: stop.load(Ordering::Relaxed),
+        workers,
     })
 }
 
@@ -163,16 +165,10 @@ pub fn fill(
     run(device, &[job], seed, Until::Requests(set_bytes / u64::from(FILL_BYTES)), stop).map(drop)
 }
 
-#[derive(Default)]
-struct Part {
-    reads: u64,
-    latencies: Latencies,
-    elapsed: Duration,
-}
-
 /// A request that was submitted.
 struct Slot {
     direction: Direction,
+    len: u32,
     since: Instant,
 }
 
@@ -233,7 +229,10 @@ impl<'a> Worker<'a> {
         }
         match self.failure {
             Some(error) => Err(error),
-            None => Ok(Part { elapsed: started.elapsed(), ..self.part }),
+            None => {
+                self.part.set_elapsed(started.elapsed());
+                Ok(self.part)
+            }
         }
     }
 
@@ -255,7 +254,7 @@ impl<'a> Worker<'a> {
         if direction == Direction::Write {
             self.source.fill(&mut buffer);
         }
-        let slot = Slot { direction, since: Instant::now() };
+        let slot = Slot { direction, len, since: Instant::now() };
         let op = match direction {
             Direction::Read => Op::Read { range, into: &mut buffer },
             Direction::Write => Op::Write { range, from: &buffer, fua: false },
@@ -281,8 +280,7 @@ impl<'a> Worker<'a> {
     }
 
     fn count(&mut self, slot: &Slot) {
-        self.part.latencies.count_one(slot.since.elapsed());
-        self.part.reads += u64::from(slot.direction == Direction::Read);
+        self.part.count_one(slot.direction, slot.len, slot.since.elapsed());
     }
 }
 

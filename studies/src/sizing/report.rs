@@ -4,14 +4,14 @@ use anyhow::{Context, Result};
 use headwater_block::size;
 use headwater_report::number::grouped;
 use headwater_report::page::{Column, Page, Tile, Tone, text_table};
-use headwater_report::svg::{Curve, CurveChart, LineChart, Series};
+use headwater_report::svg::{Curve, CurveChart, Line, LineChart};
 use serde::Serialize;
 
 use super::Sizing;
 use super::check::TOLERANCE;
 use super::curve::{Analysis, NEARLY_ALL, percentile};
 use super::model::Counts;
-use crate::bundle::Files;
+use crate::files::Files;
 use crate::machine::Machine;
 use crate::trace::Trace;
 
@@ -291,7 +291,7 @@ impl Report<'_> {
         let analysis = self.analysis();
         let looks = analysis.desktops.first().map_or(0, |desktop| desktop.live_bytes.len());
         let minutes = |look: usize| (look + 1) as f64 / looks.max(1) as f64 * analysis.duration_s / 60.0;
-        let mut series = Series { label: "held, median".into(), ..Series::default() };
+        let mut series = Line { label: "held, median".into(), ..Line::default() };
         for look in 0..looks {
             let mut lives: Vec<u64> = analysis
                 .desktops
@@ -305,7 +305,7 @@ impl Report<'_> {
                 series.band.push((minutes(look), low, high));
             }
         }
-        LineChart { x_axis: "minutes".into(), y_axis: "MiB".into(), series: vec![series], phases: Vec::new() }
+        LineChart { x_axis: "minutes".into(), y_axis: "MiB".into(), lines: vec![series], phases: Vec::new() }
             .svg()
     }
 
@@ -384,7 +384,7 @@ impl Report<'_> {
 
     /// Files of the report.
     pub fn files(&self) -> Result<Files> {
-        Ok(vec![("results.json", self.json()?), ("index.html", self.html())])
+        Ok(Files::new(self.json()?, self.html()))
     }
 }
 

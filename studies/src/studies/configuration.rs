@@ -1,11 +1,14 @@
 //! A study of a configuration of Iometer: its workers and access specifications, on the raw disk and on write caches.
 
 use anyhow::{Result, anyhow, bail};
+use headwater_sizes::Date;
 use headwater_volume::{Buffering, CacheMode};
 
 use super::MIB;
-use crate::icf::Configuration;
-use crate::load::{Content, Job};
+use crate::icf::{Configuration, WorkerPlan};
+use crate::iometer_csv::{self, Run, Worker};
+use crate::load::{Content, Job, Part};
+use crate::run::{Plan, Results};
 use crate::study::{Cache, Case, Study, Variant};
 
 const SMALL_RAM_BYTES: u64 = 64 * MIB;
@@ -83,6 +86,38 @@ fn variants(configuration: &Configuration, set_bytes: u64) -> Result<Vec<Variant
         variants.push(Variant { name, title: names.join(" and "), is_plotted: true, jobs });
     }
     Ok(variants)
+}
+
+/// The results as Iometer writes them: of each system the round with the median IOPS. `now_s`: seconds since 1970.
+pub fn iometer_results(configuration: &Configuration, plan: &Plan, results: &Results, now_s: u64) -> String {
+    let mut runs = Vec::new();
+    for (step, variant) in plan.study.variants.iter().enumerate() {
+        for case in &plan.study.cases {
+            let Some(sample) = results.median_of(case.name, &variant.name) else { continue };
+            let working = configuration.workers.iter().filter_map(|worker| {
+                let specification = worker.specifications.get(step)?;
+                configuration.specification(specification).map(|_| (worker, specification))
+            });
+            let parts = working.zip(&variant.jobs).zip(&sample.outcomes.workers);
+            let worker =
+                |(((worker, specification), job), part): (((&WorkerPlan, &String), &Job), &Part)| Worker {
+                    name: worker.name.clone(),
+                    specification: specification.clone(),
+                    depth: job.depth,
+                    first_sector: job.start_bytes / 512,
+                    sectors: job.set_bytes / 512,
+                    part: part.clone(),
+                };
+            runs.push((case.title, variant.title.as_str(), parts.map(worker).collect::<Vec<_>>()));
+        }
+    }
+    let runs: Vec<Run<'_>> = runs
+        .iter()
+        .map(|(system, specifications, workers)| Run { system, specifications, workers })
+        .collect();
+    let (date, second) = (Date::of_seconds(now_s), now_s % 86_400);
+    let written = format!("{date} {:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60);
+    iometer_csv::text(configuration, &runs, &written)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::disks::{self, VolumeSpec};
 use crate::machine::{Machine as Hardware, available_memory_bytes};
 use crate::needs::Needs;
 use crate::random::Random;
+use crate::series::Series;
 use crate::trace::{Kind, Request};
 
 /// Users that the publication computes disks for.
@@ -101,8 +102,13 @@ pub struct Measured {
     pub loads: Vec<Load>,
     /// IOPS of a user in the loops.
     pub steady_iops: f64,
+    /// The same of each machine.
+    pub steady_iops_by_machine: Vec<f64>,
     /// How late a request was sent at most, in the model's time.
     pub late_us: u64,
+    /// What each machine did in each interval.
+    #[serde(skip)]
+    pub series: Vec<Series>,
 }
 
 /// A value and the interval in which 95 % of the draws lie.
@@ -344,21 +350,37 @@ impl Setup {
         }
         let first = (shift_us / self.interval_us) as usize;
         let load = |looks: &Vec<run::Look>| {
-            let mut boot = rates(looks, self.interval_us, |look| look.disk.all());
+            let mut boot =
+                rates(looks, self.interval_us, |look| look.counts.disk_reads + look.counts.disk_writes);
             let session = boot.split_off(first.min(boot.len()));
             Load { boot, session }
         };
-        Ok(Some(self.measured(number, cache, ran.looks.iter().map(load).collect(), ran.late_us)))
+        let series =
+            |(machine, looks): (usize, &Vec<run::Look>)| run::series(&what, machine, looks, self.interval_us);
+        let series = ran.looks.iter().enumerate().map(series).collect();
+        let measured = self.measured(number, cache, ran.looks.iter().map(load).collect(), ran.late_us);
+        Ok(Some(Measured { series, ..measured }))
     }
 
     fn measured(&self, number: usize, cache: Cache, loads: Vec<Load>, late_us: u64) -> Measured {
         let machines = &self.machines[number];
         // From the last logon on.
         let first = self.intervals(self.sessions(machines).logons_s + self.profile.get("logon_seconds"));
-        let steady = loads.iter().flat_map(|load| load.session.iter().skip(first));
-        let count = steady.clone().count().max(1) as f64;
-        let steady_iops = steady.sum::<f64>() / count / f64::from(machines.users);
-        Measured { machines: machines.title, cache, loads, steady_iops, late_us }
+        let steady = |load: &Load| {
+            let loops = load.session.get(first..).unwrap_or_default();
+            loops.iter().sum::<f64>() / loops.len().max(1) as f64 / f64::from(machines.users)
+        };
+        let steady_iops_by_machine: Vec<f64> = loads.iter().map(steady).collect();
+        let steady_iops = steady_iops_by_machine.iter().sum::<f64>() / loads.len().max(1) as f64;
+        Measured {
+            machines: machines.title,
+            cache,
+            loads,
+            steady_iops,
+            steady_iops_by_machine,
+            late_us,
+            series: Vec::new(),
+        }
     }
 
     /// All operations of 500 users over the whole run, for one draw.

@@ -3,16 +3,18 @@
 use anyhow::{Context, Result};
 use headwater_report::number::grouped;
 use headwater_report::page::{Column, Page, Tile, Tone, text_table};
-use headwater_report::svg::{LineChart, Series};
+use headwater_report::statistics::{Estimate, estimate_mean};
+use headwater_report::svg::{Line, LineChart};
 use serde::Serialize;
 
 use super::lifecycle::{Cache, DRAWS, Drawn, Machines, Measured, Results, Setup, Stand, USERS};
 use super::modelled::{self, Run};
 use super::s000;
-use crate::bundle::Files;
 use crate::desktop::Profile;
+use crate::files::Files;
 use crate::machine::Machine as Hardware;
 use crate::random::Random;
+use crate::series;
 
 /// Numbers the shape of `results.json`.
 const SCHEMA: u32 = 1;
@@ -56,9 +58,9 @@ struct JsonPlatform {
 const STEADY: [Column; 6] = [
     Column::Text("IOPS of a user at work"),
     Column::Figure("printed, disk"),
-    Column::Figure("one operation a request"),
-    Column::Figure("our cache on disk"),
-    Column::Figure("our RAM with overflow"),
+    Column::Figure("one operation a request [95 %]"),
+    Column::Figure("our cache on disk [95 %]"),
+    Column::Figure("our RAM with overflow [95 %]"),
     Column::Figure("printed, RAM"),
 ];
 
@@ -95,6 +97,16 @@ impl<'a> Report<'a> {
         self.results.of(self.setup.machines[machines].title, cache)
     }
 
+    /// The mean of the machines, with its interval.
+    fn steady(&self, measured: &Measured) -> String {
+        match estimate_mean(&measured.steady_iops_by_machine, self.setup.seed) {
+            Some(Estimate { median, interval: (low, high) }) if low < high => {
+                format!("{median:.3} [{low:.3}, {high:.3}]")
+            }
+            _ => format!("{:.3}", measured.steady_iops),
+        }
+    }
+
     fn p95(&self, platform: usize, cache: Cache) -> Option<Drawn> {
         let drawn = self.p95.get(platform)?.iter().find(|(of, _)| *of == cache);
         drawn.map(|(_, drawn)| *drawn)
@@ -105,8 +117,7 @@ impl<'a> Report<'a> {
         let row = |(number, machines): (usize, &Machines)| {
             let (disk, ram) = machines.printed_steady;
             let ours = Cache::ALL.map(|cache| {
-                self.measured(number, cache)
-                    .map_or("not measured".into(), |measured| format!("{:.3}", measured.steady_iops))
+                self.measured(number, cache).map_or("not measured".into(), |measured| self.steady(measured))
             });
             let mut row = vec![machines.title.to_owned(), printed(disk)];
             row.extend(ours);
@@ -202,12 +213,12 @@ impl<'a> Report<'a> {
             let mut random = Random::new(self.setup.seed);
             let iops = self.setup.draw(stand, self.measured(stand.machines, cache)?, &mut random);
             let points = iops.into_iter().enumerate().map(|(look, iops)| (minutes(look), iops)).collect();
-            Some(Series { label: cache.title().into(), points, ..Series::default() })
+            Some(Line { label: cache.title().into(), points, ..Line::default() })
         });
         LineChart {
             x_axis: "minutes".into(),
             y_axis: "IOPS".into(),
-            series: series.collect(),
+            lines: series.collect(),
             phases: Vec::new(),
         }
         .svg()
@@ -248,7 +259,7 @@ impl<'a> Report<'a> {
             })
             .collect();
         let mut notes = vec![format!(
-            "{} were run. {USERS} users are drawn from them with replacement, each begun at a time of its own, {DRAWS} times; the interval \
+            "{} were run. In the steady state, the interval is that of the mean of the machines, by bootstrap. {USERS} users are drawn from them with replacement, each begun at a time of its own, {DRAWS} times; the interval \
              holds 95 % of the draws. It says how much machines differ, and nothing of an error of the model.",
             ran.join(" and ")
         )];
@@ -284,7 +295,8 @@ impl<'a> Report<'a> {
             measured: &self.results.measured,
         };
         let json = serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")?;
-        Ok(vec![("results.json", json), ("index.html", self.html())])
+        let all: Vec<_> = self.results.measured.iter().flat_map(|measured| measured.series.clone()).collect();
+        Ok(Files::new(json, self.html()).with("series.csv.zst", series::packed(&all)?))
     }
 }
 

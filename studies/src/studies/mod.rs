@@ -10,7 +10,7 @@ mod s002;
 pub mod s003;
 mod s004;
 
-pub use configuration::study_icf;
+pub use configuration::{iometer_results, study_icf};
 pub use s001::study_001;
 pub use s002::study_002;
 pub use s004::study_004;

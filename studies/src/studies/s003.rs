@@ -8,19 +8,21 @@ use anyhow::{Context, Result, bail};
 use headwater_block::size;
 use headwater_report::number::grouped;
 use headwater_report::page::{Column, Page, Tile, Tone, text_table};
-use headwater_report::svg::{LineChart, Phase, Series};
+use headwater_report::statistics::{Estimate, estimate_mean};
+use headwater_report::svg::{Line, LineChart, Phase};
 use headwater_volume::{Buffering, CacheMode};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::MIB;
 use super::modelled::{self, Run};
-use crate::bundle::Files;
 use crate::desktop::run::{self, Look, Machine, Pace, rates};
 use crate::desktop::{Generator, Life, Profile, Sessions};
 use crate::disks::{self, VolumeSpec};
+use crate::files::Files;
 use crate::machine::Machine as Hardware;
 use crate::needs::Needs;
+use crate::series::{self, Series};
 use crate::trace::{Kind, Request};
 
 /// Numbers the shape of `results.json`.
@@ -68,6 +70,8 @@ pub struct Outcome {
     /// Processor time of this program for 1,000 requests, in milliseconds.
     cpu_ms: f64,
     late_us: u64,
+    #[serde(skip)]
+    series: Series,
 }
 
 /// All that was measured.
@@ -219,14 +223,15 @@ impl Setup {
         let rate = |of: &dyn Fn(&Look) -> u64| rates(looks, self.interval_us, of).split_off(first);
         Ok(Some(Outcome {
             title: scenario.title,
-            storage_reads: rate(&|look| look.disk.reads),
-            storage_writes: rate(&|look| look.disk.writes),
-            storage_bytes: rate(&|look| look.disk.bytes),
-            ram_bytes: looks[first..].iter().map(|look| look.ram_bytes).collect(),
+            storage_reads: rate(&|look| look.counts.disk_reads),
+            storage_writes: rate(&|look| look.counts.disk_writes),
+            storage_bytes: rate(&|look| look.counts.disk_read_bytes + look.counts.disk_write_bytes),
+            ram_bytes: looks[first..].iter().map(|look| look.counts.ram_bytes).collect(),
             ram_reads: rate(&|look| look.read_ram_blocks),
             ram_writes: rate(&|look| look.write_ram_blocks),
             cpu_ms,
             late_us: ran.late_us,
+            series: run::series(scenario.title, 0, looks, self.interval_us),
         }))
     }
 }
@@ -239,6 +244,14 @@ fn cpu_ms() -> f64 {
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The mean of all intervals, with its 95 % interval by bootstrap.
+fn with_interval(values: &[f64], seed: u64) -> String {
+    match estimate_mean(values, seed) {
+        Some(Estimate { median, interval: (low, high) }) => format!("{median:.3} [{low:.3}, {high:.3}]"),
+        None => "-".into(),
+    }
 }
 
 fn mean_mib(values: &[u64]) -> f64 {
@@ -272,10 +285,10 @@ struct Json<'a> {
 
 const HEAD: [Column; 10] = [
     Column::Text("Scenario"),
-    Column::Figure("Storage writes/s"),
+    Column::Figure("Storage writes/s [95 %]"),
     Column::Figure("of baseline"),
     Column::Figure("printed"),
-    Column::Figure("Storage reads/s"),
+    Column::Figure("Storage reads/s [95 %]"),
     Column::Figure("Storage bytes/s"),
     Column::Figure("RAM used, mean"),
     Column::Figure("printed"),
@@ -317,10 +330,10 @@ impl Report<'_> {
             let of_ram = |text: String| if has_ram { text } else { "-".into() };
             vec![
                 scenario.title.into(),
-                format!("{:.3}", mean(&outcome.storage_writes)),
+                with_interval(&outcome.storage_writes, self.setup.seed),
                 self.share(outcome).map_or("-".into(), |share| format!("{:.1} %", share * 100.0)),
                 printed,
-                format!("{:.3}", mean(&outcome.storage_reads)),
+                with_interval(&outcome.storage_reads, self.setup.seed),
                 size::format(mean(&outcome.storage_bytes) as u64),
                 of_ram(format!("{:.0} MiB", mean_mib(&outcome.ram_bytes))),
                 printed_ram,
@@ -364,15 +377,15 @@ impl Report<'_> {
 
     fn chart(&self, y_axis: &str, of: impl Fn(&Outcome) -> Vec<f64>) -> String {
         let minutes = |look: usize| (look + 1) as f64 * self.setup.interval_us as f64 / 60e6;
-        let series = self.results.outcomes.iter().map(|outcome| Series {
+        let series = self.results.outcomes.iter().map(|outcome| Line {
             label: outcome.title.into(),
             points: of(outcome).into_iter().enumerate().map(|(look, value)| (minutes(look), value)).collect(),
-            ..Series::default()
+            ..Line::default()
         });
         LineChart {
             x_axis: "minutes".into(),
             y_axis: y_axis.into(),
-            series: series.collect(),
+            lines: series.collect(),
             phases: self.phases(),
         }
         .svg()
@@ -449,7 +462,9 @@ impl Report<'_> {
             outcomes: &self.results.outcomes,
         };
         let json = serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")?;
-        Ok(vec![("results.json", json), ("index.html", self.html())])
+        let series: Vec<Series> =
+            self.results.outcomes.iter().map(|outcome| outcome.series.clone()).collect();
+        Ok(Files::new(json, self.html()).with("series.csv.zst", series::packed(&series)?))
     }
 }
 
@@ -461,7 +476,9 @@ impl Setup {
     }
 }
 
-const NOTES: [&str; 6] = [
+const NOTES: [&str; 7] = [
+    "Intervals are 95 % bootstrap intervals of the mean over the looks of one session. They say how much the session varies, and nothing \
+     of other desktops.",
     "The original ran a Windows desktop with Login VSI's knowledge worker, ten times, and prints means. Here one desktop is a model, and \
      there is no guest.",
     "The baseline is a count: each request is one operation of the disk. With a cache, the operations of its overflow are counted where \

@@ -61,7 +61,48 @@ fn check_study_001(out: &Path, text: &str) {
     }
     assert!(!page.contains("not measured"));
     // Nothing but the report is left.
-    assert_eq!(std::fs::read_dir(out).unwrap().count(), 2);
+    check_files(out, &["SHA256SUMS", "index.html", "results.json", "series.csv.zst"]);
+    check_series(out, &json);
+}
+
+/// The report has these files, and its sums are those of another program.
+fn check_files(out: &Path, expected: &[&str]) {
+    let mut names: Vec<String> = std::fs::read_dir(out)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, expected);
+    let mut check = Command::new("sha256sum");
+    let checked = check.args(["--check", "--strict", "SHA256SUMS"]).current_dir(out).output().unwrap();
+    assert!(checked.status.success(), "{}", text(&checked));
+    assert_eq!(text(&checked).matches(": OK").count(), expected.len() - 1);
+}
+
+/// The seconds of each run add up to its requests; those of a raw disk are operations of the disk.
+fn check_series(out: &Path, json: &serde_json::Value) {
+    let packed = std::fs::read(out.join("series.csv.zst")).unwrap();
+    let table = String::from_utf8(zstd::decode_all(&packed[..]).unwrap()).unwrap();
+    let head: Vec<&str> = table.lines().next().unwrap().split(',').collect();
+    let column = |name: &str| head.iter().position(|found| *found == name).unwrap();
+    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    for sample in json["samples"].as_array().unwrap() {
+        let (case, round) = (sample["case"].as_str().unwrap(), sample["round"].to_string());
+        let is_of = |row: &&Vec<&str>| row[0] == sample["variant"] && row[1] == case && row[2] == round;
+        let sum = |names: &[&str]| {
+            let figure =
+                |row: &Vec<&str>| names.iter().map(|name| row[column(name)].parse::<u64>().unwrap()).sum();
+            rows.iter().filter(is_of).map(figure).sum::<u64>()
+        };
+        let requests = sample["outcomes"]["requests"].as_u64().unwrap();
+        assert_eq!(sum(&["reads", "writes"]), requests, "{case}");
+        if case.starts_with("raw") {
+            assert_eq!(sum(&["disk_reads", "disk_writes"]), requests, "{case}");
+        } else {
+            let places = ["reads_ram", "reads_packed", "reads_zero", "reads_overflow", "reads_image"];
+            assert_eq!(sum(&places), sum(&["reads"]), "{case}");
+        }
+    }
 }
 
 #[test]
@@ -86,6 +127,7 @@ fn an_interrupted_study_leaves_a_report_of_what_was_done() {
     assert!(page.contains("The study was interrupted") && page.contains("not measured"));
     let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
     assert_eq!(json["interrupted"], true);
+    check_files(&out, &["SHA256SUMS", "index.html", "results.json", "series.csv.zst"]);
 }
 
 #[test]
@@ -158,6 +200,16 @@ fn a_configuration_of_iometer_runs_on_every_system() {
     let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
     assert_eq!(json["samples"].as_array().unwrap().len(), 4 * 2);
     assert_eq!(json["cases"][0]["set_bytes"], 16 << 20);
+    check_files(&out, &["SHA256SUMS", "index.html", "iometer.csv", "results.json", "series.csv.zst"]);
+    let csv = read(&out.join("iometer.csv"));
+    let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    let of_workers: Vec<&Vec<&str>> = rows.iter().filter(|row| row[0] == "WORKER").collect();
+    assert_eq!(of_workers.len(), 4 * 2, "{csv}");
+    assert!(of_workers.iter().all(|row| row.len() == 80 && row[7].parse::<f64>().unwrap() > 0.0), "{csv}");
+    assert_eq!((of_workers[0][1], of_workers[0][47], of_workers[1][47]), ("Worker 1", "1", "8"));
+    let compared = study().arg("compare").args([&out, &out]).output().unwrap();
+    let compared_text = text(&compared);
+    assert!(compared.status.success() && compared_text.contains("ram-64m, step-1: ratio"), "{compared_text}");
     let page = read(&out.join("index.html"));
     assert_eq!(cells_and_plots(&page).1, 2);
     assert!(page.contains("Mixed &lt;80/20&gt;</caption>") && !page.contains("rinted"), "{page}");

@@ -61,8 +61,13 @@ const LAYERS: &[(&str, &[&str])] = &[
         "studies",
         &[
             "headwater-block",
+            "headwater-nbd",
             "headwater-recorder",
             "headwater-report",
+            "headwater-sizes",
+            // A guest's driver, for `--over vhost-user`.
+            "headwater-testkit",
+            "headwater-vhost-user",
             "headwater-volume",
             "headwater-writecache",
         ],

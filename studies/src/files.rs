@@ -1,0 +1,42 @@
+//! The files of a report.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use aws_lc_rs::digest::{SHA256, digest};
+
+/// Names and contents of a report's files.
+#[derive(Clone, Debug, Default)]
+pub struct Files(Vec<(&'static str, Vec<u8>)>);
+
+impl Files {
+    /// What all reports have: the results, and the page.
+    pub fn new(json: String, page: String) -> Self {
+        Self(vec![("results.json", json.into_bytes()), ("index.html", page.into_bytes())])
+    }
+
+    /// The same with one more file.
+    pub fn with(mut self, name: &'static str, contents: Vec<u8>) -> Self {
+        self.0.push((name, contents));
+        self
+    }
+
+    /// Writes the files, and `SHA256SUMS`, which `sha256sum --check` reads.
+    pub fn write(&self, out: &Path) -> Result<()> {
+        let mut sums = String::new();
+        for (name, contents) in &self.0 {
+            write(out, name, contents)?;
+            let sum: String =
+                digest(&SHA256, contents).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+            // Writing to a string cannot fail.
+            let _ = writeln!(sums, "{sum}  {name}");
+        }
+        write(out, "SHA256SUMS", sums.as_bytes())
+    }
+}
+
+fn write(out: &Path, name: &str, contents: &[u8]) -> Result<()> {
+    let path = out.join(name);
+    std::fs::write(&path, contents).with_context(|| format!("cannot write {}", path.display()))
+}
