@@ -61,7 +61,7 @@ mod together;
 pub mod volume;
 pub mod write;
 
-pub use counters::VolumeCounters;
+pub use counters::{ReadOps, VolumeCounters};
 pub use freeze::{ChangedRun, FrozenView};
 pub use headwater_writecache::Shortage;
 pub use latency::{Latency, LatencySnapshot};

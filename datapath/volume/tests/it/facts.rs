@@ -222,6 +222,34 @@ fn the_first_write_of_a_block_cost_three_disk_operations() {
 }
 
 #[test]
+fn nobody_counted_the_operations_that_the_storage_gets() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, counts) = counting_host();
+    let options = setup::options(&empty(1024), CacheMode::RamDisk, 16, 1024, dir.path());
+    let (volume, device) = setup::open(&options, &host);
+    fill_patiently(&*device, 0..64);
+    assert_holds(&*device, 64);
+    // The first MiB was spilled long ago, the last one is in RAM, and beyond that all is as in the image.
+    let mut block = [0; BLOCK as usize];
+    let before = volume.counters().reads;
+    for offset in [0, 63 * MIB, 512 * MIB] {
+        blocking::read(&*device, offset, &mut block).unwrap();
+    }
+    let now = volume.counters();
+    let since = |of: fn(headwater_volume::ReadOps) -> u64| of(now.reads) - of(before);
+    assert_eq!((since(|r| r.disk), since(|r| r.ram), since(|r| r.image)), (1, 1, 1), "{now:?}");
+    let all = now.reads;
+    assert_eq!(all.ram + all.packed + all.zero + all.disk + all.image, now.read_ops);
+    wait_until("the disk is quiet, and has what the cache counted", || {
+        let cache = volume.counters().cache;
+        let counted = (counts.reads.load(Ordering::SeqCst), counts.writes.load(Ordering::SeqCst));
+        counted == (cache.disk_read_ops, cache.disk_write_ops)
+    });
+    let cache = volume.counters().cache;
+    assert!(cache.disk_read_ops > 0 && cache.disk_write_bytes == cache.spilled_bytes, "{cache:?}");
+}
+
+#[test]
 fn trimming_in_the_guest_freed_nothing_on_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
