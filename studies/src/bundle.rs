@@ -12,6 +12,8 @@ use serde::Serialize;
 use crate::files::Files;
 use crate::load::Outcomes;
 use crate::machine::Machine;
+use crate::optional_fio::Done;
+use crate::over::Over;
 use crate::run::{Plan, Results, Sample};
 use crate::series;
 use crate::study::{Case, Source, Variant};
@@ -46,6 +48,23 @@ pub struct Report<'a> {
     pub failure: Option<String>,
     /// Whether the sizes are small.
     pub is_quick: bool,
+    /// Tables beside those of the cases.
+    pub tables: Vec<Table>,
+    /// What was left out, and why.
+    pub left_out: Vec<String>,
+    /// Jobs of fio.
+    pub fio: Vec<Done>,
+}
+
+/// A table of a report.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// What is above it.
+    pub caption: String,
+    /// Its columns.
+    pub head: Vec<Column>,
+    /// Its rows.
+    pub rows: Vec<Vec<String>>,
 }
 
 #[derive(Serialize)]
@@ -60,6 +79,10 @@ struct Json<'a> {
     machine: &'a Machine,
     is_quiet: Option<bool>,
     failure: Option<&'a str>,
+    over: Over,
+    storage: String,
+    left_out: &'a [String],
+    fio: &'a [Done],
     baseline: &'static str,
     cases: Vec<JsonCase>,
     variants: &'a [Variant],
@@ -211,10 +234,18 @@ impl Report<'_> {
             let (head, rows) = self.table(variant);
             text.push_str(&text_table(&head, &rows));
         }
-        for warning in self.warnings() {
-            text.push_str(&format!("\n{warning}\n"));
+        for table in &self.tables {
+            text.push_str(&format!("\n{}\n{}", table.caption, text_table(&table.head, &table.rows)));
+        }
+        for line in self.warnings().iter().chain(&self.left_out) {
+            text.push_str(&format!("\n{line}\n"));
         }
         text
+    }
+
+    /// The disk below, in a word.
+    fn storage(&self) -> String {
+        self.plan.storage.map_or("real".into(), |model| model.to_string())
     }
 
     /// The page.
@@ -247,6 +278,7 @@ impl Report<'_> {
             let (head, rows) = self.table(variant);
             page.table(&capitalised(&variant.title), &head, &rows);
         }
+        self.tables.iter().for_each(|table| page.table(&table.caption, &table.head, &table.rows));
         page.heading("How to read the figures");
         let mut notes: Vec<String> = study.notes.iter().map(|note| (*note).to_owned()).collect();
         notes.push(
@@ -254,6 +286,18 @@ impl Report<'_> {
              holds 1 means: as fast."
                 .into(),
         );
+        notes.extend(self.left_out.iter().map(|line| format!("Left out: {line}.")));
+        if let Some(model) = self.plan.storage {
+            notes.push(format!(
+                "The disk is a model, {model}: operations on the local disk are answered no faster than it would, and the local disk must be faster."
+            ));
+        }
+        if self.plan.over != Over::InProcess {
+            notes.push(format!(
+                "Volumes are reached over {}, by one client in this program; the raw disk is not.",
+                self.plan.over
+            ));
+        }
         page.list(&notes);
         page.heading("Machine and run");
         page.table("", &[Column::Text("What"), Column::Text("Value")], &self.facts());
@@ -328,6 +372,8 @@ impl Report<'_> {
         let mut facts = self.machine.facts();
         facts.push(("Disk alone, before and after".into(), probes.join(", ")));
         facts.push(("Runs of each case".into(), runs));
+        facts.push(("Storage".into(), self.storage()));
+        facts.push(("Volumes are reached".into(), plan.over.to_string()));
         facts.push(("Seed".into(), plan.seed.to_string()));
         facts.push(("Program".into(), format!("headwater-study {}", env!("CARGO_PKG_VERSION"))));
         facts.into_iter().map(|(what, value)| vec![what, value]).collect()
@@ -355,6 +401,10 @@ impl Report<'_> {
             machine: &self.machine,
             is_quiet: self.results.is_quiet(),
             failure: self.failure.as_deref(),
+            over: self.plan.over,
+            storage: self.storage(),
+            left_out: &self.left_out,
+            fio: &self.fio,
             baseline: study.baseline,
             cases: cases.collect(),
             variants: &study.variants,
@@ -385,8 +435,16 @@ mod tests {
     use crate::studies::study_001;
 
     fn report(check: impl FnOnce(&Report<'_>)) {
-        let plan =
-            Plan { study: study_001(true), rounds: 2, ramp_up_ms: 0, run_ms: 500, probe_ms: 100, seed: 1 };
+        let plan = Plan {
+            study: study_001(true),
+            rounds: 2,
+            ramp_up_ms: 0,
+            run_ms: 500,
+            probe_ms: 100,
+            seed: 1,
+            storage: None,
+            over: Over::InProcess,
+        };
         let variant = plan.study.variants[0].name.clone();
         let sample = |case, round, iops| {
             let outcomes = Outcomes { iops, ..Outcomes::default() };
@@ -402,6 +460,9 @@ mod tests {
             machine: Machine::default(),
             failure: None,
             is_quick: true,
+            tables: Vec::new(),
+            left_out: Vec::new(),
+            fio: Vec::new(),
         });
     }
 

@@ -18,7 +18,8 @@ use headwater_volume::{
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 use headwater_writecache::{AlignedBuffer, Host};
 
-use crate::model::{Caps, ModelEngine};
+use crate::model::{Model, ModelEngine};
+use crate::over::{Front, Over};
 use crate::series::Counts;
 use crate::study::Case;
 
@@ -216,6 +217,8 @@ pub struct Opened {
     pub volume: Option<Arc<Volume>>,
     /// The raw disk, if the device is one.
     raw: Option<Arc<RawDisk>>,
+    /// What is between the load and the volume, if anything is.
+    front: Option<Front>,
     _host: Option<Host>,
 }
 
@@ -250,6 +253,11 @@ pub fn settled(volume: &Volume) -> VolumeCounters {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        // The client goes before its server, and that before the volume.
+        if let Some(front) = self.front.take() {
+            self.device = sink(0);
+            front.stop();
+        }
         if let Some(volume) = &self.volume {
             volume.close();
         }
@@ -261,11 +269,11 @@ pub fn overflow_bytes(set_bytes: u64) -> u64 {
     set_bytes + set_bytes / 4 + (64 << 20)
 }
 
-/// The engine of the disk, slowed down to a model if there is one.
-pub fn engine(model: Option<Caps>) -> Result<Arc<dyn IoEngine>> {
+/// The engine of the disk, slowed down to a model if there is one, whose time is `speed` times as fast as ours.
+pub fn engine(model: Option<Model>, speed: f64) -> Result<Arc<dyn IoEngine>> {
     let real = open_engine().context("cannot start the I/O engine")?;
-    let Some(caps) = model else { return Ok(real) };
-    Ok(Arc::new(ModelEngine::start(caps, real).context("cannot start the model disk")?))
+    let Some(model) = model else { return Ok(real) };
+    Ok(Arc::new(ModelEngine::start(model, speed, real).context("cannot start the model disk")?))
 }
 
 /// A write cache over an empty disk.
@@ -291,7 +299,7 @@ pub fn open_volume(spec: &VolumeSpec, dir: &Path, engine: Arc<dyn IoEngine>) -> 
         .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
     let volume = volume_of(spec, dir, &host)?;
     let device = Arc::clone(&volume) as Arc<dyn Device>;
-    Ok(Opened { device, volume: Some(volume), raw: None, _host: Some(host) })
+    Ok(Opened { device, volume: Some(volume), raw: None, front: None, _host: Some(host) })
 }
 
 /// Opens a write cache on a host.
@@ -312,13 +320,18 @@ pub fn volume_of(spec: &VolumeSpec, dir: &Path, host: &Host) -> Result<Arc<Volum
     Volume::open(&options, host).with_context(|| format!("cannot open the volume of {}", spec.name))
 }
 
-/// Opens the system of a case.
-pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
-    let engine = engine(case.model)?;
+/// Opens the system of a case. `storage`: a model of the disk, if the case has none. `in_flight`: requests that the load keeps in flight.
+pub fn open(
+    case: &Case,
+    dir: &Path,
+    (storage, over): (Option<Model>, Over),
+    in_flight: usize,
+) -> Result<Opened> {
+    let engine = engine(case.model.or(storage), 1.0)?;
     let Some(cache) = case.cache else {
         let raw = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
         let device = Arc::clone(&raw) as Arc<dyn Device>;
-        return Ok(Opened { device, volume: None, raw: Some(raw), _host: None });
+        return Ok(Opened { device, volume: None, raw: Some(raw), front: None, _host: None });
     };
     let spec = VolumeSpec {
         name: case.name.into(),
@@ -328,7 +341,13 @@ pub fn open(case: &Case, dir: &Path) -> Result<Opened> {
         disk_bytes: if cache.mode == CacheMode::Ram { 0 } else { overflow_bytes(case.set_bytes) },
         buffering: cache.buffering,
     };
-    open_volume(&spec, dir, engine)
+    let mut opened = open_volume(&spec, dir, engine)?;
+    if let Some((front, client)) = Front::open(over, &opened.device, in_flight)
+        .with_context(|| format!("cannot reach the volume of {} over {over}", case.name))?
+    {
+        (opened.front, opened.device) = (Some(front), client);
+    }
+    Ok(opened)
 }
 
 #[cfg(test)]
@@ -340,7 +359,7 @@ mod tests {
     fn the_raw_disk_keeps_what_is_written_at_sectors() {
         // Not in memory: tmpfs has no direct I/O.
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let disk = RawDisk::create(dir.path(), 1 << 20, engine(None).unwrap()).unwrap();
+        let disk = RawDisk::create(dir.path(), 1 << 20, engine(None, 1.0).unwrap()).unwrap();
         let data = headwater_testkit::Rng::new(1).bytes(4096);
         blocking::write(&disk, 512, &data).unwrap();
         let mut found = vec![0; 4096];

@@ -19,7 +19,7 @@
 //! A failed request ends the study. The report has what was measured before, and the reason.
 //!
 //! # Not here
-//! Peers and protocols (`make compare`), and guests.
+//! Peers (`make compare`), and guests.
 //!
 //! Start reading at [`study`].
 
@@ -34,6 +34,8 @@ pub mod load;
 pub mod machine;
 pub mod model;
 pub mod needs;
+pub mod optional_fio;
+pub mod over;
 pub mod random;
 pub mod run;
 pub mod series;

@@ -14,11 +14,15 @@ use headwater_studies::compare;
 use headwater_studies::desktop::Profile;
 use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
+use headwater_studies::model::Model;
 use headwater_studies::needs::Needs;
+use headwater_studies::optional_fio;
+use headwater_studies::over::Over;
 use headwater_studies::run::{self, Plan, Progress};
 use headwater_studies::sizing;
 use headwater_studies::studies::{
-    iometer_results, lifecycle, lifecycle_report, s000, s003, study_001, study_002, study_004, study_icf,
+    iometer_results, lifecycle, lifecycle_report, placement, s000, s003, study_001, study_002, study_004,
+    study_icf,
 };
 use headwater_studies::study::Study;
 use headwater_studies::trace::Trace;
@@ -59,6 +63,12 @@ struct Arguments {
     /// Where all random numbers come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// What the disk is slowed down to: real, p10, ephemeral or sas15k:N:raid5. The disk of --work-dir must be faster.
+    #[arg(long, default_value = "real", value_parser = storage)]
+    storage: Storage,
+    /// How the load reaches write caches in 001, 002, 004 and icf. The raw disk has no protocol.
+    #[arg(long, value_enum, default_value_t)]
+    over: Over,
     /// An empty or new directory for the report [default: headwater-study-NUMBER].
     #[arg(long)]
     out: Option<PathBuf>,
@@ -107,6 +117,14 @@ fn main() -> ExitCode {
 /// Prints a line. That nobody reads it is no reason to end.
 fn say(to: &mut dyn Write, line: &str) {
     let _ = writeln!(to, "{line}");
+}
+
+/// What the disk is slowed down to, if to anything.
+#[derive(Clone, Copy, Debug)]
+struct Storage(Option<Model>);
+
+fn storage(text: &str) -> Result<Storage, String> {
+    Model::parse(text).map(Storage)
 }
 
 /// The length of a run.
@@ -161,6 +179,7 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
 }
 
 fn study(arguments: &Arguments) -> Result<ExitCode> {
+    check_options(arguments)?;
     let takes_files = matches!(arguments.study, StudyName::Icf | StudyName::Sizing | StudyName::Compare);
     if let Some(file) = arguments.files.first().filter(|_| !takes_files) {
         bail!("only icf, sizing and compare take a file: {}", file.display());
@@ -183,6 +202,18 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         }
         _ => measure(arguments, stop_on_signals()?.as_ref()),
     }
+}
+
+/// Refuses options that a study does not have.
+fn check_options(arguments: &Arguments) -> Result<()> {
+    use StudyName::{All, Compare, S000, S003, S004, Sizing};
+    if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Compare) {
+        bail!("--storage is for 000, 001, 002, 003 and icf: 004 has two storages of its own");
+    }
+    if arguments.over != Over::InProcess && matches!(arguments.study, S000 | S003 | Sizing | Compare) {
+        bail!("--over is for 001, 002, 004, icf and all: desktops are models in this process");
+    }
+    Ok(())
 }
 
 /// Runs all studies that need nothing from their user.
@@ -256,7 +287,8 @@ fn begin(arguments: &Arguments, number: &str, needs: Needs) -> Result<(PathBuf, 
 
 /// Runs study 003.
 fn copy_files(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
-    let setup = s003::Setup::new(profile(arguments)?, arguments.seed, arguments.quick);
+    let mut setup = s003::Setup::new(profile(arguments)?, arguments.seed, arguments.quick);
+    setup.storage = arguments.storage.0;
     let (out, work_dir) = begin(arguments, "003", setup.needs())?;
     let mut progress = by_tenths(setup.duration());
     let results = setup.run(&work_dir, stop, &mut progress)?;
@@ -269,7 +301,8 @@ fn copy_files(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
 /// Runs study 000.
 fn live(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let (desktops, seed, quick) = (arguments.desktops, arguments.seed, arguments.quick);
-    let setup = lifecycle::Setup::new(profile(arguments)?, desktops, seed, quick);
+    let mut setup = lifecycle::Setup::new(profile(arguments)?, desktops, seed, quick);
+    setup.storage = arguments.storage.0;
     let (out, work_dir) = begin(arguments, "000", setup.needs())?;
     let mut progress = by_tenths(Duration::from_secs_f64(setup.seconds()));
     let results = setup.run(&work_dir, stop, &mut progress)?;
@@ -319,13 +352,27 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         run_ms,
         probe_ms: run_ms.min(if quick { 500 } else { 5000 }),
         seed: arguments.seed,
+        storage: arguments.storage.0,
+        over: arguments.over,
     };
     let (out, work_dir) = begin(arguments, plan.study.number, Needs::of(&plan.study.cases))?;
     let mut machine = Machine::describe(&work_dir);
     let (results, ended) = run::run(&plan, &work_dir, stop, &mut Terminal);
     machine.note_load();
     let failure = ended.err().map(|error| format!("{error:#}"));
-    let report = Report { plan: &plan, results: &results, machine, failure, is_quick: quick };
+    let mut report = Report {
+        plan: &plan,
+        results: &results,
+        machine,
+        failure,
+        is_quick: quick,
+        tables: Vec::new(),
+        left_out: Vec::new(),
+        fio: Vec::new(),
+    };
+    if matches!(arguments.study, StudyName::S004) {
+        add_tables_of_004(&mut report, &work_dir, stop);
+    }
     let mut files = report.files()?;
     if let Some(configuration) = &configuration {
         files =
@@ -337,6 +384,22 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         bail!("the study failed: {failure}; the report has what was measured before");
     }
     Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// Adds the placement of the OS disk, and the jobs of fio if it is there. A quick run leaves these out.
+fn add_tables_of_004(report: &mut Report<'_>, work_dir: &Path, stop: &AtomicBool) {
+    report.tables.push(placement::table());
+    if report.is_quick {
+        report.left_out.push("the jobs of fio, in a quick run".into());
+        return;
+    }
+    let seconds = (report.plan.run_ms * 6).div_ceil(1000);
+    let (done, left_out) = optional_fio::run(work_dir, seconds, stop, &mut |step| Terminal.show(step));
+    if !done.is_empty() {
+        report.tables.push(optional_fio::table(&done));
+    }
+    report.fio = done;
+    report.left_out.extend(left_out);
 }
 
 /// Seconds since 1970.

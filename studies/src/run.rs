@@ -12,6 +12,8 @@ use serde::Serialize;
 
 use crate::disks::{self, Opened, RawDisk};
 use crate::load::{self, Content, Job, Line, Outcomes, Until};
+use crate::model::Model;
+use crate::over::Over;
 use crate::series::{self, Series};
 use crate::study::{Case, Study, Variant};
 
@@ -30,6 +32,10 @@ pub struct Plan {
     pub probe_ms: u64,
     /// Where all random numbers come from.
     pub seed: u64,
+    /// A model that the disk is slowed down to.
+    pub storage: Option<Model>,
+    /// How the load reaches volumes.
+    pub over: Over,
 }
 
 /// One run.
@@ -64,8 +70,7 @@ pub struct Results {
 impl Results {
     /// Whether the disk was as fast afterwards as before, within 15 %. `None`: it was not probed twice.
     pub fn is_quiet(&self) -> Option<bool> {
-        let [before, after] = self.probes_iops.first_chunk::<2>()?;
-        Some((after - before).abs() <= 0.15 * before.max(*after))
+        is_quiet(&self.probes_iops)
     }
 }
 
@@ -141,6 +146,36 @@ pub fn run(plan: &Plan, dir: &Path, stop: &AtomicBool, progress: &mut dyn Progre
     (running.results, result)
 }
 
+/// IOPS of the disk alone, on a small set. `None`: it was interrupted.
+pub fn probe(
+    dir: &Path,
+    set_bytes: u64,
+    time: Duration,
+    seed: u64,
+    stop: &AtomicBool,
+) -> Result<Option<f64>> {
+    let device: Arc<dyn Device> = Arc::new(RawDisk::create(dir, set_bytes, disks::engine(None, 1.0)?)?);
+    load::fill(&device, set_bytes, Content::Incompressible, seed, stop)?;
+    let line = Line {
+        request_bytes: 4096,
+        share_percent: 100,
+        alignment_bytes: 4096,
+        read_percent: 20,
+        random_percent: 100,
+        burst: 1,
+    };
+    let job =
+        Job { start_bytes: 0, set_bytes, lines: vec![line], depth: 16, content: Content::Incompressible };
+    let outcomes = load::run(&device, &[job], seed, Until::Elapsed(time), stop)?;
+    Ok((!outcomes.interrupted).then_some(outcomes.iops))
+}
+
+/// Whether the disk was as fast afterwards as before, within 15 %. `None`: it was not probed twice.
+pub fn is_quiet(probes_iops: &[f64]) -> Option<bool> {
+    let [before, after] = probes_iops.first_chunk::<2>()?;
+    Some((after - before).abs() <= 0.15 * before.max(*after))
+}
+
 impl Running<'_> {
     fn all(&mut self) -> Result<()> {
         self.probe()?;
@@ -164,24 +199,8 @@ impl Running<'_> {
             return Ok(());
         }
         self.step("probing the disk");
-        let set_bytes = 64 << 20;
-        let device: Arc<dyn Device> = Arc::new(RawDisk::create(self.dir, set_bytes, disks::engine(None)?)?);
-        load::fill(&device, set_bytes, Content::Incompressible, self.plan.seed, self.stop)?;
-        let line = Line {
-            request_bytes: 4096,
-            share_percent: 100,
-            alignment_bytes: 4096,
-            read_percent: 20,
-            random_percent: 100,
-            burst: 1,
-        };
-        let job =
-            Job { start_bytes: 0, set_bytes, lines: vec![line], depth: 16, content: Content::Incompressible };
-        let until = Until::Elapsed(Duration::from_millis(self.plan.probe_ms));
-        let outcomes = load::run(&device, &[job], self.plan.seed, until, self.stop)?;
-        if !outcomes.interrupted {
-            self.results.probes_iops.push(outcomes.iops);
-        }
+        let time = Duration::from_millis(self.plan.probe_ms);
+        self.results.probes_iops.extend(probe(self.dir, 64 << 20, time, self.plan.seed, self.stop)?);
         self.remaining.run_ms = self.remaining.run_ms.saturating_sub(self.plan.probe_ms);
         Ok(())
     }
@@ -194,7 +213,8 @@ impl Running<'_> {
                 return Ok(());
             }
             self.step(&format!("filling {} ({})", case.title, variant.title));
-            let system = disks::open(case, self.dir)?;
+            let in_flight = variant.jobs.iter().map(|job| job.depth).sum();
+            let system = disks::open(case, self.dir, (plan.storage, plan.over), in_flight)?;
             let started = Instant::now();
             load::fill(&system.device, case.set_bytes, variant.content(), plan.seed, self.stop)
                 .with_context(|| format!("filling {} failed", case.title))?;

@@ -4,7 +4,7 @@ use headwater_volume::{Buffering, CacheMode};
 use serde::Serialize;
 
 use crate::load::{Content, Job, Line};
-use crate::model::Caps;
+use crate::model::Model;
 
 /// The origin of a figure of the publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -37,7 +37,7 @@ pub struct Case {
     /// `None`: the raw disk.
     pub cache: Option<Cache>,
     /// A model that the raw disk or the overflow is slowed down to.
-    pub model: Option<Caps>,
+    pub model: Option<Model>,
     /// Bytes that are worked on.
     pub set_bytes: u64,
     /// IOPS of the publication, and their origin.

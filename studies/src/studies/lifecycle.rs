@@ -11,11 +11,13 @@ use headwater_volume::{Buffering, CacheMode, disk_mode_ram_bytes};
 use serde::Serialize;
 
 use super::MIB;
+use super::modelled;
 use super::s000::{PLATFORMS, Platform};
 use crate::desktop::run::{self, Machine, Pace, rates};
 use crate::desktop::{Generator, Life, Profile, Sessions};
 use crate::disks::{self, VolumeSpec};
 use crate::machine::{Machine as Hardware, available_memory_bytes};
+use crate::model::Model;
 use crate::needs::Needs;
 use crate::random::Random;
 use crate::series::Series;
@@ -145,6 +147,8 @@ pub struct Setup {
     pub interval_us: u64,
     /// Where random numbers come from.
     pub seed: u64,
+    /// A model that the disk is slowed down to.
+    pub storage: Option<Model>,
     /// Whether the sizes are small.
     pub is_quick: bool,
 }
@@ -157,6 +161,8 @@ pub struct Results {
     pub interrupted: bool,
     /// What it ran on.
     pub hardware: Hardware,
+    /// IOPS of the disk alone, before and after.
+    pub probes_iops: Vec<f64>,
 }
 
 impl Setup {
@@ -195,6 +201,7 @@ impl Setup {
             speed: if is_quick { 60.0 } else { 10.0 },
             interval_us: if is_quick { 2_000_000 } else { 15_000_000 },
             seed,
+            storage: None,
             is_quick,
         }
     }
@@ -267,8 +274,10 @@ impl Setup {
 
     /// Runs all kinds with all caches.
     pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Result<Results> {
+        let hardware = Hardware::describe(dir);
         let mut results =
-            Results { measured: Vec::new(), interrupted: false, hardware: Hardware::describe(dir) };
+            Results { measured: Vec::new(), interrupted: false, hardware, probes_iops: Vec::new() };
+        results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         for number in 0..self.machines.len() {
             let lives = self.lives(number);
             for cache in Cache::ALL {
@@ -283,6 +292,7 @@ impl Setup {
                 }
             }
         }
+        results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         results.hardware.note_load();
         Ok(results)
     }
@@ -319,7 +329,7 @@ impl Setup {
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Option<Measured>> {
         let (kind, shift_us) = (&self.machines[number], self.shift_us());
-        let below = disks::engine(None)?;
+        let below = disks::engine(self.storage, self.speed)?;
         let what = format!("{}, {}", kind.title, cache.title());
         let machines = lives.iter().map(|life| {
             let later = |request: &Request| Request { time_us: request.time_us + shift_us, ..*request };

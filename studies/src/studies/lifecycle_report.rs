@@ -14,6 +14,7 @@ use crate::desktop::Profile;
 use crate::files::Files;
 use crate::machine::Machine as Hardware;
 use crate::random::Random;
+use crate::run::is_quiet;
 use crate::series;
 
 /// Numbers the shape of `results.json`.
@@ -42,6 +43,9 @@ struct Json<'a> {
     users: u32,
     machine: &'a Hardware,
     interrupted: bool,
+    storage: String,
+    probes_iops: &'a [f64],
+    is_quiet: Option<bool>,
     profile: &'a Profile,
     machines: &'a [Machines],
     platforms: Vec<JsonPlatform>,
@@ -171,6 +175,7 @@ impl<'a> Report<'a> {
             interrupted: self.results.interrupted,
             late_us: self.results.measured.iter().map(|measured| measured.late_us).max().unwrap_or(0),
             interval_us: self.setup.interval_us,
+            probes_iops: &self.results.probes_iops,
         }
         .warnings()
     }
@@ -265,7 +270,10 @@ impl<'a> Report<'a> {
         )];
         notes.extend(NOTES.map(str::to_owned));
         page.list(&notes);
-        let (facts, pace) = (self.results.hardware.facts(), (self.setup.speed, self.setup.seed));
+        let mut facts = self.results.hardware.facts();
+        facts.push(("Storage".into(), modelled::storage(self.setup.storage)));
+        facts.push(modelled::probes_fact(&self.results.probes_iops));
+        let pace = (self.setup.speed, self.setup.seed);
         modelled::add_model_and_machine(&mut page, &self.setup.profile, facts, pace);
         page.finish()
     }
@@ -289,6 +297,9 @@ impl<'a> Report<'a> {
             users: USERS,
             machine: &self.results.hardware,
             interrupted: self.results.interrupted,
+            storage: modelled::storage(self.setup.storage),
+            probes_iops: &self.results.probes_iops,
+            is_quiet: is_quiet(&self.results.probes_iops),
             profile: &self.setup.profile,
             machines: &self.setup.machines,
             platforms: self.setup.stands().iter().zip(&self.p95).map(platform).collect(),

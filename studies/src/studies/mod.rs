@@ -4,6 +4,7 @@ mod configuration;
 pub mod lifecycle;
 pub mod lifecycle_report;
 mod modelled;
+pub mod placement;
 pub mod s000;
 mod s001;
 mod s002;

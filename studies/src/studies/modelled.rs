@@ -1,8 +1,16 @@
 //! The parts of a report that all studies of the desktop model share.
 
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use headwater_report::number::grouped;
 use headwater_report::page::{Column, Page};
 
 use crate::desktop::Profile;
+use crate::model::Model;
+use crate::run::{self, is_quiet};
 
 /// What a run was, as far as its report warns of it.
 pub struct Run<'a> {
@@ -14,6 +22,8 @@ pub struct Run<'a> {
     pub late_us: u64,
     /// The time between two looks at the counters.
     pub interval_us: u64,
+    /// IOPS of the disk alone, before and after.
+    pub probes_iops: &'a [f64],
 }
 
 impl Run<'_> {
@@ -29,8 +39,32 @@ impl Run<'_> {
                 self.late_us as f64 / 1e6
             ));
         }
+        if is_quiet(self.probes_iops) == Some(false) {
+            let probes: Vec<String> = self.probes_iops.iter().copied().map(grouped).collect();
+            warnings.push(format!(
+                "Unquiet machine: the disk alone did {} IOPS before and after, which differ by more than 15 %.",
+                probes.join(" and ")
+            ));
+        }
         warnings
     }
+}
+
+/// IOPS of the disk alone.
+pub fn probe(dir: &Path, is_quick: bool, stop: &AtomicBool) -> Result<Option<f64>> {
+    let (set_bytes, ms) = if is_quick { (8 << 20, 100) } else { (64 << 20, 3000) };
+    run::probe(dir, set_bytes, Duration::from_millis(ms), 1, stop).context("cannot probe the disk")
+}
+
+/// The disk below, in a word.
+pub fn storage(model: Option<Model>) -> String {
+    model.map_or("real".into(), |model| model.to_string())
+}
+
+/// The probes for the facts of a run.
+pub fn probes_fact(probes_iops: &[f64]) -> (String, String) {
+    let probes: Vec<String> = probes_iops.iter().map(|iops| format!("{} IOPS", grouped(*iops))).collect();
+    ("Disk alone, before and after".into(), probes.join(", "))
 }
 
 /// Adds the parameters of the model, and the machine and settings of the run: the end of each page.

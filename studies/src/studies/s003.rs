@@ -21,7 +21,9 @@ use crate::desktop::{Generator, Life, Profile, Sessions};
 use crate::disks::{self, VolumeSpec};
 use crate::files::Files;
 use crate::machine::Machine as Hardware;
+use crate::model::Model;
 use crate::needs::Needs;
+use crate::run::is_quiet;
 use crate::series::{self, Series};
 use crate::trace::{Kind, Request};
 
@@ -53,6 +55,8 @@ pub struct Setup {
     scenarios: Vec<Scenario>,
     disk_bytes: u64,
     seed: u64,
+    /// A model that the disk is slowed down to.
+    pub storage: Option<Model>,
     /// Whether the sizes are small.
     pub is_quick: bool,
 }
@@ -79,6 +83,8 @@ pub struct Results {
     outcomes: Vec<Outcome>,
     interrupted: bool,
     machine: Hardware,
+    /// IOPS of the disk alone, before and after.
+    probes_iops: Vec<f64>,
 }
 
 impl Setup {
@@ -118,6 +124,7 @@ impl Setup {
             ],
             disk_bytes: if is_quick { 512 * MIB } else { 10 << 30 },
             seed,
+            storage: None,
             is_quick,
         }
     }
@@ -138,8 +145,10 @@ impl Setup {
 
     /// Runs all scenarios.
     pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Result<Results> {
+        let machine = Hardware::describe(dir);
         let mut results =
-            Results { outcomes: Vec::new(), interrupted: false, machine: Hardware::describe(dir) };
+            Results { outcomes: Vec::new(), interrupted: false, machine, probes_iops: Vec::new() };
+        results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         let life = self.life();
         for scenario in &self.scenarios {
             let mut show = |share| progress(scenario.title, share);
@@ -147,6 +156,9 @@ impl Setup {
             results.interrupted = stop.load(Ordering::Relaxed);
             let Some(outcome) = outcome.filter(|_| !results.interrupted) else { break };
             results.outcomes.push(outcome);
+        }
+        if !results.interrupted {
+            results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         }
         results.machine.note_load();
         Ok(results)
@@ -201,7 +213,7 @@ impl Setup {
                     disk_bytes: self.disk_bytes,
                     buffering: Buffering::Direct,
                 };
-                Machine::open(&spec, requests, &disks::engine(None)?, dir)?
+                Machine::open(&spec, requests, &disks::engine(self.storage, self.speed)?, dir)?
             }
         };
         let machines = [machine];
@@ -278,6 +290,9 @@ struct Json<'a> {
     interval_us: u64,
     machine: &'a Hardware,
     interrupted: bool,
+    storage: String,
+    probes_iops: &'a [f64],
+    is_quiet: Option<bool>,
     profile: &'a Profile,
     scenarios: &'a [Scenario],
     outcomes: &'a [Outcome],
@@ -288,7 +303,7 @@ const HEAD: [Column; 10] = [
     Column::Figure("Storage writes/s [95 %]"),
     Column::Figure("of baseline"),
     Column::Figure("printed"),
-    Column::Figure("Storage reads/s [95 %]"),
+    Column::Figure("Storage reads/s"),
     Column::Figure("Storage bytes/s"),
     Column::Figure("RAM used, mean"),
     Column::Figure("printed"),
@@ -333,7 +348,7 @@ impl Report<'_> {
                 with_interval(&outcome.storage_writes, self.setup.seed),
                 self.share(outcome).map_or("-".into(), |share| format!("{:.1} %", share * 100.0)),
                 printed,
-                with_interval(&outcome.storage_reads, self.setup.seed),
+                format!("{:.3}", mean(&outcome.storage_reads)),
                 size::format(mean(&outcome.storage_bytes) as u64),
                 of_ram(format!("{:.0} MiB", mean_mib(&outcome.ram_bytes))),
                 printed_ram,
@@ -351,6 +366,7 @@ impl Report<'_> {
             interrupted: self.results.interrupted,
             late_us: self.results.outcomes.iter().map(|outcome| outcome.late_us).max().unwrap_or(0),
             interval_us: self.setup.interval_us,
+            probes_iops: &self.results.probes_iops,
         }
         .warnings()
     }
@@ -440,7 +456,10 @@ impl Report<'_> {
         );
         page.heading("How to read the figures");
         page.list(&NOTES.map(str::to_owned));
-        let (facts, pace) = (self.results.machine.facts(), (self.setup.speed, self.setup.seed));
+        let mut facts = self.results.machine.facts();
+        facts.push(("Storage".into(), modelled::storage(self.setup.storage)));
+        facts.push(modelled::probes_fact(&self.results.probes_iops));
+        let pace = (self.setup.speed, self.setup.seed);
         modelled::add_model_and_machine(&mut page, &self.setup.profile, facts, pace);
         page.finish()
     }
@@ -457,6 +476,9 @@ impl Report<'_> {
             interval_us: self.setup.interval_us,
             machine: &self.results.machine,
             interrupted: self.results.interrupted,
+            storage: modelled::storage(self.setup.storage),
+            probes_iops: &self.results.probes_iops,
+            is_quiet: is_quiet(&self.results.probes_iops),
             profile: &self.setup.profile,
             scenarios: &self.setup.scenarios,
             outcomes: &self.results.outcomes,

@@ -90,8 +90,9 @@ fn check_series(out: &Path, json: &serde_json::Value) {
         let (case, round) = (sample["case"].as_str().unwrap(), sample["round"].to_string());
         let is_of = |row: &&Vec<&str>| row[0] == sample["variant"] && row[1] == case && row[2] == round;
         let sum = |names: &[&str]| {
-            let figure =
-                |row: &Vec<&str>| names.iter().map(|name| row[column(name)].parse::<u64>().unwrap()).sum();
+            let figure = |row: &Vec<&str>| {
+                names.iter().map(|name| row[column(name)].parse::<u64>().unwrap()).sum::<u64>()
+            };
             rows.iter().filter(is_of).map(figure).sum::<u64>()
         };
         let requests = sample["outcomes"]["requests"].as_u64().unwrap();
@@ -147,6 +148,22 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert_eq!(read(&used.join("precious")), "x");
 
     let new = dir.path().join("new");
+    let options: [(&[&str], &str); 5] = [
+        (&["004", "--storage", "p10"], "004 has two storages of its own"),
+        (&["001", "--storage", "sas15k:2:raid5"], "RAID 5 has 3 to 64 disks"),
+        (&["001", "--storage", "tape"], "none of real, p10, ephemeral and sas15k:N:raid5"),
+        (&["000", "--over", "nbd"], "desktops are models in this process"),
+        (&["compare", "one"], "name two reports"),
+    ];
+    for (arguments, why) in options {
+        let refused = study().args(arguments).current_dir(dir.path()).output().unwrap();
+        assert!(
+            !refused.status.success() && text(&refused).contains(why),
+            "{arguments:?}: {}",
+            text(&refused)
+        );
+    }
+
     let nowhere =
         study().args(["001", "--quick", "--work-dir", "/proc", "--out"]).arg(&new).output().unwrap();
     assert!(!nowhere.status.success());
@@ -216,6 +233,37 @@ fn a_configuration_of_iometer_runs_on_every_system() {
 }
 
 #[test]
+fn a_configuration_runs_on_a_model_disk_and_over_each_protocol() {
+    let dir = directory();
+    let file = dir.path().join("mix.icf");
+    std::fs::write(&file, CONFIGURATION).unwrap();
+    for over in ["nbd", "vhost-user"] {
+        let out = dir.path().join(over);
+        let mut command = study();
+        command.args([
+            "icf",
+            "--quick",
+            "--seconds",
+            "0.05",
+            "--rounds",
+            "1",
+            "--storage",
+            "sas15k:64:raid5",
+        ]);
+        let output = command.args(["--over", over]).arg(&file).arg("--out").arg(&out).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
+        assert_eq!((json["over"].as_str(), json["storage"].as_str()), (Some(over), Some("sas15k:64:raid5")));
+        assert_eq!(json["samples"].as_array().unwrap().len(), 4);
+        let page = read(&out.join("index.html"));
+        assert!(
+            page.contains("The disk is a model, sas15k:64:raid5") && page.contains("are reached over"),
+            "{page}"
+        );
+    }
+}
+
+#[test]
 fn a_broken_configuration_is_refused_with_line_and_column() {
     let dir = directory();
     let (file, out) = (dir.path().join("mix.icf"), dir.path().join("report"));
@@ -262,7 +310,14 @@ fn all_quick_studies_leave_reports_that_show_their_cases() {
         assert!(page.contains("Quick run") && !page.contains("not measured"), "{number}");
     }
     let models = cells_of(&out.join("004"));
-    for case in ["P10", "P10 + 256 MB RAM", "Ephemeral disk", "Ephemeral disk + 256 MB RAM"] {
+    for case in [
+        "P10",
+        "P10 + 256 MB RAM",
+        "Ephemeral disk",
+        "Ephemeral disk + 256 MB RAM",
+        "Standard_D8s_v3",
+        "cache",
+    ] {
         assert!(models.iter().any(|cell| cell == case), "{case}");
     }
 }

@@ -1,0 +1,133 @@
+//! How the load reaches a volume: in this process, or through a protocol and its client on a socket.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use clap::ValueEnum;
+use headwater_block::Device;
+use headwater_nbd::client::ClientOptions;
+use headwater_nbd::{Address, Client, SingleExport};
+use headwater_testkit::vhost::{Setup, VhostDisk};
+use serde::Serialize;
+
+/// Requests in flight that one queue of the driver takes.
+const REQUESTS_OF_A_QUEUE: usize = 16;
+
+/// Most queues of the driver.
+const MOST_QUEUES: usize = 16;
+
+/// What is between the load and a volume. A raw disk is always in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Over {
+    /// Nothing.
+    #[default]
+    InProcess,
+    /// An NBD server and one connection of a client, on a unix socket.
+    Nbd,
+    /// A vhost-user-blk server, and a driver with shared memory.
+    VhostUser,
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InProcess => "in-process",
+            Self::Nbd => "nbd",
+            Self::VhostUser => "vhost-user",
+        })
+    }
+}
+
+/// A server in this process, with its socket.
+pub struct Front {
+    server: Server,
+    _dir: tempfile::TempDir,
+}
+
+enum Server {
+    Nbd(headwater_nbd::Server),
+    VhostUser(headwater_vhost_user::Server),
+}
+
+impl Front {
+    /// Serves a device, and connects to it. `None`: nothing is to be between.
+    pub fn open(
+        over: Over,
+        device: &Arc<dyn Device>,
+        in_flight: usize,
+    ) -> Result<Option<(Self, Arc<dyn Device>)>> {
+        if over == Over::InProcess {
+            return Ok(None);
+        }
+        // A socket's path is short.
+        let dir = tempfile::tempdir().context("cannot make a directory for a socket")?;
+        let (socket, device) = (dir.path().join("disk.sock"), Arc::clone(device));
+        let (server, client) = match over {
+            Over::InProcess => return Ok(None),
+            Over::Nbd => {
+                let export = SingleExport::new(device, "study");
+                let address = Address::Unix(socket.clone());
+                let server = headwater_nbd::Server::bind(address, export, headwater_nbd::Limits::default());
+                let server = server.map_err(|error| anyhow!("cannot serve it: {error}"))?;
+                let uri = format!("nbd+unix:///?socket={}", socket.display());
+                let options =
+                    ClientOptions { commands_in_flight: in_flight.max(64), ..ClientOptions::default() };
+                let client = Client::connect(&uri.parse().context("the socket has an odd name")?, &options);
+                let client = client.map_err(|error| anyhow!("cannot connect: {error}"))?;
+                (Server::Nbd(server), client as Arc<dyn Device>)
+            }
+            Over::VhostUser => {
+                let options = headwater_vhost_user::Options {
+                    name: "study".into(),
+                    serial: "study".into(),
+                    resume: None,
+                    sealed_memory: false,
+                    limits: headwater_vhost_user::Limits::default(),
+                };
+                let server = headwater_vhost_user::Server::bind(&socket, device, options);
+                let server = server.map_err(|error| anyhow!("cannot serve it: {error}"))?;
+                let queues = in_flight.div_ceil(REQUESTS_OF_A_QUEUE).clamp(1, MOST_QUEUES);
+                let client = VhostDisk::connect(&socket, Setup { queues, event_idx: true });
+                (Server::VhostUser(server), Arc::new(client) as Arc<dyn Device>)
+            }
+        };
+        Ok(Some((Self { server, _dir: dir }, client)))
+    }
+
+    /// Ends the server.
+    pub fn stop(&self) {
+        match &self.server {
+            Server::Nbd(server) => server.stop(),
+            Server::VhostUser(server) => server.stop(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_block::blocking;
+    use headwater_testkit::ReferenceDisk;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_the_same_over_each_protocol() {
+        for over in [Over::Nbd, Over::VhostUser] {
+            let disk = Arc::new(ReferenceDisk::new(1 << 20));
+            let device = Arc::clone(&disk) as Arc<dyn Device>;
+            let (front, client) = Front::open(over, &device, 100).unwrap().unwrap();
+            let data = headwater_testkit::Rng::new(1).bytes(4096);
+            blocking::write(&*client, 512, &data).unwrap();
+            let mut found = vec![0; 4096];
+            blocking::read(&*device, 512, &mut found).unwrap();
+            assert!(found == data, "{over}");
+            assert_eq!(disk.counts().writes, 1, "{over}");
+            drop(client);
+            front.stop();
+        }
+        let device = Arc::new(ReferenceDisk::new(1 << 20)) as Arc<dyn Device>;
+        assert!(Front::open(Over::InProcess, &device, 1).unwrap().is_none());
+    }
+}

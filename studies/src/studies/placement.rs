@@ -1,0 +1,65 @@
+//! Where the OS disk of study 004 goes, by size of the machine: the sizes of the study, with the table of `headwater size`.
+
+use headwater_report::page::Column;
+use headwater_sizes::{Date, OsDiskPlace, Question, SizeTable, place, size::GIB, size::gib};
+
+use crate::bundle::Table;
+
+/// The OS disk of the study.
+const OS_DISK_BYTES: u64 = 127 * GIB;
+
+/// Sizes that the study compares, and a newer one with a local disk.
+const SIZES: [&str; 5] = ["D8s_v3", "DS3_v2", "NV12", "D8s_v4", "D8ds_v5"];
+
+/// The table. Sizes that are retired by now are placed as on the day of the study.
+pub fn table() -> Table {
+    let table = SizeTable::built_in();
+    let question = Question::about(OS_DISK_BYTES, Date::of_seconds(0));
+    let space = |bytes: Option<u64>| bytes.map_or("not published".into(), gib);
+    let rows = SIZES.iter().filter_map(|name| table.size(name)).map(|size| {
+        let placed = place::place(size, &question).ok();
+        let shown = |value: Option<u64>| {
+            value.map_or("-".into(), |value| headwater_report::number::grouped(value as f64))
+        };
+        let rate = placed.as_ref().map(|placed| placed.write).unwrap_or_default();
+        vec![
+            size.name.clone(),
+            space(size.capacity_bytes(OsDiskPlace::Cache)),
+            space(size.capacity_bytes(OsDiskPlace::Temp)),
+            placed.map_or("nowhere".into(), |placed| placed.place.to_string()),
+            shown(rate.iops),
+            shown(rate.bytes_per_second.map(|bytes| bytes / 1_000_000)),
+        ]
+    });
+    Table {
+        caption: "Where an OS disk of 127 GiB goes, by size".into(),
+        head: vec![
+            Column::Text("Size"),
+            Column::Figure("Cache"),
+            Column::Figure("Temp disk"),
+            Column::Text("OS disk"),
+            Column::Figure("IOPS there"),
+            Column::Figure("MB/s there"),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_the_study_are_placed_as_it_says() {
+        let rows = table().rows;
+        let found: Vec<(&str, &str)> = rows.iter().map(|row| (row[0].as_str(), row[3].as_str())).collect();
+        let expected = [
+            ("Standard_D8s_v3", "cache"),
+            ("Standard_DS3_v2", "cache"),
+            ("Standard_NV12", "managed"),
+            ("Standard_D8s_v4", "managed"),
+        ];
+        assert_eq!(found[..4], expected);
+        assert_eq!(rows[0][4..], ["16,000", "128"]);
+    }
+}
