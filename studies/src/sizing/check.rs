@@ -12,9 +12,10 @@ use headwater_volume::{Buffering, CacheMode};
 use serde::Serialize;
 
 use super::curve::Point;
-use super::model::Counts;
+use super::model::{Cache, Counts};
 use crate::disks::{self, VolumeSpec};
 use crate::needs::Needs;
+use crate::trace::blocks::{Blocks, Step};
 use crate::trace::{Kind, Request, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -27,6 +28,44 @@ pub const TOLERANCE: f64 = 0.15;
 
 /// The trace is sent no faster than this: the model knows no time, and a cache that is overrun has less time to pack.
 const BYTES_PER_S: f64 = 400.0 * MIB as f64;
+
+/// After so many written bytes, the cache may first do what the model has done by then.
+const STEP_BYTES: u64 = 2 * MIB;
+
+/// How long that is waited for. What the cache has not done by then, it does not do.
+const STEP_WAIT: Duration = Duration::from_millis(100);
+
+/// The model beside the real cache, while the trace is sent. On a busy machine the cache moves segments later than on an idle one, and a
+/// segment that is moved later has more dead blocks. The model decides nothing of the cache but when the next request comes.
+struct Pace<'a> {
+    model: Cache<'a>,
+    steps: &'a [Step],
+    real: &'a headwater_volume::Volume,
+    /// Segments that the real cache has not spilled, and does not.
+    behind: u64,
+}
+
+impl Pace<'_> {
+    /// Waits until the cache has done what the model has done up to a time of the trace.
+    fn wait(&mut self, time_us: u64) {
+        let count = self.steps.iter().take_while(|step| step.time_us <= time_us).count();
+        let (now, later) = self.steps.split_at(count);
+        now.iter().for_each(|step| self.model.step(step));
+        self.steps = later;
+        let (spilled, began) = (self.model.counts().spilled_segments, Instant::now());
+        loop {
+            let behind = spilled.saturating_sub(self.real.counters().cache.spilled_segments);
+            if behind <= self.behind {
+                return;
+            }
+            if began.elapsed() > STEP_WAIT {
+                self.behind = behind;
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
 
 /// One size.
 #[derive(Clone, Debug, Serialize)]
@@ -103,6 +142,7 @@ pub fn needs(sizes: &[(u64, Counts)]) -> Needs {
 /// Sends a desktop's requests to a real cache of each size.
 pub fn check(
     volume: &Volume,
+    blocks: &Blocks,
     sizes: &[(u64, Counts)],
     dir: &Path,
     stop: &AtomicBool,
@@ -121,13 +161,15 @@ pub fn check(
             disk_bytes,
             buffering: Buffering::Direct,
         };
-        let opened = disks::open_volume(&spec, dir, disks::engine(None)?)?;
-        send(&opened.device, &volume.requests, stop)?;
+        let opened = disks::open_volume(&spec, dir, disks::engine(None, 1.0)?)?;
+        let real = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
+        let model_beside = Cache::new(blocks, *ram_bytes);
+        let pace = Pace { model: model_beside, steps: &blocks.steps, real, behind: 0 };
+        send(&opened.device, &volume.requests, pace, stop)?;
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let volume = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
-        let counters = disks::settled(volume);
+        let counters = disks::settled(real);
         all.push(Checked {
             ram_bytes: *ram_bytes,
             model: *model,
@@ -138,9 +180,9 @@ pub fn check(
     Ok(all)
 }
 
-fn send(device: &Arc<dyn Device>, requests: &[Request], stop: &AtomicBool) -> Result<()> {
+fn send(device: &Arc<dyn Device>, requests: &[Request], mut pace: Pace<'_>, stop: &AtomicBool) -> Result<()> {
     let mut sender = Sender::new(1);
-    let (began, mut written) = (Instant::now(), 0);
+    let (began, mut written, mut waited_at) = (Instant::now(), 0, 0);
     for request in requests {
         if stop.load(Ordering::Relaxed) {
             return Ok(());
@@ -154,6 +196,10 @@ fn send(device: &Arc<dyn Device>, requests: &[Request], stop: &AtomicBool) -> Re
             }
         }
         sender.send(device, request)?;
+        if written >= waited_at + STEP_BYTES {
+            waited_at = written;
+            pace.wait(request.time_us);
+        }
     }
     Ok(())
 }

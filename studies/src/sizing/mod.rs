@@ -61,7 +61,7 @@ pub fn size(
         sizing.checked_desktop.clone_from(&volume.name);
         match check::needs(&sizes).check(dir) {
             Err(why) => sizing.unchecked = Some(format!("{why:#}")),
-            Ok(()) => sizing.checked = check::check(volume, &sizes, dir, stop, progress)?,
+            Ok(()) => sizing.checked = check::check(volume, &disks[number], &sizes, dir, stop, progress)?,
         }
         if sizing.unchecked.is_none() && sizing.checked.len() < sizes.len() {
             sizing.unchecked = Some("the check was interrupted".into());

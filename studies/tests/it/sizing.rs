@@ -42,13 +42,13 @@ fn a_trace_is_sized_and_checked_with_the_real_cache() {
     let advised = json["advised_bytes"].as_u64().unwrap();
     assert!((48 << 20..=112 << 20).contains(&advised), "{advised}");
     assert!(said.contains(&format!("machine set NAME --ram {}M --disk", advised >> 20)), "{said}");
-    // The real cache did what the model says. How exactly is a figure of the report: a machine under load moves segments later.
+    // The sender waits for the cache, so that a machine under load gives the same.
     let checked = json["checked"].as_array().unwrap();
     assert_eq!(checked.len(), 3);
     for size in checked {
         let (model, real) = (&size["model"]["spilled"], &size["spilled_blocks"]);
         let (model, real) = (model.as_f64().unwrap(), real.as_f64().unwrap());
-        assert!((model - real).abs() <= 0.4 * real, "{model} {real}");
+        assert!((model - real).abs() <= 0.15 * real, "{model} {real}");
     }
     let page = read(&out.join("index.html"));
     let (cells, plots) = cells_and_plots(&page);
