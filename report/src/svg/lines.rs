@@ -89,7 +89,9 @@ impl LineChart {
         );
         self.phases(&mut svg, &axes);
         self.grid(&mut svg, &axes, x_step, y_step);
-        for (number, series) in self.lines.iter().enumerate() {
+        // A line has its colour in all charts of a page, also if another one has no points in this chart.
+        let drawn = self.lines.iter().enumerate().filter(|(_, line)| !line.points.is_empty());
+        for (row, (number, series)) in drawn.enumerate() {
             let class = colour(number);
             if !series.band.is_empty() {
                 let low = series.band.iter().map(|(x, low, _)| axes.point(*x, *low));
@@ -99,7 +101,7 @@ impl LineChart {
             }
             let points: Vec<String> = series.points.iter().map(|(x, y)| axes.point(*x, *y)).collect();
             let dashed = if series.is_printed { " dashed" } else { "" };
-            let y = TOP + 14.0 + 24.0 * number as f64;
+            let y = TOP + 14.0 + 24.0 * row as f64;
             let _ = writeln!(
                 svg,
                 "<polyline class=\"curve {class}{dashed}\" points=\"{}\"/>\
@@ -196,6 +198,18 @@ mod tests {
         let middle = (right - LEFT) / 2.0;
         assert!(svg.contains(&format!("width=\"{middle:.1}\" height=\"{HEIGHT}\"")), "{svg}");
         assert!(svg.contains(">10</text>") && !svg.contains("NaN"));
+    }
+
+    #[test]
+    fn a_line_without_points_is_not_named_and_keeps_its_colour() {
+        let line = |label: &str, points: &[(f64, f64)]| Line {
+            label: label.into(),
+            points: points.to_vec(),
+            ..Line::default()
+        };
+        let lines = vec![line("absent", &[]), line("there", &[(0.0, 1.0), (1.0, 2.0)])];
+        let svg = LineChart { lines, ..LineChart::default() }.svg();
+        assert!(!svg.contains("absent") && svg.contains("curve c1") && svg.contains("there"), "{svg}");
     }
 
     #[test]
