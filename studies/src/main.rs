@@ -63,7 +63,7 @@ struct Arguments {
     /// Where all random numbers come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// What the disk is slowed down to: real, p10, ephemeral or sas15k:N:raid5. The disk of --work-dir must be faster.
+    /// The disk: real, or a model that the real disk is slowed down to (p10, ephemeral or sas15k:N:raid5). The disk of --work-dir must be faster.
     #[arg(long, default_value = "real", value_parser = storage)]
     storage: Storage,
     /// How the load reaches write caches in 001, 002, 004 and icf. The raw disk has no protocol.
@@ -119,7 +119,7 @@ fn say(to: &mut dyn Write, line: &str) {
     let _ = writeln!(to, "{line}");
 }
 
-/// What the disk is slowed down to, if to anything.
+/// The model of the disk, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Storage(Option<Model>);
 

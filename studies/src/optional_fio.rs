@@ -40,7 +40,7 @@ pub struct Done {
     seconds: f64,
 }
 
-/// Runs the jobs for so many seconds each. What is not there or fails is said.
+/// Runs the jobs for so many seconds each. The text says why a job is missing.
 pub fn run(
     dir: &Path,
     seconds: u64,

@@ -179,8 +179,8 @@ impl Daemon {
         // Before anything is changed: most mistakes in an invocation are here.
         let servers = options.store.iter().chain(&options.repair_from);
         let named = NamedServers::new(servers, options.credentials.clone())?;
-        let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
-        let own = options.listen.map(|_| load()).transpose()?;
+        let own =
+            options.listen.map(|_| Token::load_or_make(&data_dir.token(), &SystemRandom)).transpose()?;
         let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());

@@ -32,7 +32,7 @@ const BYTES_PER_S: f64 = 400.0 * MIB as f64;
 /// After so many written bytes, the cache may first do what the model has done by then.
 const STEP_BYTES: u64 = 2 * MIB;
 
-/// How long that is waited for. What the cache has not done by then, it does not do.
+/// How long the next request waits for that. A cache that needs longer differs from the model.
 const STEP_WAIT: Duration = Duration::from_millis(100);
 
 /// The model beside the real cache, while the trace is sent. On a busy machine the cache moves segments later than on an idle one, and a

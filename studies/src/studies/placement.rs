@@ -1,4 +1,4 @@
-//! Where the OS disk of study 004 goes, by size of the machine: the sizes of the study, with the table of `headwater size`.
+//! The place of the OS disk of study 004 on each of its sizes of machines, from the table of `headwater size`.
 
 use headwater_report::page::Column;
 use headwater_sizes::{Date, OsDiskPlace, Question, SizeTable, place, size::GIB, size::gib};
