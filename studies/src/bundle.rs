@@ -237,9 +237,8 @@ impl Report<'_> {
         for table in &self.tables {
             text.push_str(&format!("\n{}\n{}", table.caption, text_table(&table.head, &table.rows)));
         }
-        for line in self.warnings().iter().chain(&self.left_out) {
-            text.push_str(&format!("\n{line}\n"));
-        }
+        self.warnings().iter().for_each(|warning| text.push_str(&format!("\n{warning}\n")));
+        self.left_out.iter().for_each(|line| text.push_str(&format!("\nLeft out: {line}.\n")));
         text
     }
 

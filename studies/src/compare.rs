@@ -65,7 +65,7 @@ pub fn text(a: &Path, b: &Path) -> Result<String> {
         let (left, right) = (left.pointer(pointer), right.pointer(pointer));
         if left != right {
             let shown = |value: Option<&Value>| value.map_or("unknown".into(), Value::to_string);
-            text.push_str(&format!("\nThe {what} differs: {} and {}.", shown(left), shown(right)));
+            text.push_str(&format!("\nDifferent {what}: {} and {}.", shown(left), shown(right)));
         }
     }
     for (name, of) in [("A", &left), ("B", &right)] {
@@ -251,7 +251,7 @@ mod tests {
         );
         assert!(row("ours, v: ratio").contains("1.01 [1.00, 1.02]"), "{text}");
         assert!(row("raw, v: IOPS").ends_with("no"), "{text}");
-        assert!(text.contains("The seed differs: 1 and 2"), "{text}");
+        assert!(text.contains("Different seed: 1 and 2"), "{text}");
     }
 
     #[test]
