@@ -19,6 +19,8 @@ pub enum MachineSort {
     Ram,
     /// By the overflow disk that their write caches take.
     Disk,
+    /// By both together.
+    Cache,
     /// By reads and writes a second.
     Iops,
     /// By the time of the last boot.
@@ -27,7 +29,8 @@ pub enum MachineSort {
 
 impl MachineSort {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Name, Self::State, Self::Ram, Self::Disk, Self::Iops, Self::Boot];
+    pub const ALL: [Self; 7] =
+        [Self::Name, Self::State, Self::Ram, Self::Disk, Self::Cache, Self::Iops, Self::Boot];
 
     /// As written in requests.
     pub const fn name(self) -> &'static str {
@@ -36,6 +39,7 @@ impl MachineSort {
             Self::State => "state",
             Self::Ram => "ram",
             Self::Disk => "disk",
+            Self::Cache => "cache",
             Self::Iops => "iops",
             Self::Boot => "boot",
         }
@@ -44,7 +48,9 @@ impl MachineSort {
     /// Reads what [`MachineSort::name`] gave.
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|sort| sort.name() == text);
-        found.ok_or_else(|| format!("there is no order '{text}': name, state, ram, disk, iops and boot are"))
+        found.ok_or_else(|| {
+            format!("there is no order '{text}': name, state, ram, disk, cache, iops and boot are")
+        })
     }
 
     /// Brings machines into this order.
@@ -56,6 +62,10 @@ impl MachineSort {
             Self::State => machines.sort_by_key(|machine| machine.state.name()),
             Self::Ram => machines.sort_by_key(|machine| std::cmp::Reverse(disk(machine).ram_used_bytes)),
             Self::Disk => machines.sort_by_key(|machine| std::cmp::Reverse(disk(machine).disk_used_bytes)),
+            Self::Cache => machines.sort_by_key(|machine| {
+                let disk = disk(machine);
+                std::cmp::Reverse(disk.ram_used_bytes.saturating_add(disk.disk_used_bytes))
+            }),
             Self::Iops => machines.sort_by_key(|machine| std::cmp::Reverse(disk(machine).iops)),
             Self::Boot => machines.sort_by_key(|machine| std::cmp::Reverse(machine.boot_ms.unwrap_or(0))),
         }

@@ -89,7 +89,7 @@ pub enum MachineCommand {
     List {
         /// Only those that match all terms, such as state:running catalog:class version:old 'ram>80%' desk; begin one with ! for "not"
         filter: Vec<String>,
-        /// In this order: name, state, ram, disk, iops or boot
+        /// In this order: name, state, ram, disk, cache (both together), iops or boot
         #[arg(long, value_name = "ORDER", default_value_t, value_parser = MachineSort::parse)]
         sort: MachineSort,
         /// At most so many

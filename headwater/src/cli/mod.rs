@@ -14,6 +14,7 @@ mod scheme;
 mod size;
 mod store;
 mod task;
+mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,6 +34,7 @@ pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
 pub use self::size::{AdviseArgs, ImageArgs, SizeCommand, TableArgs};
 pub use self::store::{OfferArgs, StoreCommand};
 pub use self::task::{TaskCommand, TokenCommand};
+pub use self::top::TopArgs;
 
 /// One golden disk image, many machines: each with a private write cache in RAM that overflows to disk.
 #[derive(Debug, Parser)]
@@ -108,6 +110,8 @@ pub enum Command {
     Console(ConsoleArgs),
     /// Show what the daemon and its host do
     Status,
+    /// Show the host and its machines, again each second; those with the largest write caches first
+    Top(TopArgs),
     /// Show the metrics of the host and of machines that are on
     Stats(StatsArgs),
     /// Show who changed what, and when

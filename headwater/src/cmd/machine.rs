@@ -134,7 +134,7 @@ async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
 }
 
 /// A filter of arguments. `!` is `-`, which shells and programs take for an option.
-fn terms(arguments: &[String]) -> String {
+pub fn terms(arguments: &[String]) -> String {
     let term = |argument: &String| match argument.strip_prefix('!') {
         Some(rest) => format!("-{rest}"),
         None => argument.clone(),

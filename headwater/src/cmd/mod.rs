@@ -40,6 +40,7 @@ mod status;
 mod store;
 mod task;
 mod token;
+mod top;
 mod trace;
 mod trim;
 mod web_console;
@@ -80,6 +81,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Scheme(SchemeCommand::Check(args)) => scheme::check(*args, json).map(|()| 0),
         Command::Console(args) => on_one_core(web_console::run(client()?, args, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
+        Command::Top(args) => on_one_core(top::run(client()?, args, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
         Command::Store(command) => {

@@ -62,7 +62,7 @@ fn asked(age_ms: Option<u64>, outdated: bool) -> String {
 }
 
 /// The memory that all write caches share, in words.
-fn budget(ram: &HostRam) -> String {
+pub fn budget(ram: &HostRam) -> String {
     let (used, limit) = (size::format(ram.used_bytes), size::format(ram.limit_bytes));
     let mut text = format!("{used} of {limit}");
     if ram.limit_bytes < ram.configured_bytes {

@@ -35,7 +35,7 @@ pub fn live(machines: &[Machine]) -> String {
 }
 
 /// The state, with a mark where something is wrong: the last column may be out of sight.
-fn state(machine: &Machine) -> String {
+pub fn state(machine: &Machine) -> String {
     let mark = if machine.alarm.is_some() { " (!)" } else { "" };
     format!("{}{mark}", machine.state)
 }
@@ -64,7 +64,7 @@ fn row(machine: &Machine) -> Vec<String> {
 }
 
 /// The version that it runs or ran last, with what is to be known about it.
-fn version(machine: &Machine) -> String {
+pub fn version(machine: &Machine) -> String {
     let mut text = machine.version.clone().unwrap_or_else(|| machine.image.clone());
     if machine.old {
         text.push_str(" (old)");

@@ -42,6 +42,7 @@ mod store_output;
 mod stores;
 mod streaming;
 mod support;
+mod top;
 mod trimming;
 mod vhost_user_machines;
 mod web_console;
