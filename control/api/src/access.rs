@@ -128,6 +128,21 @@ impl std::fmt::Debug for ConsoleLink {
     }
 }
 
+/// The right to attach to the serial console of a machine, once.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConsoleTicket {
+    /// The secret, which the page sends as a protocol of its WebSocket.
+    pub ticket: String,
+    /// When it ends.
+    pub expires_at_ms: u64,
+}
+
+impl std::fmt::Debug for ConsoleTicket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConsoleTicket").field("expires_at_ms", &self.expires_at_ms).finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -41,7 +41,8 @@ pub mod trace;
 pub mod words;
 
 pub use access::{
-    CallerInfo, ConsoleLink, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo, TokenList,
+    CallerInfo, ConsoleLink, ConsoleTicket, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo,
+    TokenList,
 };
 pub use catalog::{
     Catalog, CatalogList, CreateCatalog, SEAL_REMOVES_MAX, SetCatalog, check_guest_path, check_seal_removes,

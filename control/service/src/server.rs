@@ -367,14 +367,22 @@ async fn require_token(State(tokens): State<Tokens>, request: Request, next: Nex
 
 /// Answers a request that presented what lets it in, unless its connection already makes room for another.
 pub(crate) async fn let_in(mut request: Request, presented: Presented, next: Next) -> Response {
-    if request.extensions().get::<Entry>().is_some_and(|entry| !entry.let_in()) {
-        // It ends with its connection, which may be in the middle of it.
-        let message = "all places for connections are taken, and this one makes room for another";
-        let problem = Problem::new(ProblemKind::Unavailable, message);
-        return refusal(problem.advise("connect and ask again: nothing was begun"));
+    if let Err(problem) = admit(request.extensions().get()) {
+        return refusal(problem);
     }
     request.extensions_mut().insert(presented);
     next.run(request).await
+}
+
+/// Takes the connection of a request that may be answered for an authenticated one, unless it already makes room for another.
+pub(crate) fn admit(entry: Option<&Entry>) -> Result<(), Problem> {
+    if entry.is_none_or(Entry::let_in) {
+        return Ok(());
+    }
+    // The request would end with its connection, perhaps in the middle.
+    let message = "all places for connections are taken, and this one makes room for another";
+    let problem = Problem::new(ProblemKind::Unavailable, message);
+    Err(problem.advise("connect and ask again: nothing was begun"))
 }
 
 /// Which token a request presents, or why it is refused.

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use headwater_api::{Problem, ProblemKind};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -69,18 +70,7 @@ pub(super) async fn attach_console(
     if request.headers().get(header::UPGRADE) != Some(&HeaderValue::from_static(PROTOCOL)) {
         return Err(Error::NoUpgrade.into());
     }
-    let record = service.record(&name).await?;
-    let Some(active) = service.active(record.uuid) else {
-        let state = record.state.name();
-        return Err(LifecycleError::NotOn { what: "attach to the console of", machine: name, state }.into());
-    };
-    let taken = active.take_console(&caller.principal).await;
-    let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;
-    active.use_it();
-    let path = service.hypervisor().console_socket(&service.run_dir(&name));
-    let guest = UnixStream::connect(&path).await.map_err(|e| {
-        BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)
-    })?;
+    let (taken, guest) = open_console(&service, &name, &caller.principal).await?;
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         match upgrade.await {
@@ -94,4 +84,25 @@ pub(super) async fn attach_console(
     });
     let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
+}
+
+/// Connects to the console of a machine for `principal`, who holds it until the permit is dropped.
+pub(crate) async fn open_console(
+    service: &Service,
+    name: &str,
+    principal: &str,
+) -> Result<(OwnedSemaphorePermit, UnixStream), Failure> {
+    let record = service.record(name).await?;
+    let Some(active) = service.active(record.uuid) else {
+        let (machine, state) = (name.to_owned(), record.state.name());
+        return Err(LifecycleError::NotOn { what: "attach to the console of", machine, state }.into());
+    };
+    let taken = active.take_console(principal).await;
+    let taken = taken.map_err(|holder| Error::Taken { machine: name.to_owned(), holder })?;
+    active.use_it();
+    let path = service.hypervisor().console_socket(&service.run_dir(name));
+    let guest = UnixStream::connect(&path).await.map_err(|e| {
+        BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)
+    })?;
+    Ok((taken, guest))
 }

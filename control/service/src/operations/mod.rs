@@ -1,12 +1,13 @@
 //! The operations of the API: one file each, with its errors, its OpenAPI text and a short handler.
 
-mod attach_console;
+pub(crate) mod attach_console;
 mod cancel_promotion;
 mod cancel_task;
 mod claim_machine;
 mod create_catalog;
 mod create_console_ticket;
 pub(crate) mod create_machine;
+mod create_terminal_ticket;
 mod create_token;
 mod diff_images;
 mod discard_session;
@@ -159,6 +160,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(exec_machine::exec_machine))
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
+        .routes(routes!(create_terminal_ticket::create_terminal_ticket))
         .routes(routes!(screenshot_machine::screenshot_machine))
         .routes(routes!(scale_catalog::scale_catalog))
         .routes(routes!(roll_catalog::roll_catalog))

@@ -5,6 +5,7 @@
 //!   browser: GET /#ticket=..  --> POST /session {ticket} --> secret, kept by the page alone
 //!            GET /api/v1/..  Authorization: Bearer SECRET --> the operations of the API, with the session's role
 //!                            Authorization: Bearer hwt_.. --> the same with the role of a named token
+//!            POST /api/v1/machines/NAME/console/ticket --> WebSocket /console with that ticket, once, within 60 s
 //! ```
 //!
 //! A browser sends what a page of anybody asks it to send. So there are no cookies, and the `Origin` of a request, if it has one, must be
@@ -13,6 +14,7 @@
 
 mod assets;
 mod sessions;
+mod terminal;
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,7 +37,9 @@ use crate::extract::Body;
 use crate::server::{self, Port};
 use crate::token::{self, bearer};
 
-pub(crate) use sessions::{TicketError, Tickets};
+pub(crate) use sessions::TicketError;
+use sessions::{SessionRight, Tickets};
+use terminal::TerminalRight;
 
 /// The longest request body of `/session`, in bytes.
 const SESSION_BODY_MAX_BYTES: usize = 1024;
@@ -70,7 +74,8 @@ pub struct Reachable {
 #[derive(Debug, Default)]
 pub(crate) struct WebState {
     reachable: OnceLock<Reachable>,
-    pub(crate) tickets: Tickets,
+    tickets: Tickets<SessionRight>,
+    terminals: Tickets<TerminalRight>,
 }
 
 impl WebState {
@@ -104,6 +109,7 @@ fn console(router: Router, service: Service, hosts: Hosts) -> Router {
     let api = router.layer(middleware::from_fn_with_state(service.clone(), require_session));
     let session = Router::new()
         .route("/session", post(open).delete(close))
+        .route("/console", get(terminal::attach))
         .layer(DefaultBodyLimit::max(SESSION_BODY_MAX_BYTES))
         .with_state(service);
     let files = assets::ALL.iter().fold(Router::new(), |router, asset| {

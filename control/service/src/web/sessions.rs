@@ -13,6 +13,7 @@ use headwater_db::{DbError, SessionRecord};
 
 use crate::Service;
 use crate::answer::Explain;
+use crate::backend::Random;
 use crate::caller::Caller;
 use crate::token::{self, hash_of};
 
@@ -31,22 +32,48 @@ const SESSION_MS: u64 = 12 * 3_600_000;
 /// How exactly it is noted when a session was used: not each request writes.
 const USED_EXACT_MS: u64 = 60_000;
 
-/// The right to open a session.
+/// The right to do something once.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+struct Ticket<T> {
     hash: String,
-    principal: String,
-    role: Role,
+    right: T,
     expires_at_ms: u64,
 }
 
-/// The tickets that were not used yet.
-#[derive(Debug, Default)]
-pub(crate) struct Tickets(Mutex<Vec<Ticket>>);
+/// The right to open a session.
+#[derive(Debug)]
+pub(crate) struct SessionRight {
+    principal: String,
+    role: Role,
+}
 
-impl Tickets {
+/// The tickets that were not used yet.
+#[derive(Debug)]
+pub(crate) struct Tickets<T>(Mutex<Vec<Ticket<T>>>);
+
+impl<T> Default for Tickets<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Tickets<T> {
+    /// Makes a ticket. Returns its secret and when it ends.
+    pub(super) fn issue(
+        &self,
+        right: T,
+        prefix: &str,
+        random: &dyn Random,
+        now_ms: u64,
+    ) -> Result<(String, u64), TicketError> {
+        let secret = token::new_secret(random, prefix).map_err(TicketError::Random)?;
+        let expires_at_ms = now_ms.saturating_add(TICKET_MS);
+        let ticket = Ticket { hash: hash_of(&secret), right, expires_at_ms };
+        if self.add(ticket, now_ms) { Ok((secret, expires_at_ms)) } else { Err(TicketError::TooMany) }
+    }
+
     /// Adds a ticket. Returns `false` if too many wait.
-    fn add(&self, ticket: Ticket, now_ms: u64) -> bool {
+    fn add(&self, ticket: Ticket<T>, now_ms: u64) -> bool {
         let mut tickets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tickets.retain(|ticket| ticket.expires_at_ms > now_ms);
         let has_space = tickets.len() < TICKETS_MAX;
@@ -57,11 +84,12 @@ impl Tickets {
     }
 
     /// Takes the ticket with this secret, if it is still valid.
-    pub(super) fn take(&self, secret: &str, now_ms: u64) -> Option<Ticket> {
+    pub(super) fn take(&self, secret: &str, now_ms: u64) -> Option<T> {
         let hash = hash_of(secret);
         let mut tickets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = tickets.iter().position(|ticket| ticket.hash == hash)?;
-        Some(tickets.swap_remove(at)).filter(|ticket| ticket.expires_at_ms > now_ms)
+        let ticket = tickets.swap_remove(at);
+        (ticket.expires_at_ms > now_ms).then_some(ticket.right)
     }
 }
 
@@ -70,7 +98,7 @@ impl Tickets {
 pub(crate) enum TicketError {
     #[error("cannot open the console: this daemon serves none")]
     NoConsole,
-    #[error("cannot open the console: {TICKETS_MAX} links wait to be opened")]
+    #[error("cannot open the console: {TICKETS_MAX} tickets wait to be used")]
     TooMany,
     #[error("cannot open the console with the role metrics: it sees no machines")]
     Role,
@@ -94,7 +122,7 @@ impl Explain for TicketError {
     fn advice(&self) -> Option<String> {
         match self {
             Self::NoConsole => Some("start it with 'headwater serve --console 127.0.0.1:9471'".to_owned()),
-            Self::TooMany => Some("open one of them, or wait a minute".to_owned()),
+            Self::TooMany => Some("use one of them, or wait a minute".to_owned()),
             Self::Role => Some("choose viewer, operator or admin".to_owned()),
             Self::Random(_) => None,
             Self::Db(error) => error.advice(),
@@ -108,25 +136,21 @@ impl Service {
         if role == Role::Metrics {
             return Err(TicketError::Role);
         }
-        let secret = token::new_secret(self.random(), token::SESSION_PREFIX).map_err(TicketError::Random)?;
-        let now_ms = self.now_ms();
-        let expires_at_ms = now_ms.saturating_add(TICKET_MS);
-        let principal = format!("console of {}", caller.principal);
-        let ticket = Ticket { hash: hash_of(&secret), principal, role, expires_at_ms };
-        if !self.web().tickets.add(ticket, now_ms) {
-            return Err(TicketError::TooMany);
-        }
-        Ok((secret, expires_at_ms))
+        let right = SessionRight { principal: format!("console of {}", caller.principal), role };
+        self.web().tickets.issue(right, token::SESSION_PREFIX, self.random(), self.now_ms())
     }
 
     /// Opens a session for a ticket. Returns its secret too.
-    pub(super) async fn open_session(&self, ticket: Ticket) -> Result<(String, SessionRecord), TicketError> {
+    pub(super) async fn open_session(
+        &self,
+        right: SessionRight,
+    ) -> Result<(String, SessionRecord), TicketError> {
         let secret = token::new_secret(self.random(), token::SESSION_PREFIX).map_err(TicketError::Random)?;
         let now_ms = self.now_ms();
         let session = SessionRecord {
             hash: hash_of(&secret),
-            principal: ticket.principal,
-            role: ticket.role,
+            principal: right.principal,
+            role: right.role,
             created_at_ms: now_ms,
             used_at_ms: now_ms,
         };

@@ -223,3 +223,66 @@ async fn links_that_nobody_opens_are_bounded() {
     served.later(TICKET_MS);
     assert_eq!(served.exchange(&served.ticket(Role::Viewer)).await.0, 200);
 }
+
+/// What begins a WebSocket.
+const WEBSOCKET: &str = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+     sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+
+impl Served {
+    /// The status and the answer to a WebSocket with these protocols, as text as far as it is.
+    async fn websocket(&self, protocols: &str, more: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let host = self.address;
+        let head = format!(
+            "GET /console HTTP/1.1\r\nhost: {host}\r\n{WEBSOCKET}sec-websocket-protocol: {protocols}\r\n{more}\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+        let reading = async {
+            // Until the close frame, or the end of a refusal.
+            while !answer.contains(&0x88) && !answer.ends_with(b"}") {
+                match stream.read(&mut piece).await.unwrap() {
+                    0 => return,
+                    n => answer.extend_from_slice(&piece[..n]),
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), reading).await.unwrap();
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        (text.split(' ').nth(1).unwrap().parse().unwrap(), text)
+    }
+}
+
+#[tokio::test]
+async fn a_ticket_attaches_to_one_console_once() {
+    let served = Served::start().await;
+    let service = &served.fixture.service;
+    let caller = Caller::admin("uid 1000 (anna)");
+    assert!(matches!(service.make_terminal_ticket(&caller, "pc".into()), Err(TicketError::NoConsole)));
+    service
+        .is_reached_at(Reachable { console: Some("http://127.0.0.1/".to_owned()), ..Reachable::default() });
+    let ticket = || service.make_terminal_ticket(&caller, "pc".to_owned()).unwrap().ticket;
+    let own = ticket();
+    let (status, text) = served.websocket(&format!("headwater-console, {own}"), "").await;
+    assert_eq!(status, 101, "{text}");
+    assert!(text.to_lowercase().contains("\nsec-websocket-protocol: headwater-console\r"), "{text}");
+    // A page does not see why a WebSocket is refused, so the reason is in the close frame.
+    assert!(text.contains("there is no machine 'pc'"), "{text}");
+    for protocols in
+        [format!("headwater-console, {own}"), "headwater-console".to_owned(), "hwc_00".to_owned()]
+    {
+        let (status, text) = served.websocket(&protocols, "").await;
+        assert_eq!(status, 401, "{protocols}: {text}");
+    }
+    let fresh = ticket();
+    let foreign =
+        served.websocket(&format!("headwater-console, {fresh}"), "origin: http://evil.example\r\n").await;
+    assert_eq!(foreign.0, 400, "{}", foreign.1);
+    assert_eq!(served.get("/console", "").await.0, 400);
+    served.later(TICKET_MS);
+    assert_eq!(served.websocket(&format!("headwater-console, {fresh}"), "").await.0, 401);
+    let viewer = served.session(Role::Viewer).await;
+    let host = served.address.to_string();
+    let asked = served.ask("POST /api/v1/machines/pc/console/ticket", &host, &viewer, "").await;
+    assert_eq!(asked.0, 403, "{}", asked.2);
+}

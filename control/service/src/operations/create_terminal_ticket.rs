@@ -1,0 +1,35 @@
+//! `POST /api/v1/machines/{machine}/console/ticket`: the right of a page to attach to a console once.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::{ConsoleTicket, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::caller::Caller;
+use crate::extract::Name;
+
+/// Makes a ticket for the serial console of a machine. The page of the web console opens the WebSocket `/console` with it, once, within
+/// 60 seconds: with the protocols `headwater-console` and the ticket.
+#[utoipa::path(
+    post,
+    path = "/api/v1/machines/{machine}/console/ticket",
+    security(("token" = ["operator"])),
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    responses(
+        (status = 201, body = ConsoleTicket),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "The daemon serves no web console", body = Problem),
+        (status = 503, description = "Too many tickets wait to be used", body = Problem),
+    ),
+)]
+pub(super) async fn create_terminal_ticket(
+    State(service): State<Service>,
+    Name(name): Name,
+    caller: Caller,
+) -> Result<(StatusCode, Json<ConsoleTicket>), Failure> {
+    let record = service.record(&name).await?;
+    Ok((StatusCode::CREATED, Json(service.make_terminal_ticket(&caller, record.name)?)))
+}
