@@ -42,7 +42,7 @@ function ofResult(result: Result): string {
     case "exported":
       return `exported ${result.version.image}@${result.version.number}`;
     case "verified":
-      return result.damaged_chunks > 0
+      return result.damaged_chunks
         ? `${counted(result.damaged_chunks, "damaged chunk")}, ${result.repaired} repaired`
         : `no damage in ${result.version.image}@${result.version.number}`;
     case "pulled":

@@ -1,19 +1,32 @@
 //! `docs/openapi.json` is what the code says.
 
+mod typescript;
+
 use std::path::Path;
 
-#[test]
-fn the_checked_in_description_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
-    let described = headwater_service::operations::openapi().to_pretty_json().expect("it is JSON") + "\n";
+/// A checked-in file is `expected`; with `HEADWATER_BLESS` it is written.
+fn is_up_to_date(file: &str, expected: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
     if std::env::var_os("HEADWATER_BLESS").is_some() {
-        std::fs::write(&path, &described).expect("docs can be written");
+        std::fs::write(&path, expected).expect("the file can be written");
     }
     let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        checked_in == described,
-        "docs/openapi.json is out of date; write it anew with HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi"
+        checked_in == expected,
+        "{file} is out of date: HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi writes it again"
     );
+}
+
+#[test]
+fn the_checked_in_description_is_up_to_date() {
+    let described = headwater_service::operations::openapi().to_pretty_json().expect("it is JSON") + "\n";
+    is_up_to_date("docs/openapi.json", &described);
+}
+
+#[test]
+fn the_types_of_the_web_console_are_those_of_the_description() {
+    let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
+    is_up_to_date("console/src/generated.ts", &typescript::types(&described));
 }
 
 #[test]
