@@ -1,4 +1,4 @@
-// Builds the console into dist: four files with fixed names, which the daemon has in its program.
+// Builds the console into dist: five files with fixed names, which the daemon has in its program.
 
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
@@ -16,8 +16,9 @@ export default defineConfig({
     rollupOptions: {
       output: {
         entryFileNames: "app.js",
+        // There is one of these, later.ts; what it shares with the rest is in app.js.
+        chunkFileNames: "[name].js",
         assetFileNames: "app[extname]",
-        codeSplitting: false,
       },
     },
   },

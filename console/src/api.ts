@@ -1,5 +1,6 @@
 // Requests to the API of the daemon.
 
+import type { CreateMachine, CreateToken, NewToken, PromoteRequest, SealRequest, TokenInfo } from "./generated";
 import type { Catalog, Channel, Event, ImageList, Machine, Refusal, Role, Status, Task } from "./types";
 
 /** Why a request failed: what the daemon said, or that it said nothing. */
@@ -151,15 +152,32 @@ export const setMachine = (name: string, body: unknown) => ask(machine(name), { 
 /** What a machine printed on its serial console since its last start. */
 export const getConsole = (name: string) => send(machine(name, "/console"), {}, (response) => response.text());
 
+/** A ticket for the terminal on a machine's console, valid once. */
+export const consoleTicket = async (name: string) => ((await ask(machine(name, "/console/ticket"), { method: "POST" })) as { ticket: string }).ticket;
+
 export const getScreenshot = (name: string) => send(machine(name, "/screenshot"), {}, (response) => response.blob());
 
+/** Makes a machine; it is not started. */
+export const createMachine = (body: CreateMachine) => post("/api/v1/machines", body) as Promise<Machine>;
+export const removeMachine = (name: string) => ask(machine(name), { method: "DELETE", timeout_ms: 0 });
+export const sealMachine = (name: string, body: SealRequest) => begin(machine(name, "/seal"), body);
+
 export const importImage = (body: unknown) => begin("/api/v1/images", body);
-export const promote = (version: string, body: { channel: Channel; force?: boolean }) => post(image(version, "/promotion"), body);
+export const promote = (version: string, body: PromoteRequest) => post(image(version, "/promotion"), body);
 export const forgetPromotion = (name: string, channel: Channel) => ask(image(name, `/promotion?channel=${channel}`), { method: "DELETE" });
 export const revert = (name: string, channel: Channel) => post(image(name, "/revert"), { channel });
 export const retire = (version: string, retired: boolean) => post(image(version, "/retire"), { retired });
 export const setNote = (version: string, note: string) => post(image(version, "/note"), { note });
 export const removeImage = (reference: string, force: boolean) => ask(image(reference, force ? "?force=true" : ""), { method: "DELETE" });
+
+export const verify = (version: string) => begin(image(version, "/verify"), {});
+export const editImage = (name: string, machine: string) => post(image(name, "/edit"), { machine });
+export const sealImage = (name: string, body: SealRequest) => begin(image(name, "/seal"), body);
+export const discardSession = (name: string) => ask(image(name, "/edit"), { method: "DELETE" });
+
+export const getTokens = async () => ((await ask("/api/v1/tokens")) as { tokens: TokenInfo[] }).tokens;
+export const createToken = (body: CreateToken) => post("/api/v1/tokens", body) as Promise<NewToken>;
+export const revokeToken = (name: string) => ask(`/api/v1/tokens/${encodeURIComponent(name)}`, { method: "DELETE" });
 
 export const createCatalog = (body: unknown) => post("/api/v1/catalogs", body);
 export const setCatalog = (name: string, body: { image: string }) => ask(catalog(name), { method: "PATCH", body });

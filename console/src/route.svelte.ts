@@ -1,6 +1,6 @@
 // Which screen is shown: the part of the address after the `#`, such as `#/machines?q=running` or `#/images/debian`.
 
-export const SCREENS = ["overview", "machines", "images", "catalogs", "tasks", "history"] as const;
+export const SCREENS = ["overview", "machines", "images", "catalogs", "tasks", "history", "server"] as const;
 export type Screen = (typeof SCREENS)[number];
 
 interface Place {

@@ -30,9 +30,10 @@ macro_rules! asset {
 }
 
 /// All files.
-pub(super) static ALL: [Asset; 4] = [
+pub(super) static ALL: [Asset; 5] = [
     asset!("/", "index.html", "text/html; charset=utf-8"),
     asset!("/app.js", "app.js", "text/javascript; charset=utf-8"),
+    asset!("/later.js", "later.js", "text/javascript; charset=utf-8"),
     asset!("/app.css", "app.css", "text/css; charset=utf-8"),
     asset!("/icon.svg", "icon.svg", "image/svg+xml"),
 ];
@@ -71,7 +72,9 @@ mod tests {
 
     #[test]
     fn the_page_stays_within_its_budget() {
-        for (path, most_bytes) in [("/", 2_000), ("/app.js", 60_000), ("/app.css", 12_000)] {
+        for (path, most_bytes) in
+            [("/", 2_000), ("/app.js", 60_000), ("/later.js", 26_000), ("/app.css", 12_000)]
+        {
             let asset = ALL.iter().find(|asset| asset.path == path).unwrap();
             let size = gzip_bytes(asset.bytes);
             assert!(

@@ -1,6 +1,8 @@
 //! The web console in a real browser, with a machine that runs, and `headwater console`.
 
+mod actions;
 mod browser;
+mod terminal;
 mod update;
 
 use self::browser::Browser;

@@ -9,12 +9,12 @@ const MAKE: &str = ".head .buttons button.primary";
 const CONFIRM: &str = "dialog button.primary";
 
 /// Whether the row or card shows a text.
-fn shows(selector: &str, text: &str) -> String {
+pub fn shows(selector: &str, text: &str) -> String {
     format!("document.querySelector({selector:?})?.innerText.includes({text:?})")
 }
 
 /// Waits until a task has ended in this way, and the dialog that began it is gone.
-fn wait_for_task(browser: &mut Browser, state: &str, outcome: &str) {
+pub fn wait_for_task(browser: &mut Browser, state: &str, outcome: &str) {
     browser.wait("!document.querySelector('dialog')");
     browser.wait(&shows(&format!(".task[data-state={state}]"), outcome));
 }

@@ -1,0 +1,4 @@
+// A part of the page that is loaded after the rest: not everybody opens a terminal or the screen of the server.
+
+export { default as SerialConsole } from "./SerialConsole.svelte";
+export { default as Server } from "./ServerScreen.svelte";
