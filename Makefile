@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build deb deb-test image image-test book tutorials console console-check guest demo boot-demo outlive test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo outlive test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -56,6 +56,11 @@ console: ## build the web console into console/dist, which is checked in and bec
 console-check: ## check the types of the web console, and that console/dist is what its sources give, twice
 	@xtask/need $(CONSOLE_TOOLS)
 	console/check
+
+console-test: ## the states of all screens of the web console in a browser: accessibility, policy, errors (5 minutes); pictures in build/console
+	@xtask/need $(CONSOLE_TOOLS) chromium=chromium
+	cd console && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	node console/test/states.mjs $(STATES)
 
 guest: ## build the Debian guest that demo and tests boot, into build/guest (kept for the next time)
 	guest/build

@@ -1,0 +1,255 @@
+// @ts-check
+// What a daemon with thirteen machines answers. The types are those of docs/openapi.json.
+
+/** @typedef {import("../src/generated").Machine} Machine */
+/** @typedef {import("../src/generated").Task} Task */
+
+/** The time of all tests. */
+export const NOW_MS = Date.UTC(2026, 10, 29, 9, 30, 0);
+const MINUTE = 60_000;
+const MiB = 2 ** 20;
+const GiB = 2 ** 30;
+
+/** @param {number} minutes */
+const ago = (minutes) => NOW_MS - minutes * MINUTE;
+
+/** @type {import("../src/generated").Alarm} */
+const ALARM = {
+  subject: "machine class-04",
+  since_ms: ago(7),
+  message: "its write cache has no space left on the disk: writes wait",
+  advice: "give it more with 'headwater machine set class-04 --disk 20G', or stop what fills it",
+};
+
+/**
+ * @param {string} name
+ * @param {Partial<Machine> & {written_mib?: number, iops?: number}} more
+ * @returns {Machine}
+ */
+function machine(name, { written_mib, iops = 0, ...more }) {
+  const written = (written_mib ?? 0) * MiB;
+  const ram = Math.min(written, more.cache?.mode === "disk" ? 16 * MiB : 58 * MiB);
+  return {
+    name,
+    uuid: "00000000-0000-4000-8000-000000000001",
+    mac: "52:54:00:12:34:56",
+    boot: "vm",
+    image: "debian",
+    version: "debian@4",
+    next_version: "debian@4",
+    old: false,
+    cache: { mode: "ram+disk", ram_bytes: 64 * MiB, disk_bytes: 10 * GiB, persistent: false, weight: 100 },
+    transport: "vhost-user",
+    memory_bytes: 2 * GiB,
+    cpus: 2,
+    firmware: "uefi",
+    display: "vnc",
+    network: "user",
+    wanted: written_mib === undefined ? "stopped" : "running",
+    state: written_mib === undefined ? "stopped" : "running",
+    created_at_ms: ago(9000),
+    started_at_ms: ago(95),
+    boot_ms: 11_400,
+    identity: { host_name: name, machine_id: "0".repeat(32), ssh_host_key_public: "ssh-ed25519 AAAA" },
+    ...(written_mib !== undefined && {
+      disk: {
+        reads: 48_211,
+        writes: 19_876,
+        read_bytes: 912 * MiB,
+        written_bytes: 3 * written,
+        image_read_bytes: 388 * MiB,
+        ram_used_bytes: ram,
+        disk_used_bytes: written - ram,
+        spilled_bytes: written - ram,
+        pauses: more.alarm ? 214 : 0,
+        iops,
+        to_copy_bytes: 0,
+        copied_bytes: 0,
+      },
+    }),
+    ...more,
+  };
+}
+
+/** @type {Machine[]} */
+const MACHINES = [
+  machine("build", { image: "builder@2", version: "builder@2", written_mib: 6_900, iops: 1_480, cache: { mode: "disk", ram_bytes: 16 * MiB, disk_bytes: 20 * GiB, persistent: true, weight: 200 }, kept: "builder@2", pin: "builder@2" }),
+  ...Array.from({ length: 8 }, (_, at) =>
+    machine(`class-0${at + 1}`, {
+      catalog: "class",
+      written_mib: [210, 340, 96, 10_180, 61, 480, 38, 120][at] ?? 0,
+      iops: [12, 140, 3, 812, 0, 96, 1, 44][at] ?? 0,
+      ...(at === 3 && { alarm: ALARM }),
+      ...(at > 4 && { version: "debian@3", old: true }),
+      ...(at === 7 && { state: "booting" }),
+    }),
+  ),
+  machine("desk-1", { written_mib: 900, iops: 31 }),
+  machine("desk-2", { state: "crashed", reason: "QEMU ended by signal 9: the host's memory was full, and the kernel ended it" }),
+  machine("golden", { image: "debian", edits: "debian@4", written_mib: 240, iops: 9 }),
+  machine("pc-7", { boot: "network", image: "windows", version: "windows@1", next_version: "windows@1", mac: "3c:ec:ef:00:10:07", firmware: "uefi", display: "none" }),
+];
+
+/** @type {import("../src/generated").Status} */
+const STATUS = {
+  version: "0.1.0",
+  pid: 4711,
+  data_dir: "/var/lib/headwater",
+  started_at_ms: ago(5_900),
+  api_url: "https://host-3.example:9470/",
+  console_url: "http://127.0.0.1:9471/",
+  fingerprint: `sha256:${"4f".repeat(32)}`,
+  images: 3,
+  store_bytes: 9.4 * GiB,
+  store_age_ms: 400,
+  store_read_only: false,
+  store_outdated: false,
+  machines: MACHINES.length,
+  machines_active: 11,
+  jobs_running: 1,
+  jobs_waiting: 1,
+  alarms: [ALARM],
+  ram_used_bytes: 620 * MiB,
+  host_ram: { configured_bytes: 4 * GiB, limit_bytes: 3 * GiB, used_bytes: 1.1 * GiB, pressure_shrinks: 2 },
+  disk_used_bytes: 19.1 * GiB,
+  free_bytes: 402 * GiB,
+  hypervisor: "KVM",
+};
+
+/**
+ * @param {string} image
+ * @param {number} number
+ * @param {Partial<import("../src/generated").ImageVersion>} more
+ * @returns {import("../src/generated").ImageVersion}
+ */
+const version = (image, number, more) => ({
+  image,
+  number,
+  hash: `${number}`.repeat(64),
+  size_bytes: 20 * GiB,
+  stored_bytes: 180 * MiB,
+  created_at_ms: ago(60 * 24 * (10 - number)),
+  author: "uid 1000 (anna)",
+  source: `/srv/images/${image}.qcow2`,
+  ...more,
+});
+
+/** @type {import("../src/generated").ImageList} */
+const IMAGES = {
+  images: [
+    {
+      name: "builder",
+      versions: [version("builder", 1, { retired: true, note: "first try" }), version("builder", 2, { note: "with the compilers of November" })],
+    },
+    {
+      name: "debian",
+      versions: [
+        version("debian", 1, { stored_bytes: 1.4 * GiB, note: "as it came" }),
+        version("debian", 2, { note: "time servers of the school" }),
+        version("debian", 3, { channels: ["production"], note: "printers" }),
+        version("debian", 4, { channels: ["test"], note: "security updates", source: "machine golden over debian@3", keeps_identity: true }),
+      ],
+      pointers: [
+        { channel: "production", version: 3, at_ms: ago(3_000), author: "uid 1000 (anna)" },
+        { channel: "test", version: 4, at_ms: ago(800), author: "uid 1000 (anna)" },
+      ],
+      scheduled: [{ channel: "production", version: 4, at_ms: NOW_MS + 600 * MINUTE, author: "uid 1000 (anna)" }],
+      edit: { image: "debian", machine: "golden", version: 4, author: "uid 1000 (anna)", since_ms: ago(55) },
+    },
+    { name: "windows", versions: [version("windows", 1, { size_bytes: 64 * GiB, stored_bytes: 7.2 * GiB, source: "/srv/images/win11.vhdx" })] },
+  ],
+};
+
+/** @type {import("../src/generated").Catalog} */
+const CATALOG = {
+  name: "class",
+  image: "debian",
+  name_rule: "class-##",
+  first_number: 1,
+  machines: Array.from({ length: 8 }, (_, at) => `class-0${at + 1}`),
+  old: ["class-06", "class-07", "class-08"],
+  next_version: "debian@4",
+  memory_bytes: 2 * GiB,
+  cpus: 2,
+  cache: { mode: "ram+disk", ram_bytes: 64 * MiB, disk_bytes: 10 * GiB, persistent: false, weight: 100 },
+  transport: "vhost-user",
+  display: "vnc",
+  firmware: "uefi",
+  network: "user",
+  created_at_ms: ago(9_000),
+};
+
+/** @type {Task[]} */
+const TASKS = [
+  { id: 31, kind: "verify", subject: "image windows", caller: "token nightly", state: "waiting", cancelling: false, created_at_ms: ago(1) },
+  { id: 30, kind: "roll", subject: "catalog class", caller: "console of uid 1000 (anna)", state: "running", cancelling: false, created_at_ms: ago(4), started_at_ms: ago(4), progress: { done_bytes: 0, total_bytes: 0, doing: "5 of 8 machines on debian@4" } },
+  { id: 29, kind: "import", subject: "image debian", caller: "uid 1000 (anna)", state: "done", cancelling: false, created_at_ms: ago(800), started_at_ms: ago(800), ended_at_ms: ago(799), result: { kind: "imported", created: true, version: version("debian", 4, {}), remarks: ["its sectors have 512 bytes"] } },
+  { id: 28, kind: "scale", subject: "catalog class", caller: "uid 1000 (anna)", state: "cancelled", cancelling: false, created_at_ms: ago(900), started_at_ms: ago(900), ended_at_ms: ago(899), problem: { kind: "cancelled", message: "it was cancelled after 8 of 20 machines" } },
+  { id: 27, kind: "import", subject: "image windows", caller: "uid 1000 (anna)", state: "failed", cancelling: false, created_at_ms: ago(1_400), started_at_ms: ago(1_400), ended_at_ms: ago(1_398), problem: { kind: "not_found", message: "cannot open /srv/images/win11.vhd", causes: ["there is no such file"], advice: "check the path: it is one of the server" } },
+];
+
+/** @type {[string, string, string, string][]} */
+const HAPPENED = [
+  ["console of uid 1000 (anna)", "catalog class", "roll", "to debian@4, 1 canary, then 10%"],
+  ["daemon", "machine class-04", "alarm", "its write cache has no space left on the disk"],
+  ["uid 1000 (anna)", "image debian", "edit", "by machine golden over debian@4"],
+  ["daemon", "machine desk-2", "state", "crashed: QEMU ended by signal 9"],
+  ["token nightly", "image windows", "verify", "asked for"],
+  ["uid 1000 (anna)", "image debian", "promoted", "production to debian@3"],
+  ["uid 1000 (anna)", "machine desk-1", "start", ""],
+  ["uid 1000 (anna)", "token nightly", "created", "operator"],
+];
+/** @type {import("../src/generated").Event[]} */
+const EVENTS = Array.from({ length: 40 }, (_, at) => {
+  const [caller, subject, action, detail] = HAPPENED[at % HAPPENED.length] ?? ["", "", "", ""];
+  return { id: 900 - at, at_ms: ago(4 + at * 9), caller, subject, action, detail };
+});
+
+/** @type {import("../src/generated").TokenInfo[]} */
+const TOKENS = [
+  { name: "grafana", role: "metrics", created_by: "uid 1000 (anna)", created_at_ms: ago(8_000) },
+  { name: "nightly", role: "operator", created_by: "uid 1000 (anna)", created_at_ms: ago(4_000), expires_at_ms: NOW_MS + 60 * 24 * 80 * MINUTE },
+];
+
+const CONSOLE = Array.from({ length: 60 }, (_, at) => `[    ${(at * 0.131).toFixed(6)}] systemd[1]: Reached target ${["Local File Systems", "Network", "Basic System", "Multi-User System"][at % 4]}.`).join("\r\n") + "\r\n\r\nDebian GNU/Linux 13 class-01 ttyS0\r\n\r\nclass-01 login: ";
+
+/** What a guest prints on a terminal that is attached. */
+export const TERMINAL = [
+  "\u001b[0;1;32m  OK  \u001b[0m Reached target \u001b[0;1;39mMulti-User System\u001b[0m.",
+  "",
+  "Debian GNU/Linux 13 class-01 ttyS0",
+  "",
+  "class-01 login: anna",
+  "Password:",
+  "Last login: Sun Nov 29 08:12:40 UTC 2026 on ttyS0",
+  "\u001b[01;32manna@class-01\u001b[00m:\u001b[01;34m~\u001b[00m$ ls",
+  "\u001b[01;34mlessons\u001b[0m  \u001b[01;36mshared\u001b[0m  notes.txt  \u001b[01;31mbackup.tar.gz\u001b[0m",
+  "\u001b[01;32manna@class-01\u001b[00m:\u001b[01;34m~\u001b[00m$ df -h /",
+  "Filesystem      Size  Used Avail Use% Mounted on",
+  "/dev/vda1        20G  3.1G   16G  17% /",
+  "\u001b[01;32manna@class-01\u001b[00m:\u001b[01;34m~\u001b[00m$ ",
+].join("\r\n");
+
+/** What each path answers; a test replaces some of them. */
+export const full = {
+  status: STATUS,
+  machines: MACHINES,
+  images: IMAGES,
+  catalogs: [CATALOG],
+  tasks: TASKS,
+  events: EVENTS,
+  tokens: TOKENS,
+  console: CONSOLE,
+};
+
+/** @type {typeof full} */
+export const empty = {
+  status: { ...STATUS, images: 0, store_bytes: 0, machines: 0, machines_active: 0, jobs_running: 0, jobs_waiting: 0, alarms: [], ram_used_bytes: 0, disk_used_bytes: 0, host_ram: { configured_bytes: 4 * GiB, limit_bytes: 4 * GiB, used_bytes: 0, pressure_shrinks: 0 } },
+  machines: [],
+  images: { images: [] },
+  catalogs: [],
+  tasks: [],
+  events: [],
+  tokens: [],
+  console: "",
+};
