@@ -1,6 +1,7 @@
 //! Machines' disks: a volume over a version of an image, served on a unix socket by vhost-user-blk or NBD.
 
 use std::collections::HashMap;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
@@ -478,6 +479,11 @@ impl Opener {
         let Opened { volume, pin, version, image } =
             self.volume(&request.machine, &request.version, &request.cache, open)?;
         let socket = request.run_dir.join("disk.sock");
+        // Left by a process that had this data directory before: the lock says that no other has it now.
+        if socket.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+            std::fs::remove_file(&socket)
+                .map_err(|e| BackendError::from_io(format!("cannot remove {}", socket.display()), e))?;
+        }
         let begin = || recordings::begin(&self.recordings, &request.machine, &volume, &image);
         let recording = request.is_recorded.then(begin).transpose();
         let recording = recording.inspect_err(|_| volume.close())?;

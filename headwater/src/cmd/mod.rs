@@ -67,7 +67,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
     match cli.command {
         Command::Run(args) => as_daemon(run::run(data_dir()?, args, json)),
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, *args)),
-        Command::Disks(args) => as_daemon(serve_disks::run(data_dir()?, args)),
+        Command::Disks(args) => serve_disks::run(&data_dir()?, &args),
         Command::Config(command) => config::run(command, json),
         Command::Doctor(args) => on_one_core(doctor::run(cli.data_dir.clone(), args, json)),
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),

@@ -6,8 +6,16 @@ use crate::disk_process::{self, Options};
 use crate::logging;
 
 /// Serves until it is not needed any more.
-pub async fn run(data_dir: DataDir, args: DisksArgs) -> anyhow::Result<u8> {
+pub fn run(data_dir: &DataDir, args: &DisksArgs) -> anyhow::Result<u8> {
+    super::own_only();
+    logging::check_filter(&args.log)?;
+    // The log has a thread, and so has the runtime: they start when the process has restricted itself.
+    let Some(prepared) = disk_process::prepare(data_dir, Options { ends_unused: args.end_unused })? else {
+        return Ok(0);
+    };
     logging::to_stderr(&args.log, args.log_format)?;
-    disk_process::run(data_dir, Options { ends_unused: args.end_unused }).await?;
-    Ok(0)
+    super::as_daemon(async {
+        prepared.serve().await?;
+        Ok(0)
+    })
 }

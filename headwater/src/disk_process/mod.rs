@@ -6,18 +6,23 @@
 //!        |                                                                     |
 //!        +-- starts, watches --> QEMU --- DIR/run/NAME/disk.sock: requests ----+
 //! ```
-//! The daemon tells it the settings with the first call, so it has no configuration of its own and no database. It ends when no
-//! daemon is connected and no disk is open.
+//! The daemon tells it the settings with the first call, so it has no configuration of its own and no database. From then on it can
+//! open what the settings need and nothing else ([`sandbox`]). It ends when no daemon is connected and no disk is open.
 
 mod client;
+mod first_call;
+mod notifier;
 mod protocol;
 mod reader;
+mod sandbox;
 mod server;
 mod settings;
 mod start;
+mod system_calls;
 
 pub use client::DiskClient;
 pub use protocol::problem_of;
-pub use server::{Options, lock, run};
+pub use sandbox::landlock_lacks;
+pub use server::{Options, lock, prepare};
 pub use settings::Settings;
 pub use start::connect;

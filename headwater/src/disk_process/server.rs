@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind, Progress};
@@ -25,10 +25,13 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
+use super::first_call::{self, Early};
+use super::notifier::Notifier;
 use super::protocol::{
     Answer, Call, DiskSnapshot, Failure, FoundTrace, MAX_READ_BYTES, Opened, OpenedFrozen, OpenedReader,
     PlainExtent, PlainGeometry, Snapshot, StoreTrace, VERSION, Welcome, not_open, receive, send,
 };
+use super::sandbox::Sandbox;
 use super::settings::Settings;
 use crate::adapters::disk_host::{BootTraces, DiskHost, KnownStore, OpenReader};
 use crate::adapters::disks::{Directories, Volumes};
@@ -45,9 +48,6 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How much time the service manager is asked for at a time, while disks are closed.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
-/// How long the process waits for its first daemon.
-const FIRST_DAEMON_PATIENCE: Duration = Duration::from_secs(60);
-
 /// How it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -61,9 +61,8 @@ struct Entry {
     disk: Arc<dyn Disk>,
 }
 
-/// The chunk cache, once the settings are known.
+/// The chunk cache, once it is open.
 struct Host {
-    settings: Settings,
     chunk_cache: Option<Arc<DiskCache>>,
     opened: OnceLock<OpenStore>,
 }
@@ -77,12 +76,14 @@ struct OpenStore {
 
 /// What all connections share.
 struct Shared {
+    /// Those of the first daemon.
+    settings: Settings,
+    sandbox: Sandbox,
     host: OnceLock<Host>,
     /// Held while the chunk cache or the store is opened.
     beginning: Mutex<()>,
     disks: Mutex<BTreeMap<Uuid, Entry>>,
     holds: AtomicUsize,
-    has_been_held: AtomicBool,
     is_ending: AtomicBool,
     /// Reads of images fail: a daemon that stops does not wait for the store.
     is_store_closed: AtomicBool,
@@ -90,50 +91,81 @@ struct Shared {
     runtime: Handle,
 }
 
-/// Serves until it is not needed any more, or a signal comes. Closes all disks then.
-pub async fn run(data_dir: DataDir, options: Options) -> anyhow::Result<()> {
-    // The end of a terminal is the end of its daemon, and not of the machines.
-    let mut signals = EndSignals::catch_with(false)?;
-    let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
-    let _lock = lock(&data_dir)?;
+/// A disk process that knows its settings, and can do no more than they need.
+pub struct Prepared {
+    lock: File,
+    socket: PathBuf,
+    listener: UnixListener,
+    connections: Vec<Early>,
+    settings: Settings,
+    sandbox: Sandbox,
+    notifier: Notifier,
+    options: Options,
+}
+
+/// Waits for the first daemon and its settings, and gives up what they do not need. No other thread runs yet. `None`: no daemon
+/// has a use for this process.
+pub fn prepare(data_dir: &DataDir, options: Options) -> anyhow::Result<Option<Prepared>> {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    anyhow::ensure!(threads == 1, "the disk process cannot restrict itself: {threads} threads run already");
+    let lock = lock(data_dir)?;
     let socket = data_dir.disks_socket();
     let listener = bind(&socket)?;
-    let shared = Arc::new(Shared {
-        host: OnceLock::new(),
-        beginning: Mutex::new(()),
-        disks: Mutex::default(),
-        holds: AtomicUsize::new(0),
-        has_been_held: AtomicBool::new(false),
-        is_ending: AtomicBool::new(false),
-        is_store_closed: AtomicBool::new(false),
-        options,
-        runtime: Handle::current(),
-    });
-    let accepting = Arc::clone(&shared);
-    std::thread::Builder::new().name("hw-disks".into()).spawn(move || accept(&listener, &accepting))?;
-    if let Err(e) = sd_notify::notify(&[NotifyState::Ready]) {
-        tracing::warn!("cannot tell the service manager: {e}");
-    }
-    tracing::info!(pid = std::process::id(), socket = %socket.display(), "serving disks");
-    let begun = Instant::now();
-    let why = loop {
-        tokio::select! {
-            signal = signals.next() => break format!("told to by {signal}"),
-            () = tokio::time::sleep(LOOK_INTERVAL) => {}
-        }
-        if matches!(socket.try_exists(), Ok(false)) {
-            break "its socket was removed".to_owned();
-        }
-        if shared.is_unused(begun) {
-            break "no daemon uses it, and no disk is open".to_owned();
-        }
+    let notifier = Notifier::connect();
+    notifier.say(&NotifyState::Ready);
+    let Some((settings, connections)) = first_call::wait(&listener, &socket, options)? else {
+        return Ok(None);
     };
-    shared.is_ending.store(true, Ordering::SeqCst);
-    tracing::info!("ending: {why}");
-    shared.close_all().await;
-    // It may have been removed together with the data directory.
-    let _ = std::fs::remove_file(&socket);
-    Ok(())
+    let sandbox = settings.needs(data_dir).restrict().context("cannot start the disk process")?;
+    Ok(Some(Prepared { lock, socket, listener, connections, settings, sandbox, notifier, options }))
+}
+
+impl Prepared {
+    /// Serves until it is not needed any more, or a signal comes. Closes all disks then.
+    pub async fn serve(self) -> anyhow::Result<()> {
+        let Self { lock: _lock, socket, listener, connections, settings, sandbox, notifier, options } = self;
+        // The end of a terminal is the end of its daemon, and not of the machines.
+        let mut signals = EndSignals::catch_with(false)?;
+        let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+        tracing::info!(pid = std::process::id(), socket = %socket.display(), "serving disks");
+        sandbox.log();
+        let shared = Arc::new(Shared {
+            settings,
+            sandbox,
+            host: OnceLock::new(),
+            beginning: Mutex::new(()),
+            disks: Mutex::default(),
+            holds: AtomicUsize::new(connections.iter().filter(|connection| connection.is_held).count()),
+            is_ending: AtomicBool::new(false),
+            is_store_closed: AtomicBool::new(false),
+            options,
+            runtime: Handle::current(),
+        });
+        for connection in connections {
+            serve_on_thread(connection, &shared)?;
+        }
+        let (accepting, closing) = (Arc::clone(&shared), listener.try_clone()?);
+        let accept = move || accept(&listener, &accepting);
+        std::thread::Builder::new().name("hw-disks".into()).spawn(accept)?;
+        let why = loop {
+            tokio::select! {
+                signal = signals.next() => break format!("told to by {signal}"),
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+            if matches!(socket.try_exists(), Ok(false)) {
+                break "its socket was removed".to_owned();
+            }
+            if shared.is_unused() {
+                break "no daemon uses it, and no disk is open".to_owned();
+            }
+        };
+        shared.is_ending.store(true, Ordering::SeqCst);
+        tracing::info!("ending: {why}");
+        shared.close_all(&notifier).await;
+        // Before the lock goes: whoever waits for that would reach this process again. Its socket cannot be removed from here.
+        rustix::net::shutdown(&closing, rustix::net::Shutdown::Read)
+            .context("cannot refuse further connections")
+    }
 }
 
 /// Refuses a second process for the same disks.
@@ -188,28 +220,33 @@ fn bind(socket: &Path) -> anyhow::Result<UnixListener> {
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     for stream in listener.incoming() {
-        let serving = Arc::clone(shared);
-        let served = stream.and_then(|stream| {
-            std::thread::Builder::new().name("hw-disk-call".into()).spawn(move || serve(stream, &serving))
-        });
-        if let Err(error) = served {
+        let connection = stream.map(|stream| Early { stream, is_held: false, call: None });
+        if let Err(error) = connection.and_then(|connection| serve_on_thread(connection, shared)) {
+            if shared.is_ending.load(Ordering::SeqCst) {
+                return;
+            }
             tracing::warn!(%error, "cannot serve a daemon");
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
 }
 
+fn serve_on_thread(connection: Early, shared: &Arc<Shared>) -> std::io::Result<()> {
+    let shared = Arc::clone(shared);
+    let serving = std::thread::Builder::new().name("hw-disk-call".into());
+    serving.spawn(move || serve(connection, &shared)).map(drop)
+}
+
 impl Shared {
-    fn is_unused(&self, begun: Instant) -> bool {
+    fn is_unused(&self) -> bool {
         if self.is_ending.load(Ordering::SeqCst) {
             return true;
         }
         let is_held = self.holds.load(Ordering::SeqCst) > 0;
-        let was_held = self.has_been_held.load(Ordering::SeqCst) || begun.elapsed() > FIRST_DAEMON_PATIENCE;
-        self.options.ends_unused && was_held && !is_held && self.disks.lock().is_empty()
+        self.options.ends_unused && !is_held && self.disks.lock().is_empty()
     }
 
-    async fn close_all(&self) {
+    async fn close_all(&self, notifier: &Notifier) {
         if let Some(opened) = self.host.get().and_then(|host| host.opened.get()) {
             // A guest whose reads wait would hold the end up, and its disk goes anyway.
             opened.volumes.close_store();
@@ -230,8 +267,7 @@ impl Shared {
                 biased;
                 _ = late.tick() => {
                     let more = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
-                    // Without a service manager nobody limits the time.
-                    let _ = sd_notify::notify(&[NotifyState::ExtendTimeoutUsec(more)]);
+                    notifier.say(&NotifyState::ExtendTimeoutUsec(more));
                 }
                 closed = closing.join_next() => if closed.is_none() { return },
             }
@@ -277,34 +313,31 @@ impl Shared {
         }
         let settings: Settings =
             serde_json::from_value(settings).context("cannot understand the settings")?;
-        match self.host.get() {
-            Some(host) if host.settings == settings && !self.is_store_closed.load(Ordering::SeqCst) => {
-                Ok(Welcome::Ready)
-            }
-            Some(_) if is_idle => ends(),
-            Some(host) if host.settings.is_same_store(&settings) => Ok(Welcome::EarlierSettings),
-            Some(_) => {
-                let message = "machines are on, and their disks are over another store";
-                let advice = "start the daemon with that store, and stop the machines first";
-                Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into())
-            }
-            None => {
-                let stream = settings.stream();
-                if stream.chunk_cache.is_some() {
-                    say("opening the chunk cache");
-                }
-                let chunk_cache = stream.open_disk()?;
-                let _ = self.host.set(Host { settings, chunk_cache, opened: OnceLock::new() });
-                Ok(Welcome::Ready)
-            }
+        let is_usable = self.settings == settings && !self.is_store_closed.load(Ordering::SeqCst);
+        if is_idle && (!is_usable || self.sandbox.has_moved()) {
+            return ends();
         }
+        if !is_usable && !self.settings.is_same_store(&settings) {
+            let message = "machines are on, and their disks are over another store";
+            let advice = "start the daemon with that store, and stop the machines first";
+            return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
+        }
+        if self.host.get().is_none() {
+            let stream = self.settings.stream();
+            if stream.chunk_cache.is_some() {
+                say("opening the chunk cache");
+            }
+            let chunk_cache = stream.open_disk()?;
+            let _ = self.host.set(Host { chunk_cache, opened: OnceLock::new() });
+        }
+        Ok(if is_usable { Welcome::Ready } else { Welcome::EarlierSettings })
     }
 
     fn open_store(&self) -> anyhow::Result<()> {
         let _alone = self.beginning.lock();
         let host = self.host.get().context("the disk process has no settings")?;
         if host.opened.get().is_none() {
-            let _ = host.opened.set(open(host)?);
+            let _ = host.opened.set(open(&self.settings, host.chunk_cache.clone())?);
         }
         Ok(())
     }
@@ -338,8 +371,7 @@ impl Shared {
 }
 
 /// Opens the store and the write caches.
-fn open(host: &Host) -> anyhow::Result<OpenStore> {
-    let Host { settings, chunk_cache, .. } = host;
+fn open(settings: &Settings, chunk_cache: Option<Arc<DiskCache>>) -> anyhow::Result<OpenStore> {
     let known = chunk_cache.clone().map(|cache| cache as Arc<dyn KnownStore>);
     // The daemon writes the store, and only one process of a host does.
     let store: Arc<dyn Store> = match settings.store() {
@@ -357,7 +389,7 @@ fn open(host: &Host) -> anyhow::Result<OpenStore> {
         },
         settings.caches(),
         &settings.stream(),
-        chunk_cache.clone(),
+        chunk_cache,
         outbox.clone(),
     );
     let volumes = volumes.map_err(|error| anyhow::Error::new(Failure::from(&error).into_problem()))?;
@@ -372,9 +404,10 @@ struct Session {
     is_held: bool,
 }
 
-fn serve(stream: UnixStream, shared: &Shared) {
-    let mut session = Session::default();
-    if let Err(error) = serve_calls(stream, shared, &mut session)
+fn serve(connection: Early, shared: &Shared) {
+    let Early { stream, is_held, call } = connection;
+    let mut session = Session { is_held, ..Session::default() };
+    if let Err(error) = serve_calls(stream, shared, &mut session, call)
         && !matches!(
             error.kind(),
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
@@ -387,10 +420,23 @@ fn serve(stream: UnixStream, shared: &Shared) {
     }
 }
 
-fn serve_calls(mut stream: UnixStream, shared: &Shared, session: &mut Session) -> std::io::Result<()> {
+fn serve_calls(
+    mut stream: UnixStream,
+    shared: &Shared,
+    session: &mut Session,
+    first: Option<Call>,
+) -> std::io::Result<()> {
     let mut reading = BufReader::new(stream.try_clone()?);
-    let mut line = Vec::new();
-    while let Some(call) = receive::<Call>(&mut reading, &mut line)? {
+    if session.is_held {
+        return hold(&mut stream, &mut reading, shared);
+    }
+    let (mut line, mut waiting) = (Vec::new(), first);
+    loop {
+        let received = match waiting.take() {
+            Some(call) => Some(call),
+            None => receive::<Call>(&mut reading, &mut line)?,
+        };
+        let Some(call) = received else { return Ok(()) };
         let mut bytes = Vec::new();
         let opens = match &call {
             Call::Open { request } => Some(request.uuid),
@@ -413,7 +459,6 @@ fn serve_calls(mut stream: UnixStream, shared: &Shared, session: &mut Session) -
             return hold(&mut stream, &mut reading, shared);
         }
     }
-    Ok(())
 }
 
 /// Sends boot traces to a daemon until it ends.
@@ -465,7 +510,6 @@ fn answer(
         Call::Hold => {
             if !std::mem::replace(&mut session.is_held, true) {
                 shared.holds.fetch_add(1, Ordering::SeqCst);
-                shared.has_been_held.store(true, Ordering::SeqCst);
             }
             Ok(Value::Null)
         }

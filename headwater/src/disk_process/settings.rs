@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use headwater_volume::Buffering;
 use serde::{Deserialize, Serialize};
 
+use super::sandbox::Needs;
 use crate::caches::{CacheArgs, WritingArgs};
 use crate::data_dir::DataDir;
 use crate::stores::Credentials;
@@ -87,6 +88,27 @@ impl Settings {
     /// The name of the store. `None`: it is that of the data directory.
     pub fn store(&self) -> Option<&str> {
         self.store.as_deref()
+    }
+
+    /// What the disk process needs for all this.
+    pub fn needs(&self, data_dir: &DataDir) -> Needs {
+        let store = match &self.store {
+            Some(name) => crate::stores::directory(name).map(PathBuf::from),
+            None => Some(self.own_store.clone()),
+        };
+        let chunk_cache = self.chunk_cache.iter().map(|(dir, _)| dir.clone());
+        Needs {
+            network: store.is_none(),
+            read: store.into_iter().collect(),
+            replaced: self.token.iter().chain(&self.ca).cloned().collect(),
+            write: [&self.cache_dir, &self.keys_dir, &self.recordings_dir]
+                .into_iter()
+                .cloned()
+                .chain(chunk_cache)
+                .collect(),
+            listen: vec![data_dir.run()],
+            guarded: data_dir.path().to_owned(),
+        }
     }
 
     /// The store of the data directory.

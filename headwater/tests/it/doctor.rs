@@ -18,7 +18,7 @@ fn doctor_reports_each_check_and_writes_only_when_told() {
     let data = dir.path().join("data");
     let at = |args: &[&str]| run(headwater().arg("--data-dir").arg(&data).arg("doctor").args(args));
     let found = checks(&at(&["--json"]).ok());
-    for name in ["qemu", "io_uring", "qemu-img", "data directory", "free space"] {
+    for name in ["qemu", "io_uring", "landlock", "qemu-img", "data directory", "free space"] {
         assert_eq!(outcome(&found, name), "ok");
     }
     assert_eq!(outcome(&found, "daemon"), "warn");

@@ -1,7 +1,8 @@
 //! A daemon that is killed, and what the next one makes of it.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -62,8 +63,8 @@ fn machines_stay_on_when_a_daemon_is_told_to_keep_them() {
     signal(daemon.pid(), "TERM");
     assert_eq!(daemon.wait(), Some(0));
     assert!(!is_alive(pid));
-    let dir = &daemon.dir;
-    assert!(!dir.path().join("disks.sock").exists(), "the disk process does not end with its last disk");
+    let socket = daemon.path().join("disks.sock");
+    wait_until("the disk process ends with its last disk", || UnixStream::connect(&socket).is_err());
 }
 
 #[test]
@@ -143,6 +144,48 @@ fn a_disk_process_of_a_service_manager_is_used_and_begins_anew_between_daemons()
     manager.kill().unwrap();
     manager.wait().unwrap();
     signal(pid(dir.path()).parse().unwrap(), "TERM");
+}
+
+#[test]
+fn the_disk_process_of_a_daemon_cannot_leave_its_files() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    let pid = std::fs::read_to_string(daemon.path().join("disks.lock")).unwrap();
+    let mut threads = 0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1", "2"), "{status}");
+        // CAP_DAC_OVERRIDE and CAP_IPC_LOCK are kept if it had them.
+        let left = u64::from_str_radix(field("CapPrm:"), 16).unwrap();
+        assert_eq!(left & !(1 << 1 | 1 << 14), 0, "{status}");
+        threads += 1;
+    }
+    assert!(threads > 1);
+    // Even if a daemon asks it to.
+    let mut connection = BufReader::new(UnixStream::connect(daemon.path().join("disks.sock")).unwrap());
+    let mut ask = |call: serde_json::Value| -> serde_json::Value {
+        writeln!(connection.get_mut(), "{call}").unwrap();
+        let mut line = String::new();
+        connection.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    };
+    let version = ask("left_open".into())["done"][0]["version"].clone();
+    let mut open = |run_dir: &Path, uuid: &str| {
+        ask(serde_json::json!({ "open": { "request": {
+            "machine": uuid, "uuid": uuid, "run_dir": run_dir, "version": version, "kept": null, "goes_on": false,
+            "cache": { "mode": "ram", "ram_bytes": 16 << 20, "disk_bytes": 0, "persistent": false, "weight": 100 },
+            "transport": "nbd", "firmware": "bios",
+        } } }))
+    };
+    let (outside, inside) = (short_dir(), daemon.path().join("run/other"));
+    std::fs::create_dir(&inside).unwrap();
+    let refused = open(outside.path(), "6f1c2a54-0000-4000-8000-000000000001").to_string();
+    assert!(refused.contains("failed") && refused.contains("Permission denied"), "{refused}");
+    let opened = open(&inside, "6f1c2a54-0000-4000-8000-000000000002");
+    assert!(opened["done"].is_object(), "{opened}");
+    ask(serde_json::json!({ "close": { "uuid": "6f1c2a54-0000-4000-8000-000000000002" } }));
 }
 
 #[test]

@@ -105,6 +105,26 @@ pub fn io_uring() -> Check {
     }
 }
 
+/// Whether the kernel lets the disk process restrict itself to its own files.
+pub fn landlock() -> Check {
+    const CHECK: &str = "landlock";
+    match crate::disk_process::landlock_lacks() {
+        None => Check::ok(CHECK, "the disk process can open no files except its own"),
+        Some(0) => Check::warn(
+            CHECK,
+            "this kernel has no Landlock: the disk process can open every file that its user can",
+            "use Linux 5.13 or later, with 'landlock' in the list of /sys/kernel/security/lsm (kernel parameter lsm=)",
+        ),
+        Some(version) => Check::warn(
+            CHECK,
+            format!(
+                "this kernel has an early Landlock (version {version} or 1 more): the disk process is restricted in part"
+            ),
+            "use Linux 6.12 or later",
+        ),
+    }
+}
+
 /// Whether the keys of write caches can be kept out of swap.
 pub fn locked_memory() -> Check {
     let limit = getrlimit(Resource::Memlock).current;

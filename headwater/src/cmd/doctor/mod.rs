@@ -66,6 +66,7 @@ pub async fn run(data_dir: Option<PathBuf>, args: DoctorArgs, json: bool) -> any
     checks.push(host::qemu_img());
     checks.push(host::ovmf());
     checks.push(host::io_uring());
+    checks.push(host::landlock());
     checks.push(host::locked_memory());
     let (service, answers) = host::daemon(&dir).await;
     checks.push(service);

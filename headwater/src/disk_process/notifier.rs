@@ -1,0 +1,46 @@
+//! What the disk process says to its service manager. The connection is made early, because the process may make none later.
+
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+use sd_notify::NotifyState;
+
+/// A connection to the service manager, if there is one.
+pub struct Notifier(Option<UnixDatagram>);
+
+impl Notifier {
+    /// Connects to the socket that the environment names.
+    pub fn connect() -> Self {
+        let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|name| match connect(&name) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                crate::show::aside(&format!("headwater: cannot reach the service manager: {error}\n"));
+                None
+            }
+        });
+        Self(socket)
+    }
+
+    /// Says something. Without a service manager nobody waits for it.
+    pub fn say(&self, state: &NotifyState<'_>) {
+        if let Some(socket) = &self.0
+            && let Err(error) = socket.send(state.to_string().as_bytes())
+        {
+            tracing::warn!(%error, "cannot tell the service manager");
+        }
+    }
+}
+
+fn connect(name: &OsStr) -> std::io::Result<UnixDatagram> {
+    let address = match name.as_bytes() {
+        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name)?,
+        [b'/', ..] => SocketAddr::from_pathname(name)?,
+        _ => return Err(ErrorKind::InvalidInput.into()),
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    Ok(socket)
+}
