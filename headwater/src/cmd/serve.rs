@@ -24,6 +24,9 @@ const UP: [&str; 5] = ["running", "degraded", "starting", "initializing", "maint
 /// How long the service manager may take to say whether the host goes down.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The unit of the disk process, as in the package.
+const DISKS_UNIT: &str = "headwater-disks.service";
+
 /// How often it is asked while the daemon stops: often enough that one of them may be late.
 const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
 
@@ -96,7 +99,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     };
     match signal {
         // Whoever presses Ctrl-C wants it all to end.
-        Some(signal) if daemon.keeps_machines() && signal == "SIGTERM" && !host_goes_down().await => {
+        Some(signal) if daemon.keeps_machines() && signal == "SIGTERM" && !disks_go_down().await => {
             tracing::info!(signal, "stopping: requests in flight are finished, and machines stay on");
         }
         Some(signal) => {
@@ -129,21 +132,33 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Whether this host is being shut down: then machines are not to stay on. Only the service manager knows.
-async fn host_goes_down() -> bool {
+/// Whether the disks of machines go too: because this host is being shut down, or because the unit of the disk process is being
+/// stopped. Then machines are not to stay on. Only the service manager knows.
+async fn disks_go_down() -> bool {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return false;
     }
+    let state = systemctl(&["is-system-running"]).await;
+    // A service manager that does not answer is on its way down itself.
+    let is_up = state.is_some_and(|state| UP.iter().any(|up| state.trim() == *up));
+    let jobs = async { systemctl(&["list-jobs", "--no-legend", DISKS_UNIT]).await.unwrap_or_default() };
+    !is_up || ends_disks(&jobs.await)
+}
+
+/// Whether there is a job that ends the disk process, among lines "NUMBER UNIT TYPE STATE".
+fn ends_disks(jobs: &str) -> bool {
+    jobs.lines().any(|job| {
+        let mut words = job.split_whitespace().skip(1);
+        words.next() == Some(DISKS_UNIT) && matches!(words.next(), Some("stop" | "restart"))
+    })
+}
+
+/// What the service manager answers. Its exit code is another answer, and does not count.
+async fn systemctl(words: &[&str]) -> Option<String> {
     let mut command = tokio::process::Command::new("systemctl");
-    command.arg("is-system-running").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    match tokio::time::timeout(HOST_PATIENCE, command.output()).await {
-        Ok(Ok(output)) => {
-            let state = output.stdout.trim_ascii();
-            !UP.iter().any(|up| up.as_bytes() == state)
-        }
-        // It is on its way down itself.
-        _ => true,
-    }
+    command.args(words).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(HOST_PATIENCE, command.output()).await.ok()?.ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The check of all versions in the background that is asked for, and its pause.

@@ -1,8 +1,10 @@
 //! A daemon that is killed, and what the next one makes of it.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -65,6 +67,42 @@ fn machines_stay_on_when_a_daemon_is_told_to_keep_them() {
     assert!(!is_alive(pid));
     let socket = daemon.path().join("disks.sock");
     wait_until("the disk process ends with its last disk", || UnixStream::connect(&socket).is_err());
+}
+
+#[test]
+fn machines_end_with_their_disks_if_both_units_are_stopped() {
+    for (job, stays) in [("", true), ("12 headwater-disks.service stop waiting", false)] {
+        let dir = short_dir();
+        // What the service manager of the host would say.
+        let says = format!(
+            "#!/bin/sh\ncase $1 in is-system-running) echo running ;; list-jobs) echo '{job}' ;; esac\n"
+        );
+        let bin = dir.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        std::fs::write(bin.join("systemctl"), says).unwrap();
+        std::fs::set_permissions(bin.join("systemctl"), Permissions::from_mode(0o755)).unwrap();
+        let notified = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let daemon = Daemon::start_in(dir, |command| {
+            command.arg("--keep-machines").env("PATH", path);
+            command.env("NOTIFY_SOCKET", notified.local_addr().unwrap().as_pathname().unwrap());
+        });
+        daemon.with_tiny_machine("ran");
+        daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+        let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
+        let mut daemon = daemon;
+        signal(daemon.pid(), "TERM");
+        daemon.wait_for_log(&["stopping"]);
+        if !stays {
+            // Told twice, it does not wait for the guest.
+            signal(daemon.pid(), "TERM");
+        }
+        assert_eq!((daemon.wait(), is_alive(pid)), (Some(0), stays), "{job}");
+        if stays {
+            let dir = std::mem::replace(&mut daemon.dir, short_dir());
+            Daemon::start_in(dir, |_| {}).cli(&["machine", "stop", "ran", "--force"]).ok();
+        }
+    }
 }
 
 #[test]
