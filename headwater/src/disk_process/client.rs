@@ -19,6 +19,7 @@ use headwater_store::{Hash, Image, ImageName, Store};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -483,12 +484,24 @@ struct RemoteDisk {
 }
 
 impl RemoteDisk {
+    /// Makes a call from a function that cannot wait in another way. Other tasks go on with the other threads of the daemon, however
+    /// long the disk process takes.
+    fn call<T: DeserializeOwned>(&self, call: &Call) -> Result<T, BackendError> {
+        in_place(|| self.link.call(call))
+    }
+
     /// Makes a call that has no answer. Only the log says that it failed.
     fn tell(&self, call: &Call) {
-        if let Err(error) = self.link.call::<()>(call) {
+        if let Err(error) = self.call::<()>(call) {
             tracing::warn!(disk = %self.uuid, %error, "cannot tell the disk process");
         }
     }
+}
+
+/// Runs what blocks, on this thread, and gives the tasks of this thread to another one.
+fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    if matches!(flavor, Ok(RuntimeFlavor::MultiThread)) { tokio::task::block_in_place(work) } else { work() }
 }
 
 #[async_trait]
@@ -514,7 +527,7 @@ impl Disk for RemoteDisk {
     }
 
     fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError> {
-        self.link.call(&Call::CheckLimits { uuid: self.uuid, cache: *cache })
+        self.call(&Call::CheckLimits { uuid: self.uuid, cache: *cache })
     }
 
     fn set_limits(&self, cache: &CacheSettings) {
@@ -530,11 +543,11 @@ impl Disk for RemoteDisk {
     }
 
     fn can_freeze(&self) -> Result<(), BackendError> {
-        self.link.call(&Call::CanFreeze { uuid: self.uuid })
+        self.call(&Call::CanFreeze { uuid: self.uuid })
     }
 
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
-        RemoteFrozen::open(&self.link, &Call::Freeze { uuid: self.uuid })
+        in_place(|| RemoteFrozen::open(&self.link, &Call::Freeze { uuid: self.uuid }))
     }
 
     async fn close(&self) -> Result<(), BackendError> {
@@ -702,5 +715,33 @@ impl KnownStore for Link {
 
     fn forget_image(&self, store: &str, name: &ImageName) {
         self.kept::<Value>(&Call::ForgetImage { store: store.to_owned(), name: name.to_string() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_hung_disk_process_leaves_the_threads_of_the_daemon_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("disks.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (idle, figures, store) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        let link = Arc::new(Link { socket, idle, figures, store });
+        let disk = RemoteDisk { link, uuid: Uuid::nil(), socket: PathBuf::new(), sector_bytes: 512 };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let asked = runtime.spawn(async move { disk.can_freeze() });
+        let (mut call, _) = listener.accept().unwrap();
+        call.read_exact(&mut [0]).unwrap();
+        let (done, is_done) = mpsc::channel();
+        runtime.spawn(async move { done.send(()).unwrap() });
+        let other = is_done.recv_timeout(Duration::from_secs(60));
+        drop(call);
+        assert_eq!(other, Ok(()), "another task waits for the disk process too");
+        assert_eq!(runtime.block_on(asked).unwrap().unwrap_err().kind(), ProblemKind::Unavailable);
     }
 }
