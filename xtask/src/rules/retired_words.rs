@@ -31,11 +31,15 @@ const RETIRED: &[(&str, &str)] = &[
     ("whom", "choice"),
 ];
 
+/// Names of other libraries.
+const FOREIGN: &[&str] = &["PathBeneath"];
+
 fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in files.iter().filter(|file| file.is_rust()) {
         for (index, line) in file.code.lines().enumerate().filter(|(index, _)| !file.is_test(index + 1)) {
-            for identifier in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+            let identifiers = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            for identifier in identifiers.filter(|identifier| !FOREIGN.contains(identifier)) {
                 let spaced = in_snake_case(identifier);
                 for (retired, instead) in RETIRED.iter().filter(|(retired, _)| has_part(&spaced, retired)) {
                     let what = format!("'{identifier}' uses '{retired}'; say {instead}");
@@ -78,6 +82,14 @@ mod tests {
         let code =
             "struct KeptDisk;\nfn kept_disks() {}\nconst HOLED: u8 = 1;\nlet whom = 1;\nfn amend() {}\n";
         assert_eq!(lines_found(&RULE, "a/src/lib.rs", code), [1, 3, 4]);
+    }
+
+    #[test]
+    fn names_of_other_libraries_are_free() {
+        assert_eq!(
+            lines_found(&RULE, "a/src/lib.rs", "use landlock::PathBeneath;\nfn is_beneath() {}\n"),
+            [2]
+        );
     }
 
     #[test]
