@@ -160,6 +160,8 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
             | DbError::Damaged(_)
             | DbError::Unreadable { .. } => Some(DAMAGED),
             DbError::NoSpace(_) => Some(ProblemKind::NoSpace.exit_code()),
+            DbError::Held { .. } | DbError::Lost { .. } => Some(ProblemKind::Conflict.exit_code()),
+            DbError::Away { .. } | DbError::Refused { .. } | DbError::Spoilt => None,
             // Its cause may say more.
             DbError::Open { .. } | DbError::Taken { .. } | DbError::Failed(_) => None,
         };

@@ -27,6 +27,7 @@ mod contexts;
 mod copying;
 mod daemon;
 mod data_dir;
+mod database;
 mod disk_process;
 mod failure;
 mod keys;

@@ -12,6 +12,7 @@
 //!   DelayRelay            a long line: TCP, each byte later by a fixed time (one that is cut is `examples/cut_relay.rs`, for scripts)
 //!   pki                   authorities and certificates, good and bad (feature `pki`)
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
+//!   Postgres              a real PostgreSQL server on a socket of its own
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
 //!   Log                   what a test program logs (feature `log`)
@@ -52,6 +53,7 @@ pub mod memory;
 pub mod mutate;
 #[cfg(feature = "pki")]
 pub mod pki;
+pub mod postgres;
 pub mod program;
 pub mod random;
 pub mod reference;
@@ -74,6 +76,7 @@ pub use http_relay::{Fault, HttpRelay};
 #[cfg(feature = "log")]
 pub use log::Log;
 pub use memory::{alone, resident_bytes};
+pub use postgres::Postgres;
 pub use program::{output, run, succeed};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};

@@ -1,4 +1,5 @@
-//! The filter language of lists of machines, shared by the API, the command line and the console.
+//! The filter language of lists, shared by the API, the command line and the console. A database answers those terms that are about what it
+//! stores ([`Filter::stored`]); the others are about machines as they are now ([`Filter::live`]).
 //!
 //! ```text
 //!   filter = term*                      all terms must match
@@ -12,15 +13,66 @@
 
 use crate::machine::{CacheMode, Machine, MachineState};
 use crate::problem::{Problem, ProblemKind};
+use crate::task::TaskState;
 
 /// The longest filter.
 pub const MAX_FILTER_BYTES: usize = 4096;
 
-/// The keys of texts.
-const TEXT_KEYS: [&str; 9] = ["name", "state", "catalog", "image", "version", "mac", "boot", "cache", "is"];
+/// The keys by which a list can be filtered.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    /// The keys of texts.
+    texts: &'static [&'static str],
+    /// The keys of numbers.
+    numbers: &'static [&'static str],
+    /// The values that `state:` knows.
+    states: &'static [&'static str],
+    example: &'static str,
+}
 
-/// The keys of numbers.
-const NUMBER_KEYS: [&str; 5] = ["ram", "disk", "iops", "boot", "memory"];
+/// The keys of machines.
+const MACHINES: Keys = Keys {
+    texts: &["name", "state", "catalog", "image", "version", "mac", "boot", "cache", "is"],
+    numbers: &["ram", "disk", "iops", "boot", "memory"],
+    states: &MACHINE_STATES,
+    example: "state:running catalog:class version:old ram>80% -name:test-*",
+};
+
+const MACHINE_STATES: [&str; MachineState::ALL.len()] = {
+    let mut names = [""; MachineState::ALL.len()];
+    let mut n = 0;
+    while n < names.len() {
+        names[n] = MachineState::ALL[n].name();
+        n += 1;
+    }
+    names
+};
+
+/// The keys of tasks.
+const TASKS: Keys = Keys {
+    texts: &["state", "kind", "subject", "caller"],
+    numbers: &[],
+    states: &TASK_STATES,
+    example: "state:running,waiting kind:roll -subject:\"catalog class\"",
+};
+
+const TASK_STATES: [&str; TaskState::ALL.len()] = {
+    let mut names = [""; TaskState::ALL.len()];
+    let mut n = 0;
+    while n < names.len() {
+        names[n] = TaskState::ALL[n].name();
+        n += 1;
+    }
+    names
+};
+
+/// The keys of events.
+const EVENTS: Keys = Keys {
+    texts: &["subject", "action", "caller"],
+    numbers: &[],
+    states: &[],
+    example: "subject:\"machine pc-*\" action:created,removed -caller:daemon",
+};
 
 /// What `is:` knows.
 const IS: [&str; 7] = ["on", "off", "pinned", "kept", "editing", "alarm", "claimed"];
@@ -29,41 +81,124 @@ const IS: [&str; 7] = ["on", "off", "pinned", "kept", "editing", "alarm", "claim
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter(Vec<Term>);
 
+/// One of its terms.
 #[derive(Clone, Debug, PartialEq)]
-struct Term {
-    is_negated: bool,
-    test: Test,
+pub struct Term {
+    /// A row that matches the test does not match the term.
+    pub is_negated: bool,
+    /// What is tested.
+    pub test: Test,
 }
 
+/// What a term tests. All texts are in lower case.
 #[derive(Clone, Debug, PartialEq)]
-enum Test {
+pub enum Test {
+    /// The name contains this.
     Word(String),
-    Text { key: String, values: Vec<String> },
-    Number { key: String, comparison: Comparison, number: f64, unit: Unit },
+    /// It is like one of the values, in which `*` stands for any characters.
+    Text {
+        /// One of the known keys.
+        key: String,
+        /// None of them is empty.
+        values: Vec<String>,
+    },
+    /// It compares like this.
+    Number {
+        /// One of the known keys.
+        key: String,
+        /// How.
+        comparison: Comparison,
+        /// With what.
+        number: f64,
+        /// Of what.
+        unit: Unit,
+    },
 }
 
+impl Test {
+    /// Whether it is about a machine as it is now, which no database knows.
+    fn is_live(&self) -> bool {
+        match self {
+            Self::Word(_) => false,
+            Self::Text { key, values } => {
+                let live = |value: &String| {
+                    matches!((key.as_str(), value.as_str()), ("version", "old") | ("is", "alarm"))
+                };
+                values.iter().any(live)
+            }
+            Self::Number { key, .. } => matches!(key.as_str(), "ram" | "disk" | "iops"),
+        }
+    }
+}
+
+/// How numbers are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Comparison {
+pub enum Comparison {
+    /// `<`
     Less,
+    /// `<=`
     LessOrEqual,
+    /// `>`
     Greater,
+    /// `>=`
     GreaterOrEqual,
 }
 
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Unit {
+pub enum Unit {
+    /// Bytes, seconds or a count.
     Plain,
+    /// A share of a limit.
     Percent,
 }
 
 impl Filter {
-    /// Reads a filter.
+    /// Reads a filter of machines.
     pub fn parse(text: &str) -> Result<Self, Problem> {
+        Self::read(text, MACHINES)
+    }
+
+    /// Reads a filter of tasks.
+    pub fn parse_for_tasks(text: &str) -> Result<Self, Problem> {
+        Self::read(text, TASKS)
+    }
+
+    /// Reads a filter of events.
+    pub fn parse_for_events(text: &str) -> Result<Self, Problem> {
+        Self::read(text, EVENTS)
+    }
+
+    fn read(text: &str, keys: Keys) -> Result<Self, Problem> {
+        let odd = |why| odd(text, keys, why);
         if text.len() > MAX_FILTER_BYTES {
-            return Err(odd(text, format!("it is longer than {MAX_FILTER_BYTES} bytes")));
+            return Err(odd(format!("it is longer than {MAX_FILTER_BYTES} bytes")));
         }
-        let terms: Result<Vec<_>, String> = words(text)?.iter().map(|word| term(word)).collect();
-        terms.map(Self).map_err(|why| odd(text, why))
+        let words = words(text).map_err(odd)?;
+        let terms: Result<Vec<_>, String> = words.iter().map(|word| term(word, keys)).collect();
+        terms.map(Self).map_err(odd)
+    }
+
+    /// Its terms, all of which must match.
+    pub fn terms(&self) -> &[Term] {
+        &self.0
+    }
+
+    /// The terms that a database can answer.
+    #[must_use]
+    pub fn stored(&self) -> Self {
+        Self(self.0.iter().filter(|term| !term.test.is_live()).cloned().collect())
+    }
+
+    /// The other terms: what a machine uses, its alarm, and whether it is of an old version.
+    #[must_use]
+    pub fn live(&self) -> Self {
+        Self(self.0.iter().filter(|term| term.test.is_live()).cloned().collect())
+    }
+
+    /// Whether it matches everything.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Whether a machine matches.
@@ -72,14 +207,14 @@ impl Filter {
     }
 }
 
-fn odd(text: &str, why: String) -> Problem {
+fn odd(text: &str, keys: Keys, why: String) -> Problem {
     let shown: String = text.chars().take(100).collect();
     Problem::new(ProblemKind::Invalid, format!("cannot read the filter '{}': {why}", shown.escape_debug()))
-        .advise("write for instance: state:running catalog:class version:old ram>80% -name:test-*")
+        .advise(format!("write for instance: {}", keys.example))
 }
 
 /// The words of a text: blanks within quotes belong to a word.
-fn words(text: &str) -> Result<Vec<String>, Problem> {
+fn words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
     for c in text.chars() {
         match c {
@@ -93,7 +228,7 @@ fn words(text: &str) -> Result<Vec<String>, Problem> {
         }
     }
     if is_quoted {
-        return Err(odd(text, "a quotation mark has no second one".to_owned()));
+        return Err("a quotation mark has no second one".to_owned());
     }
     if !word.is_empty() {
         words.push(word);
@@ -101,7 +236,7 @@ fn words(text: &str) -> Result<Vec<String>, Problem> {
     Ok(words)
 }
 
-fn term(word: &str) -> Result<Term, String> {
+fn term(word: &str, keys: Keys) -> Result<Term, String> {
     let (rest, is_negated) = word.strip_prefix('-').map_or((word, false), |rest| (rest, true));
     if rest.is_empty() {
         return Err("nothing follows the '-'".to_owned());
@@ -109,17 +244,19 @@ fn term(word: &str) -> Result<Term, String> {
     let at = rest.find([':', '<', '>']);
     let test = match at.and_then(|at| rest.split_at_checked(at)) {
         None => Test::Word(rest.to_lowercase()),
-        Some((key, values)) if values.starts_with(':') => text_test(key, values.trim_start_matches(':'))?,
-        Some((key, number)) => number_test(key, number)?,
+        Some((key, values)) if values.starts_with(':') => {
+            text_test(key, values.trim_start_matches(':'), keys)?
+        }
+        Some((key, number)) => number_test(key, number, keys)?,
     };
     Ok(Term { is_negated, test })
 }
 
-fn text_test(key: &str, values: &str) -> Result<Test, String> {
+fn text_test(key: &str, values: &str, keys: Keys) -> Result<Test, String> {
     let key = key.to_lowercase();
-    if !TEXT_KEYS.contains(&key.as_str()) {
-        let comparable = if NUMBER_KEYS.contains(&key.as_str()) { " (compare it: ram>80%)" } else { "" };
-        return Err(format!("there is no '{key}:'{comparable}; there are {}", TEXT_KEYS.join(", ")));
+    if !keys.texts.contains(&key.as_str()) {
+        let comparable = if keys.numbers.contains(&key.as_str()) { " (compare it: ram>80%)" } else { "" };
+        return Err(format!("there is no '{key}:'{comparable}; there are {}", keys.texts.join(", ")));
     }
     let values: Vec<String> = values.split(',').map(str::to_lowercase).collect();
     if values.iter().any(String::is_empty) {
@@ -127,7 +264,7 @@ fn text_test(key: &str, values: &str) -> Result<Test, String> {
     }
     let known: &[&str] = match key.as_str() {
         "is" => &IS,
-        "state" => &MachineState::ALL.map(MachineState::name),
+        "state" => keys.states,
         _ => &[],
     };
     if let Some(other) = values.iter().find(|value| !known.is_empty() && !known.contains(&value.as_str())) {
@@ -136,10 +273,16 @@ fn text_test(key: &str, values: &str) -> Result<Test, String> {
     Ok(Test::Text { key, values })
 }
 
-fn number_test(key: &str, rest: &str) -> Result<Test, String> {
+fn number_test(key: &str, rest: &str, keys: Keys) -> Result<Test, String> {
     let key = key.to_lowercase();
-    if !NUMBER_KEYS.contains(&key.as_str()) {
-        return Err(format!("'{key}' is no number; these are: {}", NUMBER_KEYS.join(", ")));
+    if keys.numbers.is_empty() {
+        return Err(format!(
+            "'{key}{rest}' compares, and there are only texts here: {}",
+            keys.texts.join(", ")
+        ));
+    }
+    if !keys.numbers.contains(&key.as_str()) {
+        return Err(format!("'{key}' is no number; these are: {}", keys.numbers.join(", ")));
     }
     let comparisons = [
         ("<=", Comparison::LessOrEqual),

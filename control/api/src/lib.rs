@@ -66,7 +66,7 @@ pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
-pub use sort::MachineSort;
+pub use sort::{MachineSort, Position};
 pub use status::{HostRam, Status};
 pub use task::{MAX_TASKS, Task, TaskList, TaskState};
 pub use trace::{BootTrace, MergeTraceRequest, SaveTraceRequest, TracePlace};

@@ -199,6 +199,32 @@ pub fn natural(one: &str, other: &str) -> Ordering {
     }
 }
 
+/// A text whose bytes have the order of [`natural`], for databases: two names are in the order of their keys.
+///
+/// A row of digits becomes `0`, its length without zeroes before it, and its digits: of two numbers the longer one is larger. The name
+/// itself follows after a blank, which comes before all characters of names.
+pub fn natural_key(name: &str) -> String {
+    let (mut key, mut rest) = (String::new(), name);
+    while let Some(first) = rest.chars().next() {
+        let digits = leading_digits(rest);
+        if digits > 0 {
+            let (run, after) = rest.split_at(digits);
+            let value = run.trim_start_matches('0');
+            let len = u8::try_from(value.len()).unwrap_or(u8::MAX).min(b'~' - b'!');
+            key.push('0');
+            key.push(char::from(b'!' + len));
+            key.push_str(value);
+            rest = after;
+        } else {
+            key.push(first);
+            rest = rest.get(first.len_utf8()..).unwrap_or_default();
+        }
+    }
+    key.push(' ');
+    key.push_str(name);
+    key
+}
+
 fn leading_digits(text: &str) -> usize {
     text.bytes().take_while(u8::is_ascii_digit).count()
 }
@@ -276,6 +302,24 @@ mod tests {
         }
         let digits = "9".repeat(40);
         assert_eq!(natural(&digits, &format!("1{digits}")), Ordering::Less);
+    }
+
+    #[test]
+    fn keys_of_names_have_the_natural_order() {
+        let mut names: Vec<String> = Vec::new();
+        let parts =
+            ["pc", "a", "b", "0", "00", "1", "01", "2", "10", "9", "-", "-1", "-01", "x2y", "123456789012"];
+        for one in parts {
+            for other in parts {
+                names.extend([one.to_owned(), format!("{one}{other}"), format!("{one}-{other}")]);
+            }
+        }
+        for one in &names {
+            for other in &names {
+                let by_key = natural_key(one).cmp(&natural_key(other));
+                assert_eq!(by_key, natural(one, other), "{one} {other}");
+            }
+        }
     }
 
     #[test]

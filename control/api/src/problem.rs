@@ -75,12 +75,15 @@ pub struct Problem {
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
+    /// After how many seconds the same request may work; the answer has it as `Retry-After` too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u32>,
 }
 
 impl Problem {
     /// A problem with no further causes.
     pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), causes: Vec::new(), advice: None }
+        Self { kind, message: message.into(), causes: Vec::new(), advice: None, retry_after_s: None }
     }
 
     /// A problem from an error and its chain of sources.

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::machine::Machine;
+use crate::machine::{Machine, MachineState};
 use crate::name::natural;
+use crate::problem::{Problem, ProblemKind};
 
 /// An order of machines: the largest first, but names and states from a to z. Machines that are equal are in the order of names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -53,6 +54,47 @@ impl MachineSort {
         })
     }
 
+    /// Whether it is an order by what machines use now, which no database knows.
+    pub const fn is_live(self) -> bool {
+        matches!(self, Self::Ram | Self::Disk | Self::Iops)
+    }
+
+    /// The position of a machine in this order: `after` of the next page. A live order has no pages.
+    pub fn position(self, machine: &Machine) -> Option<Position> {
+        let name = machine.name.clone();
+        match self {
+            Self::Name => Some(Position::Name(name)),
+            Self::State => Some(Position::State(machine.state, name)),
+            Self::Boot => Some(Position::Boot(machine.boot_ms.unwrap_or(0), name)),
+            Self::Ram | Self::Disk | Self::Iops => None,
+        }
+    }
+
+    /// Reads a position that an answer gave as `next`.
+    pub fn read_position(self, text: &str) -> Result<Position, Problem> {
+        let parts = text.rsplit_once('/');
+        let position = match self {
+            Self::Name => Some(Position::Name(text.to_owned())),
+            Self::State => parts.and_then(|(state, name)| {
+                Some(Position::State(MachineState::parse(state)?, name.to_owned()))
+            }),
+            Self::Boot => {
+                parts.and_then(|(boot, name)| Some(Position::Boot(boot.parse().ok()?, name.to_owned())))
+            }
+            Self::Ram | Self::Disk | Self::Iops => {
+                let message = format!("the order '{self}' has no pages, because it changes all the time");
+                return Err(
+                    Problem::new(ProblemKind::Invalid, message).advise("ask with limit and without after")
+                );
+            }
+        };
+        position.ok_or_else(|| {
+            let shown: String = text.chars().take(100).collect();
+            let message = format!("'{}' is no position in the order '{self}'", shown.escape_debug());
+            Problem::new(ProblemKind::Invalid, message).advise("give what the answer before had as 'next'")
+        })
+    }
+
     /// Brings machines into this order.
     pub fn sort(self, machines: &mut [Machine]) {
         machines.sort_by(|a, b| natural(&a.name, &b.name));
@@ -68,6 +110,43 @@ impl MachineSort {
             }),
             Self::Iops => machines.sort_by_key(|machine| std::cmp::Reverse(disk(machine).iops)),
             Self::Boot => machines.sort_by_key(|machine| std::cmp::Reverse(machine.boot_ms.unwrap_or(0))),
+        }
+    }
+}
+
+/// A position in an order of machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// After this name.
+    Name(String),
+    /// After this name among those of the state, and all states before it.
+    State(MachineState, String),
+    /// After this name among those that took so many milliseconds to boot, and all that took longer.
+    Boot(u64, String),
+}
+
+impl Position {
+    /// Whether this comes after another one of the same order.
+    pub fn is_after(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Name(one), Self::Name(other)) => natural(one, other).is_gt(),
+            (Self::State(state, one), Self::State(other_state, other)) => {
+                state.name().cmp(other_state.name()).then_with(|| natural(one, other)).is_gt()
+            }
+            (Self::Boot(boot_ms, one), Self::Boot(other_ms, other)) => {
+                other_ms.cmp(boot_ms).then_with(|| natural(one, other)).is_gt()
+            }
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::State(state, name) => write!(f, "{}/{name}", state.name()),
+            Self::Boot(boot_ms, name) => write!(f, "{boot_ms}/{name}"),
         }
     }
 }

@@ -1,5 +1,8 @@
 //! How the database fails.
 
+use sqlx::error::DatabaseError as _;
+use sqlx::sqlite::SqliteError;
+
 /// A failed operation on the database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
@@ -20,7 +23,7 @@ pub enum DbError {
     /// The database could not be opened or brought up to date.
     #[error("cannot open the database {path}")]
     Open {
-        /// The file.
+        /// The file, or the URL without secrets.
         path: String,
         /// Why.
         #[source]
@@ -32,7 +35,7 @@ pub enum DbError {
          later one"
     )]
     Newer {
-        /// The file.
+        /// The file, or the URL without secrets.
         path: String,
         /// The number of the last change of its tables.
         format: i64,
@@ -45,12 +48,12 @@ pub enum DbError {
          made it"
     )]
     Foreign {
-        /// The file.
+        /// The file, or the URL without secrets.
         path: String,
         /// The number of the change.
         change: i64,
     },
-    /// SQLite finds that the file is damaged, or no database. Without it a daemon has no use for the disks that are kept.
+    /// The file is damaged, or no database, or a table of PostgreSQL is damaged. Without it a daemon has no use for the disks that are kept.
     #[error(
         "the database is damaged: {0} (restore it from its backup; persistent disks are of no use without it)"
     )]
@@ -58,6 +61,46 @@ pub enum DbError {
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// It cannot be used now, and may be later. Nothing was changed, unless `why` says otherwise.
+    #[error("the database {place} cannot be used now: {why}")]
+    Away {
+        /// Its URL without secrets.
+        place: String,
+        /// Why.
+        why: String,
+    },
+    /// It is there, and will not be of use before somebody changes something.
+    #[error("the database {place} cannot be used: {why}")]
+    Refused {
+        /// Its URL without secrets.
+        place: String,
+        /// Why.
+        why: String,
+    },
+    /// A daemon of another host uses it, or did and has not ended in order.
+    #[error(
+        "the database {place} is used by the daemon of {name}{}",
+        match .left_s { 0 => ", which ended without giving it up".to_owned(), left => format!(", for {left} s more at least") }
+    )]
+    Held {
+        /// Its URL without secrets.
+        place: String,
+        /// The host and data directory of that daemon.
+        name: String,
+        /// How many seconds its lease lasts.
+        left_s: u64,
+    },
+    /// Another daemon has taken it over from this one.
+    #[error("the database {place} was taken over by the daemon of {name}: this one changes nothing any more")]
+    Lost {
+        /// Its URL without secrets.
+        place: String,
+        /// The host and data directory of that daemon.
+        name: String,
+    },
+    /// A statement of this unit of work failed before, so that nothing of it is saved.
+    #[error("the database saved nothing of this change, because a part of it failed")]
+    Spoilt,
     /// A statement failed.
     #[error("the database failed")]
     Failed(#[source] sqlx::Error),
@@ -81,6 +124,6 @@ impl From<sqlx::Error> for DbError {
 
 /// What SQLite says, without the details that its extended codes have above the lowest byte.
 fn primary_code(error: &sqlx::Error) -> Option<u32> {
-    let code = error.as_database_error()?.code()?;
+    let code = error.as_database_error()?.try_downcast_ref::<SqliteError>()?.code()?;
     code.parse::<u32>().ok().map(|code| code & 0xff)
 }

@@ -33,8 +33,10 @@
 //! Start reading at [`repository`].
 
 pub mod error;
+pub mod postgres;
 pub mod record;
 pub mod repository;
+mod sql;
 pub mod sqlite;
 
 pub use error::DbError;

@@ -1,7 +1,7 @@
 //! The traits that a database implements.
 
 use async_trait::async_trait;
-use headwater_api::Event;
+use headwater_api::{Event, Filter, MachineSort, Position};
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -18,6 +18,10 @@ pub trait Database: Send + Sync + 'static {
 
     /// Begins to write: waits for other writers, so that what it reads stays true until it saves.
     async fn write(&self) -> Result<Box<dyn Repository>, DbError>;
+
+    /// A number that grows with each unit of work that is saved here. As long as it is the same, nothing has changed, unless another
+    /// program changed it.
+    fn revision(&self) -> u64;
 
     /// Closes every connection; later calls fail.
     async fn close(&self);
@@ -71,6 +75,22 @@ pub trait MachineRepository: Send {
 
     /// All machines, by name as people count (`pc-2` before `pc-10`), without their user data: that may be large, and lists are read often.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
+
+    /// At most `limit` machines that match the stored terms of a filter, in an order that is not live, after a position in that order.
+    /// Without their user data.
+    async fn page(
+        &mut self,
+        filter: &Filter,
+        sort: MachineSort,
+        after: Option<&Position>,
+        limit: u32,
+    ) -> Result<Vec<MachineRecord>, DbError>;
+
+    /// The machines of a catalog, by name as people count, without their user data.
+    async fn of_catalog(&mut self, catalog: &str) -> Result<Vec<MachineRecord>, DbError>;
+
+    /// How many machines match the stored terms of a filter.
+    async fn count(&mut self, filter: &Filter) -> Result<u64, DbError>;
 
     /// Stores what may change in a machine's life: wanted, state, reason, version, boot time and start time.
     /// Returns whether the machine exists.
@@ -206,7 +226,19 @@ pub trait TaskRepository: Send {
     async fn by_id(&mut self, id: i64) -> Result<Option<TaskRecord>, DbError>;
 
     /// The newest `limit` tasks with numbers below `before`, newest first.
-    async fn older(&mut self, before: i64, limit: u32) -> Result<Vec<TaskRecord>, DbError>;
+    async fn older(&mut self, before: i64, limit: u32) -> Result<Vec<TaskRecord>, DbError> {
+        self.page(&Filter::default(), false, before, limit).await
+    }
+
+    /// The newest `limit` tasks with numbers below `before` that match a filter, newest first; only those that have not ended if
+    /// `is_unended` is set.
+    async fn page(
+        &mut self,
+        filter: &Filter,
+        is_unended: bool,
+        before: i64,
+        limit: u32,
+    ) -> Result<Vec<TaskRecord>, DbError>;
 
     /// All that have not ended, oldest first.
     async fn unended(&mut self) -> Result<Vec<TaskRecord>, DbError>;
@@ -226,6 +258,15 @@ pub const KEPT_EVENTS: i64 = 100_000;
 /// people did.
 pub const KEPT_ACTIONS: i64 = 20_000;
 
+/// A part of the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventWindow {
+    /// The newest events with smaller numbers, newest first.
+    Before(i64),
+    /// The oldest events with larger numbers, oldest first.
+    After(i64),
+}
+
 /// The history. Events are only ever added, and forgotten once [`KEPT_EVENTS`] newer ones have come, and of what people did
 /// [`KEPT_ACTIONS`].
 #[async_trait]
@@ -239,10 +280,23 @@ pub trait EventRepository: Send {
     }
 
     /// The same of those older than the event with the number `before`.
-    async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError>;
+    async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError> {
+        self.page(&Filter::default(), subject, EventWindow::Before(before), limit).await
+    }
 
     /// The oldest `limit` events newer than the event with the number `after`, oldest first.
-    async fn newer(&mut self, subject: Option<&str>, after: i64, limit: u32) -> Result<Vec<Event>, DbError>;
+    async fn newer(&mut self, subject: Option<&str>, after: i64, limit: u32) -> Result<Vec<Event>, DbError> {
+        self.page(&Filter::default(), subject, EventWindow::After(after), limit).await
+    }
+
+    /// At most `limit` events that match a filter, of one subject or of all.
+    async fn page(
+        &mut self,
+        filter: &Filter,
+        subject: Option<&str>,
+        window: EventWindow,
+        limit: u32,
+    ) -> Result<Vec<Event>, DbError>;
 
     /// Whether there are events of a subject whose name begins so.
     async fn any(&mut self, prefix: &str) -> Result<bool, DbError>;

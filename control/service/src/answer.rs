@@ -1,7 +1,7 @@
 //! How operations fail towards the client: one trait on their errors, one answer.
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::DbError;
@@ -17,7 +17,15 @@ pub(crate) trait Explain: std::error::Error {
     fn advice(&self) -> Option<String> {
         None
     }
+
+    /// After how many seconds the same request may work.
+    fn retry_after_s(&self) -> Option<u32> {
+        None
+    }
 }
+
+/// When a request may be sent again that found the database away.
+const RETRY_AFTER_S: u32 = 5;
 
 /// The answer to a request that failed.
 #[derive(Debug)]
@@ -27,6 +35,7 @@ pub(crate) struct Failure(pub(crate) Problem);
 pub(crate) fn problem(error: &(impl Explain + 'static)) -> Problem {
     let mut problem = Problem::from_error(error.kind(), error);
     problem.advice = error.advice();
+    problem.retry_after_s = error.retry_after_s();
     problem
 }
 
@@ -44,7 +53,8 @@ impl IntoResponse for Failure {
         }
         let status =
             StatusCode::from_u16(problem.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, Json(problem)).into_response()
+        let after = problem.retry_after_s.map(|seconds| (header::RETRY_AFTER, HeaderValue::from(seconds)));
+        (status, after.into_iter().collect::<HeaderMap>(), Json(problem)).into_response()
     }
 }
 
@@ -61,18 +71,33 @@ impl Explain for BackendError {
 impl Explain for DbError {
     fn kind(&self) -> ProblemKind {
         match self {
-            DbError::Taken { .. } => ProblemKind::Conflict,
+            DbError::Taken { .. } | DbError::Held { .. } | DbError::Lost { .. } => ProblemKind::Conflict,
             DbError::NoSpace(_) => ProblemKind::NoSpace,
             DbError::Newer { .. }
             | DbError::Foreign { .. }
             | DbError::Damaged(_)
             | DbError::Unreadable { .. } => ProblemKind::Damaged,
-            DbError::Open { .. } | DbError::Failed(_) => ProblemKind::Failed,
+            DbError::Away { .. } => ProblemKind::Unavailable,
+            DbError::Open { .. } | DbError::Refused { .. } | DbError::Spoilt | DbError::Failed(_) => {
+                ProblemKind::Failed
+            }
         }
     }
 
     fn advice(&self) -> Option<String> {
-        let full = "free space on the file system of the data directory, which 'headwater status' names";
-        matches!(self, DbError::NoSpace(_)).then(|| full.to_owned())
+        match self {
+            DbError::NoSpace(_) => Some(
+                "free space on the file system of the data directory, which 'headwater status' names"
+                    .to_owned(),
+            ),
+            DbError::Away { .. } => {
+                Some("try again in a moment; machines that are on go on meanwhile".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        matches!(self, DbError::Away { .. }).then_some(RETRY_AFTER_S)
     }
 }

@@ -46,6 +46,13 @@ impl Explain for CatalogError {
             Self::Db(e) => e.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(e) => e.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 impl Service {

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 
-use crate::answer::{Explain, Failure};
+use crate::answer::{Failure, problem};
 use crate::caller::{Peer, Presented};
 use crate::token::{self, Token};
 
@@ -407,8 +407,8 @@ pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Pres
             .advise("'headwater token create NAME' on the server makes a token")
     };
     let found = service.token_of(secret).await.map_err(|error| {
-        let problem = Problem::from_error(ProblemKind::Unavailable, &error).during("cannot look a token up");
-        Problem { advice: error.advice(), ..problem }
+        let problem = problem(&error).during("cannot look a token up");
+        Problem { kind: ProblemKind::Unavailable, ..problem }
     })?;
     let Some(found) = found else {
         return Err(unauthorized("there is no such token, or it was revoked".to_owned()));

@@ -10,6 +10,7 @@ use crate::caches::CacheArgs;
 use crate::cli::{LogFormat, MachineArgs, OfferArgs};
 use crate::daemon::boot::{self, BootOffer};
 use crate::daemon::exports::{self, Offer};
+use crate::database::DatabaseArgs;
 use crate::failure::invalid;
 use crate::logging;
 use crate::stores::{self, Credentials};
@@ -69,6 +70,9 @@ pub struct ServeArgs {
     /// 'headwater console' opens it
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub console: Option<SocketAddr>,
+    /// The database
+    #[command(flatten)]
+    pub database: DatabaseArgs,
     /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
     /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
     /// https://HOST[,https://HOST..]
@@ -146,6 +150,7 @@ impl ServeArgs {
     /// Refuses what does not fit together, and a log filter that is none. Nothing is opened.
     pub fn check(&self) -> anyhow::Result<()> {
         logging::check_filter(&self.log)?;
+        self.database.check()?;
         self.check_offer()?;
         if self.boot.boot.is_some() {
             boot::check(self.store_listen, self.offer.tls_cert.is_some())?;

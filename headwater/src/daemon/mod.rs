@@ -10,6 +10,7 @@
 //! What waits for a store that cannot be reached is given up after a while: the end does not wait for its reads.
 
 pub mod boot;
+mod database;
 pub mod exports;
 pub mod network;
 mod scrub;
@@ -23,7 +24,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
-use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError};
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::lifecycle::STOP_GRACE_MS;
@@ -41,10 +41,12 @@ use crate::adapters::images::StoredImages;
 use crate::adapters::retention::DaemonName;
 use crate::caches::CacheArgs;
 use crate::cli::LogFormat;
+use crate::daemon::database::OpenDatabase;
 use crate::daemon::exports::Offer;
 use crate::daemon::network::Ports;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
+use crate::database::Shared;
 use crate::disk_process::{self, DiskClient, Settings};
 use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials, NamedServers};
@@ -93,6 +95,8 @@ pub struct Options {
     pub disks: DisksIn,
     /// Leave machines on when the daemon is told to end.
     pub keep_machines: bool,
+    /// The PostgreSQL database, where it is not the SQLite file of the data directory.
+    pub database: Option<Shared>,
     /// Whether members of its group may use it.
     pub group_access: bool,
     /// A TCP address to listen on besides the socket.
@@ -156,7 +160,7 @@ pub struct Daemon {
     /// The process that has the disks, if it is not this one.
     disk_process: Option<Arc<DiskClient>>,
     keep_machines: bool,
-    database: Arc<SqliteDatabase>,
+    database: OpenDatabase,
     store: Arc<dyn Store>,
     stop: watch::Sender<bool>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
@@ -188,10 +192,10 @@ impl Daemon {
             data_dir.open_to_group()?;
         }
         step.send_replace("opening the database");
-        let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
+        let database = OpenDatabase::open(&data_dir, options.database).await?;
         let known = match options.new_store {
             true => StoreKnown::default(),
-            false => StoreKnown::of(&database, options.history_counts).await?,
+            false => StoreKnown::of(&*database.repository, options.history_counts).await?,
         };
         let wanted = StoreOptions {
             name: options.store,
@@ -216,7 +220,7 @@ impl Daemon {
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
         let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives: disk_process.is_some() };
-        let service = service(&data_dir, images, database.clone(), disks.clone(), hypervisor);
+        let service = service(&data_dir, images, database.repository.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
         service.is_reached_at(reachable.clone());
         step.send_replace("looking for what an earlier daemon left");
@@ -401,7 +405,7 @@ impl Daemon {
         if !self.service.notes_written(NOTES_GRACE).await {
             tracing::warn!("not all was noted in the history within {} s", NOTES_GRACE.as_secs());
         }
-        self.database.close().await;
+        self.database.close(self.service.has_machines_on()).await;
         if let Some(process) = self.disk_process {
             process.end_if_unused(DISKS_GRACE).await;
         }
@@ -579,7 +583,7 @@ struct StoreKnown {
 }
 
 impl StoreKnown {
-    async fn of(database: &SqliteDatabase, history_counts: bool) -> Result<Self, DbError> {
+    async fn of(database: &dyn Database, history_counts: bool) -> Result<Self, DbError> {
         let mut repo = database.read().await?;
         let machines = repo.machines().list().await?.len();
         let has_images = history_counts && repo.events().any("image ").await?;
@@ -629,7 +633,7 @@ fn store_within(directory: &Path) -> Option<PathBuf> {
 fn service(
     data_dir: &DataDir,
     images: StoredImages,
-    db: Arc<SqliteDatabase>,
+    db: Arc<dyn Database>,
     disks: Arc<dyn DiskHost>,
     hypervisor: Qemu,
 ) -> Service {

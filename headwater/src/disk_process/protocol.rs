@@ -228,7 +228,7 @@ pub fn problem_of(error: &BackendError) -> Problem {
 
 impl From<Failure> for BackendError {
     fn from(failure: Failure) -> Self {
-        let Problem { kind, message, causes, advice } = failure.problem;
+        let Problem { kind, message, causes, advice, retry_after_s: _ } = failure.problem;
         let cause = causes
             .into_iter()
             .rev()

@@ -12,6 +12,7 @@ mod claims;
 mod cli;
 mod configuration;
 mod damage;
+mod database;
 mod doctor;
 mod documents;
 mod exports;

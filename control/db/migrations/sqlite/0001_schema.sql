@@ -25,10 +25,12 @@ CREATE TABLE catalogs (
 ) STRICT;
 
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
+-- `name_key` is the name in a form whose bytes have the order in which people count.
 -- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`.
 CREATE TABLE machines (
     uuid                 TEXT    NOT NULL PRIMARY KEY,
     name                 TEXT    NOT NULL UNIQUE,
+    name_key             TEXT    NOT NULL UNIQUE,
     mac                  TEXT    NOT NULL UNIQUE,
     boot                 TEXT    NOT NULL,
     image                TEXT    NOT NULL,
@@ -57,6 +59,8 @@ CREATE TABLE machines (
     started_at_ms        INTEGER,
     created_at_ms        INTEGER NOT NULL
 ) STRICT;
+
+CREATE INDEX machines_by_state ON machines (state, name_key);
 
 CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL;
 

@@ -1,18 +1,10 @@
 //! SQLite: one file, write-ahead log, one writer.
 
-mod catalogs;
-mod claims;
-mod events;
-mod hardware;
-mod machines;
 mod migrations;
-mod persistent_disks;
-mod sessions;
-mod tasks;
-mod tokens;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,13 +12,11 @@ use sqlx::migrate::MigrateError;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{ConnectOptions as _, Connection as _, Sqlite, Transaction};
+use sqlx::{ConnectOptions as _, Connection as _, Sqlite};
 
 use crate::error::DbError;
-use crate::repository::{
-    CatalogRepository, ClaimRepository, Database, EventRepository, MachineRepository,
-    PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
-};
+use crate::repository::{Database, Repository};
+use crate::sql::{Row, Statement, Transaction, Unit};
 
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
 pub const BUSY_TIMEOUT_MS: u64 = 10_000;
@@ -49,6 +39,7 @@ pub struct SqliteDatabase {
     readers: SqlitePool,
     writer: SqlitePool,
     options: Arc<SqliteConnectOptions>,
+    saved: Arc<AtomicU64>,
 }
 
 impl SqliteDatabase {
@@ -85,11 +76,12 @@ impl SqliteDatabase {
             });
         }
         let readers = pool(MAX_READERS).connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
-        Ok(Self { readers, writer, options: Arc::new(options) })
+        Ok(Self { readers, writer, options: Arc::new(options), saved: Arc::default() })
     }
 
-    fn repository(&self, transaction: Transaction<'static, Sqlite>) -> Box<dyn Repository> {
-        Box::new(SqliteRepository { transaction, has_removed: false, options: Arc::clone(&self.options) })
+    fn repository(&self, transaction: sqlx::Transaction<'static, Sqlite>) -> Box<dyn Repository> {
+        let unit = SqliteUnit { transaction, options: Arc::clone(&self.options) };
+        Box::new(Unit::new(Transaction::Sqlite(unit), &self.saved))
     }
 }
 
@@ -135,84 +127,39 @@ impl Database for SqliteDatabase {
         Ok(self.repository(self.writer.begin_with("BEGIN IMMEDIATE").await?))
     }
 
+    fn revision(&self) -> u64 {
+        self.saved.load(Ordering::SeqCst)
+    }
+
     async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
     }
 }
 
-struct SqliteRepository {
-    transaction: Transaction<'static, Sqlite>,
-    /// Something was removed that may be secret.
-    has_removed: bool,
+/// A transaction.
+pub(crate) struct SqliteUnit {
+    transaction: sqlx::Transaction<'static, Sqlite>,
     /// How the database is opened.
     options: Arc<SqliteConnectOptions>,
 }
 
-#[async_trait]
-impl Repository for SqliteRepository {
-    fn machines(&mut self) -> Box<dyn MachineRepository + '_> {
-        let (connection, has_removed) = (&mut *self.transaction, &mut self.has_removed);
-        Box::new(machines::SqliteMachines { connection, has_removed })
+impl SqliteUnit {
+    pub(crate) async fn run(&mut self, statement: Statement) -> Result<u64, DbError> {
+        Ok(statement.sqlite().execute(&mut *self.transaction).await?.rows_affected())
     }
 
-    fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_> {
-        let (connection, has_removed) = (&mut *self.transaction, &mut self.has_removed);
-        Box::new(catalogs::SqliteCatalogs { connection, has_removed })
+    pub(crate) async fn rows(&mut self, statement: Statement) -> Result<Vec<Row>, DbError> {
+        let rows = statement.sqlite().fetch_all(&mut *self.transaction).await?;
+        Ok(rows.into_iter().map(Row::Sqlite).collect())
     }
 
-    fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_> {
-        Box::new(persistent_disks::SqlitePersistentDisks { connection: &mut self.transaction })
-    }
-
-    fn claims(&mut self) -> Box<dyn ClaimRepository + '_> {
-        Box::new(claims::SqliteClaims { connection: &mut self.transaction })
-    }
-
-    fn tokens(&mut self) -> Box<dyn TokenRepository + '_> {
-        Box::new(tokens::SqliteTokens { connection: &mut self.transaction })
-    }
-
-    fn sessions(&mut self) -> Box<dyn SessionRepository + '_> {
-        Box::new(sessions::SqliteSessions { connection: &mut self.transaction })
-    }
-
-    fn tasks(&mut self) -> Box<dyn TaskRepository + '_> {
-        Box::new(tasks::SqliteTasks { connection: &mut self.transaction })
-    }
-
-    fn events(&mut self) -> Box<dyn EventRepository + '_> {
-        Box::new(events::SqliteEvents { connection: &mut self.transaction })
-    }
-
-    async fn save(self: Box<Self>) -> Result<(), DbError> {
-        let Self { transaction, has_removed, options } = *self;
-        transaction.commit().await?;
+    pub(crate) async fn save(self, has_removed: bool) -> Result<(), DbError> {
+        self.transaction.commit().await?;
         if has_removed {
-            empty_log(&options).await;
+            empty_log(&self.options).await;
         }
         Ok(())
-    }
-}
-
-/// SQLite's integers are signed; every size and time of ours is far below its limit, and one above it is
-/// stored as the limit.
-fn stored(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-fn loaded(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
-}
-
-/// The outcome of adding a row whose key must be new.
-fn added<T>(outcome: Result<T, sqlx::Error>, what: impl FnOnce() -> String) -> Result<(), DbError> {
-    match outcome {
-        Ok(_) => Ok(()),
-        Err(e) if e.as_database_error().is_some_and(|e| e.is_unique_violation()) => {
-            Err(DbError::Taken { what: what() })
-        }
-        Err(e) => Err(e.into()),
     }
 }
 

@@ -341,7 +341,7 @@ impl Explain for LifecycleError {
             )),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Orphans(_, source) => source.advice().map(str::to_owned),
-            Self::NotNoted { source: source @ DbError::NoSpace(_), .. } => source.advice(),
+            Self::NotNoted { source: source @ (DbError::NoSpace(_) | DbError::Away { .. }), .. } => source.advice(),
             Self::NotNoted { machine, .. } => Some(format!(
                 "'headwater machine show {machine}' tells how it is; start it again when no other process holds the \
                  database"
@@ -364,6 +364,14 @@ impl Explain for LifecycleError {
             }
             Self::Db(source) => source.advice(),
             Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(source) | Self::NotNoted { source, .. } => source.retry_after_s(),
+            // The change was made, and must not be made again.
+            _ => None,
         }
     }
 }

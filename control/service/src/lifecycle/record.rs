@@ -1,6 +1,7 @@
 //! Reading and saving a machine's record together with the event that says what happened.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::future::join_all;
@@ -13,8 +14,8 @@ use uuid::Uuid;
 use crate::Service;
 use crate::answer::problem;
 use crate::caller::Caller;
-use crate::lifecycle::LifecycleError;
 use crate::lifecycle::boot::KEPT_VARIABLES_END;
+use crate::lifecycle::{Active, LifecycleError};
 
 /// Two reasons as one.
 pub(super) fn joined(one: Option<String>, other: Option<String>) -> Option<String> {
@@ -29,6 +30,27 @@ impl Service {
     pub(crate) async fn record(&self, name: &str) -> Result<MachineRecord, LifecycleError> {
         let found = self.db().read().await?.machines().by_name(name).await?;
         found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))
+    }
+
+    /// A machine that is on, and its UUID. The database is asked only about one that is not: it may be away.
+    pub(crate) async fn on(
+        &self,
+        what: &'static str,
+        name: &str,
+    ) -> Result<(Uuid, Arc<Active>), LifecycleError> {
+        let named =
+            |(uuid, active): (&Uuid, &Arc<Active>)| (active.name == name).then(|| (*uuid, active.clone()));
+        if let Some(found) = self.active_map().iter().find_map(named) {
+            return Ok(found);
+        }
+        let record = self.record(name).await?;
+        match self.active(record.uuid) {
+            Some(active) => Ok((record.uuid, active)),
+            None => {
+                let state = record.state.name();
+                Err(LifecycleError::NotOn { what, machine: name.to_owned(), state })
+            }
+        }
     }
 
     /// The same, of a machine that was looked up before.

@@ -294,6 +294,11 @@ impl Service {
         self.switched_off(record, caller, MachineState::Stopped, None, format!("killed to {what}")).await
     }
 
+    /// Whether a machine is on.
+    pub fn has_machines_on(&self) -> bool {
+        !self.active_map().is_empty()
+    }
+
     /// Waits until the VMs of all machines that are on now have ended: from then on nothing sees their disks. Asked before it is
     /// waited for.
     pub fn vms_ended(&self) -> impl Future<Output = ()> + Send + use<> {

@@ -15,7 +15,6 @@ use crate::backend::BackendError;
 use crate::caller::Caller;
 use crate::console;
 use crate::extract::Name;
-use crate::lifecycle::LifecycleError;
 
 /// The protocol that the connection is changed to: the console's bytes, both ways.
 pub const PROTOCOL: &str = "headwater-console";
@@ -92,11 +91,7 @@ pub(crate) async fn open_console(
     name: &str,
     principal: &str,
 ) -> Result<(OwnedSemaphorePermit, UnixStream), Failure> {
-    let record = service.record(name).await?;
-    let Some(active) = service.active(record.uuid) else {
-        let (machine, state) = (name.to_owned(), record.state.name());
-        return Err(LifecycleError::NotOn { what: "attach to the console of", machine, state }.into());
-    };
+    let (_, active) = service.on("attach to the console of", name).await?;
     let taken = active.take_console(principal).await;
     let taken = taken.map_err(|holder| Error::Taken { machine: name.to_owned(), holder })?;
     active.use_it();

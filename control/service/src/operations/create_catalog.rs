@@ -52,6 +52,13 @@ impl Explain for Error {
             Self::Db { source, .. } => source.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db { source, .. } => source.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 /// Creates a catalog: what its machines boot, and how each is made. It has no machines yet.

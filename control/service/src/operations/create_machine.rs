@@ -88,6 +88,13 @@ impl Explain for Error {
             Self::Db { source, .. } => source.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db { source, .. } => source.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 /// Creates a machine with an identity of its own. It is not started.

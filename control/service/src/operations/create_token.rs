@@ -52,6 +52,13 @@ impl Explain for Error {
             Self::Db { source, .. } => source.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db { source, .. } => source.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 /// Makes a named token with a role. Its secret is in this answer only: the daemon keeps a hash of it.

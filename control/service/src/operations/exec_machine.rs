@@ -75,11 +75,7 @@ pub(super) async fn exec_machine(
         return Err(Error::Empty(name).into());
     }
     let input = input(&name, &request)?;
-    let record = service.record(&name).await?;
-    let Some(active) = service.active(record.uuid) else {
-        let state = record.state.name();
-        return Err(LifecycleError::NotOn { what: "run a command in", machine: name, state }.into());
-    };
+    let (_, active) = service.on("run a command in", &name).await?;
     active.use_it();
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();

@@ -81,6 +81,13 @@ impl Explain for Error {
             Self::Db(e) => e.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(e) => e.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 /// Checks a request, and begins the task.

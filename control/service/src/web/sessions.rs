@@ -128,6 +128,13 @@ impl Explain for TicketError {
             Self::Db(error) => error.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(error) => error.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 impl Service {

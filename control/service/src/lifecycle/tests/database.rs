@@ -61,6 +61,10 @@ impl Database for FragileDatabase {
         self.inner.write().await
     }
 
+    fn revision(&self) -> u64 {
+        self.inner.revision()
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }

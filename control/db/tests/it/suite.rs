@@ -1,10 +1,14 @@
-//! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
+//! The behaviour of every database, written against the traits: `tests/it.rs` runs it on SQLite and on PostgreSQL.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
-    BootFrom, CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
+    BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, Identity, MachineSort, MachineState, Position,
+    Role, TaskState, Wanted,
 };
-use headwater_db::repository::KEPT_SESSIONS;
+use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
     CatalogRecord, ClaimRecord, Database, DbError, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose,
     Secret, SessionRecord, TaskRecord, TokenRecord,
@@ -221,8 +225,11 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
     assert!(repo.catalogs().by_name("lab").await.unwrap().unwrap().seal_removes.is_empty());
     assert!(!repo.catalogs().set_seal_removes("nowhere", &[]).await.unwrap());
 
+    repo.save().await.unwrap();
+
     // One with machines stays.
-    assert!(repo.catalogs().remove("lab").await.is_err());
+    assert!(db.write().await.unwrap().catalogs().remove("lab").await.is_err());
+    let mut repo = db.write().await.unwrap();
     assert!(repo.catalogs().remove("attic").await.unwrap());
     assert!(!repo.catalogs().remove("attic").await.unwrap());
     repo.machines().remove(member.uuid).await.unwrap();
@@ -273,7 +280,9 @@ pub async fn disks_are_kept_once(db: &dyn Database) {
         repo.persistent_disks().of_machine(one.uuid).await.unwrap(),
         [edit.clone(), persistent.clone()]
     );
-    assert!(repo.machines().remove(one.uuid).await.is_err());
+    repo.save().await.unwrap();
+    assert!(db.write().await.unwrap().machines().remove(one.uuid).await.is_err());
+    let mut repo = db.write().await.unwrap();
     assert!(repo.persistent_disks().remove(edit.id).await.unwrap());
     assert!(!repo.persistent_disks().remove(edit.id).await.unwrap());
     assert!(repo.persistent_disks().remove(persistent.id).await.unwrap());
@@ -319,7 +328,7 @@ pub async fn events_are_numbered_and_filtered(db: &dyn Database) {
 }
 
 /// Many writers at once all succeed, and a reader is not kept waiting by one.
-pub async fn writers_take_turns(db: std::sync::Arc<dyn Database>) {
+pub async fn writers_take_turns(db: Arc<dyn Database>) {
     let tasks: Vec<_> = (0..16)
         .map(|n| {
             let db = db.clone();
@@ -496,4 +505,241 @@ pub async fn events_are_read_forward(db: &dyn Database) {
     }
     assert_eq!(seen, ["1", "3", "4"]);
     assert_eq!(repo.events().newer(None, after - 2, 9).await.unwrap().len(), 2);
+}
+
+/// Whoever follows the history while others write, and some of them slowly, sees each event.
+pub async fn no_event_is_missed_while_others_write(db: Arc<dyn Database>) {
+    let follow = async |after: i64| db.read().await.unwrap().events().newer(None, after, 999).await.unwrap();
+    // The first one to take a number is the last one to save.
+    let mut slow = db.write().await.unwrap();
+    slow.events().append(event("machine slow", "slow")).await.unwrap();
+    let other = db.clone();
+    let mut quick = tokio::spawn(async move {
+        let mut repo = other.write().await.unwrap();
+        repo.events().append(event("machine quick", "quick")).await.unwrap();
+        repo.save().await.unwrap();
+    });
+    // As far as it comes without the slow one.
+    let _ = tokio::time::timeout(Duration::from_millis(300), &mut quick).await;
+    let first = follow(0).await;
+    slow.save().await.unwrap();
+    if !quick.is_finished() {
+        quick.await.unwrap();
+    }
+    let last = first.last().map_or(0, |event| event.id);
+    let seen: Vec<_> = first.into_iter().chain(follow(last).await).map(|event| event.detail).collect();
+    assert_eq!(seen, ["slow", "quick"]);
+
+    let after = follow(0).await.last().unwrap().id;
+    let writers: Vec<_> = (0..8)
+        .map(|writer| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                for n in 0..10 {
+                    let mut repo = db.write().await.unwrap();
+                    repo.events().append(event("machine w", &format!("{writer}.{n}"))).await.unwrap();
+                    repo.save().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let (mut seen, mut last) = (Vec::new(), after);
+    while seen.len() < 80 {
+        let is_over = writers.iter().all(tokio::task::JoinHandle::is_finished);
+        let page = follow(last).await;
+        last = page.last().map_or(last, |event| event.id);
+        seen.extend(page.into_iter().map(|event| event.detail));
+        assert!(!is_over || seen.len() == 80, "{} of 80 were seen", seen.len());
+    }
+}
+
+/// Once a statement of a unit failed, nothing of it is saved, and that is said. A unit that finds a name taken goes on.
+pub async fn a_failed_unit_is_not_saved_and_says_so(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&machine("before")).await.unwrap();
+    let orphan = MachineRecord { catalog: Some("nowhere".to_owned()), ..machine("orphan") };
+    let failed = repo.machines().add(&orphan).await.unwrap_err();
+    assert!(!matches!(failed, DbError::Taken { .. }), "{failed:?}");
+    assert!(matches!(repo.save().await, Err(DbError::Spoilt)));
+    assert_eq!(db.read().await.unwrap().machines().list().await.unwrap(), []);
+}
+
+/// A writer reads what the one before it saved, also if it began to wait before that one saved.
+pub async fn a_writer_reads_what_the_one_before_it_saved(db: Arc<dyn Database>) {
+    let mut first = db.write().await.unwrap();
+    let other = db.clone();
+    let mut second = tokio::spawn(async move {
+        let mut repo = other.write().await.unwrap();
+        repo.machines().by_name("first").await.unwrap().is_some()
+    });
+    // It waits by now.
+    assert!(tokio::time::timeout(Duration::from_millis(200), &mut second).await.is_err());
+    first.machines().add(&machine("first")).await.unwrap();
+    first.save().await.unwrap();
+    assert!(second.await.unwrap());
+}
+
+/// A reader sees one state of the database, whatever is saved meanwhile.
+pub async fn a_reader_sees_one_state(db: &dyn Database) {
+    let mut reader = db.read().await.unwrap();
+    assert_eq!(reader.machines().list().await.unwrap(), []);
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&machine("new")).await.unwrap();
+    repo.save().await.unwrap();
+    assert_eq!(reader.machines().list().await.unwrap(), []);
+    assert_eq!(db.read().await.unwrap().machines().list().await.unwrap().len(), 1);
+}
+
+/// What a filter matches, in pages of two.
+async fn pages(db: &dyn Database, filter: &str, sort: MachineSort) -> Vec<String> {
+    let filter = Filter::parse(filter).unwrap();
+    let mut repo = db.read().await.unwrap();
+    let (mut names, mut after) = (Vec::new(), None);
+    loop {
+        let page = repo.machines().page(&filter, sort, after.as_ref(), 2).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = Some(match sort {
+            MachineSort::State => Position::State(last.state, last.name.clone()),
+            MachineSort::Boot => Position::Boot(last.boot_ms.unwrap_or(0), last.name.clone()),
+            _ => Position::Name(last.name.clone()),
+        });
+        names.extend(page.into_iter().map(|machine| machine.name));
+    }
+    assert_eq!(repo.machines().count(&filter).await.unwrap(), names.len() as u64, "{filter:?}");
+    names
+}
+
+/// Machines are filtered, sorted and cut into pages; what a filter does in memory it does in the database.
+pub async fn machines_are_listed_in_pages(db: &dyn Database) {
+    let states = [MachineState::Running, MachineState::Stopped, MachineState::Booting];
+    let mut repo = db.write().await.unwrap();
+    repo.catalogs()
+        .add(&CatalogRecord { pin: Some("debian@2".to_owned()), ..catalog("class") })
+        .await
+        .unwrap();
+    repo.catalogs().add(&catalog("odd_name%")).await.unwrap();
+    for n in 1..=12_usize {
+        let catalog = (n % 3 == 0).then(|| if n == 12 { "odd_name%" } else { "class" }.to_owned());
+        let mut record = MachineRecord { catalog, pin: None, ..machine(&format!("pc-{n}")) };
+        record.state = states[n % 3];
+        record.boot_ms = (n % 2 == 0).then_some(n as u64 * 100 % 500);
+        record.version = (n > 6).then(|| format!("debian@{n}"));
+        record.memory_bytes = (n as u64) << 28;
+        record.cache.persistent = n != 5;
+        repo.machines().add(&record).await.unwrap();
+        if n < 7 {
+            let (id, purpose) = (
+                Uuid::from_u128(n as u128),
+                if n < 6 { Purpose::Persistent } else { Purpose::MaintenanceSession },
+            );
+            let (image, hash, author) = ("debian".to_owned(), String::new(), String::new());
+            let disk = PersistentDisk {
+                id,
+                machine: record.uuid,
+                purpose,
+                image,
+                version: 1,
+                hash,
+                author,
+                created_at_ms: 0,
+                is_begun: false,
+            };
+            repo.persistent_disks().add(&disk).await.unwrap();
+        }
+    }
+    let holder = machine("pc-4").uuid;
+    let (claimed_by, expires_at_ms) = ("uid 0".to_owned(), None);
+    let claim = ClaimRecord {
+        id: Uuid::from_u128(1),
+        machine: holder,
+        holder: "anna".to_owned(),
+        key: None,
+        claimed_by,
+        created_at_ms: 0,
+        expires_at_ms,
+        ended: None,
+    };
+    repo.claims().add(&claim).await.unwrap();
+    repo.save().await.unwrap();
+
+    let of = |numbers: &[u32]| numbers.iter().map(|n| format!("pc-{n}")).collect::<Vec<_>>();
+    let all: Vec<u32> = (1..=12).collect();
+    for (filter, numbers) in [
+        ("", &all[..]),
+        ("pc-1", &[1, 10, 11, 12]),
+        ("name:pc-1*", &[1, 10, 11, 12]),
+        ("name:PC-1", &[1]),
+        ("-name:pc-1* state:running", &[3, 6, 9]),
+        ("state:running,stopped memory>2.5G", &[12]),
+        ("is:off", &[1, 4, 7, 10]),
+        ("is:on catalog:*", &[3, 6, 9, 12]),
+        ("catalog:class", &[3, 6, 9]),
+        ("-catalog:class is:on", &[2, 5, 8, 11, 12]),
+        ("catalog:odd_name%", &[12]),
+        ("catalog:oddxname%", &[]),
+        ("catalog:c%", &[]),
+        ("is:pinned", &[3, 6, 9]),
+        ("is:kept", &[1, 2, 3, 4]),
+        ("is:editing,claimed", &[4, 6]),
+        ("version:debian@1*", &[10, 11, 12]),
+        ("-version:debian@*", &[1, 2, 3, 4, 5, 6]),
+        ("image:debian:test", &[3, 6, 9, 12]),
+        ("boot>=0.4", &[4]),
+        ("boot<0.4 -boot<=0.1s", &[2, 8, 12]),
+        ("-boot<100", &[1, 3, 5, 7, 9, 11]),
+        ("mac:52:54:00:* boot:network cache:ram+disk memory<=512M", &[1, 2]),
+    ] {
+        assert_eq!(pages(db, filter, MachineSort::Name).await, of(numbers), "{filter}");
+    }
+    let by_state = pages(db, "", MachineSort::State).await;
+    assert_eq!(by_state, of(&[2, 5, 8, 11, 3, 6, 9, 12, 1, 4, 7, 10]));
+    let by_boot = pages(db, "is:on", MachineSort::Boot).await;
+    assert_eq!(by_boot, of(&[8, 2, 12, 6, 3, 5, 9, 11]));
+    let class = db.read().await.unwrap().machines().of_catalog("class").await.unwrap();
+    assert_eq!(class.into_iter().map(|it| it.name).collect::<Vec<_>>(), of(&[3, 6, 9]));
+}
+
+/// Events and tasks are filtered too.
+pub async fn events_and_tasks_are_filtered(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    for (subject, action, caller) in [
+        ("machine pc-1", "created", "uid 0 (anna)"),
+        ("machine pc-1", "start", "daemon"),
+        ("image debian", "created", "daemon"),
+        ("machine pc-2", "removed", "token bob"),
+    ] {
+        let caller = caller.to_owned();
+        repo.events().append(NewEvent { action, caller, ..event(subject, "in WORDS") }).await.unwrap();
+    }
+    for (kind, subject) in [("roll", "catalog class"), ("import", "image debian"), ("roll", "catalog lab")] {
+        let (subject, caller) = (subject.to_owned(), "uid 0".to_owned());
+        repo.tasks().add(&NewTask { kind, subject, caller, plan: None, created_at_ms: 5 }).await.unwrap();
+    }
+    let ids: Vec<i64> =
+        repo.events().newest(None, 9).await.unwrap().iter().map(|event| event.id).rev().collect();
+    for (filter, subject, expected) in [
+        ("", None, &[0, 1, 2, 3][..]),
+        ("action:created", None, &[0, 2]),
+        ("action:created", Some("image debian"), &[2]),
+        ("subject:\"machine pc-*\" -caller:daemon", None, &[0, 3]),
+        ("caller:\"uid 0 (anna)\"", None, &[0]),
+        ("words", None, &[0, 1, 2, 3]),
+        ("-pc-1", None, &[2, 3]),
+    ] {
+        let filter = Filter::parse_for_events(filter).unwrap();
+        let found = repo.events().page(&filter, subject, EventWindow::After(0), 9).await.unwrap();
+        let found: Vec<i64> = found.into_iter().map(|event| event.id).collect();
+        assert_eq!(found, expected.iter().map(|n: &usize| ids[*n]).collect::<Vec<_>>(), "{filter:?}");
+        let before = repo.events().page(&filter, subject, EventWindow::Before(i64::MAX), 9).await.unwrap();
+        assert!(before.into_iter().map(|event| event.id).rev().eq(found));
+    }
+    for (filter, count) in [
+        ("kind:roll", 2),
+        ("state:waiting debian", 1),
+        ("state:done,failed", 0),
+        ("-kind:roll caller:uid*", 1),
+    ] {
+        let filter = Filter::parse_for_tasks(filter).unwrap();
+        assert_eq!(repo.tasks().page(&filter, true, i64::MAX, 9).await.unwrap().len(), count, "{filter:?}");
+    }
 }

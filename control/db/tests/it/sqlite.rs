@@ -1,49 +1,14 @@
-//! The suite on SQLite, and what is particular to its file.
-
-mod suite;
-
-use std::sync::Arc;
+//! What is particular to SQLite's file.
 
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, Secret};
 
-async fn fresh() -> (tempfile::TempDir, SqliteDatabase) {
+use crate::suite;
+
+pub(crate) async fn fresh() -> (tempfile::TempDir, SqliteDatabase) {
     let dir = tempfile::tempdir().unwrap();
     let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
     (dir, db)
-}
-
-macro_rules! on_sqlite {
-    ($($case:ident),* $(,)?) => {$(
-        #[tokio::test]
-        async fn $case() {
-            let (_dir, db) = fresh().await;
-            suite::$case(&db).await;
-        }
-    )*};
-}
-
-on_sqlite!(
-    machines_are_stored_whole,
-    lists_are_ordered_as_people_count,
-    a_name_is_given_once,
-    state_is_updated,
-    pins_are_set_and_taken_away,
-    catalogs_say_what_their_machines_boot,
-    disks_are_kept_once,
-    a_dropped_unit_of_work_did_nothing,
-    events_are_numbered_and_filtered,
-    events_are_read_forward,
-    tokens_are_found_by_their_hash,
-    a_machine_has_one_claim,
-    the_longest_unused_console_session_gives_way,
-    tasks_are_kept_until_they_end_and_long_after,
-);
-
-#[tokio::test(flavor = "multi_thread")]
-async fn writers_take_turns() {
-    let (_dir, db) = fresh().await;
-    suite::writers_take_turns(Arc::new(db)).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,168 @@
+-- All tables. Times are milliseconds since 1970 UTC; sizes are bytes. Texts are ordered by their bytes ("C") as in SQLite, whatever
+-- language the server has.
+
+-- What machines are made alike from: what they boot, and the settings of a machine that is made.
+CREATE TABLE catalogs (
+    name             TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    image            TEXT COLLATE "C" NOT NULL,
+    pin              TEXT COLLATE "C",
+    keep_ready       BIGINT  NOT NULL,
+    cache_mode       TEXT    NOT NULL,
+    cache_ram_bytes  BIGINT  NOT NULL,
+    cache_disk_bytes BIGINT  NOT NULL,
+    cache_weight     BIGINT  NOT NULL,
+    cache_persistent BOOLEAN NOT NULL,
+    transport        TEXT    NOT NULL,
+    memory_bytes     BIGINT  NOT NULL,
+    cpus             BIGINT  NOT NULL,
+    firmware         TEXT    NOT NULL,
+    display          TEXT    NOT NULL,
+    network          TEXT    NOT NULL,
+    user_data        TEXT,
+    name_rule        TEXT    NOT NULL,
+    first_number     BIGINT  NOT NULL,
+    seal_removes     TEXT    NOT NULL,
+    created_at_ms    BIGINT  NOT NULL
+);
+
+-- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
+-- `name_key` is the name in a form whose bytes have the order in which people count.
+-- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`.
+CREATE TABLE machines (
+    uuid                 TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    name                 TEXT COLLATE "C" NOT NULL UNIQUE,
+    name_key             TEXT COLLATE "C" NOT NULL UNIQUE,
+    mac                  TEXT COLLATE "C" NOT NULL UNIQUE,
+    boot                 TEXT    NOT NULL,
+    image                TEXT COLLATE "C" NOT NULL,
+    pin                  TEXT COLLATE "C",
+    catalog              TEXT COLLATE "C" REFERENCES catalogs (name),
+    cache_mode           TEXT    NOT NULL,
+    cache_ram_bytes      BIGINT  NOT NULL,
+    cache_disk_bytes     BIGINT  NOT NULL,
+    cache_weight         BIGINT  NOT NULL,
+    cache_persistent     BOOLEAN NOT NULL,
+    transport            TEXT    NOT NULL,
+    memory_bytes         BIGINT  NOT NULL,
+    cpus                 BIGINT  NOT NULL,
+    firmware             TEXT    NOT NULL,
+    display              TEXT    NOT NULL,
+    network              TEXT    NOT NULL,
+    host_name            TEXT    NOT NULL,
+    machine_id           TEXT    NOT NULL,
+    ssh_host_key_public  TEXT    NOT NULL,
+    ssh_host_key_private TEXT    NOT NULL,
+    wanted               TEXT    NOT NULL,
+    state                TEXT COLLATE "C" NOT NULL,
+    reason               TEXT,
+    version              TEXT COLLATE "C",
+    boot_ms              BIGINT,
+    started_at_ms        BIGINT,
+    created_at_ms        BIGINT  NOT NULL
+);
+
+CREATE INDEX machines_by_state ON machines (state, name_key);
+
+CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL;
+
+-- What a machine boots is its catalog's if it has one.
+CREATE VIEW machines_and_catalogs AS
+    SELECT machines.*, catalogs.image AS catalog_image, catalogs.pin AS catalog_pin
+    FROM machines LEFT JOIN catalogs ON catalogs.name = machines.catalog;
+
+-- User data is up to 4 MiB long and seldom read. It has rows of its own.
+CREATE TABLE user_data (
+    machine TEXT COLLATE "C" NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
+    text    TEXT NOT NULL
+);
+
+-- Disks that outlive a machine's runs: that of a machine with a persistent write cache, and that with which a
+-- machine edits an image. Each belongs to one version. Once `is_begun` is set, it is an error if its files are gone.
+CREATE TABLE persistent_disks (
+    id            TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    machine       TEXT COLLATE "C" NOT NULL REFERENCES machines (uuid),
+    purpose       TEXT COLLATE "C" NOT NULL CHECK (purpose IN ('persistent', 'edit')),
+    image         TEXT COLLATE "C" NOT NULL,
+    version       BIGINT  NOT NULL,
+    hash          TEXT COLLATE "C" NOT NULL,
+    author        TEXT    NOT NULL,
+    created_at_ms BIGINT  NOT NULL,
+    is_begun      BOOLEAN NOT NULL DEFAULT FALSE,
+    UNIQUE (machine, purpose)
+);
+
+CREATE UNIQUE INDEX one_edit_for_an_image ON persistent_disks (image) WHERE purpose = 'edit';
+
+-- Machines that are lent to somebody. A row outlives the end of its claim (`ended`) until the machine is off or was reset: a machine
+-- with a row is given to nobody.
+CREATE TABLE claims (
+    machine       TEXT COLLATE "C" NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
+    id            TEXT COLLATE "C" NOT NULL UNIQUE,
+    holder        TEXT    NOT NULL,
+    key           TEXT COLLATE "C" UNIQUE,
+    claimed_by    TEXT    NOT NULL,
+    created_at_ms BIGINT  NOT NULL,
+    expires_at_ms BIGINT,
+    ended         TEXT
+);
+
+-- Named tokens of the API. The secret itself is not stored.
+CREATE TABLE tokens (
+    name          TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    hash          TEXT COLLATE "C" NOT NULL UNIQUE,
+    role          TEXT    NOT NULL,
+    created_by    TEXT    NOT NULL,
+    created_at_ms BIGINT  NOT NULL,
+    expires_at_ms BIGINT
+);
+
+-- Sessions of the web console. The secret itself is not stored.
+CREATE TABLE sessions (
+    hash          TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    principal     TEXT    NOT NULL,
+    role          TEXT    NOT NULL,
+    created_at_ms BIGINT  NOT NULL,
+    used_at_ms    BIGINT  NOT NULL
+);
+
+-- Work that outlives the client that asked for it. `plan` is what a task needs to go on after a restart of the daemon, as JSON.
+CREATE TABLE tasks (
+    id            BIGINT NOT NULL GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    kind          TEXT    NOT NULL,
+    subject       TEXT COLLATE "C" NOT NULL,
+    caller        TEXT COLLATE "C" NOT NULL,
+    state         TEXT COLLATE "C" NOT NULL,
+    cancelling    BOOLEAN NOT NULL DEFAULT FALSE,
+    plan          TEXT,
+    progress      TEXT,
+    outcome       TEXT,
+    created_at_ms BIGINT  NOT NULL,
+    started_at_ms BIGINT,
+    ended_at_ms   BIGINT
+);
+
+CREATE INDEX tasks_unended ON tasks (id) WHERE ended_at_ms IS NULL;
+
+-- History: who changed what, and when. Rows are only ever added, by one unit of work at a time: their numbers are in the order of the
+-- commits, so that a reader that goes on after the last number that it saw misses none.
+CREATE TABLE events (
+    id      BIGINT NOT NULL GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    at_ms   BIGINT  NOT NULL,
+    caller  TEXT COLLATE "C" NOT NULL,
+    subject TEXT COLLATE "C" NOT NULL,
+    action  TEXT    NOT NULL,
+    detail  TEXT    NOT NULL
+);
+
+CREATE INDEX events_by_subject ON events (subject, id);
+
+-- Who may change this database. `fence` grows with each grant and never falls: each unit of work of a holder begins by comparing it. Times
+-- are those of the server alone.
+CREATE TABLE leases (
+    resource TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    holder   TEXT COLLATE "C" NOT NULL,
+    name     TEXT NOT NULL,
+    fence    BIGINT NOT NULL,
+    until    TIMESTAMPTZ NOT NULL,
+    is_ended BOOLEAN NOT NULL
+);

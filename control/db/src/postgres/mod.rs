@@ -1,0 +1,206 @@
+//! PostgreSQL: a server that several hosts can reach.
+//!
+//! # Units of work
+//! - A writer begins with a lock that all writers of the database take ([`WRITE`]), before it reads anything. Until it ends, what it read
+//!   stays true, as with SQLite. With `REPEATABLE READ`, it would read what was there before it got the lock.
+//! - Because of that lock, the numbers of events are in the order of the commits: a reader that goes on after the last number that it saw
+//!   misses none.
+//! - A reader sees one state of the database.
+//! - With a lease ([`PostgresDatabase::open_for`]), a writer's unit begins only while it is not another daemon's.
+//! - A unit in which a statement failed is not saved, and says so ([`DbError::Spoilt`]): PostgreSQL answers its `COMMIT` as if all was well.
+
+mod connections;
+mod failure;
+mod lease;
+mod migrations;
+mod place;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use sqlx::migrate::MigrateError;
+use sqlx::postgres::PgConnection;
+
+use crate::error::DbError;
+use crate::postgres::connections::Connections;
+pub(crate) use crate::postgres::connections::PostgresUnit;
+pub use crate::postgres::lease::{Holder, LEASE_S, RENEW_INTERVAL, Taking};
+pub use crate::postgres::place::{Place, PlaceError};
+use crate::repository::{Database, Repository};
+use crate::sql::{Transaction, Unit};
+
+/// How a writer begins. The number of the lock is `headwate` in ASCII.
+const WRITE: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock(7522525836719780965)";
+
+/// How a reader begins.
+const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+
+/// The oldest release of PostgreSQL that is used: 13.
+const OLDEST: i64 = 130_000;
+
+/// A PostgreSQL database.
+#[derive(Clone)]
+pub struct PostgresDatabase {
+    connections: Arc<Connections>,
+    /// That of the lease, if it was taken.
+    fence: Arc<Mutex<Option<i64>>>,
+    saved: Arc<AtomicU64>,
+}
+
+impl PostgresDatabase {
+    /// Connects and brings the tables up to date. Changes nothing in a database that it cannot use.
+    pub async fn open(place: Place) -> Result<Self, DbError> {
+        Self::connect(place, None).await
+    }
+
+    /// The same for one daemon, which changes nothing once another one has the database. Refuses a database that another one has.
+    pub async fn open_for(place: Place, holder: &Holder, taking: Taking) -> Result<Self, DbError> {
+        let opened = Self::connect(place, Some((holder, taking))).await?;
+        let (mut unit, _) = opened.connections.begin(true, WRITE.to_owned()).await?;
+        let fence = lease::take(&opened.connections.place, &mut unit, holder, taking).await?;
+        unit.save().await?;
+        *opened.fence() = Some(fence);
+        Ok(opened)
+    }
+
+    async fn connect(place: Place, for_whom: Option<(&Holder, Taking)>) -> Result<Self, DbError> {
+        let connections = Connections::new(place);
+        let mut connection = connections.connect().await?;
+        is_usable(&connections.place, &mut connection).await?;
+        if let Some((holder, taking)) = for_whom {
+            lease::look(&connections.place, &mut connection, holder, taking).await?;
+        }
+        migrate(&connections.place, &mut connection).await?;
+        Ok(Self { connections: Arc::new(connections), fence: Arc::default(), saved: Arc::default() })
+    }
+
+    /// Renews the lease as long as this is polled. The database may be away meanwhile.
+    pub async fn keep_lease(&self) {
+        loop {
+            tokio::time::sleep(RENEW_INTERVAL).await;
+            let renewed = async {
+                let mut unit = self.begin_write().await?;
+                lease::renew(&mut unit).await?;
+                unit.save().await
+            };
+            match renewed.await {
+                Ok(()) => {}
+                Err(error @ DbError::Away { .. }) => tracing::warn!("the lease is not renewed now: {error}"),
+                Err(error) => tracing::error!("the lease is not renewed: {error}"),
+            }
+        }
+    }
+
+    /// Gives the lease up: a daemon of another host may take it at once.
+    pub async fn end_lease(&self) -> Result<(), DbError> {
+        if self.fence().is_none() {
+            return Ok(());
+        }
+        let mut unit = self.begin_write().await?;
+        lease::end(&mut unit).await?;
+        unit.save().await
+    }
+
+    fn fence(&self) -> MutexGuard<'_, Option<i64>> {
+        self.fence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to write, if the lease is still ours.
+    async fn begin_write(&self) -> Result<PostgresUnit, DbError> {
+        let fence = *self.fence();
+        let Some(fence) = fence else { return Ok(self.connections.begin(true, WRITE.to_owned()).await?.0) };
+        let begin = format!("{WRITE}; {}", lease::check(fence));
+        let (mut unit, rows) = self.connections.begin(true, begin).await?;
+        // One is that of the lock.
+        if rows == 2 {
+            return Ok(unit);
+        }
+        let name = lease::holder(&mut unit).await?;
+        Err(DbError::Lost { place: self.connections.place.to_string(), name })
+    }
+}
+
+impl std::fmt::Debug for PostgresDatabase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresDatabase").field("place", &self.connections.place).finish_non_exhaustive()
+    }
+}
+
+/// Refuses a server that would not do.
+async fn is_usable(place: &Place, connection: &mut PgConnection) -> Result<(), DbError> {
+    let refused = |why: String| Err(DbError::Refused { place: place.to_string(), why });
+    let found: (i64, bool, String) = sqlx::query_as(
+        "SELECT current_setting('server_version_num')::bigint,
+           pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean, current_setting('server_encoding')",
+    )
+    .fetch_one(connection)
+    .await
+    .map_err(|error| failure::of_statement(place, error))?;
+    let (version, is_read_only, encoding) = found;
+    if version < OLDEST {
+        return refused(format!(
+            "it is PostgreSQL {}, and the oldest that works is {}",
+            version / 10_000,
+            OLDEST / 10_000
+        ));
+    }
+    if is_read_only {
+        let why = "it is read-only: a standby, or one whose settings say so; name the primary server";
+        return refused(why.to_owned());
+    }
+    if encoding != "UTF8" {
+        return refused(format!(
+            "its encoding is {encoding}: make one with 'createdb --encoding UTF8 --template template0'"
+        ));
+    }
+    Ok(())
+}
+
+/// Brings the tables up to date.
+async fn migrate(place: &Place, connection: &mut PgConnection) -> Result<(), DbError> {
+    let all = migrations::all();
+    // Not `run`: the compiler does not see that its future can be sent to another thread.
+    let Err(error) = all.run_direct(None, &mut *connection, false).await else { return Ok(()) };
+    let known = all.iter().map(|migration| migration.version).max().unwrap_or(0);
+    let path = place.to_string();
+    Err(match error {
+        MigrateError::VersionMissing(change) if change > known => {
+            let last = migrations::last(connection).await;
+            let last = last.map_err(|error| failure::of_statement(place, error))?;
+            DbError::Newer { path, format: last.unwrap_or(change), known }
+        }
+        MigrateError::VersionMissing(change) | MigrateError::VersionMismatch(change) => {
+            DbError::Foreign { path, change }
+        }
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+            match failure::of_statement(place, error) {
+                DbError::Failed(source) => DbError::Open { path, source: Box::new(source) },
+                error => error,
+            }
+        }
+        error => DbError::Open { path, source: Box::new(error) },
+    })
+}
+
+#[async_trait]
+impl Database for PostgresDatabase {
+    async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
+        let (unit, _) = self.connections.begin(false, READ.to_owned()).await?;
+        Ok(Box::new(Unit::new(Transaction::Postgres(Box::new(unit)), &self.saved)))
+    }
+
+    async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
+        let unit = self.begin_write().await?;
+        Ok(Box::new(Unit::new(Transaction::Postgres(Box::new(unit)), &self.saved)))
+    }
+
+    fn revision(&self) -> u64 {
+        self.saved.load(Ordering::SeqCst)
+    }
+
+    async fn close(&self) {
+        self.connections.close().await;
+    }
+}

@@ -1,0 +1,182 @@
+//! The address of a PostgreSQL database: a URL without its password.
+
+use std::str::FromStr as _;
+
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+
+/// The parameters that a URL may have.
+const PARAMETERS: [&str; 9] =
+    ["host", "port", "user", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey", "application_name"];
+
+/// How a connection behaves. A unit of work whose client is gone must not hold the writers' lock for long: the server ends it.
+const SESSION: [(&str, &str); 8] = [
+    ("idle_in_transaction_session_timeout", "60s"),
+    ("statement_timeout", "60s"),
+    ("lock_timeout", "30s"),
+    ("tcp_keepalives_idle", "15"),
+    ("tcp_keepalives_interval", "5"),
+    ("tcp_keepalives_count", "3"),
+    ("synchronous_commit", "on"),
+    // Each start would log that the tables exist.
+    ("client_min_messages", "warning"),
+];
+
+/// Why the URL of a database is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// It is another kind of URL.
+    #[error(
+        "'{0}' is no URL of PostgreSQL: write postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=/run/postgresql for a socket"
+    )]
+    NoUrl(String),
+    /// Everybody on the host can read the arguments of a process.
+    #[error(
+        "the URL of the database has a password, which other users of this host could read: put it into a file \
+         (--database-password-file), or into the credential 'database-password' of the service"
+    )]
+    Password,
+    /// It does not say which database.
+    #[error("the URL of the database does not name one: write postgres://USER@HOST/DATABASE")]
+    NoDatabase,
+    /// It says something that is not understood.
+    #[error(
+        "the URL of the database has the parameter '{0}'; known are host, port, user, dbname, sslmode, sslrootcert, sslcert, sslkey and application_name"
+    )]
+    Parameter(String),
+    /// It cannot be read.
+    #[error("the URL of the database cannot be read")]
+    Odd(#[source] sqlx::Error),
+}
+
+/// A PostgreSQL database.
+#[derive(Clone)]
+pub struct Place {
+    options: PgConnectOptions,
+    name: String,
+}
+
+impl Place {
+    /// Reads `postgres://USER@HOST[:PORT]/DATABASE[?PARAMETER=VALUE&..]`. A host that is not this one is reached over TLS with a verified
+    /// certificate unless `sslmode` says otherwise.
+    pub fn parse(url: &str) -> Result<Self, PlaceError> {
+        let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
+        // What is no URL may be anything, also a password.
+        let rest =
+            rest.ok_or_else(|| PlaceError::NoUrl(url.chars().take_while(|c| *c != ':').take(40).collect()))?;
+        let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let authority = before.split('/').next().unwrap_or_default();
+        if authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':')) {
+            return Err(PlaceError::Password);
+        }
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let key = parameter.split('=').next().unwrap_or_default();
+            if key == "password" {
+                return Err(PlaceError::Password);
+            }
+            if !PARAMETERS.contains(&key) {
+                return Err(PlaceError::Parameter(key.chars().take(40).collect()));
+            }
+        }
+        // As libpq reads it: a user, and no host. A general URL cannot have that.
+        let socket = authority.strip_suffix('@').map(|user| {
+            let database = before.get(authority.len()..).unwrap_or_default();
+            format!("postgres://{database}?{query}{}user={user}", if query.is_empty() { "" } else { "&" })
+        });
+        let url = socket.as_deref().unwrap_or(url);
+        let mut options = PgConnectOptions::from_str(url).map_err(PlaceError::Odd)?;
+        if options.get_database().is_none_or(str::is_empty) {
+            return Err(PlaceError::NoDatabase);
+        }
+        let says_how = query.contains("sslmode=") || std::env::var_os("PGSSLMODE").is_some();
+        if !says_how && !is_here(&options) {
+            options = options.ssl_mode(PgSslMode::VerifyFull);
+        }
+        if options.get_application_name().is_none() {
+            options = options.application_name("headwater");
+        }
+        let name = name(&options);
+        Ok(Self { options: options.options(SESSION), name })
+    }
+
+    /// The same, with a password.
+    #[must_use]
+    pub fn with_password(mut self, password: &str) -> Self {
+        self.options = self.options.password(password);
+        self
+    }
+
+    pub(super) fn options(&self) -> &PgConnectOptions {
+        &self.options
+    }
+}
+
+/// Whether the server is on this host.
+fn is_here(options: &PgConnectOptions) -> bool {
+    let host = options.get_host();
+    let is_loopback =
+        host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    options.get_socket().is_some() || host.starts_with('/') || host == "localhost" || is_loopback
+}
+
+/// For messages: without what is secret, and without parameters.
+fn name(options: &PgConnectOptions) -> String {
+    let database = options.get_database().unwrap_or_default();
+    let user = options.get_username();
+    match options.get_socket() {
+        Some(directory) => format!("postgres://{user}@/{database}?host={}", directory.display()),
+        None => format!("postgres://{user}@{}:{}/{database}", options.get_host(), options.get_port()),
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Place").field(&self.name).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_where_and_keeps_no_secret() {
+        for (url, name) in [
+            ("postgres://anna@db.example.com/hw", "postgres://anna@db.example.com:5432/hw"),
+            ("postgresql://anna@127.0.0.1:5433/hw?sslmode=disable", "postgres://anna@127.0.0.1:5433/hw"),
+            ("postgres://anna@/hw?host=/run/pg", "postgres://anna@/hw?host=/run/pg"),
+        ] {
+            let place = Place::parse(url).unwrap().with_password("a secret");
+            assert_eq!(place.to_string(), name);
+            assert!(!format!("{place:?}").contains("secret"));
+        }
+        for (url, word) in [
+            ("mysql://anna@h/hw", "no URL of PostgreSQL"),
+            ("/var/lib/headwater.db", "no URL of PostgreSQL"),
+            ("postgres://anna:secret@h/hw", "has a password"),
+            ("postgres://anna@h/hw?password=secret", "has a password"),
+            ("postgres://anna@h", "does not name one"),
+            ("postgres://anna@h/", "does not name one"),
+            ("postgres://anna@h/hw?ssl=on", "parameter 'ssl'"),
+            ("postgres://anna@h:many/hw", "cannot be read"),
+        ] {
+            let error = Place::parse(url).unwrap_err().to_string();
+            assert!(error.contains(word) && !error.contains("secret@"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn another_host_is_reached_with_a_verified_certificate() {
+        let mode = |url: &str| Place::parse(url).unwrap().options().get_ssl_mode();
+        assert!(matches!(mode("postgres://a@db.example.com/hw"), PgSslMode::VerifyFull));
+        assert!(matches!(mode("postgres://a@db.example.com/hw?sslmode=require"), PgSslMode::Require));
+        for here in ["postgres://a@localhost/hw", "postgres://a@[::1]/hw", "postgres://a@/hw?host=/run/pg"] {
+            assert!(!matches!(mode(here), PgSslMode::VerifyFull), "{here}");
+        }
+    }
+}

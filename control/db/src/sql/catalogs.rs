@@ -1,0 +1,99 @@
+//! Catalogs.
+
+use async_trait::async_trait;
+use headwater_api::name::natural;
+
+use crate::error::DbError;
+use crate::record::CatalogRecord;
+use crate::repository::CatalogRepository;
+use crate::sql::Unit;
+use crate::sql::hardware::Hardware;
+use crate::sql::statement::{Insert, Row, Statement, Value};
+
+pub(super) struct Catalogs<'a>(pub(super) &'a mut Unit);
+
+fn record(row: &Row) -> Result<CatalogRecord, DbError> {
+    let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
+    // A line each.
+    let seal_removes: String = row.get("seal_removes")?;
+    Ok(CatalogRecord {
+        name: row.get("name")?,
+        image: row.get("image")?,
+        pin: row.get("pin")?,
+        cache,
+        transport,
+        memory_bytes,
+        cpus,
+        platform,
+        user_data: row.get("user_data")?,
+        name_rule: row.get("name_rule")?,
+        first_number: row.count("first_number")?,
+        keep_ready: row.count("keep_ready")?,
+        seal_removes: seal_removes.lines().map(str::to_owned).collect(),
+        created_at_ms: row.number("created_at_ms")?,
+    })
+}
+
+impl Catalogs<'_> {
+    async fn set(&mut self, name: &str, column: &str, value: impl Into<Value>) -> Result<bool, DbError> {
+        let text = format!("UPDATE catalogs SET {column} = $1 WHERE name = $2");
+        self.0.changes_one(Statement::new(text).bind(value).bind(name)).await
+    }
+}
+
+#[async_trait]
+impl CatalogRepository for Catalogs<'_> {
+    async fn add(&mut self, catalog: &CatalogRecord) -> Result<(), DbError> {
+        let CatalogRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *catalog;
+        let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
+        let insert = Insert::into("catalogs")
+            .set("name", &catalog.name)
+            .set("image", &catalog.image)
+            .set("pin", &catalog.pin)
+            .set("user_data", &catalog.user_data)
+            .set("name_rule", &catalog.name_rule)
+            .set("first_number", catalog.first_number)
+            .set("keep_ready", catalog.keep_ready)
+            .set("seal_removes", catalog.seal_removes.join("\n"))
+            .set("created_at_ms", catalog.created_at_ms);
+        self.0.add(hardware.set_in(insert), || format!("catalog '{}'", catalog.name)).await
+    }
+
+    async fn by_name(&mut self, name: &str) -> Result<Option<CatalogRecord>, DbError> {
+        let found = self.0.row(Statement::new("SELECT * FROM catalogs WHERE name = $1").bind(name)).await?;
+        found.as_ref().map(record).transpose()
+    }
+
+    async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError> {
+        let mut records = self.0.all(Statement::new("SELECT * FROM catalogs"), record).await?;
+        records.sort_by(|a, b| natural(&a.name, &b.name));
+        Ok(records)
+    }
+
+    async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError> {
+        self.set(name, "image", image).await
+    }
+
+    async fn set_seal_removes(&mut self, name: &str, paths: &[String]) -> Result<bool, DbError> {
+        self.set(name, "seal_removes", paths.join("\n")).await
+    }
+
+    async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError> {
+        self.set(name, "pin", pin).await
+    }
+
+    async fn pools(&mut self) -> Result<Vec<(String, u32)>, DbError> {
+        let pools =
+            Statement::new("SELECT name, keep_ready FROM catalogs WHERE keep_ready > 0 ORDER BY name");
+        self.0.all(pools, |row| Ok((row.get("name")?, row.count("keep_ready")?))).await
+    }
+
+    async fn set_keep_ready(&mut self, name: &str, count: u32) -> Result<bool, DbError> {
+        self.set(name, "keep_ready", count).await
+    }
+
+    async fn remove(&mut self, name: &str) -> Result<bool, DbError> {
+        self.0.has_removed = true;
+        self.0.changes_one(Statement::new("DELETE FROM catalogs WHERE name = $1").bind(name)).await
+    }
+}

@@ -1,0 +1,85 @@
+//! The history.
+
+use async_trait::async_trait;
+use headwater_api::{Event, Filter};
+
+use crate::error::DbError;
+use crate::record::NewEvent;
+use crate::repository::{EventRepository, EventWindow, KEPT_ACTIONS, KEPT_EVENTS};
+use crate::sql::Unit;
+use crate::sql::filter::{Condition, EVENTS};
+use crate::sql::statement::{Insert, Row, Statement};
+
+/// How often old events are removed: at every so many new ones.
+const PRUNE_INTERVAL: i64 = 1_000;
+
+/// Old events: the daemon's own about machines, and the others where there are enough newer ones of these.
+const PRUNE: &str = "DELETE FROM events WHERE id <= $1 AND (
+        (caller = 'daemon' AND subject LIKE 'machine %') OR id <= (
+            SELECT id FROM events WHERE NOT (caller = 'daemon' AND subject LIKE 'machine %')
+            ORDER BY id DESC LIMIT 1 OFFSET $2))";
+
+pub(super) struct Events<'a>(pub(super) &'a mut Unit);
+
+fn event(row: &Row) -> Result<Event, DbError> {
+    Ok(Event {
+        id: row.get("id")?,
+        at_ms: row.number("at_ms")?,
+        caller: row.get("caller")?,
+        subject: row.get("subject")?,
+        action: row.get("action")?,
+        detail: row.get("detail")?,
+    })
+}
+
+#[async_trait]
+impl EventRepository for Events<'_> {
+    async fn append(&mut self, event: NewEvent) -> Result<(), DbError> {
+        let insert = Insert::into("events")
+            .set("at_ms", event.at_ms)
+            .set("caller", event.caller)
+            .set("subject", event.subject)
+            .set("action", event.action)
+            .set("detail", event.detail);
+        // Numbers are given in order and never twice.
+        let id = self.0.number(insert.statement("RETURNING id"), "id").await?;
+        if id % PRUNE_INTERVAL == 0 {
+            let prune = Statement::new(PRUNE).bind(id.saturating_sub(KEPT_EVENTS)).bind(KEPT_ACTIONS);
+            self.0.run(prune).await?;
+        }
+        Ok(())
+    }
+
+    async fn page(
+        &mut self,
+        filter: &Filter,
+        subject: Option<&str>,
+        window: EventWindow,
+        limit: u32,
+    ) -> Result<Vec<Event>, DbError> {
+        let mut condition = Condition::of(filter, &EVENTS, 0);
+        // No text for both cases: PostgreSQL would not use the index of subjects.
+        if let Some(subject) = subject {
+            condition = condition.and("subject = ?", vec![subject.into()]);
+        }
+        let (window, id, order) = match window {
+            EventWindow::Before(id) => ("id < ?", id, "DESC"),
+            EventWindow::After(id) => ("id > ?", id, "ASC"),
+        };
+        let mut condition = condition.and(window, vec![id.into()]);
+        let limit = condition.value(limit);
+        let page = format!(
+            "SELECT id, at_ms, caller, subject, action, detail FROM events WHERE {} ORDER BY id {order} LIMIT {limit}",
+            condition.text
+        );
+        self.0.all(Statement::new(page).bind_all(condition.values), event).await
+    }
+
+    async fn any(&mut self, prefix: &str) -> Result<bool, DbError> {
+        // From where the prefix is in the index on.
+        let first = "SELECT subject FROM events WHERE subject >= $1 ORDER BY subject LIMIT 1";
+        let first = self.0.row(Statement::new(first).bind(prefix)).await?;
+        let subject: Option<String> = first.map(|row| row.get("subject")).transpose()?;
+        Ok(subject.is_some_and(|subject| subject.starts_with(prefix)))
+    }
+}

@@ -1,0 +1,186 @@
+//! Filters of lists as conditions of a statement. Which column a key means stands in one table for each list.
+
+use headwater_api::MachineState;
+use headwater_api::filter::{Comparison, Filter, Test};
+
+use crate::sql::statement::Value;
+
+/// What a key of a filter means.
+enum Column {
+    /// A text, which the value is a pattern of.
+    Like(&'static str),
+    /// A text in one of few values.
+    Is(&'static str),
+    /// A number, of which so many make one of the filter.
+    Number(&'static str, f64),
+}
+
+/// What the keys of a list mean.
+pub(super) struct Columns {
+    /// The texts that a word alone is looked for in.
+    words: &'static [&'static str],
+    keys: &'static [(&'static str, Column)],
+}
+
+/// Of the view `machines_and_catalogs`.
+pub(super) const MACHINES: Columns = Columns {
+    words: &["name"],
+    keys: &[
+        ("name", Column::Like("name")),
+        ("state", Column::Is("state")),
+        ("catalog", Column::Like("catalog")),
+        ("image", Column::Like("coalesce(catalog_image, image)")),
+        ("version", Column::Like("version")),
+        ("mac", Column::Like("mac")),
+        ("boot", Column::Like("boot")),
+        ("boot", Column::Number("boot_ms", 1000.0)),
+        ("cache", Column::Like("cache_mode")),
+        ("memory", Column::Number("memory_bytes", 1.0)),
+    ],
+};
+
+/// Of the table `events`.
+pub(super) const EVENTS: Columns = Columns {
+    words: &["subject", "detail"],
+    keys: &[
+        ("subject", Column::Like("subject")),
+        ("action", Column::Like("action")),
+        ("caller", Column::Like("caller")),
+    ],
+};
+
+/// Of the table `tasks`.
+pub(super) const TASKS: Columns = Columns {
+    words: &["subject"],
+    keys: &[
+        ("state", Column::Is("state")),
+        ("kind", Column::Like("kind")),
+        ("subject", Column::Like("subject")),
+        ("caller", Column::Like("caller")),
+    ],
+};
+
+/// What `is:` means of a machine. What is not here matches nothing.
+fn is(value: &str) -> String {
+    let active = |not: &str| {
+        let names = MachineState::ALL.into_iter().filter(|state| state.is_active()).map(MachineState::name);
+        format!("state {not} IN ('{}')", names.collect::<Vec<_>>().join("', '"))
+    };
+    let has = |table: &str| format!("EXISTS (SELECT 1 FROM {table} AND machine = uuid)");
+    match value {
+        "on" => active(""),
+        "off" => active("NOT"),
+        "pinned" => "(pin IS NOT NULL OR catalog_pin IS NOT NULL)".to_owned(),
+        "kept" => format!("(cache_persistent AND {})", has("persistent_disks WHERE purpose = 'persistent'")),
+        "editing" => has("persistent_disks WHERE purpose = 'edit'"),
+        "claimed" => has("claims WHERE TRUE"),
+        _ => "FALSE".to_owned(),
+    }
+}
+
+/// A condition, and its values.
+pub(super) struct Condition {
+    pub(super) text: String,
+    pub(super) values: Vec<Value>,
+    /// How many values come before them.
+    before: usize,
+}
+
+impl Condition {
+    /// What matches a filter, in a statement that has `before` values already.
+    pub(super) fn of(filter: &Filter, columns: &Columns, before: usize) -> Self {
+        let mut condition = Self { text: "TRUE".to_owned(), values: Vec::new(), before };
+        for term in filter.terms() {
+            let parts = condition.parts(&term.test, columns);
+            // A column without a value matches no test, and the negation of each.
+            let test = format!("coalesce({}, FALSE)", if parts.is_empty() { "FALSE" } else { &parts });
+            condition.text.push_str(if term.is_negated { " AND NOT " } else { " AND " });
+            condition.text.push_str(&test);
+        }
+        condition
+    }
+
+    /// The same and another one. `?` stands for its value.
+    pub(super) fn and(mut self, text: &str, values: Vec<Value>) -> Self {
+        self.text.push_str(" AND ");
+        let mut values = values.into_iter();
+        for (n, part) in text.split('?').enumerate() {
+            if n > 0
+                && let Some(value) = values.next()
+            {
+                let number = self.value(value);
+                self.text.push_str(&number);
+            }
+            self.text.push_str(part);
+        }
+        self
+    }
+
+    /// Adds a value, and gives its number.
+    pub(super) fn value(&mut self, value: impl Into<Value>) -> String {
+        self.values.push(value.into());
+        format!("${}", self.before + self.values.len())
+    }
+
+    /// Parts, at least one of which must be true.
+    fn parts(&mut self, test: &Test, columns: &Columns) -> String {
+        let parts: Vec<String> = match test {
+            Test::Word(word) => {
+                let number = self.value(format!("%{}%", escaped(word)));
+                columns.words.iter().map(|column| like(column, &number)).collect()
+            }
+            Test::Text { key, values } if key == "is" => values.iter().map(|value| is(value)).collect(),
+            Test::Text { key, values } => {
+                values.iter().filter_map(|value| self.text(key, value, columns)).collect()
+            }
+            Test::Number { key, comparison, number, .. } => {
+                self.number(key, *comparison, *number, columns).into_iter().collect()
+            }
+        };
+        parts.join(" OR ")
+    }
+
+    fn text(&mut self, key: &str, value: &str, columns: &Columns) -> Option<String> {
+        columns.keys.iter().filter(|(name, _)| *name == key).find_map(|(_, column)| match column {
+            Column::Like(column) => {
+                let number = self.value(escaped(value).replace('*', "%"));
+                Some(like(column, &number))
+            }
+            Column::Is(column) => Some(format!("{column} = {}", self.value(value))),
+            Column::Number(..) => None,
+        })
+    }
+
+    fn number(
+        &mut self,
+        key: &str,
+        comparison: Comparison,
+        number: f64,
+        columns: &Columns,
+    ) -> Option<String> {
+        columns.keys.iter().filter(|(name, _)| *name == key).find_map(|(_, column)| match column {
+            Column::Number(column, factor) => {
+                let bound = number * factor;
+                // The column has whole numbers.
+                let (sign, bound) = match comparison {
+                    Comparison::Less => ("<", bound.ceil()),
+                    Comparison::LessOrEqual => ("<=", bound.floor()),
+                    Comparison::Greater => (">", bound.floor()),
+                    Comparison::GreaterOrEqual => (">=", bound.ceil()),
+                };
+                Some(format!("{column} {sign} {}", self.value(bound as i64)))
+            }
+            _ => None,
+        })
+    }
+}
+
+fn like(column: &str, number: &str) -> String {
+    // `LIKE` of SQLite makes no difference between upper and lower case of a to z, and that of PostgreSQL does.
+    format!("lower({column}) LIKE {number} ESCAPE '!'")
+}
+
+/// A text as a pattern that matches it alone.
+fn escaped(text: &str) -> String {
+    text.replace('!', "!!").replace('%', "!%").replace('_', "!_")
+}

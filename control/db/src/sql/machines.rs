@@ -1,0 +1,201 @@
+//! Machines.
+
+use async_trait::async_trait;
+use headwater_api::name::natural_key;
+use headwater_api::{BootFrom, Filter, Identity, MachineSort, MachineState, Position, Wanted};
+use uuid::Uuid;
+
+use crate::error::DbError;
+use crate::record::{MachineRecord, Secret};
+use crate::repository::MachineRepository;
+use crate::sql::Unit;
+use crate::sql::filter::{Condition, MACHINES};
+use crate::sql::hardware::Hardware;
+use crate::sql::statement::{Insert, Row, Statement, loaded};
+
+/// Machines with their user data.
+const WHOLE: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
+    FROM machines_and_catalogs LEFT JOIN user_data ON machine = uuid";
+
+pub(super) struct Machines<'a>(pub(super) &'a mut Unit);
+
+fn record(row: &Row) -> Result<MachineRecord, DbError> {
+    let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
+    let catalog_image: Option<String> = row.get("catalog_image")?;
+    Ok(MachineRecord {
+        uuid: row.uuid("uuid")?,
+        name: row.get("name")?,
+        mac: row.get("mac")?,
+        boot: row.read("boot", |text| BootFrom::parse(text).ok())?,
+        image: catalog_image.map_or_else(|| row.get("image"), Ok)?,
+        pin: row.get("pin")?,
+        catalog: row.get("catalog")?,
+        catalog_pin: row.get("catalog_pin")?,
+        cache,
+        transport,
+        memory_bytes,
+        cpus,
+        platform,
+        identity: Identity {
+            host_name: row.get("host_name")?,
+            machine_id: row.get("machine_id")?,
+            ssh_host_key_public: row.get("ssh_host_key_public")?,
+            user_data: row.get("user_data")?,
+        },
+        ssh_host_key_private: Secret::new(row.get("ssh_host_key_private")?),
+        wanted: row.read("wanted", Wanted::parse)?,
+        state: row.read("state", MachineState::parse)?,
+        reason: row.get("reason")?,
+        version: row.get("version")?,
+        boot_ms: row.maybe_number("boot_ms")?,
+        started_at_ms: row.maybe_number("started_at_ms")?,
+        created_at_ms: row.number("created_at_ms")?,
+    })
+}
+
+impl Machines<'_> {
+    async fn one(
+        &mut self,
+        condition: &str,
+        value: impl Into<super::Value>,
+    ) -> Result<Option<MachineRecord>, DbError> {
+        let found = self.0.row(Statement::new(format!("{WHOLE} WHERE {condition}")).bind(value)).await?;
+        found.as_ref().map(record).transpose()
+    }
+}
+
+#[async_trait]
+impl MachineRepository for Machines<'_> {
+    async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
+        let MachineRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *machine;
+        let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
+        let insert = Insert::into("machines")
+            .set("uuid", machine.uuid)
+            .set("name", &machine.name)
+            .set("name_key", natural_key(&machine.name))
+            .set("mac", &machine.mac)
+            .set("boot", machine.boot.name())
+            .set("image", &machine.image)
+            .set("pin", &machine.pin)
+            .set("catalog", &machine.catalog)
+            .set("host_name", &machine.identity.host_name)
+            .set("machine_id", &machine.identity.machine_id)
+            .set("ssh_host_key_public", &machine.identity.ssh_host_key_public)
+            .set("ssh_host_key_private", machine.ssh_host_key_private.reveal())
+            .set("wanted", machine.wanted.name())
+            .set("state", machine.state.name())
+            .set("reason", &machine.reason)
+            .set("version", &machine.version)
+            .set("boot_ms", machine.boot_ms)
+            .set("started_at_ms", machine.started_at_ms)
+            .set("created_at_ms", machine.created_at_ms);
+        self.0.add(hardware.set_in(insert), || format!("machine '{}'", machine.name)).await?;
+        if let Some(text) = &machine.identity.user_data {
+            let insert = Insert::into("user_data").set("machine", machine.uuid).set("text", text);
+            self.0.add(insert, || format!("user data of machine '{}'", machine.name)).await?;
+        }
+        Ok(())
+    }
+
+    async fn by_name(&mut self, name: &str) -> Result<Option<MachineRecord>, DbError> {
+        self.one("name = $1", name).await
+    }
+
+    async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError> {
+        self.one("uuid = $1", uuid).await
+    }
+
+    async fn by_mac(&mut self, mac: &str) -> Result<Option<MachineRecord>, DbError> {
+        self.one("mac = $1", mac).await
+    }
+
+    async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {
+        let all = "SELECT *, NULL AS user_data FROM machines_and_catalogs ORDER BY name_key";
+        self.0.all(Statement::new(all), record).await
+    }
+
+    async fn page(
+        &mut self,
+        filter: &Filter,
+        sort: MachineSort,
+        after: Option<&Position>,
+        limit: u32,
+    ) -> Result<Vec<MachineRecord>, DbError> {
+        let order = match sort {
+            MachineSort::State => "state, name_key",
+            MachineSort::Boot => "coalesce(boot_ms, 0) DESC, name_key",
+            _ => "name_key",
+        };
+        let condition = Condition::of(filter, &MACHINES, 0);
+        let mut condition = match after {
+            None => condition,
+            Some(Position::Name(name)) => condition.and("name_key > ?", vec![natural_key(name).into()]),
+            Some(Position::State(state, name)) => condition
+                .and("(state, name_key) > (?, ?)", vec![state.name().into(), natural_key(name).into()]),
+            Some(Position::Boot(boot_ms, name)) => condition.and(
+                "(coalesce(boot_ms, 0) < ? OR (coalesce(boot_ms, 0) = ? AND name_key > ?))",
+                vec![(*boot_ms).into(), (*boot_ms).into(), natural_key(name).into()],
+            ),
+        };
+        let limit = condition.value(limit);
+        let page = format!(
+            "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE {} ORDER BY {order} LIMIT {limit}",
+            condition.text
+        );
+        self.0.all(Statement::new(page).bind_all(condition.values), record).await
+    }
+
+    async fn of_catalog(&mut self, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
+        let all =
+            "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE catalog = $1 ORDER BY name_key";
+        self.0.all(Statement::new(all).bind(catalog), record).await
+    }
+
+    async fn count(&mut self, filter: &Filter) -> Result<u64, DbError> {
+        let condition = Condition::of(filter, &MACHINES, 0);
+        // The view costs more than the table, and is needed for what catalogs say.
+        let from = if filter.is_empty() { "machines" } else { "machines_and_catalogs" };
+        let count = format!("SELECT count(*) AS n FROM {from} WHERE {}", condition.text);
+        self.0.number(Statement::new(count).bind_all(condition.values), "n").await.map(loaded)
+    }
+
+    async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let update = Statement::new(
+            "UPDATE machines SET wanted = $1, state = $2, reason = $3, version = $4, boot_ms = $5, started_at_ms = $6
+             WHERE uuid = $7",
+        )
+        .bind(machine.wanted.name())
+        .bind(machine.state.name())
+        .bind(&machine.reason)
+        .bind(&machine.version)
+        .bind(machine.boot_ms)
+        .bind(machine.started_at_ms)
+        .bind(machine.uuid);
+        self.0.changes_one(update).await
+    }
+
+    async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError> {
+        let update = Statement::new("UPDATE machines SET pin = $1 WHERE uuid = $2").bind(pin).bind(uuid);
+        self.0.changes_one(update).await
+    }
+
+    async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let MachineRecord { cache, memory_bytes, cpus, uuid, .. } = machine;
+        let update = Statement::new(
+            "UPDATE machines SET cache_ram_bytes = $1, cache_disk_bytes = $2, cache_weight = $3, memory_bytes = $4, cpus = $5
+             WHERE uuid = $6",
+        )
+        .bind(cache.ram_bytes)
+        .bind(cache.disk_bytes)
+        .bind(cache.weight)
+        .bind(*memory_bytes)
+        .bind(*cpus)
+        .bind(*uuid);
+        self.0.changes_one(update).await
+    }
+
+    async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError> {
+        self.0.has_removed = true;
+        self.0.changes_one(Statement::new("DELETE FROM machines WHERE uuid = $1").bind(uuid)).await
+    }
+}

@@ -1,0 +1,159 @@
+//! The statements of all tables, written once for both databases, and the unit of work that runs them.
+//!
+//! A statement is plain SQL that SQLite and PostgreSQL read alike. What differs (how a unit begins and ends, what an error means) is in
+//! `sqlite/` and `postgres/`.
+
+mod catalogs;
+mod claims;
+mod events;
+mod filter;
+mod hardware;
+mod machines;
+mod persistent_disks;
+mod sessions;
+mod statement;
+mod tasks;
+mod tokens;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+
+use crate::error::DbError;
+use crate::postgres::PostgresUnit;
+use crate::repository::{
+    CatalogRepository, ClaimRepository, EventRepository, MachineRepository, PersistentDiskRepository,
+    Repository, SessionRepository, TaskRepository, TokenRepository,
+};
+use crate::sql::statement::Insert;
+pub(crate) use crate::sql::statement::{Row, Statement, Value};
+use crate::sqlite::SqliteUnit;
+
+/// A transaction of one of the databases.
+pub(crate) enum Transaction {
+    Sqlite(SqliteUnit),
+    Postgres(Box<PostgresUnit>),
+}
+
+/// A unit of work. Each statement goes through [`Unit::run`] or [`Unit::rows`]: once one fails, the unit is not saved. PostgreSQL rolls such a
+/// transaction back and reports success.
+pub(crate) struct Unit {
+    transaction: Transaction,
+    /// A statement failed, or was not waited for.
+    has_failed: bool,
+    /// Something was removed that may be secret.
+    has_removed: bool,
+    /// How many units were saved.
+    saved: Arc<AtomicU64>,
+}
+
+impl Unit {
+    pub(crate) fn new(transaction: Transaction, saved: &Arc<AtomicU64>) -> Self {
+        Self { transaction, has_failed: false, has_removed: false, saved: Arc::clone(saved) }
+    }
+
+    /// Runs a statement, and says how many rows it changed.
+    async fn run(&mut self, statement: Statement) -> Result<u64, DbError> {
+        let was_failed = std::mem::replace(&mut self.has_failed, true);
+        let changed = match &mut self.transaction {
+            Transaction::Sqlite(unit) => unit.run(statement).await?,
+            Transaction::Postgres(unit) => unit.run(statement).await?,
+        };
+        self.has_failed = was_failed;
+        Ok(changed)
+    }
+
+    /// The rows that answer a statement.
+    async fn rows(&mut self, statement: Statement) -> Result<Vec<Row>, DbError> {
+        let was_failed = std::mem::replace(&mut self.has_failed, true);
+        let rows = match &mut self.transaction {
+            Transaction::Sqlite(unit) => unit.rows(statement).await?,
+            Transaction::Postgres(unit) => unit.rows(statement).await?,
+        };
+        self.has_failed = was_failed;
+        Ok(rows)
+    }
+
+    /// What each row of the answer means.
+    async fn all<T>(
+        &mut self,
+        statement: Statement,
+        record: impl Fn(&Row) -> Result<T, DbError>,
+    ) -> Result<Vec<T>, DbError> {
+        self.rows(statement).await?.iter().map(record).collect()
+    }
+
+    /// The only row, or the first one.
+    async fn row(&mut self, statement: Statement) -> Result<Option<Row>, DbError> {
+        Ok(self.rows(statement).await?.into_iter().next())
+    }
+
+    /// The number that a statement returns.
+    async fn number(&mut self, statement: Statement, column: &'static str) -> Result<i64, DbError> {
+        let row = self.row(statement).await?;
+        row.map_or(Err(DbError::Failed(sqlx::Error::RowNotFound)), |row| row.get(column))
+    }
+
+    /// Whether a statement changed a row.
+    async fn changes_one(&mut self, statement: Statement) -> Result<bool, DbError> {
+        Ok(self.run(statement).await? == 1)
+    }
+
+    /// Adds a row whose keys must be new. The unit can go on after `Taken`: an error of PostgreSQL would end it.
+    async fn add(&mut self, insert: Insert, what: impl FnOnce() -> String) -> Result<(), DbError> {
+        match self.run(insert.statement("ON CONFLICT DO NOTHING")).await? {
+            0 => Err(DbError::Taken { what: what() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Repository for Unit {
+    fn machines(&mut self) -> Box<dyn MachineRepository + '_> {
+        Box::new(machines::Machines(self))
+    }
+
+    fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_> {
+        Box::new(catalogs::Catalogs(self))
+    }
+
+    fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_> {
+        Box::new(persistent_disks::PersistentDisks(self))
+    }
+
+    fn claims(&mut self) -> Box<dyn ClaimRepository + '_> {
+        Box::new(claims::Claims(self))
+    }
+
+    fn tokens(&mut self) -> Box<dyn TokenRepository + '_> {
+        Box::new(tokens::Tokens(self))
+    }
+
+    fn sessions(&mut self) -> Box<dyn SessionRepository + '_> {
+        Box::new(sessions::Sessions(self))
+    }
+
+    fn tasks(&mut self) -> Box<dyn TaskRepository + '_> {
+        Box::new(tasks::Tasks(self))
+    }
+
+    fn events(&mut self) -> Box<dyn EventRepository + '_> {
+        Box::new(events::Events(self))
+    }
+
+    async fn save(self: Box<Self>) -> Result<(), DbError> {
+        let Self { transaction, has_failed, has_removed, saved } = *self;
+        if has_failed {
+            return Err(DbError::Spoilt);
+        }
+        let outcome = match transaction {
+            Transaction::Sqlite(unit) => unit.save(has_removed).await,
+            Transaction::Postgres(unit) => unit.save().await,
+        };
+        // Also if it failed: whether it was saved may not be known.
+        saved.fetch_add(1, Ordering::SeqCst);
+        outcome
+    }
+}

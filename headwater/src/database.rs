@@ -1,0 +1,80 @@
+//! Which database a daemon uses, and its password.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use headwater_api::{Problem, ProblemKind};
+use headwater_db::postgres::{Place, Taking};
+
+/// The name of the password among the credentials that the service manager passes.
+const CREDENTIAL: &str = "database-password";
+
+/// The longest password.
+const PASSWORD_MAX_BYTES: u64 = 4096;
+
+/// The database of `headwater serve`.
+#[derive(Debug, Args)]
+pub struct DatabaseArgs {
+    /// Keep machines, catalogs and the history in this PostgreSQL database in place of DIR/headwater.db:
+    /// postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=DIRECTORY for the socket in a directory
+    #[arg(long, value_name = "URL")]
+    pub database: Option<String>,
+    /// The file with the password of that; without it, the credential 'database-password' of the service, the variable PGPASSWORD or
+    /// ~/.pgpass
+    #[arg(long, value_name = "FILE", requires = "database")]
+    pub database_password_file: Option<PathBuf>,
+    /// Use the database although the daemon of another host had it last and did not give it up: that host is gone for good
+    #[arg(long, requires = "database")]
+    pub take_over_database: bool,
+}
+
+/// A PostgreSQL database, and how it is taken.
+pub struct Shared {
+    pub place: Place,
+    pub taking: Taking,
+}
+
+impl DatabaseArgs {
+    /// Refuses a URL that cannot be meant. Nothing is opened.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.without_password().map(drop)
+    }
+
+    fn without_password(&self) -> anyhow::Result<Option<Place>> {
+        let place = self.database.as_deref().map(Place::parse).transpose();
+        Ok(place.map_err(|error| {
+            Problem::from_error(ProblemKind::Invalid, &error).during("cannot use --database")
+        })?)
+    }
+
+    /// The PostgreSQL database, if it is not SQLite.
+    pub fn shared(&self) -> anyhow::Result<Option<Shared>> {
+        let taking = if self.take_over_database { Taking::IfOver } else { Taking::IfFree };
+        Ok(self.place()?.map(|place| Shared { place, taking }))
+    }
+
+    fn place(&self) -> anyhow::Result<Option<Place>> {
+        let Some(place) = self.without_password()? else { return Ok(None) };
+        let credential =
+            std::env::var_os("CREDENTIALS_DIRECTORY").map(|dir| Path::new(&dir).join(CREDENTIAL));
+        let file = self.database_password_file.clone().or_else(|| credential.filter(|file| file.exists()));
+        let Some(file) = file else { return Ok(Some(place)) };
+        Ok(Some(place.with_password(&password(&file)?)))
+    }
+}
+
+/// The first line of a file.
+fn password(file: &Path) -> anyhow::Result<String> {
+    let failed = || format!("cannot read the password of the database from {}", file.display());
+    let invalid = |why: &str| Problem::new(ProblemKind::Invalid, format!("{}: {why}", failed()));
+    if file.metadata().with_context(failed)?.len() > PASSWORD_MAX_BYTES {
+        return Err(invalid(&format!("it has more than {PASSWORD_MAX_BYTES} bytes")).into());
+    }
+    let text = std::fs::read_to_string(file).with_context(failed)?;
+    let line = text.lines().next().unwrap_or_default();
+    if line.is_empty() {
+        return Err(invalid("its first line is empty").into());
+    }
+    Ok(line.to_owned())
+}
