@@ -106,9 +106,18 @@ export async function closeSession(): Promise<void> {
 
 export const getStatus = async () => (await ask("/api/v1/status")) as Status;
 
-/** All machines, or those that match a filter of the API. */
-export const getMachines = async (filter = "") =>
-  ((await ask(`/api/v1/machines${filter && `?filter=${encodeURIComponent(filter)}`}`)) as { machines: Machine[] }).machines;
+/** All machines, or those that match a filter of the API, in as many answers as they take. */
+export async function getMachines(filter = ""): Promise<Machine[]> {
+  const machines: Machine[] = [];
+  let after = "";
+  for (;;) {
+    const query = `filter=${encodeURIComponent(filter)}${after && `&after=${encodeURIComponent(after)}`}`;
+    const page = (await ask(`/api/v1/machines?${query}`)) as { machines: Machine[]; next?: string };
+    machines.push(...page.machines);
+    if (!page.next) return machines;
+    after = page.next;
+  }
+}
 
 const machine = (name: string, rest = "") => `/api/v1/machines/${encodeURIComponent(name)}${rest}`;
 const image = (reference: string, rest = "") => `/api/v1/images/${encodeURIComponent(reference)}${rest}`;

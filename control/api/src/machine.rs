@@ -466,8 +466,11 @@ pub struct MachineList {
     pub total: u64,
     /// How many match.
     pub matching: u64,
-    /// Those that match, in order, at most as many as were asked for.
+    /// The machines that match, in order, at most as many as were asked for, and 200 KB of them.
     pub machines: Vec<Machine>,
+    /// If more follow: `after` of the next page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// The version to pin a machine to.

@@ -56,7 +56,7 @@ impl MachineSort {
 
     /// Whether it is an order by what machines use now, which no database knows.
     pub const fn is_live(self) -> bool {
-        matches!(self, Self::Ram | Self::Disk | Self::Iops)
+        matches!(self, Self::Ram | Self::Disk | Self::Cache | Self::Iops)
     }
 
     /// The position of a machine in this order: `after` of the next page. A live order has no pages.
@@ -66,7 +66,7 @@ impl MachineSort {
             Self::Name => Some(Position::Name(name)),
             Self::State => Some(Position::State(machine.state, name)),
             Self::Boot => Some(Position::Boot(machine.boot_ms.unwrap_or(0), name)),
-            Self::Ram | Self::Disk | Self::Iops => None,
+            Self::Ram | Self::Disk | Self::Cache | Self::Iops => None,
         }
     }
 
@@ -81,7 +81,7 @@ impl MachineSort {
             Self::Boot => {
                 parts.and_then(|(boot, name)| Some(Position::Boot(boot.parse().ok()?, name.to_owned())))
             }
-            Self::Ram | Self::Disk | Self::Iops => {
+            Self::Ram | Self::Disk | Self::Cache | Self::Iops => {
                 let message = format!("the order '{self}' has no pages, because it changes all the time");
                 return Err(
                     Problem::new(ProblemKind::Invalid, message).advise("ask with limit and without after")

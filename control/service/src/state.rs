@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +26,9 @@ use crate::retention::RetentionState;
 use crate::store_view_cache::StoreViews;
 use crate::tasks::{MAX_JOBS, Tasks};
 use crate::web::WebState;
+
+/// How often wanted and actual state are compared although nothing has changed here.
+const COMPARE_ALL_MS: u64 = 60_000;
 
 /// What a service is made of.
 pub struct Parts {
@@ -77,7 +81,23 @@ struct Inner {
     tasks: Tasks,
     web: WebState,
     claims: ClaimsState,
+    /// What the last comparison of wanted and actual state saw, if all was well.
+    compared: Mutex<Option<Seen>>,
 }
+
+/// All that a comparison of wanted and actual state depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    /// Of the database.
+    revision: u64,
+    /// Of what is in memory.
+    fingerprint: u64,
+    /// Every so often another program's changes are looked for.
+    period: u64,
+}
+
+/// A look at what a comparison of wanted and actual state depends on.
+pub(crate) struct Look(Seen);
 
 /// A long operation that waits for its turn.
 pub(crate) struct Queued(Arc<AtomicU64>);
@@ -114,7 +134,43 @@ impl Service {
             tasks: Tasks::default(),
             web: WebState::default(),
             claims: ClaimsState::default(),
+            compared: Mutex::default(),
         }))
+    }
+
+    /// Looks whether anything has changed since the last comparison at which all was well. The database is not read.
+    pub(crate) fn look_for_changes(&self) -> Option<Look> {
+        let seen = Seen {
+            revision: self.db().revision(),
+            fingerprint: self.fingerprint(),
+            period: self.0.parts.clock.now_ms() / COMPARE_ALL_MS,
+        };
+        let compared = *self.0.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        (compared != Some(seen)).then_some(Look(seen))
+    }
+
+    /// Notes that all was well at that look, or not.
+    pub(crate) fn has_compared(&self, Look(seen): Look, is_well: bool) {
+        *self.0.compared.lock().unwrap_or_else(PoisonError::into_inner) = is_well.then_some(seen);
+    }
+
+    /// A number that is another one if other machines are on or to be started again, or have come further with their start.
+    fn fingerprint(&self) -> u64 {
+        let hash = |of: &dyn Fn(&mut DefaultHasher)| {
+            let mut hasher = DefaultHasher::new();
+            of(&mut hasher);
+            hasher.finish()
+        };
+        let mut sum = 0_u64;
+        for (uuid, active) in self.active_map().iter() {
+            let is_up = active.boot_time().is_some();
+            let place = Arc::as_ptr(active).addr();
+            sum = sum.wrapping_add(hash(&|hasher| (uuid, place, is_up).hash(hasher)));
+        }
+        for uuid in self.restarts().keys() {
+            sum = sum.wrapping_add(hash(&|hasher| (uuid, "restarts").hash(hasher)));
+        }
+        sum
     }
 
     pub(crate) fn db(&self) -> &dyn Database {
@@ -325,6 +381,13 @@ impl Service {
         let restart = self.restarts().get(&machine).cloned()?;
         let noted = restart.lock().unwrap_or_else(PoisonError::into_inner);
         noted.clone()
+    }
+
+    /// The machines of which something keeps them off.
+    pub(crate) fn failing_restarts(&self) -> Vec<Uuid> {
+        let fails =
+            |restart: &Mutex<Option<Alarm>>| restart.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        self.restarts().iter().filter(|(_, restart)| fails(restart)).map(|(uuid, _)| *uuid).collect()
     }
 
     /// A machine is on.

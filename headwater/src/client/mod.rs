@@ -11,10 +11,10 @@ use anyhow::Context as _;
 use headwater_api::{
     BootTrace, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, Claim, ClaimList,
     ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateMachine, CreateToken, EventList,
-    ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, Machine, MachineList, MachineSort,
-    MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem,
-    ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog,
-    SetMachine, Stats, Status, Task, TaskList, TokenList,
+    ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, MAX_TASKS, Machine, MachineList,
+    MachineSort, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest,
+    PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, Reverted,
+    SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -270,18 +270,45 @@ impl Client {
 
     /// All machines.
     pub async fn machines(&self) -> anyhow::Result<MachineList> {
-        self.get("/api/v1/machines").await
+        self.machines_like("", MachineSort::Name, None).await
     }
 
-    /// The machines that match a filter.
+    /// The machines that match a filter, in as many answers as they take.
     pub async fn machines_like(
         &self,
         filter: &str,
         sort: MachineSort,
         limit: Option<u32>,
     ) -> anyhow::Result<MachineList> {
-        let limit = limit.map(|limit| format!("&limit={limit}")).unwrap_or_default();
-        self.get(&format!("/api/v1/machines?sort={sort}&filter={}{limit}", escape(filter))).await
+        // An order that changes all the time has no pages: it is made here.
+        let asked = if sort.is_live() { MachineSort::Name } else { sort };
+        let wanted = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let needed = if sort.is_live() { usize::MAX } else { wanted };
+        let mut all = self.machines_after(filter, asked, None, needed).await?;
+        while let Some(next) = all.next.take().filter(|_| all.machines.len() < needed) {
+            let left = needed - all.machines.len();
+            let page = self.machines_after(filter, asked, Some(&next), left).await?;
+            all.machines.extend(page.machines);
+            (all.total, all.matching, all.next) = (page.total, page.matching, page.next);
+        }
+        if sort.is_live() {
+            sort.sort(&mut all.machines);
+            all.machines.truncate(wanted);
+        }
+        all.next = None;
+        Ok(all)
+    }
+
+    async fn machines_after(
+        &self,
+        filter: &str,
+        sort: MachineSort,
+        after: Option<&str>,
+        limit: usize,
+    ) -> anyhow::Result<MachineList> {
+        let limit = u32::try_from(limit).map(|limit| format!("&limit={limit}")).unwrap_or_default();
+        let after = after.map(|after| format!("&after={}", escape(after))).unwrap_or_default();
+        self.get(&format!("/api/v1/machines?sort={sort}&filter={}{limit}{after}", escape(filter))).await
     }
 
     /// One machine.
@@ -324,9 +351,22 @@ impl Client {
         Ok(answer.collect().await.context("the daemon broke the picture off")?.to_bytes())
     }
 
-    /// The newest tasks.
+    /// The newest tasks, in as many answers as they take.
     pub async fn tasks(&self, unended: bool, limit: u32) -> anyhow::Result<TaskList> {
-        self.get(&format!("/api/v1/tasks?unended={unended}&limit={limit}")).await
+        let (mut all, mut left, mut from) = (TaskList { tasks: Vec::new() }, limit, String::new());
+        loop {
+            let asked = left.min(MAX_TASKS);
+            let mut page: TaskList =
+                self.get(&format!("/api/v1/tasks?unended={unended}&limit={asked}{from}")).await?;
+            let given = u32::try_from(page.tasks.len()).unwrap_or(u32::MAX);
+            let Some(last) = page.tasks.last() else { return Ok(all) };
+            from = format!("&before={}", last.id);
+            all.tasks.append(&mut page.tasks);
+            left = left.saturating_sub(given);
+            if left == 0 {
+                return Ok(all);
+            }
+        }
     }
 
     /// One task.
@@ -377,7 +417,8 @@ impl Client {
             before = page.events.last().map(|event| event.id);
             all.events.append(&mut page.events);
             left = left.saturating_sub(given);
-            if left == 0 || given < asked {
+            // An answer may have fewer than were asked for, because they are long.
+            if left == 0 || given == 0 {
                 return Ok(all);
             }
         }

@@ -103,6 +103,14 @@ impl Explain for ClaimError {
             Self::Db(e) => e.advice(),
         }
     }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Catalog(e) => e.retry_after_s(),
+            Self::Db(e) => e.retry_after_s(),
+            _ => None,
+        }
+    }
 }
 
 /// Refuses to keep machines ready whose disks outlive a reset of the guest.
@@ -400,9 +408,9 @@ impl Service {
 async fn lendable(repo: &mut dyn Repository, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
     let disks = repo.persistent_disks().list().await?;
     let keeping: HashSet<Uuid> = disks.into_iter().map(|disk| disk.machine).collect();
-    let mut machines = repo.machines().list().await?;
+    let mut machines = repo.machines().of_catalog(catalog).await?;
     machines.retain(|machine| {
-        let is_member = machine.catalog.as_deref() == Some(catalog) && machine.boot == BootFrom::Vm;
+        let is_member = machine.boot == BootFrom::Vm;
         is_member && !machine.cache.persistent && !keeping.contains(&machine.uuid)
     });
     Ok(machines)

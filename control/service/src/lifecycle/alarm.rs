@@ -10,10 +10,12 @@
 //! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is wanted no more.
 //! The history has that as its state.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use headwater_api::name::natural;
 use headwater_api::{Alarm, Wanted};
-use headwater_db::MachineRecord;
+use headwater_db::{DbError, MachineRecord, Repository};
 
 use crate::Service;
 use crate::backend::Shortage;
@@ -95,6 +97,20 @@ impl Service {
             None if machine.wanted == Wanted::Running => self.failing_restart(machine.uuid),
             None => None,
         }
+    }
+
+    /// What stands in the way of machines, in the order of their names.
+    pub(crate) async fn alarms_of_machines(&self, repo: &mut dyn Repository) -> Result<Vec<Alarm>, DbError> {
+        let raised = |active: &Arc<Active>| active.alarm().as_ref().map(|raised| raised.alarm.clone());
+        let mut alarms: Vec<Alarm> = self.active_map().values().filter_map(raised).collect();
+        for machine in self.failing_restarts() {
+            let record = repo.machines().by_uuid(machine).await?;
+            // A machine that is on by now has none, or its own.
+            let is_off = self.active(machine).is_none();
+            alarms.extend(record.filter(|_| is_off).and_then(|record| self.alarm_of(&record)));
+        }
+        alarms.sort_by(|a, b| natural(&a.subject, &b.subject));
+        Ok(alarms)
     }
 
     /// Looks at all machines that are on. The history follows as soon as it can be written.

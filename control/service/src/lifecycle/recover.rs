@@ -9,6 +9,7 @@ use headwater_db::MachineRecord;
 use tokio::sync::Semaphore;
 
 use crate::Service;
+use crate::answer::Explain;
 use crate::caller::Caller;
 use crate::lifecycle::restart::{BROKE_OFF, DAEMON_ENDED};
 use crate::lifecycle::start::StartReason;
@@ -193,19 +194,15 @@ impl Service {
                 }));
             }
             self.look_for_alarms().await;
-            if let Err(e) = self.look_after_claims().await {
-                tracing::error!("cannot look after claims: {e}");
-            }
-            if let Err(e) = self.keep_pools().await {
-                tracing::error!("cannot keep machines ready: {e}");
-            }
-            if let Err(e) = self.reconcile().await {
-                tracing::error!("cannot compare wanted and actual state: {e}");
-            }
+            tell("look after claims", self.look_after_claims().await);
+            tell("keep machines ready", self.keep_pools().await);
+            tell("compare wanted and actual state", self.reconcile().await);
         }
     }
 
     async fn reconcile(&self) -> Result<(), LifecycleError> {
+        let Some(look) = self.look_for_changes() else { return Ok(()) };
+        let mut is_well = true;
         let machines = self.db().read().await?.machines().list().await?;
         for seen in machines {
             let active = self.active(seen.uuid);
@@ -214,6 +211,7 @@ impl Service {
             if is_fine && !is_behind && !self.is_left_off(&seen) {
                 continue;
             }
+            is_well = false;
             // Somebody who holds the lock is changing the machine right now: look again at the next tick.
             let Some(turn) = self.try_lock(seen.uuid) else { continue };
             let Ok(record) = self.record_of(seen.uuid, &seen.name).await else { continue };
@@ -242,7 +240,17 @@ impl Service {
                 }
             }
         }
+        self.has_compared(look, is_well);
         Ok(())
+    }
+}
+
+/// Logs why something did not work that is tried again at each tick. That the database is away is in the log already.
+fn tell(what: &str, outcome: Result<(), impl Explain>) {
+    if let Err(error) = outcome
+        && error.retry_after_s().is_none()
+    {
+        tracing::error!("cannot {what}: {error}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{DiskCounters, Problem, Status};
+use headwater_api::{DiskCounters, Filter, Problem, Status};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -17,10 +17,13 @@ use crate::backend::BackendError;
     responses((status = 200, body = Status), (status = 500, description = "Database or store failed", body = Problem)),
 )]
 pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<Status>, Failure> {
-    let machines = service.db().read().await?.machines().list().await?;
+    let mut repo = service.db().read().await?;
+    let machines = repo.machines().count(&Filter::default()).await?;
+    let machines_active = repo.machines().count(&Filter::parse("is:on").map_err(Failure)?).await?;
+    let of_machines = service.alarms_of_machines(&mut *repo).await?;
+    drop(repo);
     let counters: Vec<DiskCounters> = service.active_map().values().map(|active| active.counters()).collect();
     let store = service.store_figures().await;
-    let of_machines = machines.iter().filter_map(|machine| service.alarm_of(machine));
     let of_images = service.damage().alarms();
     let of_store = service.store_alarm(&store).or_else(|| service.servers_alarm());
     let alarms = of_store.into_iter().chain(of_images).chain(of_machines).collect();
@@ -30,7 +33,6 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
     };
     let (jobs_running, jobs_waiting) = service.jobs();
     let reachable = service.web().reachable();
-    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     Ok(Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
@@ -45,8 +47,8 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         store_read_only: service.images().is_read_only(),
         boots_unrecorded: service.images().boots_unrecorded(),
         store_outdated: store.outdated,
-        machines: count(machines.len()),
-        machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
+        machines,
+        machines_active,
         jobs_running,
         jobs_waiting,
         alarms,

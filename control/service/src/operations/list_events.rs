@@ -2,7 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{EventList, MAX_EVENTS, Problem, ProblemKind};
+use headwater_api::{EventList, Filter, MAX_EVENTS, Problem, ProblemKind};
+use headwater_db::repository::EventWindow;
 use serde::Deserialize;
 use tokio::time::{Duration, Instant};
 use utoipa::IntoParams;
@@ -10,6 +11,7 @@ use utoipa::IntoParams;
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::extract::Parameters;
+use crate::operations::page;
 
 /// How many are given to who does not say.
 const DEFAULT_EVENTS: u32 = 100;
@@ -52,6 +54,9 @@ impl Explain for Error {
 pub(super) struct Query {
     /// Only those of one subject, for instance `machine web-1` or `image debian`.
     subject: Option<String>,
+    /// Only those that match, for instance `action:created,removed -caller:daemon`. A word alone is looked for in subject and detail.
+    #[serde(default)]
+    filter: String,
     /// Only those older than the event with this id: the next page, with the id of the last event of a page.
     before: Option<i64>,
     /// Only those newer than the event with this id, oldest first: with the id of the last one as the next `after`, each event is seen
@@ -63,7 +68,8 @@ pub(super) struct Query {
     limit: Option<u32>,
 }
 
-/// The newest events, or the newest of those before one, newest first; or those after one, oldest first.
+/// The newest events, or the newest of those before one, newest first; or those after one, oldest first. An answer has at most 200 KB: ask on
+/// until one is empty.
 #[utoipa::path(
     get,
     path = "/api/v1/events",
@@ -80,6 +86,7 @@ pub(super) async fn list_events(
     if limit > MAX_EVENTS {
         return Err(Error::TooMany(limit).into());
     }
+    let filter = Filter::parse_for_events(&wanted.filter).map_err(Failure)?;
     let subject = wanted.subject.as_deref();
     let Some(after) = wanted.after else {
         if let Some(wait_s) = wanted.wait_s {
@@ -87,7 +94,10 @@ pub(super) async fn list_events(
         }
         let before = wanted.before.unwrap_or(i64::MAX);
         let mut repo = service.db().read().await?;
-        return Ok(Json(EventList { events: repo.events().older(subject, before, limit).await? }));
+        let window = EventWindow::Before(before);
+        let mut events = repo.events().page(&filter, subject, window, limit).await?;
+        page::cut(&mut events);
+        return Ok(Json(EventList { events }));
     };
     if wanted.before.is_some() {
         return Err(Error::BothWays.into());
@@ -98,7 +108,10 @@ pub(super) async fn list_events(
     }
     let end = Instant::now() + Duration::from_secs(wait_s);
     loop {
-        let events = service.db().read().await?.events().newer(subject, after, limit).await?;
+        let mut repo = service.db().read().await?;
+        let mut events = repo.events().page(&filter, subject, EventWindow::After(after), limit).await?;
+        drop(repo);
+        page::cut(&mut events);
         if !events.is_empty() || Instant::now() >= end || service.is_stopping() {
             return Ok(Json(EventList { events }));
         }

@@ -1,14 +1,22 @@
-//! `GET /api/v1/machines`: all machines, or those that match a filter.
+//! `GET /api/v1/machines`: a page of the machines that match a filter.
+//!
+//! The database filters, sorts and cuts by what it stores. A filter or an order by what machines use now (`ram`, `disk`, `iops`, their alarm,
+//! `version:old`) is applied to the machines that the rest of the filter leaves.
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{Filter, MachineList, MachineSort, Problem};
+use headwater_api::{Filter, Machine, MachineList, MachineSort, Position, Problem};
+use headwater_db::DbError;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::Failure;
 use crate::extract::Parameters;
+use crate::operations::page;
+
+/// How many machines are looked at for one answer. More do not fit.
+const PAGE_MAX: u32 = 300;
 
 /// Which machines.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -23,9 +31,11 @@ pub(super) struct Query {
     sort: MachineSort,
     /// At most so many.
     limit: Option<u32>,
+    /// After this one: what the answer before had as `next`. The orders `ram`, `disk`, `cache` and `iops` have no pages.
+    after: Option<String>,
 }
 
-/// Machines with their state and counters, by name unless `sort` says otherwise.
+/// Machines with their state and counters, by name unless `sort` says otherwise. An answer has at most 200 KB; `next` leads to the others.
 #[utoipa::path(
     get,
     path = "/api/v1/machines",
@@ -34,8 +44,9 @@ pub(super) struct Query {
     params(Query),
     responses(
         (status = 200, body = MachineList),
-        (status = 400, description = "A filter that cannot be read", body = Problem),
+        (status = 400, description = "A filter or a position that cannot be read", body = Problem),
         (status = 500, description = "The database failed", body = Problem),
+        (status = 503, description = "The database cannot be used now", body = Problem),
     ),
 )]
 pub(super) async fn list_machines(
@@ -43,18 +54,61 @@ pub(super) async fn list_machines(
     Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<MachineList>, Failure> {
     let filter = Filter::parse(&wanted.filter).map_err(Failure)?;
-    let records = service.db().read().await?.machines().list().await?;
-    let total = count(records.len());
-    let mut machines = service.views(records).await?;
-    machines.retain(|machine| filter.matches(machine));
-    let matching = count(machines.len());
-    wanted.sort.sort(&mut machines);
-    if let Some(limit) = wanted.limit {
-        machines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    }
-    Ok(Json(MachineList { total, matching, machines }))
+    let sort = wanted.sort;
+    let after =
+        wanted.after.as_deref().map(|after| sort.read_position(after)).transpose().map_err(Failure)?;
+    let limit = wanted.limit.unwrap_or(PAGE_MAX).min(PAGE_MAX);
+    let (total, matching, mut machines) = if filter.live().is_empty() && !sort.is_live() {
+        // One more says whether there is a next page.
+        stored_page(&service, &filter, sort, after.as_ref(), limit + 1).await?
+    } else {
+        live_page(&service, &filter, sort, after.as_ref()).await?
+    };
+    let found = machines.len();
+    machines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    page::cut(&mut machines);
+    let last = machines.last().filter(|_| machines.len() < found);
+    let next = last.and_then(|machine| sort.position(machine)).map(|position| position.to_string());
+    Ok(Json(MachineList { total, matching, machines, next }))
 }
 
-fn count(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
+/// A page of what the database finds.
+async fn stored_page(
+    service: &Service,
+    filter: &Filter,
+    sort: MachineSort,
+    after: Option<&Position>,
+    limit: u32,
+) -> Result<(u64, u64, Vec<Machine>), DbError> {
+    let mut repo = service.db().read().await?;
+    let total = repo.machines().count(&Filter::default()).await?;
+    let matching = if filter.is_empty() { total } else { repo.machines().count(filter).await? };
+    let records = repo.machines().page(filter, sort, after, limit).await?;
+    drop(repo);
+    Ok((total, matching, service.views(records).await?))
+}
+
+/// All that match as they are now, in order, after a position.
+async fn live_page(
+    service: &Service,
+    filter: &Filter,
+    sort: MachineSort,
+    after: Option<&Position>,
+) -> Result<(u64, u64, Vec<Machine>), DbError> {
+    let stored_order = if sort.is_live() { MachineSort::Name } else { sort };
+    let mut repo = service.db().read().await?;
+    let total = repo.machines().count(&Filter::default()).await?;
+    let records = repo.machines().page(&filter.stored(), stored_order, None, u32::MAX).await?;
+    drop(repo);
+    let mut machines = service.views(records).await?;
+    let live = filter.live();
+    machines.retain(|machine| live.matches(machine));
+    let matching = u64::try_from(machines.len()).unwrap_or(u64::MAX);
+    if sort.is_live() {
+        sort.sort(&mut machines);
+    }
+    if let Some(after) = after {
+        machines.retain(|machine| sort.position(machine).is_some_and(|position| position.is_after(after)));
+    }
+    Ok((total, matching, machines))
 }

@@ -2,13 +2,14 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{MAX_TASKS, Problem, ProblemKind, TaskList};
+use headwater_api::{Filter, MAX_TASKS, Problem, ProblemKind, TaskList};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::extract::Parameters;
+use crate::operations::page;
 
 /// How many are given to a client that does not say.
 const DEFAULT_TASKS: u32 = 100;
@@ -35,13 +36,16 @@ pub(super) struct Query {
     /// Only those that have not ended.
     #[serde(default)]
     unended: bool,
+    /// Only those that match, for instance `state:failed kind:roll`. A word alone is looked for in the subject.
+    #[serde(default)]
+    filter: String,
     /// Only those with smaller numbers: the next page.
     before: Option<i64>,
     /// At most so many; 100 where absent, and no more than 1000.
     limit: Option<u32>,
 }
 
-/// The newest tasks, newest first. The daemon keeps the newest 10,000.
+/// The newest tasks, newest first. The daemon keeps the newest 10,000. An answer has at most 200 KB: ask on with `before` until one is empty.
 #[utoipa::path(
     get,
     path = "/api/v1/tasks",
@@ -58,17 +62,10 @@ pub(super) async fn list_tasks(
     if limit > MAX_TASKS {
         return Err(TooMany(limit).into());
     }
+    let filter = Filter::parse_for_tasks(&wanted.filter).map_err(Failure)?;
     let before = wanted.before.unwrap_or(i64::MAX);
-    let mut repo = service.db().read().await?;
-    let records = if wanted.unended {
-        let mut all = repo.tasks().unended().await?;
-        all.retain(|task| task.id < before);
-        all.reverse();
-        all.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-        all
-    } else {
-        repo.tasks().older(before, limit).await?
-    };
-    drop(repo);
-    Ok(Json(TaskList { tasks: records.into_iter().map(|record| service.task_view(record)).collect() }))
+    let records = service.db().read().await?.tasks().page(&filter, wanted.unended, before, limit).await?;
+    let mut tasks: Vec<_> = records.into_iter().map(|record| service.task_view(record)).collect();
+    page::cut(&mut tasks);
+    Ok(Json(TaskList { tasks }))
 }

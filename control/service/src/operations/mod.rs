@@ -27,6 +27,7 @@ mod list_tasks;
 mod list_tokens;
 mod merge_trace;
 mod note_image;
+mod page;
 mod pin_catalog;
 mod pin_machine;
 mod promote_image;
