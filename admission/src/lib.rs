@@ -1,19 +1,23 @@
-//! Places for connections, and who gives way where all are taken: for servers in asynchronous code, of either plane.
+//! Permits for connections, and which connection ends if all permits are taken. For asynchronous servers of both
+//! planes.
+//!
+//! A connection is unauthenticated until the server calls [`Entry::let_in`].
 //!
 //! # Guarantees
-//! - Who connects and says nothing, or has no token, keeps nobody out: where all places are taken, a new connection ends the oldest of
-//!   those that were not let in yet ([`Entry::let_in`]).
-//! - While there are many of these that one goes at once. Where there are few, and nearly all places have those who may have them, it is
-//!   given time to ask first: otherwise each of many who come at once would end the one before it.
-//! - Whoever was let in keeps his place. Who had been chosen to leave before is not let in, and told so, so that nothing is begun for him
-//!   that would be cut off in the middle.
+//! - Silent connections, and connections without a token, do not block the server: if all permits are taken, a new
+//!   connection ends the oldest unauthenticated one.
+//! - If many connections are unauthenticated, the oldest ends at once. If there are few, it has a grace period to
+//!   authenticate. Without that period, each of many simultaneous connections would end the one before it.
+//! - An authenticated connection keeps its permit. A connection that was already chosen to end cannot authenticate:
+//!   [`Entry::let_in`] returns `false`, so that the server starts no work that would be cut off.
 //!
 //! # Limits
-//! The caller's: how many places, from how many strangers on the oldest has no time, and how long that is ([`Admission::new`]).
+//! The caller sets them in [`Admission::new`]: the number of permits, how many unauthenticated connections count as
+//! many, and the grace period.
 //!
 //! # Not here
-//! No sockets and no tokens: ending a connection that must go is the server's ([`Permit::must_go`]). Servers with a thread for each
-//! connection have theirs in `headwater-connections`.
+//! Sockets and tokens: the server itself ends a connection that must go ([`Permit::must_go`]). Servers with a thread
+//! for each connection use `headwater-connections`.
 
 #![cfg_attr(
     not(test),
@@ -42,16 +46,16 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// The places of a server. One asks for them: who accepts its connections.
+/// The permits of a server. Only the task that accepts connections takes them.
 pub struct Admission {
     free: Arc<Semaphore>,
-    /// From so many strangers on, the oldest has no time.
+    /// With this many unauthenticated connections or more, the oldest has no grace period.
     many: usize,
     grace: Duration,
     unauthenticated: Mutex<UnauthenticatedList>,
 }
 
-/// Those that were not let in yet.
+/// The unauthenticated connections.
 #[derive(Default)]
 struct UnauthenticatedList {
     last_id: u64,
@@ -63,16 +67,17 @@ struct Unauthenticated {
     end: Arc<End>,
 }
 
-/// Whether a connection must make room.
+/// Whether a connection must end for a new one.
 #[derive(Default)]
 struct End {
-    /// Changes under the lock of the strangers.
+    /// Changes only under the lock of the list of unauthenticated connections.
     is_due: AtomicBool,
-    told: Notify,
+    notify: Notify,
 }
 
 impl Admission {
-    /// So many `connections` at once. From `many` strangers on the oldest has no time, below it has `grace` since it came.
+    /// Permits for `connections` at once. With fewer than `many` unauthenticated connections, the oldest has `grace`
+    /// from its start; with `many` or more it has no grace period.
     pub fn new(connections: usize, many: usize, grace: Duration) -> Arc<Self> {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(connections)),
@@ -82,16 +87,17 @@ impl Admission {
         })
     }
 
-    /// A place for a stranger. Where all are taken it waits until somebody leaves, of himself or because he must.
+    /// A permit for a new, unauthenticated connection. If all permits are taken, waits until a connection ends by
+    /// itself or must end.
     pub async fn take(self: &Arc<Self>) -> Option<Permit> {
         let mut free = std::pin::pin!(Arc::clone(&self.free).acquire_owned());
         let permit = tokio::select! {
             biased;
             permit = free.as_mut() => permit,
-            // One alone, however long it takes to leave.
+            // Ends one connection only, however long that takes.
             () = self.make_room() => free.await,
         };
-        // Never closed.
+        // The semaphore is never closed.
         let permit = permit.ok()?;
         let end = Arc::<End>::default();
         let mut unauthenticated = self.unauthenticated.lock();
@@ -101,19 +107,19 @@ impl Admission {
         Some(Permit { entry: Entry { places: Arc::clone(self), id, end }, _permit: permit })
     }
 
-    /// Ends the oldest stranger, when that is due.
+    /// Ends the oldest unauthenticated connection when its grace period is over.
     async fn make_room(&self) {
         loop {
             match self.end_oldest() {
                 Ok(()) => return,
                 Err(Some(due)) => tokio::time::sleep_until(due).await,
-                // None come either, as long as a place is waited for.
+                // No unauthenticated connection can arrive while this one waits for a permit.
                 Err(None) => std::future::pending().await,
             }
         }
     }
 
-    /// The error is when that is due; `None`: there are none.
+    /// `Err(Some(due))`: the grace period ends at `due`. `Err(None)`: no connection is unauthenticated.
     fn end_oldest(&self) -> Result<(), Option<Instant>> {
         let mut unauthenticated = self.unauthenticated.lock();
         let grace = if unauthenticated.by_age.len() < self.many { self.grace } else { Duration::ZERO };
@@ -124,26 +130,26 @@ impl Admission {
         }
         let end = oldest.remove().end;
         end.is_due.store(true, Ordering::Release);
-        end.told.notify_one();
+        end.notify.notify_one();
         Ok(())
     }
 }
 
-/// A connection's place. It is free when this is dropped.
+/// A connection's permit. Dropping it frees the permit.
 pub struct Permit {
     entry: Entry,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Permit {
-    /// For whoever finds out that it is let in.
+    /// A handle for the code that authenticates the connection.
     pub fn entry(&self) -> Entry {
         self.entry.clone()
     }
 
-    /// Waits until it has to make room.
+    /// Waits until this connection must end for a new one.
     pub async fn must_go(&self) {
-        self.entry.end.told.notified().await;
+        self.entry.end.notify.notified().await;
     }
 }
 
@@ -153,7 +159,7 @@ impl Drop for Permit {
     }
 }
 
-/// A connection among those that were not let in yet.
+/// A connection's entry in the list of unauthenticated connections.
 #[derive(Clone)]
 pub struct Entry {
     places: Arc<Admission>,
@@ -162,16 +168,17 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// It is no stranger any more, and not ended for others. `false`: it was chosen before to make room, and will be ended; nothing is
-    /// to be begun for it.
+    /// Marks the connection as authenticated, so that it never ends for a new one. `false`: it was already chosen to
+    /// end, and the server must start no work for it.
     pub fn let_in(&self) -> bool {
-        // Chosen under the same lock: either it is no stranger by then, or this finds that it was.
+        // `end_oldest` chooses under the same lock: either this entry is gone from the list by then, or `must_go` is
+        // true here.
         let mut unauthenticated = self.places.unauthenticated.lock();
         unauthenticated.by_age.remove(&self.id);
         !self.must_go()
     }
 
-    /// Whether it was chosen to make room. One that was let in never is.
+    /// Whether this connection was chosen to end. An authenticated connection never is.
     pub fn must_go(&self) -> bool {
         self.end.is_due.load(Ordering::Acquire)
     }
@@ -181,14 +188,14 @@ impl Entry {
 mod tests {
     use super::*;
 
-    /// For what would else be waited for for ever.
+    /// Timeout of waits that would otherwise never end.
     const SOON: Duration = Duration::from_secs(60);
 
     async fn taken(places: &Arc<Admission>) -> Permit {
         tokio::time::timeout(SOON, places.take()).await.unwrap().unwrap()
     }
 
-    /// Whether nobody makes room now.
+    /// Whether no permit can be had now.
     async fn is_full(places: &Arc<Admission>) -> bool {
         tokio::select! {
             biased;
@@ -204,17 +211,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_of_many_strangers_goes_at_once_and_who_was_let_in_stays() {
+    async fn a_full_server_ends_the_oldest_unauthenticated_connection() {
         let places = Admission::new(4, 3, SOON * 60);
         let guest = taken(&places).await;
         guest.entry().let_in();
         let unauthenticated = [taken(&places).await, taken(&places).await, taken(&places).await];
-        assert!(is_full(&places).await, "he who must go has not left");
+        assert!(is_full(&places).await, "the connection that must go has not left");
         let [first, second, third] = unauthenticated;
         assert!(must_go(&first) && !must_go(&second) && !must_go(&third) && !must_go(&guest));
         drop(first);
         let fourth = taken(&places).await;
-        // Whoever has left is not asked to go.
+        // A connection that has left is not chosen.
         drop(second);
         let fifth = taken(&places).await;
         third.entry().let_in();
@@ -225,20 +232,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_chosen_to_leave_is_not_let_in_and_who_was_let_in_is_not_chosen() {
+    async fn a_connection_chosen_to_end_cannot_authenticate() {
         let places = Admission::new(2, 1, SOON * 60);
         let (first, second) = (taken(&places).await, taken(&places).await);
         assert!(first.entry().let_in());
         assert!(is_full(&places).await);
-        assert!(first.entry().let_in() && !first.entry().must_go() && !must_go(&first), "it stays");
-        // Chosen, and not gone yet.
+        assert!(first.entry().let_in() && !first.entry().must_go() && !must_go(&first), "it is not ended");
+        // It was chosen to end, and has not ended yet.
         assert!(second.entry().must_go() && !second.entry().let_in());
         assert!(!second.entry().let_in(), "nor later");
         assert!(must_go(&second));
     }
 
     #[tokio::test]
-    async fn one_of_a_few_strangers_goes_when_he_had_time_to_ask() {
+    async fn one_of_few_unauthenticated_connections_has_a_grace_period() {
         let places = Admission::new(2, 2, SOON * 60);
         let (guest, stranger) = (taken(&places).await, taken(&places).await);
         guest.entry().let_in();
