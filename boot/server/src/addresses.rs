@@ -1,4 +1,4 @@
-//! The addresses of interfaces: the C library has a list of them, which no safe library here offers.
+//! Addresses of network interfaces, from the C library's list: no safe library in this project offers it.
 #![expect(unsafe_code, reason = "getifaddrs gives a list of pointers")]
 
 use std::ffi::CStr;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_its_address_and_an_absent_interface_has_none() {
+    fn an_interface_has_its_address_and_a_missing_one_has_none() {
         assert_eq!(of("lo").unwrap(), Some(Ipv4Addr::LOCALHOST));
         assert_eq!(of("no-such-one").unwrap(), None);
     }

@@ -1,24 +1,25 @@
-//! The boot server: DHCP answers beside the site's own server, TFTP for loaders, HTTP for scripts, kernels and settings.
+//! The boot server: DHCP answers beside the site's own server, TFTP for loaders, HTTP for scripts, kernels and
+//! settings.
 //!
 //! ```text
 //!   firmware --67, 4011--> dhcp ---+
-//!            --69--------> tftp    +--> Targets (trait): who is registered, what it boots
+//!            --69--------> tftp    +--> Targets (trait): known machines, and what each boots
 //!   iPXE     --HTTP------> http ---+
 //! ```
-//! The only crate under `boot/` with sockets; what each packet gets is decided by `headwater-dhcp`, `headwater-tftp` and
-//! `headwater-boot-script`.
+//! This is the only crate under `boot/` with sockets. `headwater-dhcp`, `headwater-tftp` and `headwater-boot-script`
+//! decide how each packet is answered.
 //!
 //! # Guarantees
-//! - Only machines that [`Targets`] knows get an answer. Others are logged once.
-//! - A token for settings is good for one use, by the address that asked for the script, within [`tokens::TOKEN_LIFE`].
+//! - Only machines that [`Targets`] knows get an answer. Each unknown machine is logged once.
+//! - A token for settings is valid for one use, by the address that fetched the script, within [`tokens::TOKEN_LIFE`].
 //! - It listens on one interface only.
 //!
 //! # Limits
-//! [`tftp::TRANSFERS_MAX`] transfers, [`tftp::TRANSFERS_OF_ADDRESS_MAX`] of one address; [`http::CONNECTIONS_MAX`] connections;
-//! [`dhcp::UNKNOWN_MAX`] unknown machines are remembered, [`tokens::TOKENS_MAX`] tokens.
+//! [`tftp::TRANSFERS_MAX`] transfers, [`tftp::TRANSFERS_OF_ADDRESS_MAX`] of one address; [`http::CONNECTIONS_MAX`]
+//! connections; [`dhcp::UNKNOWN_MAX`] unknown machines are remembered, [`tokens::TOKENS_MAX`] tokens.
 //!
 //! # Errors
-//! [`BootError`] for what cannot be served at all. A machine whose image cannot boot gets a script that says why.
+//! [`BootError`] if the server cannot serve at all. A machine whose image cannot boot gets a script that says why.
 //!
 //! # Not here
 //! Which machine boots what, leases of addresses, UEFI HTTP boot, HTTPS.

@@ -1,4 +1,4 @@
-//! Tokens for settings: each is good for one use, by the address that asked for the script, and not for long.
+//! Tokens for settings: each is valid for one use, by the address that fetched the script, within [`TOKEN_LIFE`].
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::targets::Boot;
 
-/// How long a token can be used.
+/// How long a token is valid.
 pub const TOKEN_LIFE: Duration = Duration::from_secs(600);
-/// So many tokens wait to be used; the oldest goes first.
+/// The most unused tokens. A further token replaces the oldest.
 pub const TOKENS_MAX: usize = 4096;
 
-/// Tokens that were not used yet.
+/// Unused tokens.
 #[derive(Debug, Default)]
 pub struct Tokens {
     waiting: HashMap<String, Waiting>,
@@ -25,7 +25,7 @@ struct Waiting {
 }
 
 impl Tokens {
-    /// Notes a token. A machine has one at a time: an earlier one of it is void.
+    /// Adds a token. A machine has one token at a time: a new token replaces the machine's earlier one.
     pub fn add(&mut self, token: [u8; 16], boot: Boot, address: IpAddr, now: Duration) -> String {
         self.waiting.retain(|_, waiting| waiting.boot.mac != boot.mac && !waiting.is_over(now));
         if self.waiting.len() >= TOKENS_MAX {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_used_once_by_the_address_it_was_made_for() {
+    fn only_the_address_of_a_token_uses_it_once() {
         let mut tokens = Tokens::default();
         let token = tokens.add([7; 16], boot(1), HERE, at(0));
         assert_eq!(token, "07".repeat(16));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_ends_with_its_time_and_with_the_next_of_its_machine() {
+    fn a_token_expires_or_is_replaced_by_its_machines_next_token() {
         let mut tokens = Tokens::default();
         let late = tokens.add([1; 16], boot(1), HERE, at(0));
         assert_eq!(tokens.take(&late, HERE, TOKEN_LIFE), None);

@@ -1,22 +1,23 @@
-//! TFTP for network boot (RFC 1350, with the options of RFC 2348, 2349 and 7440): the codec, and one transfer as a state machine.
+//! TFTP for network boot (RFC 1350, with the options of RFC 2348, 2349 and 7440): the codec, and one transfer as a
+//! state machine.
 //!
 //! ```text
 //!   datagram --Packet::parse--> Request --Transfer::start--> datagrams to send
 //!                               Ack ------Transfer::received> datagrams to send, or done
-//!                               silence --Transfer::again--> the same ones again, or given up
+//!                               silence --Transfer::again--> the same datagrams again, or given up
 //! ```
 //!
 //! # Guarantees
 //! - No sockets, no clock, no panic. Only reads are understood; a write is refused.
 //! - Block numbers roll over to 0: a file may have more than 65,535 blocks.
-//! - An acknowledgement that comes twice sends nothing twice.
+//! - A duplicate acknowledgement causes no duplicate data.
 //!
 //! # Limits
 //! [`BLOCK_BYTES_MAX`] for a block, [`WINDOW_MAX`] blocks in flight, [`TRIES_MAX`] repetitions without an answer,
 //! [`REQUEST_BYTES_MAX`] for a request.
 //!
 //! # Errors
-//! [`PacketError`] says what of a datagram cannot be read; a client gets a [`Packet::Error`].
+//! [`PacketError`] names the part of a datagram that cannot be parsed; a client gets a [`Packet::Error`].
 //!
 //! # Not here
 //! Writing, netascii, multicast, sockets and files (`headwater-boot-server`).
