@@ -1,6 +1,6 @@
 //! Medians, and their confidence intervals by bootstrap.
 
-/// Resamples of one interval.
+/// Number of bootstrap resamples for one interval.
 const RESAMPLES: usize = 2000;
 
 /// A median and its 95 % interval.
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interval_holds_the_median_and_narrows_with_samples() {
+    fn the_interval_contains_the_median_and_narrows_with_samples() {
         let few: Vec<f64> = (0..5).map(f64::from).collect();
         let many: Vec<f64> = (0..500).map(|n| f64::from(n % 5)).collect();
         let (few, many) = (estimate(&few, 1).unwrap(), estimate(&many, 1).unwrap());

@@ -1,4 +1,5 @@
-//! The guest itself: it boots over a slow line, and while a server dies, and a version is made of it while it runs.
+//! Measures a whole guest: its boot over a slow line, its boot while a server fails, and the pause when a version is
+//! made of it while it runs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,18 +21,18 @@ use crate::targets::Goal;
 
 const DELAY_MS: u64 = 2;
 const PATIENCE: Duration = Duration::from_secs(300);
-/// A boot takes a quarter of a minute in emulation, so there are at most so many rounds.
+/// The most rounds: an emulated boot takes a quarter of a minute.
 const ROUNDS_MAX: usize = 3;
-/// What a guest has read when it is booting.
+/// When a guest has read this many bytes, it is booting.
 const BOOTING_BYTES: f64 = 3e6;
-/// More than a server reads for anything but an answer with chunks.
+/// A server reads more than this only for an answer with chunks.
 const ANSWER_BYTES: u64 = 16 << 10;
-/// How long a machine may stand still.
+/// The longest permitted stall of a boot.
 const STALL_MAX_S: f64 = 2.0;
 
 /// Name of the case for `--only`.
 pub const SEAL_PAUSE: &str = "seal-pause";
-/// How long a guest may stand still when a version is made of it.
+/// The longest permitted pause of a guest when a version is made of it.
 const PAUSE_MAX_MS: f64 = 50.0;
 /// A seal takes a second, and the long pauses are rare.
 const SEALS_OF_A_ROUND: usize = 10;
@@ -45,12 +46,12 @@ struct Machine {
 
 impl Machine {
     fn start(plan: &Plan, mut command: Command, from: &str, more: &[&str]) -> Result<Self> {
-        // Sockets lie in it, and their paths may have 107 bytes.
+        // The directory holds sockets, and a socket's path may have 107 bytes.
         let data_dir = plan.sockets.join("data");
         let _ = std::fs::remove_dir_all(&data_dir);
         own_dir(&data_dir)?;
         command
-            // With its version, for `guest` alone would be a file of that name where there is one.
+            // With the version: `guest` alone would mean a file of that name if one exists.
             .args(["run", "guest@1", "--from", from, "--ram", "64M", "--disk", "2G", "--data-dir"])
             .arg(&data_dir)
             .args(more);
@@ -58,14 +59,14 @@ impl Machine {
         Ok(Self { process, data_dir, headwater: plan.headwater.clone() })
     }
 
-    /// Seconds until the guest was up, as its table has it.
+    /// Seconds until the guest was up, as the command prints them.
     fn booted(&mut self) -> Result<f64> {
         let line = self.process.wait_until_said("is running, booted in", PATIENCE)?;
         let text = line.rsplit_once("booted in ").and_then(|(_, text)| text.split_whitespace().next());
-        text.and_then(|text| text.parse().ok()).with_context(|| format!("'{line}' tells no time"))
+        text.and_then(|text| text.parse().ok()).with_context(|| format!("'{line}' has no boot time"))
     }
 
-    /// Waits until the guest reads. Opening the store is a request too; by so much the guest itself is at work.
+    /// Waits until the guest reads. Opening the store makes requests too, so it waits for more bytes than that takes.
     fn has_begun(&self) -> Result<()> {
         let begun = Instant::now();
         while self.metric("headwater_image_read_bytes_total").unwrap_or(0.0) < BOOTING_BYTES {
@@ -77,7 +78,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a command of the same data directory answers.
+    /// The JSON output of a `headwater` command on the same data directory.
     fn ask(&self, command: &[&str]) -> Result<Value> {
         let mut asking = Command::new(&self.headwater);
         let output = asking.arg("--json").args(command).arg("--data-dir").arg(&self.data_dir).output()?;
@@ -99,19 +100,19 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The second signal ends the guest at once; nobody needs it any more.
+        // The second signal ends the guest at once: it is no longer needed.
         let _ = self.process.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(300));
     }
 }
 
-/// Its boot time beside that from a store on this host, with a trace of earlier boots.
+/// The guest's boot time over the line with a trace of earlier boots, beside the boot time from a store on this host.
 pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let mut line = Line::start()?;
     let made = Made::import(plan, "guest-slow", &plan.image, "guest")?;
     let here = made.store().display().to_string();
-    // The first boot is recorded, and puts the guest's image into the page cache for those on this host.
+    // The first boot is recorded. It also brings the guest's image into the page cache, for the boots from this host.
     let first = Machine::start(plan, line.near(&plan.headwater), &here, &[])?.booted()?;
     println!("  a first boot was recorded, {first:.1} s");
     let traces = made.store().join("traces");
@@ -154,16 +155,16 @@ pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
     Ok(rounds.0)
 }
 
-/// What happens to a server in the middle of a boot.
+/// How a server fails in the middle of a boot.
 #[derive(Clone, Copy)]
 enum Trouble {
-    /// Its process is killed: connections end, and new ones do at once.
+    /// Its process is killed: connections end, and new connections are refused at once.
     Dies,
-    /// It stops and says nothing any more, as a host does that loses its power.
+    /// It stops answering, like a host that loses its power.
     Hangs,
 }
 
-/// A server goes away while the guest boots without a trace, so that it reads all the time; another one is up.
+/// One of two servers fails while the guest boots. The guest boots without a trace, so that it reads all the time.
 pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let mut line = Line::start()?;
@@ -172,12 +173,12 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     let ca = tls.authority.display().to_string();
     let more = ["--ca", ca.as_str(), "--boot-trace", "off"];
     let mut rounds = Rounds::new();
-    // Whether it is the one that answers just then.
+    // `true`: the server that is answering at that moment fails.
     let troubles = [
-        ("who answers is killed", true, Trouble::Dies),
-        ("the other is killed", false, Trouble::Dies),
-        ("who answers hangs", true, Trouble::Hangs),
-        ("the other hangs", false, Trouble::Hangs),
+        ("server in use killed", true, Trouble::Dies),
+        ("other server killed", false, Trouble::Dies),
+        ("server in use hangs", true, Trouble::Hangs),
+        ("other server hangs", false, Trouble::Hangs),
     ];
     let mut longest = 0f64;
     let count = plan.rounds.min(ROUNDS_MAX);
@@ -208,7 +209,7 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
                 Trouble::Dies => Signal::KILL,
                 Trouble::Hangs => Signal::STOP,
             };
-            let answering = who_answers(&offers)?;
+            let answering = answering_server(&offers)?;
             let victim = offers.iter().enumerate().find(|(at, _)| (*at == answering) == answers);
             let (_, victim) = victim.context("there are two servers")?;
             victim.process().signal(signal)?;
@@ -226,7 +227,7 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
             rounds.add(of_failover("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
             rounds.add(of_failover("longest stall of a boot, s", stall, "2 s", STALL_MAX_S, Goal::None));
         }
-        // A server that nobody read from proves nothing.
+        // The failure of a server that was not being read from proves nothing.
         let figure = "reads that went on, of killed";
         rounds.add(of_failover(figure, killed, "1", 1.0, Goal::AtLeast(1.0)));
     }
@@ -234,8 +235,9 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     Ok(rounds.0)
 }
 
-/// Waits until one of the servers has read part of an answer, and says which: the line needs longer for it than it takes to say so.
-fn who_answers(offers: &[Offer]) -> Result<usize> {
+/// Waits until one of the servers has read part of an answer, and returns its index. The line takes longer for the
+/// answer than this check.
+fn answering_server(offers: &[Offer]) -> Result<usize> {
     let read = || offers.iter().map(|offer| read_bytes(offer.process().pid())).collect::<Result<Vec<u64>>>();
     let (mut before, until) = (read()?, Instant::now() + PATIENCE);
     while Instant::now() < until {
@@ -261,7 +263,8 @@ fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: G
     }
 }
 
-/// Versions are made of a guest that runs. A machine has no use for a median: the longest pause is judged as well.
+/// Makes versions of a running guest. The longest pause is judged besides the median, because a median does not help a
+/// machine.
 pub fn seal_pause(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let made = Made::import(plan, SEAL_PAUSE, &plan.image, "guest")?;
@@ -272,7 +275,7 @@ pub fn seal_pause(plan: &Plan) -> Result<Vec<Comparison>> {
     let seals = plan.rounds * SEALS_OF_A_ROUND;
     for seal in 1..=seals {
         let sealed = machine.ask(&["machine", "seal", "guest-1"])?;
-        let pause = sealed.get("pause").context("the answer tells no pause")?;
+        let pause = sealed.get("pause").context("the answer has no pause")?;
         let Some(guest_ms) = pause.get("guest_ms").and_then(Value::as_f64) else {
             bail!("the guest's file systems were not frozen: {pause}");
         };

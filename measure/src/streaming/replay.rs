@@ -1,8 +1,8 @@
-//! A boot's reads over a slow line: with the trace of an earlier boot, and without.
+//! Replays a boot's reads over a slow line, with the trace of an earlier boot and without.
 //!
-//! Nearly all requests of the recorded boot are sent when the one before is answered, and so they are here, but
-//! at once. Each time the clock runs from the start of the program that serves the disk to the last answer, so
-//! opening the image and fetching its list of chunks is part of it.
+//! In the recorded boot, nearly every request is sent after the answer to the request before. The replay does the same,
+//! but without a pause in between. The clock runs from the start of the program that serves the disk to the last
+//! answer, so it includes opening the image and fetching its list of chunks.
 
 use std::process::Command;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use crate::Plan;
 use crate::iscsi::free_port;
 use crate::targets::Goal;
 
-/// Of the line in each direction: the case, and one that is half as long.
+/// Delays of the line in each direction: the judged one, and half of it.
 const DELAYS_MS: [(u64, &str); 2] = [(2, "seconds"), (1, "seconds at 1 ms each way")];
 
 /// How the reads are served: name, options.
@@ -30,7 +30,7 @@ const WAYS: [(&str, &[&str]); 3] = [
     ("on demand, with readahead", &["--boot-trace", "off"]),
 ];
 
-/// What one way came to.
+/// The figures of one way.
 struct Replayed {
     seconds: f64,
     store_bytes: u64,
@@ -77,7 +77,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
                 plan.rounds,
                 over_nbd::PEER
             );
-            // Without readahead exactly those chunks came that the boot needs.
+            // Without readahead exactly the chunks that the boot needs are fetched.
             let needed = demand.store_bytes;
             let url = format!("{from}/{}", made.largest_object()?.display());
             let bare = bare_line(&line, &url, &ca, needed)?;
@@ -111,7 +111,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     Ok(rounds.0)
 }
 
-/// Has the store keep the trace of these reads, as a boot on a host with the store leaves it.
+/// Stores a trace of these reads, as a boot on a host with the store does.
 fn record_trace(plan: &Plan, made: &Made, reads: &[Read]) -> Result<()> {
     let from = made.store().display().to_string();
     let what = Exported { image: "guest", from: &from, nbd: None, more: &[] };
@@ -124,7 +124,7 @@ fn record_trace(plan: &Plan, made: &Made, reads: &[Read]) -> Result<()> {
     Ok(())
 }
 
-/// Serves the image, and reads what the guest read, one request after another.
+/// Serves the image, and sends the recorded reads one after another.
 fn replay(plan: &Plan, command: Command, what: &Exported<'_>, reads: &[Read]) -> Result<Replayed> {
     let start = Instant::now();
     let export = Export::start(plan, command, what)?;
