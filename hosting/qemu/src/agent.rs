@@ -1,12 +1,12 @@
 //! A client of the QEMU guest agent (qemu-ga), over the unix socket of its virtio-serial port.
 //!
-//! The guest is not trusted: what it sends is bounded before it is parsed, and parsed into what is expected, since a
-//! line of JSON takes up to 40 times its length where it is kept as it came.
+//! The guest is not trusted: the length of its messages is limited before they are parsed. They are parsed into the
+//! expected types, because generic JSON values take up to 40 times the length of the line.
 //!
-//! The port carries one conversation. A request that the guest never read stays in the pipe, so each
-//! connection starts with `guest-sync-delimited`: everything before the marked answer is stale and is
-//! dropped. After a time-out the connection is given up, and the next call makes a new one; that of a command that was to begin
-//! is kept until it is known whether it did (`late.rs`).
+//! The port carries one conversation. A request that the guest never read stays in the pipe, so each connection starts
+//! with `guest-sync-delimited`: everything before the marked answer is stale and is dropped. After a timeout the
+//! connection is closed, and the next call makes a new one. The connection of a `guest-exec` without an answer stays
+//! open until it is known whether the command began (`abandoned_exec.rs`).
 
 mod abandoned_exec;
 mod connection;
@@ -38,16 +38,21 @@ pub use crate::agent::generalise::Generalised;
 /// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a guest may write out before it is frozen; what is left then is written while it stands still.
+/// How long a guest may write out before it is frozen. The rest is written while the guest stands still.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is run in a guest before it is frozen. Linux waits for an RCU grace period, several ticks long, at each of the three levels at
-/// which it keeps writers out of a file system: expedited ones take a fraction of that. The guest takes that back by itself
-/// after ten seconds, whatever becomes of the freeze and of who asked for it, and at once where the agent's service is ended,
-/// unless another freeze has asked meanwhile: any number but 0 expedites, so each puts one of its own there. Where writing out took
-/// longer than that, it is asked for again. A guest that has no such file, or is expedited for good by a 1, is left as it
-/// is. What waits for those seconds has none of the shell's files, or the agent would wait for it, too; it begins before
-/// the long part and starts no program at its end, to take no processor from a guest that stands still.
+/// The script that runs in a guest before it is frozen: it expedites RCU grace periods, and writes out.
+///
+/// To freeze a file system, Linux keeps out its writers at three levels, and waits at each for an RCU grace period of
+/// several ticks. Expedited grace periods take a fraction of that.
+///
+/// - The guest resets the setting by itself after ten seconds, even if the freeze fails or its client is gone, and at
+///   once if the agent's service ends. It does not reset the setting of a later freeze: any number except 0 expedites,
+///   so each freeze writes its own number.
+/// - The script sets it again after `sync`, which may take longer than ten seconds.
+/// - A guest without this file, or with a permanent 1 in it, is left alone.
+/// - The subshell that waits ten seconds has none of the shell's files open, or the agent would wait for it, too. It
+///   starts before `sync`, and starts no program at its end, to take no processor from a guest that stands still.
 const WRITE_OUT: &str = "\
 f=/sys/kernel/rcu_expedited
 expedite() {
@@ -58,25 +63,25 @@ expedite
 sync
 expedite";
 
-/// First and longest pause between two looks at a command that runs in the guest.
+/// First and longest pause between two status queries of a command that runs in the guest.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
-/// How long the start of a command may take at least, and the last look at one whose time is over.
+/// The shortest timeout for starting a command, and for the last status query after a command's time is over.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long is waited for an agent that is to end a command, since somebody waits for the answer that it did not end by itself. It goes
-/// on being asked after that.
+/// How long a caller waits for the agent to kill a command whose time is over. The requests to the agent continue after
+/// that.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is asked.
+/// How often the agent is asked to kill a command.
 const KILL_TRIES: u32 = 2;
 
 /// The longest answer that is accepted, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// The same, where it has a command's output. The agent gives 16 MiB each of its standard output and standard error, in
-/// base64 and in one line: 43 MiB.
+/// The longest answer with a command's output, in bytes. The agent gives 16 MiB each of its standard output and
+/// standard error, in base64 and in one line: 43 MiB.
 const MAX_OUTPUT_BYTES: usize = 48 << 20;
 
-/// Most characters of a text of the guest in a message.
+/// The most characters of a guest's text in a message.
 const MAX_TEXT_CHARS: usize = 256;
 
 const PEER: &str = "the guest agent";
@@ -86,16 +91,17 @@ const PEER: &str = "the guest agent";
 pub struct Exec {
     /// Program (looked up in the guest's `PATH`) and its arguments.
     pub command: Vec<String>,
-    /// What the command reads from its standard input.
+    /// Standard input of the command.
     pub input: Vec<u8>,
-    /// How long it may run, and may take to begin. The command is killed in the guest afterwards, also where it begins only then.
+    /// How long the command may take to begin and to run. After that it is killed in the guest, even if it begins
+    /// later.
     pub timeout: Duration,
 }
 
-/// What a command in the guest did.
+/// The result of a command in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// Exit code; 128 + the signal's number where a signal ended it, as shells report it.
+    /// Exit code; 128 + the signal's number if a signal ended the command, as in shells.
     pub exit_code: i32,
     /// Standard output, at most 16 MiB.
     pub stdout: Vec<u8>,
@@ -105,15 +111,15 @@ pub struct ExecOutput {
     pub truncated: bool,
 }
 
-/// The agent of one guest. Calls may come from many tasks; they take turns, and a running command does
-/// not hold the others up. Frozen file systems do: the agent refuses everything else until they are thawed.
+/// The agent of one guest. Calls may come from many tasks and are carried out one at a time. A running command does not
+/// delay other calls, but frozen file systems do: the agent refuses all other commands until the thaw.
 #[derive(Clone, Debug)]
 pub struct Agent {
     socket: PathBuf,
     connection: Arc<Mutex<Option<Connection>>>,
-    /// Changed by who has the connection.
+    /// Changed only while holding the connection.
     is_frozen: watch::Sender<bool>,
-    /// A thaw was not answered, and is asked for again until one is. Cleared by who has the connection.
+    /// A thaw was not answered; it is repeated until it is answered. Cleared only while holding the connection.
     owes_thaw: Arc<AtomicBool>,
     /// How long an answer may take.
     patience: Duration,
@@ -164,8 +170,9 @@ impl Agent {
         self.call_within::<Value>("guest-ping", json!({}), MAX_ANSWER_BYTES, patience).await.map(drop)
     }
 
-    /// Has the guest write out what it can while it goes on, and be quick about what it waits for, so that less is left when it is
-    /// frozen. An error where the agent does not answer within `patience`; a guest that has no `sync`, or takes long, is left alone.
+    /// Prepares a freeze: the running guest writes out, and expedites its RCU grace periods, so that the freeze is
+    /// short. An error if the agent does not answer within `patience`. A guest without `sync`, or whose `sync` takes
+    /// long, is not an error.
     pub async fn write_file_systems_out(&self, patience: Duration) -> Result<()> {
         self.ping(patience).await?;
         let command = ["sh", "-c", WRITE_OUT].map(str::to_owned).to_vec();
@@ -176,11 +183,11 @@ impl Agent {
         Ok(())
     }
 
-    /// Runs a command in the guest and waits for its end. Where this is dropped, the command is killed.
+    /// Runs a command in the guest and waits for its end. If the future is dropped, the command is killed.
     pub async fn exec(&self, exec: &Exec) -> Result<ExecOutput> {
         let (agent, exec) = (self.clone(), exec.clone());
         let (_waits, given_up) = oneshot::channel();
-        // A task of its own: which process is to be killed is known only after the agent has answered.
+        // In its own task, because the number of the process to kill is known only after the agent has answered.
         let work = tokio::spawn(async move { agent.exec_unless(given_up, &exec).await });
         work.await.unwrap_or_else(|error| Err(Error::Gone(format!("a command's end is not known: {error}"))))
     }
@@ -205,12 +212,12 @@ impl Agent {
             match looked.await {
                 Ok(status @ Status { exited: true, .. }) => return output(status),
                 Ok(_) => {}
-                // A guest under load, or frozen: the command goes on, and the agent says more later.
+                // The guest is under load, or frozen: the command goes on, and a later query may be answered.
                 Err(error) if may_answer_later(&error) => {
                     tracing::debug!(%error, pid, "it is not known yet whether a command in the guest has ended");
                     is_unsure = true;
                 }
-                // The agent does not know it, so the number may be that of another process by now.
+                // The agent does not know the process, so its number may belong to another process by now.
                 Err(Error::Agent { command, description }) => {
                     let lost =
                         if is_unsure { " (it has ended, and the answer that said how was lost)" } else { "" };
@@ -243,7 +250,7 @@ impl Agent {
         let _ = timeout(KILL_PATIENCE, self.begin_to_kill(pid)).await;
     }
 
-    /// The same in a task of its own: an agent that is busy with something else hears of it later than anybody waits for that.
+    /// Kills in its own task, because a busy agent may take the request only after the caller has stopped waiting.
     fn begin_to_kill(&self, pid: i64) -> JoinHandle<()> {
         let agent = self.clone();
         tokio::spawn(async move {
@@ -282,7 +289,7 @@ impl Agent {
             .map_err(|_| timed_out())?
     }
 
-    /// Asks one thing of the agent, by whoever has the connection.
+    /// Sends one request to the agent. The caller holds the connection.
     async fn converse<T: DeserializeOwned>(
         &self,
         mut slot: MutexGuard<'_, Option<Connection>>,
@@ -298,18 +305,18 @@ impl Agent {
             (FREEZE, Ok(_)) => {
                 self.is_frozen.send_replace(true);
             }
-            // One that refuses will not do it when it is asked again.
+            // An agent that refuses the thaw will refuse it again.
             (THAW, Ok(_) | Err(Error::Agent { .. })) => self.owes_thaw.store(false, Ordering::Relaxed),
             _ => {}
         }
         answer
     }
 
-    /// The connection. While file systems are frozen it is for the thaw alone, which is not to wait for anybody; whoever came
-    /// before the freeze was answered looks again.
+    /// Locks the connection. While file systems are frozen, only the thaw may lock it, so that it never waits for
+    /// another call. A call that came before the answer to the freeze checks again.
     async fn turn(&self, command: &str) -> MutexGuard<'_, Option<Connection>> {
         if command == THAW {
-            // Whatever comes of it: the others need not wait for a thaw that nobody answers.
+            // Cleared even after an error: other calls must not wait for a thaw that is never answered.
             let slot = self.connection.lock().await;
             self.is_frozen.send_replace(false);
             return slot;
@@ -342,7 +349,7 @@ fn interpret<T: DeserializeOwned>(command: &str, answer: &[u8]) -> Result<T> {
     answer.value.ok_or_else(unexpected)
 }
 
-/// Whether the same question may be answered on another connection. Not where there is none to be had: the machine is off then.
+/// Whether the same request may be answered on another connection. If no connection is possible, the machine is off.
 fn may_answer_later(error: &Error) -> bool {
     match error {
         Error::Timeout { .. } | Error::Gone(_) => true,
@@ -390,7 +397,7 @@ mod tests {
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::{UnixListener, UnixStream};
 
-    /// Takes a connection and its sync, and gives the number that it asks for.
+    /// Accepts a connection, reads its sync request, and returns the number in it.
     pub(super) async fn accept(listener: &UnixListener) -> (BufReader<UnixStream>, u64) {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = BufReader::new(stream);
@@ -502,7 +509,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_runs_is_not_asked_about_while_the_guest_is_frozen() {
+    async fn a_running_command_is_not_queried_while_the_guest_is_frozen() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -518,7 +525,7 @@ mod tests {
                 let answer = match request["execute"].as_str().unwrap() {
                     "guest-exec" => json!({ "return": { "pid": 7 } }),
                     FREEZE => {
-                        // Long enough for whoever asks meanwhile to come.
+                        // Long enough for another call to arrive meanwhile.
                         tokio::time::sleep(Duration::from_millis(200)).await;
                         (is_frozen, was_frozen) = (true, true);
                         json!({ "return": 1 })
@@ -562,7 +569,7 @@ mod tests {
         stream.write_all(&answer_to_sync(id)).await.unwrap();
         let mut line = String::new();
         stream.read_line(&mut line).await.unwrap();
-        // Which process it is, is not known yet.
+        // The number of the process is not known yet.
         waiting.abort();
         waiting.await.unwrap_err();
         stream.write_all(b"{\"return\": {\"pid\": 7}}\n").await.unwrap();
@@ -579,7 +586,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_is_silent_for_a_while_ends_no_command() {
+    async fn a_silent_agent_does_not_end_a_running_command() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -587,7 +594,7 @@ mod tests {
             let (mut stream, id) = accept(&listener).await;
             stream.write_all(&answer_to_sync(id)).await.unwrap();
             answer(&mut stream, &[r#"{"return": {"pid": 7}}"#]).await;
-            // It says nothing until that is given up, and at the next connection goes away in the middle.
+            // The agent is silent until the connection is closed, and closes the next connection in the middle.
             let mut asked = String::new();
             while stream.read_line(&mut asked).await.unwrap() > 0 {}
             assert!(asked.contains("guest-exec-status") && !asked.contains("kill"), "{asked}");
@@ -605,7 +612,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_is_killed_by_an_agent_that_hears_of_it_late() {
+    async fn an_agent_that_reads_the_request_late_kills_the_command() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -614,7 +621,7 @@ mod tests {
             let (mut stream, id) = accept(&listener).await;
             stream.write_all(&answer_to_sync(id)).await.unwrap();
             answer(&mut stream, &[r#"{"return": {"pid": 7}}"#]).await;
-            // It says nothing more until nobody waits for it.
+            // The agent is silent until no caller waits for it.
             has_given_up.await.unwrap();
             let (mut stream, id) = accept(&listener).await;
             stream.write_all(&answer_to_sync(id)).await.unwrap();
@@ -643,7 +650,7 @@ mod tests {
             answer(&mut stream, &[r#"{"return": {"pid": 7}}"#, r#"{"return": []}"#]).await;
             let mut asked = String::new();
             stream.read_line(&mut asked).await.unwrap();
-            // Whoever asked waits no longer than it has to.
+            // The caller waits no longer than necessary.
             let _ = stream.write_all(b"{\"return\": {\"pid\": 8}}\n").await;
             asked
         });
@@ -654,7 +661,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hostile_agent_gets_neither_memory_nor_the_log() {
+    async fn a_hostile_agent_fills_neither_memory_nor_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -681,7 +688,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_agent_is_a_time_out() {
+    async fn a_silent_agent_is_a_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let _listener = UnixListener::bind(&socket).unwrap();
@@ -690,7 +697,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_without_an_agent_is_waited_for_no_longer_than_its_command_may_take() {
+    async fn without_an_agent_a_command_fails_after_its_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let _listener = UnixListener::bind(&socket).unwrap();

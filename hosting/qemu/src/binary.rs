@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// The emulator that runs the machines.
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Who has it.
+/// The packages that have it, by distribution.
 const QEMU_PACKAGES: &str =
     "Debian and Ubuntu: 'apt-get install qemu-system-x86', Fedora: 'dnf install qemu-system-x86-core'";
 

@@ -1,11 +1,12 @@
 //! Machines as ports of a bridge of the host.
 //!
-//! QEMU makes a tap interface for its machine's card, and the kernel removes that when QEMU ends, also if it is killed: nothing is
-//! ever left behind. Once QEMU runs, [`join`] makes the tap a port of the bridge. `ip` of iproute2 asks and changes the kernel,
-//! because it sees the network namespace of this process, and `/sys/class/net` shows that of whoever mounted it.
+//! QEMU makes a tap interface for its machine's card. The kernel removes the tap when QEMU ends, even if QEMU is
+//! killed, so nothing is left behind. Once QEMU runs, [`join`] makes the tap a port of the bridge. `ip` of iproute2
+//! queries and changes the kernel, because it uses the network namespace of this process; `/sys/class/net` shows the
+//! namespace of the process that mounted it.
 //!
-//! Both need the capability CAP_NET_ADMIN. qemu-bridge-helper would lend it to other users; QEMU's system-call filter forbids it
-//! to start programs.
+//! Both need the capability CAP_NET_ADMIN. qemu-bridge-helper would give it to other users, but QEMU's system-call
+//! filter forbids QEMU to start programs.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::spec::MacAddress;
 use crate::{binary, launch};
 
-/// What opens tap interfaces.
+/// The device that opens tap interfaces.
 const TUN_DEVICE: &str = "/dev/net/tun";
 
 /// The number of CAP_NET_ADMIN.
@@ -36,14 +37,16 @@ pub struct Bridge {
     mtu: u64,
 }
 
-/// The name of the tap interface of a machine: an interface's name has 15 bytes, of which 13 are the first digits of the UUID.
+/// The name of the tap interface of a machine: an interface's name has 15 bytes, of which 13 are the first digits of
+/// the UUID.
 pub fn tap_name(uuid: Uuid) -> String {
     let mut name = format!("hw{}", uuid.simple());
     name.truncate(15);
     name
 }
 
-/// The address of a machine's tap interface on the host: high, so that no bridge takes it for its own, and not the guest's.
+/// The address of a machine's tap interface on the host: high, so that no bridge takes it for its own, and not the
+/// guest's.
 fn tap_address(mac: MacAddress) -> String {
     let [_, b, c, d, e, f] = mac.0;
     MacAddress([0xfe, b, c, d, e, f]).to_string()
@@ -85,7 +88,7 @@ impl Bridge {
     }
 }
 
-/// The limit of packets of a bridge, of what `ip` shows of it.
+/// The MTU of a bridge, from the output of `ip`.
 fn parse(name: &str, shown: &[u8]) -> std::result::Result<u64, String> {
     let links: Value =
         serde_json::from_slice(shown).map_err(|error| format!("'ip' shows no JSON: {error}"))?;
@@ -120,7 +123,7 @@ fn may_make_taps() -> std::result::Result<(), String> {
     }
 }
 
-/// Programs that root starts have what root has; those of others have only the ambient capabilities.
+/// A program that root starts has root's capabilities. A program of another user has only the ambient ones.
 fn passes_net_admin_on(status: &str, is_root: bool) -> bool {
     let field = if is_root { "CapEff:" } else { "CapAmb:" };
     let value = status.lines().find_map(|line| line.strip_prefix(field));
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_bridge_that_is_up_will_do() {
+    fn only_a_bridge_that_is_up_is_accepted() {
         let of = |text: &str| parse("br0", text.as_bytes());
         assert_eq!(of(r#"[{"flags":["UP"],"mtu":9000,"linkinfo":{"info_kind":"bridge"}}]"#), Ok(9000));
         let down = of(r#"[{"flags":["BROADCAST"],"mtu":1500,"linkinfo":{"info_kind":"bridge"}}]"#);

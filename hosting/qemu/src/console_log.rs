@@ -1,13 +1,13 @@
-//! Following the log of a serial console: is there a login prompt? And keeping it and QEMU's own log small.
+//! Follows the log of a serial console to find a login prompt, and limits the length of that log and of QEMU's own log.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// What a text console prints when the system is up.
+/// The text that a console prints when the system is up.
 const PROMPT: &[u8] = b"login:";
 
-/// What SeaBIOS and the boot code in a first sector print when they find nothing to boot and stop.
+/// The texts that SeaBIOS and boot sectors print when they find nothing to boot and stop.
 const NO_BOOT: [&[u8]; 4] = [
     b"No bootable device",
     b"This is not a bootable disk",
@@ -15,22 +15,22 @@ const NO_BOOT: [&[u8]; 4] = [
     b"Operating system not found",
 ];
 
-/// The end of a look that is kept for the next look: no text that is looked for is longer.
+/// Bytes at the end of each read that are kept for the next read: no searched text is longer.
 const TAIL_BYTES: usize = 32;
 
-/// When a log is longer than this it is moved to `NAME.log.old`, in bytes. A guest that prints without end, or
-/// that has QEMU complain about it without end, must not fill the host's disk.
+/// When a log is longer than this, in bytes, it is moved to `NAME.log.old`. A guest that prints without end, or that
+/// makes QEMU log without end, must not fill the host's disk.
 pub(crate) const MAX_LOG_BYTES: u64 = 16 << 20;
 
-/// The most that is read at one look, in bytes.
+/// The most that is read at once, in bytes.
 const MAX_LOOK_BYTES: u64 = 1 << 20;
 
-/// Reads what was added to a console log since the last look.
+/// Reads the new part of a console log.
 #[derive(Debug)]
 pub(crate) struct ConsoleLog {
     path: PathBuf,
     offset: u64,
-    /// The end of the last look: the prompt may be cut in two.
+    /// The end of the last read, because the prompt may be cut in two.
     tail: Vec<u8>,
     no_boot: Option<String>,
 }
@@ -40,19 +40,19 @@ impl ConsoleLog {
         Self { path: path.to_path_buf(), offset: 0, tail: Vec::new(), no_boot: None }
     }
 
-    /// Forgets what was printed so far.
+    /// Forgets the text printed so far.
     pub(crate) fn skip_to_end(&mut self) {
         self.offset = self.path.metadata().map_or(self.offset, |meta| meta.len());
         self.tail.clear();
         self.no_boot = None;
     }
 
-    /// What the firmware said when it found nothing to boot.
+    /// The firmware's message that it found nothing to boot.
     pub(crate) fn no_boot(&self) -> Option<&str> {
         self.no_boot.as_deref()
     }
 
-    /// Whether a login prompt was printed since the last look.
+    /// Whether a login prompt was printed since the last call.
     pub(crate) fn look(&mut self) -> std::io::Result<bool> {
         let mut file = File::open(&self.path)?;
         let len = file.metadata()?.len();
@@ -79,25 +79,28 @@ impl ConsoleLog {
         Ok(found)
     }
 
-    /// Whether so much of it was looked at that it is to be cut.
+    /// Whether the part already read is long enough to cut the log.
     pub(crate) fn is_long(&self) -> bool {
         self.offset > MAX_LOG_BYTES
     }
 }
 
-/// How long a log is now, in bytes; 0 where that cannot be told.
+/// The length of a log in bytes; 0 if it cannot be read.
 pub(crate) fn len(log: &Path) -> u64 {
     log.metadata().map_or(0, |metadata| metadata.len())
 }
 
-/// Where a log goes that became too long.
+/// The path to which a long log is moved.
 pub(crate) fn old(log: &Path) -> PathBuf {
     log.with_extension("log.old")
 }
 
-/// Cuts a log, which takes as long as copying it. QEMU keeps the file open for appending, so it is copied and cut, not renamed.
-/// What is printed between the two is lost, and all of it where there is no room for a copy. One that is not too long is left alone: it
-/// may have been cut since somebody looked, and what was kept of it then is not to be replaced by less.
+/// Cuts a log, which takes as long as copying it. QEMU keeps the file open for appending, so the log is copied and
+/// truncated, not renamed. Text printed between the two steps is lost. If there is no space for a copy, the whole text
+/// is lost.
+///
+/// A log that is not too long is left alone: it may have been cut since the caller looked, and a short copy must not
+/// replace a long one.
 pub(crate) fn cut(log: &Path) {
     if len(log) <= MAX_LOG_BYTES {
         return;
@@ -105,7 +108,7 @@ pub(crate) fn cut(log: &Path) {
     let old = old(log);
     if let Err(error) = std::fs::copy(log, &old) {
         tracing::warn!(log = %log.display(), %error, "cut a long log without keeping a copy");
-        // A part of one would take the room that is left. Where it cannot be removed, the next copy replaces it.
+        // A partial copy would take the remaining space. If it cannot be removed, the next copy replaces it.
         let _ = std::fs::remove_file(&old);
     }
     let emptied = File::options().write(true).open(log).and_then(|log| log.set_len(0));
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_firmware_that_finds_nothing_to_boot_is_heard() {
+    fn a_firmware_that_finds_nothing_to_boot_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let mut log = File::create(&path).unwrap();
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!(console.no_boot(), None);
     }
 
-    /// As the supervisor does.
+    /// Cuts the log as the supervisor does.
     fn look(console: &mut ConsoleLog) -> bool {
         let found = console.look().unwrap();
         if console.is_long() {
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_cut_where_there_is_no_room_for_a_copy() {
+    fn a_log_is_cut_if_there_is_no_space_for_a_copy() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let mut log = File::options().create(true).append(true).open(&path).unwrap();
@@ -186,13 +189,13 @@ mod tests {
             log.write_all(&noise).unwrap();
             assert!(!look(&mut console));
         }
-        // Whatever is written there finds no space.
+        // Every write there fails with "no space".
         std::os::unix::fs::symlink("/dev/full", old(&path)).unwrap();
         log.write_all(b"login: ").unwrap();
         assert!(look(&mut console));
         assert_eq!(path.metadata().unwrap().len(), 0);
         assert!(old(&path).symlink_metadata().is_err(), "what was begun of the copy is left");
-        // And it is followed from there.
+        // Following the log continues from there.
         log.write_all(b"login: ").unwrap();
         assert!(look(&mut console));
     }
@@ -210,7 +213,7 @@ mod tests {
             }
             assert!(len(&path) <= MAX_LOG_BYTES);
         }
-        // By somebody who saw how long it was before that.
+        // By a caller that read the length before the cut.
         let kept_bytes = len(&old(&path));
         cut(&path);
         assert!(kept_bytes > MAX_LOG_BYTES);

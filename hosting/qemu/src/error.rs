@@ -1,4 +1,4 @@
-//! What can go wrong when machines are started: few kinds, and messages that say what to do.
+//! Errors of starting and running machines: few kinds, and messages that say what to do.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ pub enum Error {
     /// A program or file that a machine needs is not on this host.
     #[error("cannot start machines: {what} is not installed; install it ({packages})")]
     NotInstalled {
-        /// What was looked for.
+        /// The program or file that is missing.
         what: String,
         /// The packages that have it.
         packages: &'static str,
@@ -19,7 +19,7 @@ pub enum Error {
     Bridge {
         /// Name of the bridge.
         bridge: String,
-        /// What is wrong, and what helps.
+        /// The problem, and how to solve it.
         reason: String,
     },
     /// The description of the guest cannot be met. Nothing was started.
@@ -27,7 +27,7 @@ pub enum Error {
     Spec {
         /// Name of the machine.
         machine: String,
-        /// What is wrong, and what would be right.
+        /// The wrong value, and the permitted values.
         reason: String,
     },
     /// QEMU ended before it was ready.
@@ -37,7 +37,7 @@ pub enum Error {
         machine: String,
         /// Exit status, as text.
         status: String,
-        /// What QEMU printed last.
+        /// The last lines that QEMU printed.
         stderr: String,
     },
     /// A file or socket could not be used.
@@ -47,7 +47,7 @@ pub enum Error {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// QEMU's monitor refused a command.
@@ -71,23 +71,23 @@ pub enum Error {
     /// The other side sent something that is not its protocol.
     #[error("{peer} sent something unexpected: {detail}")]
     Protocol {
-        /// Who: the monitor or the agent.
+        /// The sender: the monitor or the agent.
         peer: &'static str,
-        /// What.
+        /// The unexpected message or field.
         detail: String,
     },
     /// No answer in time.
     #[error("{what}: no answer within {} s", .after.as_secs_f64())]
     Timeout {
-        /// What was waited for.
+        /// The operation that was not answered.
         what: String,
-        /// How long.
+        /// How long the caller waited.
         after: Duration,
     },
-    /// No agent in the guest answers: there is none, or the guest does not let it.
+    /// No agent in the guest answers: none is installed, or the guest does not let it run.
     #[error("the guest agent does not answer within {} s", .after.as_secs_f64())]
     NoAgent {
-        /// How long it was waited for.
+        /// How long the caller waited.
         after: Duration,
     },
     /// QEMU is not running any more.

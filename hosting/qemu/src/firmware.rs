@@ -22,11 +22,11 @@ const PLACES: [(&str, &str); 4] = [
     ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
 ];
 
-/// Who has them.
+/// The packages that have them, by distribution.
 const PACKAGES: &str = "Debian and Ubuntu: 'apt-get install ovmf', Fedora and Arch: package edk2-ovmf, openSUSE: \
                         package qemu-ovmf-x86_64";
 
-/// The most that a file of variables has; those of the builds above have half a MiB.
+/// The largest accepted file of variables; those of the builds above have half a MiB.
 const MAX_VARIABLES_BYTES: u64 = 16 << 20;
 
 /// The firmware of one machine.
@@ -52,7 +52,8 @@ fn find_below(root: &Path) -> Result<UefiFiles> {
         .ok_or_else(|| Error::NotInstalled { what: "a UEFI firmware (OVMF)".to_owned(), packages: PACKAGES })
 }
 
-/// Prepares the firmware of a machine that is about to start. Its variables are new ones, or those at `kept` if it ran with these before.
+/// Prepares the firmware of a machine that is about to start. Its variables are new, or those at `kept` if the machine
+/// has run with these before.
 pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
     std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
     let UefiFiles { code, variables: empty } = find()?;
@@ -84,10 +85,10 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
     Ok(UefiFiles { code, variables })
 }
 
-/// After a crash there is no half of a file that the next start would use.
+/// Writes a file as a whole: a crash leaves no partial file that the next start would use.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let new = path.with_extension("new");
-    // A file of an earlier start may have been left with another mode.
+    // An earlier start may have left the file with another mode.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -105,11 +106,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_without_ovmf_is_told_the_package() {
+    fn a_host_without_ovmf_gets_the_name_of_the_package() {
         let dir = tempfile::tempdir().unwrap();
         let error = find_below(dir.path()).unwrap_err().to_string();
         assert!(error.contains("OVMF") && error.contains("apt-get install ovmf"), "{error}");
-        // Code without variables is of no use.
+        // Code without variables is not enough.
         let places = PLACES[1];
         let at = |path: &str| dir.path().join(path.trim_start_matches('/'));
         std::fs::create_dir_all(at(places.0).parent().unwrap()).unwrap();

@@ -41,27 +41,27 @@ use crate::supervise::{self, Order, Supervisor};
 /// How long QEMU may take to open its monitor. Generous for hosts under load.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// After how long the power button of a machine that goes on is pressed again: nobody in a guest that has just come up may have seen it.
+/// Pause before the power button is pressed again: a guest that has just started may have missed the first press.
 const PRESS_AGAIN: Duration = Duration::from_secs(10);
 
 /// How long QEMU may take to end after `quit`.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a machine is in its life.
+/// The phase of a machine's lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// QEMU runs; the guest's system is not up yet.
     Booting,
-    /// The guest's system answered.
+    /// The guest's system is up.
     Up,
-    /// It was asked to stop.
+    /// The machine was asked to stop.
     Stopping,
     /// QEMU has ended.
     Exited,
 }
 
-/// How it was seen that the guest's system is up.
+/// The sign by which the guest's system is known to be up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BootSign {
@@ -76,7 +76,7 @@ pub enum BootSign {
 pub struct Boot {
     /// Seconds from the start of QEMU, or from the guest's restart.
     pub seconds: f64,
-    /// How it was seen.
+    /// The sign that the system is up.
     pub sign: BootSign,
 }
 
@@ -88,18 +88,18 @@ pub enum ExitReason {
     PoweredOff,
     /// The guest restarted, and the machine is set up to end then.
     Rebooted,
-    /// It was asked to stop, and the guest powered off.
+    /// The machine was asked to stop, and the guest powered off.
     Stopped,
-    /// It was asked to stop, did not do so in time, and was ended; or it was killed on request.
+    /// The machine was asked to stop and did not stop in time, so QEMU was ended; or it was killed on request.
     Killed,
-    /// Nobody asked for it: QEMU failed, or somebody else ended it.
+    /// The end was not requested: QEMU failed, or another process ended it.
     Crashed,
 }
 
 /// How QEMU ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Exit {
-    /// Why.
+    /// The reason.
     pub reason: ExitReason,
     /// Exit code or signal, as text.
     pub status: String,
@@ -117,7 +117,7 @@ impl std::fmt::Display for Exit {
             ExitReason::Crashed => "QEMU ended unexpectedly",
         };
         write!(f, "{what} ({})", self.status)?;
-        // Registers and code follow on what KVM says.
+        // KVM's error line comes before registers and code, so the last line would say nothing.
         let telling = self.last_output.iter().find(|line| line.starts_with("KVM internal error"));
         if let (ExitReason::Crashed, Some(line)) = (self.reason, telling.or(self.last_output.last())) {
             write!(f, ": {line}")?;
@@ -126,22 +126,22 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// What is known about a machine at a moment.
+/// The state of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GuestState {
-    /// Where it is in its life.
+    /// The phase of its lifecycle.
     pub phase: Phase,
     /// Its last finished boot; `None` while booting.
     pub boot: Option<Boot>,
-    /// Set while the machine stands still because its disk has no room; it goes on by itself.
+    /// Set while the machine is paused because its disk has no space; it continues by itself.
     pub out_of_space: bool,
-    /// What the firmware said when it found nothing to boot.
+    /// The firmware's message that it found nothing to boot.
     pub no_boot: Option<String>,
     /// How it ended.
     pub exit: Option<Exit>,
 }
 
-/// What QEMU's monitor says about a machine.
+/// The state of a machine by QEMU's monitor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MonitorStatus {
     /// Whether the guest's processors run.
@@ -150,7 +150,7 @@ pub struct MonitorStatus {
     pub status: String,
 }
 
-/// A handle to a running machine. Clones refer to the same machine. The machine goes on when all handles
+/// A handle to a running machine. Clones refer to the same machine. The machine continues when all handles
 /// are dropped. With [`Lifetime::WithParent`] it is killed when the tokio runtime that started it ends.
 #[derive(Clone, Debug)]
 pub struct Guest {
@@ -215,8 +215,8 @@ impl Guest {
         Ok(Self { name, cpus, process, files, monitor, agent, state, orders, screen })
     }
 
-    /// Takes over a machine that an earlier process started with [`Lifetime::Own`]. `boot` is its boot, if it is known to be up.
-    /// `None`: its QEMU has ended.
+    /// Takes over a machine that an earlier process started with [`Lifetime::Own`]. `boot` is its boot, if it is known
+    /// to be up. `None`: its QEMU has ended.
     pub async fn adopt(name: &str, run_dir: &Path, cpus: u32, boot: Option<Boot>) -> Result<Option<Self>> {
         let files = RunFiles::new(run_dir);
         let Some(process) = orphan::left_process(&files) else { return Ok(None) };
@@ -224,7 +224,8 @@ impl Guest {
         let Some(handle) = handle else { return Ok(None) };
         // A QEMU that ends now closes its monitor, and one that hangs does not answer: neither is worth waiting for.
         let monitor = Arc::new(Qmp::connect(&files.monitor_socket()).await?);
-        // The event that says why it stands still was sent to the earlier process. If its disk still has no room, another one follows.
+        // The earlier process received the event with the reason of the pause. If the disk still has no space, another
+        // event follows.
         let status = monitor.execute("query-status", json!({})).await?;
         if status.get("status").and_then(serde_json::Value::as_str) == Some("io-error") {
             monitor.execute("cont", json!({})).await?;
@@ -299,17 +300,17 @@ impl Guest {
         &self.monitor
     }
 
-    /// What is known now.
+    /// The current state.
     pub fn state(&self) -> GuestState {
         self.state.borrow().clone()
     }
 
-    /// The same, to be told of changes.
+    /// A receiver of the current state and of its changes.
     pub fn watch(&self) -> watch::Receiver<GuestState> {
         self.state.clone()
     }
 
-    /// What QEMU says about the machine.
+    /// Asks QEMU for the state of the machine.
     pub async fn status(&self) -> Result<MonitorStatus> {
         let answer = self.monitor.execute("query-status", json!({})).await?;
         let running = answer.get("running").and_then(serde_json::Value::as_bool).unwrap_or(false);
@@ -323,16 +324,16 @@ impl Guest {
         Ok(answer.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false))
     }
 
-    /// What the machine's display shows now, as a PNG.
+    /// The machine's display as a PNG.
     pub async fn screenshot(&self) -> Result<Vec<u8>> {
-        // QEMU carries commands out one after the other, so a picture that nobody waits for any more is whole before the next begins.
-        // The thread below holds the turn, because a request that is given up leaves it behind.
+        // QEMU carries out commands one after another, so an abandoned picture is complete before the next begins.
+        // The thread below holds the lock, because it outlives a request that is dropped.
         let turn = Arc::clone(&self.screen).lock_owned().await;
         let path = self.files.screen_dump();
         self.monitor.execute("screendump", json!({ "filename": path.to_string_lossy() })).await?;
         let read = tokio::task::spawn_blocking(move || {
             let png = screen::read_as_png(&path);
-            // The next one takes its place; the end of the machine removes it.
+            // The next picture replaces this file; the end of the machine removes it.
             let _ = std::fs::remove_file(&path);
             drop(turn);
             png
@@ -355,7 +356,8 @@ impl Guest {
         }
     }
 
-    /// Waits until the firmware says that it finds nothing to boot, and returns what it says. An error if the machine ends before.
+    /// Waits until the firmware says that it finds nothing to boot, and returns what it says. An error if the machine
+    /// ends before.
     pub async fn wait_no_boot(&self) -> Result<String> {
         let mut state = self.state.clone();
         let seen = state.wait_for(|state| state.no_boot.is_some() || state.exit.is_some()).await;
@@ -367,7 +369,7 @@ impl Guest {
         }
     }
 
-    /// Waits for a moment in which the guest has a processor to spare, for as long as `patience`. Returns whether that is over without one.
+    /// Waits until the guest leaves one processor idle for a moment. Returns `true` if `patience` ends first.
     pub async fn was_busy(&self, patience: Duration) -> bool {
         idle_window::was_busy(self.process.pid, self.cpus, patience).await
     }
@@ -379,8 +381,8 @@ impl Guest {
         ended.exit.clone().ok_or_else(unsupervised)
     }
 
-    /// Stops the machine: presses its power button (ACPI), every 10 s until it is off, and ends QEMU if the guest has not powered
-    /// off within `grace`. With no grace it is ended at once.
+    /// Stops the machine: presses its power button (ACPI) every 10 s until it is off. Ends QEMU if the guest has not
+    /// powered off within `grace`, and at once if `grace` is zero.
     pub async fn stop(&self, grace: Duration) -> Result<Exit> {
         if !grace.is_zero() {
             let until = Instant::now() + grace;
@@ -416,7 +418,7 @@ impl Guest {
     }
 
     fn order(&self, order: Order) {
-        // The supervisor takes orders until it has published the exit, which callers wait for anyway.
+        // The supervisor accepts orders until it has published the exit. Callers wait for the exit in any case.
         let _ = self.orders.send(order);
     }
 }
@@ -425,7 +427,8 @@ fn unsupervised() -> Error {
     Error::Gone("the runtime that watched it has ended".into())
 }
 
-/// Leaves a socket to its owner alone. The directory of the machines is the daemon's, so nobody else was there before.
+/// Restricts a socket to its owner. The directory of the machines belongs to the daemon, so no other user opened it
+/// before.
 fn own(socket: &Path) -> Result<()> {
     std::fs::set_permissions(socket, Permissions::from_mode(0o600))
         .map_err(Error::io("restrict access to the display's socket", socket))

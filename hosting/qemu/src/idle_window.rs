@@ -1,21 +1,22 @@
-//! A moment in which a guest wants less than all of its processors, by the system's count of QEMU's threads.
+//! Waits for an idle window: a moment in which a guest leaves one of its processors idle, by the kernel's accounting of
+//! QEMU's threads.
 //!
-//! What is asked of a busy guest waits for its processors. A thread counts while it runs and while it waits to be run, so that a host
-//! without a free processor does not make its guests look idle.
+//! A request to a busy guest waits for its processors. A thread counts as busy while it runs and while it waits to run,
+//! so that a host without a free processor does not make its guests look idle.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a moment is. A kernel's tick is 1 to 10 ms.
+/// Length of an idle window. A kernel's tick is 1 to 10 ms.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// So much of one processor, a part of eight, is wanted by a guest that does nothing: its ticks, and QEMU's own work.
+/// The load of an idle guest in eighths of one processor: its ticks, and QEMU's own work.
 const IDLE_EIGHTHS: u32 = 1;
 
-/// Waits for such a moment of a process that runs `cpus` virtual processors, for as long as `patience`. Returns whether that is over, without
-/// one; where the process is gone, or the system does not count, there is nothing to wait for.
+/// Waits for an idle window of a process with `cpus` virtual processors. Returns `true` if `patience` ends first. If
+/// the process is gone, or the kernel has no accounting, returns `false` at once.
 pub async fn was_busy(pid: u32, cpus: u32, patience: Duration) -> bool {
     let begin = Instant::now();
     let Some(mut before) = threads(pid) else { return false };
@@ -31,34 +32,35 @@ pub async fn was_busy(pid: u32, cpus: u32, patience: Duration) -> bool {
     true
 }
 
-/// Whether one of the processors was as good as idle for that long.
+/// Whether one of the processors was nearly idle for this length of time.
 fn leaves_one(wanted: Duration, length: Duration, cpus: u32) -> bool {
     wanted * 8 <= length * (8 * cpus.saturating_sub(1) + IDLE_EIGHTHS)
 }
 
-/// What the system counts of a thread.
+/// The kernel's accounting of a thread.
 struct Thread {
-    /// How long it ran, and waited to be run.
+    /// How long it ran, and waited to run.
     wanted: Duration,
     /// Whether it runs or waits now.
     is_runnable: bool,
 }
 
-/// How long the threads wanted a processor in a moment of this length.
+/// How long all threads together ran or waited to run, within a window of this length.
 fn wanted(before: &BTreeMap<u32, Thread>, now: &BTreeMap<u32, Thread>, length: Duration) -> Duration {
     let of_one = |(id, thread): (&u32, &Thread)| {
         let then = before.get(id);
         let wanted = thread.wanted.saturating_sub(then.map_or(Duration::ZERO, |then| then.wanted));
-        // Waiting is counted when it is over. So it may have waited all the time, or since it ran for a moment.
+        // The kernel adds a wait when the wait ends. So a runnable thread may have waited all the time, or since its
+        // last run.
         let waits = wanted.is_zero() || then.is_some_and(|then| then.is_runnable);
         if thread.is_runnable && waits { wanted.max(length) } else { wanted }
     };
-    // Nothing is known of one that has ended.
+    // A thread that has ended counts as busy for the whole window.
     let ended = before.keys().filter(|id| !now.contains_key(id)).map(|_| length);
     now.iter().map(of_one).chain(ended).sum()
 }
 
-/// The threads of a process; `None` where it is gone, or the system does not count.
+/// The threads of a process; `None` if it is gone, or the kernel has no accounting.
 fn threads(pid: u32) -> Option<BTreeMap<u32, Thread>> {
     let mut threads = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
@@ -73,7 +75,7 @@ fn threads(pid: u32) -> Option<BTreeMap<u32, Thread>> {
         // Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
         let mut numbers = text.split_whitespace().map_while(|number| number.parse::<u64>().ok());
         let wanted = Duration::from_nanos(numbers.next()?.saturating_add(numbers.next()?));
-        // The state comes behind the name, which may have anything in it.
+        // The state comes behind the name, which may contain any character.
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         let is_runnable = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
         threads.insert(id, Thread { wanted, is_runnable });
@@ -115,7 +117,8 @@ mod tests {
             // It waits since it woke up; it was woken up, and ran.
             ((5, false), (5, true), 20),
             ((5, false), (7, true), 2),
-            // It had its processor for a moment, and waits again; it ran all the time; what it waited before is counted now.
+            // It had its processor for a moment, and waits again; it ran all the time; what it waited before is counted
+            // now.
             ((5, true), (6, true), 20),
             ((5, true), (25, true), 20),
             ((5, true), (95, true), 90),
@@ -146,17 +149,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_sleeps_is_quiet_and_who_computes_is_not() {
+    async fn a_sleeping_process_is_idle_and_a_computing_one_is_not() {
         let (idle, busy) = (Shell::run("echo; exec sleep 1000"), Shell::run("echo; while :; do :; done"));
         assert!(!was_busy(idle.0.id(), 1, Duration::from_secs(60)).await);
         assert!(was_busy(busy.0.id(), 1, 200 * MS).await);
-        // With a second processor it would have one to spare.
+        // With a second processor, one would be idle.
         assert!(!was_busy(busy.0.id(), 2, Duration::from_secs(60)).await);
     }
 
-    /// So it has its processor for a millisecond in some hundred, and waits in all the others.
+    /// The idle-priority process runs for one millisecond of about a hundred, and waits in all others.
     #[tokio::test]
-    async fn who_waits_for_a_processor_is_not_quiet() {
+    async fn a_process_that_waits_for_a_processor_is_not_idle() {
         let _other = Shell::run("taskset -cp 0 $$ >/dev/null; echo; while :; do :; done");
         let waits = Shell::run("taskset -cp 0 $$ >/dev/null; chrt -i -p 0 $$; echo; while :; do :; done");
         for _ in 0..10 {

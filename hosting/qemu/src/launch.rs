@@ -1,16 +1,16 @@
 //! Launching QEMU, and tying it to this process if its disk ends with this process.
 //!
-//! A machine whose disk is gone must not go on. The kernel ends a process together with its parent when it was asked to
-//! (`PR_SET_PDEATHSIG`), with two catches:
+//! A machine whose disk is gone must not continue. On request the kernel ends a process together with its parent
+//! (`PR_SET_PDEATHSIG`), with two restrictions:
 //!
-//! - It must be asked by the child itself. `setpriv` (util-linux) does that and then becomes QEMU, under the same
+//! - The child itself must make the request. `setpriv` (util-linux) does that and then becomes QEMU, under the same
 //!   process number. Code of ours between `fork` and `exec` could do it too, but would take `vfork` away from the
 //!   standard library: forking a daemon with gigabytes of write cache copies its page tables, and makes every
 //!   write into the cache a page fault until the child has become QEMU.
 //! - "Parent" means the thread, not the process. So one thread launches all machines, and lives as long as the
 //!   process; a thread of a runtime's pool may end while its machine should go on.
 //!
-//! Where there is no such `setpriv`, or the daemon dies in the moment before it has asked, QEMU is left behind, and
+//! If the host has no such `setpriv`, or the daemon dies before the request, QEMU is left behind, and
 //! [`crate::sweep_orphans`] finds it.
 
 use std::ffi::OsStr;
@@ -25,18 +25,18 @@ use tokio::sync::{OnceCell, oneshot};
 
 use crate::binary;
 
-/// Asks the kernel to end this process with its parent, and becomes another program.
+/// The program that asks the kernel to end it with its parent, and then becomes another program.
 const WRAPPER: &str = "setpriv";
 
-/// What it is told.
+/// Its arguments in front of the other program.
 const ARGUMENTS: [&str; 2] = ["--pdeathsig", "KILL"];
 
-/// What the names of variables begin with that are for the daemon: keys of buckets, passwords, settings.
+/// Prefixes of the daemon's own environment variables: keys of buckets, passwords, settings.
 const OWN_VARIABLES: [&str; 2] = ["AWS_", "HEADWATER_"];
 
 struct Job {
     command: Command,
-    /// Where the child is waited for.
+    /// The runtime that waits for the child.
     runtime: Handle,
     answer: oneshot::Sender<std::io::Result<Child>>,
 }
@@ -64,14 +64,15 @@ pub(crate) async fn command(qemu: &Path, lifetime: Lifetime) -> Command {
     }
 }
 
-/// A program of others.
+/// A command without the daemon's own variables.
 pub(crate) fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     without_own_variables(command.as_std_mut());
     command
 }
 
-/// Keeps from a program what of the environment is for this one: a guest that takes over its QEMU has what that has.
+/// Removes the daemon's own variables from a program's environment, because a guest that takes over its QEMU can read
+/// them.
 pub fn without_own_variables(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
         if OWN_VARIABLES.iter().any(|own| name.as_encoded_bytes().starts_with(own.as_bytes())) {
@@ -89,13 +90,13 @@ fn wrapped(wrapper: &Path, qemu: &Path) -> Command {
 /// Why there is no wrapper.
 #[derive(Debug)]
 enum Unusable {
-    /// It will not be there later either.
+    /// A later attempt would fail too.
     ForGood(String),
-    /// It could not be tried, as where the host has no process or file left for it.
+    /// The trial failed for a passing reason, for instance a limit on processes or files.
     Now(String),
 }
 
-/// The wrapper. What it is, is remembered; that it could not be tried is not.
+/// The wrapper, if the host has one. The result is cached, except after a passing failure.
 async fn wrapper(known: &OnceCell<Option<PathBuf>>, qemu: &Path, path: &OsStr) -> Option<PathBuf> {
     let trial = || async {
         match find_and_try(qemu, path).await {
@@ -122,7 +123,7 @@ async fn wrapper(known: &OnceCell<Option<PathBuf>>, qemu: &Path, path: &OsStr) -
     }
 }
 
-/// Found out by using it: there are others of its name that cannot do this.
+/// Finds the wrapper and runs it once, because other programs of this name lack the option.
 async fn find_and_try(qemu: &Path, path: &OsStr) -> Result<PathBuf, Unusable> {
     let wrapper = binary::find_in(WRAPPER, "util-linux", path).map_err(|_| {
         Unusable::ForGood(format!("{WRAPPER} is not installed; on Debian: apt-get install util-linux"))
@@ -133,7 +134,7 @@ async fn find_and_try(qemu: &Path, path: &OsStr) -> Result<PathBuf, Unusable> {
     match trial.status().await {
         Ok(status) if status.success() => Ok(wrapper),
         Ok(status) if status.code().is_some() => Err(Unusable::ForGood(describe(status.to_string()))),
-        // Somebody else ended it.
+        // Another process ended it with a signal.
         Ok(status) => Err(Unusable::Now(describe(status.to_string()))),
         Err(error) => Err(Unusable::Now(describe(error.to_string()))),
     }
@@ -150,7 +151,7 @@ pub(crate) async fn spawn(command: Command) -> std::io::Result<Child> {
     outcome.await.map_err(|_| ended())?
 }
 
-/// What is made once. Where that fails, the next caller tries again.
+/// Makes a value once. If that fails, the next caller tries again.
 fn kept<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
     match &*made {
@@ -164,7 +165,7 @@ fn start_thread() -> std::io::Result<Sender<Job>> {
     std::thread::Builder::new().name("hw-launch".into()).spawn(move || {
         for mut job in jobs {
             let _entered = job.runtime.enter();
-            // A caller that has gone takes the child with it.
+            // If the caller has gone, dropping the child ends it.
             let _ = job.answer.send(job.command.spawn());
         }
     })?;
@@ -177,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// The signal that a process gets with its parent's end: `setpriv --dump` of the wrapped program tells.
+    /// `setpriv --dump`, as the wrapped program, prints the signal that it gets at its parent's end.
     #[tokio::test]
     async fn the_wrapped_program_dies_with_its_parent() {
         let setpriv = binary::find_in(WRAPPER, "util-linux", OsStr::new("/usr/bin:/bin"))
@@ -208,20 +209,20 @@ mod tests {
         let (path, file) = (dir.path().as_os_str(), dir.path().join(WRAPPER));
         let known = OnceCell::new();
         let wrapper = async || wrapper(&known, Path::new("/bin/true"), path).await;
-        // The kernel does not get as far as running it.
+        // The kernel cannot execute the file.
         std::fs::write(&file, "\0").unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(wrapper().await, None);
         std::fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/bin/true", &file).unwrap();
         assert_eq!(wrapper().await, Some(file.clone()));
-        // That is remembered.
+        // That result is cached.
         std::fs::remove_file(&file).unwrap();
         assert_eq!(wrapper().await, Some(file));
     }
 
     #[test]
-    fn what_could_not_be_made_is_made_by_the_next() {
+    fn the_next_caller_makes_a_value_that_failed_before() {
         let made = Mutex::new(None);
         let error = kept(&made, || Err::<u8, _>(std::io::ErrorKind::WouldBlock.into())).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_started_is_an_error() {
+    async fn a_program_that_cannot_start_is_an_error() {
         let error = spawn(Command::new("/nowhere/qemu")).await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     }

@@ -1,4 +1,4 @@
-//! Starts machines under QEMU on this host, watches them, and tells each guest who it is.
+//! Starts machines under QEMU on this host, watches them, and gives each guest its identity.
 //!
 //! ```text
 //!   GuestSpec --check, arguments--> QEMU (child process)
@@ -11,13 +11,13 @@
 //! ```
 //!
 //! # Guarantees
-//! - KVM is used only after a guest was seen running on it ([`probe_acceleration`]); otherwise the reason
-//!   why not is part of the answer.
-//! - [`Guest::start`] leaves nothing running when it fails, and says what QEMU said.
-//! - An end of QEMU that nobody asked for is [`ExitReason::Crashed`], with QEMU's last lines.
-//! - A write that finds no room on the disk pauses the machine, which tries again until there is some.
-//! - With [`Lifetime::WithParent`], QEMU ends with the process that started it, even if that is killed, if the host has util-linux.
-//! - With [`Lifetime::Own`], QEMU goes on when that process ends, and [`Guest::adopt`] takes it over.
+//! - KVM is used only after a probe guest has run on it ([`probe_acceleration`]). Otherwise the result has the reason.
+//! - If [`Guest::start`] fails, it leaves nothing running, and the error has QEMU's output.
+//! - An end of QEMU that was not requested is [`ExitReason::Crashed`], with QEMU's last lines.
+//! - If a write finds no space on the disk, the machine is paused, and the write is tried again until there is space.
+//! - With [`Lifetime::WithParent`], QEMU ends with the process that started it, even if that process is killed. The
+//!   host must have util-linux.
+//! - With [`Lifetime::Own`], QEMU continues when that process ends, and [`Guest::adopt`] takes it over.
 //! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, except adopted ones, and no others.
 //!
 //! # Limits
@@ -28,12 +28,12 @@
 //! - A screen of at most [`screen::MAX_SCREEN_BYTES`].
 //!
 //! # Errors
-//! [`Error`]: a kind where a caller may act differently, and a message that says what to do.
+//! [`Error`]: a kind for each case in which a caller may act differently, and a message that says what to do.
 //!
 //! # Not here
-//! No image, no write cache, no NBD server: the disk is somebody's socket. No database and no policy:
-//! whether a crashed machine is started again is for the control plane to say. No migration, no
-//! Secure Boot, no TPM. A bridge is somebody's: it is neither made nor changed, except that machines are ports of it.
+//! Image, write cache, NBD server: another program serves the disk on a socket. Database and policy: the control plane
+//! decides whether a crashed machine starts again. Migration, Secure Boot, TPM. Making or changing a bridge: machines
+//! only become ports of an existing one.
 //!
 //! Start reading at [`guest`].
 

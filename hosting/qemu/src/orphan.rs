@@ -1,11 +1,12 @@
 //! QEMU processes that outlived the daemon that started them: those that `launch` could not tie to it.
 //!
-//! An orphan is known by its pid file (process number and start time) and by its command line, which
-//! holds the path of its monitor socket in the run directory. A process for which either does not fit is
-//! never touched. The daemon may also die in the moment between starting QEMU and writing the pid file,
-//! so processes without one are looked for by the command line alone, which names a directory that only
-//! the one daemon that holds the data directory's lock starts machines in: if it is the same one, and not another
-//! daemon's that has the same path in a container.
+//! An orphan is recognised by its pid file (process number and start time) and by its command line, which has the path
+//! of its monitor socket in the run directory. If either does not match, the process is never touched.
+//!
+//! The daemon may also die between starting QEMU and writing the pid file. So a process without a pid file is
+//! recognised by its command line alone. Only the daemon that holds the data directory's lock starts machines in the
+//! directory named there. A daemon in a container may have another directory at the same path, so the directory itself
+//! is compared too.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -24,11 +25,10 @@ use crate::error::{Error, Result};
 use crate::process::ProcessId;
 use crate::spec::{RunFiles, socket_chardev};
 
-/// How long an orphan may take to end by itself. Its disk is gone with the daemon, so there is nothing
-/// that it could still save.
+/// How long an orphan may take to end by itself. Its disk is gone with the daemon, so it has nothing to save.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long looking at one process may take.
+/// How long examining one process may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// An orphan that was found.
@@ -42,9 +42,9 @@ pub struct Orphan {
     pub ended: bool,
 }
 
-/// Ends every QEMU that a former daemon left behind under `run_root` (one directory for each machine),
-/// and removes its sockets and pid files. The directories with a name of `adopted` are left alone. To be called while holding the
-/// lock of the data directory and before any machine is started.
+/// Ends every QEMU that an earlier daemon left behind under `run_root` (one directory for each machine), and removes
+/// its sockets and pid files. Directories with a name in `adopted` are left alone. The caller must hold the lock of the
+/// data directory, and must not have started any machine.
 pub async fn sweep_orphans(run_root: &Path, adopted: &[String]) -> Result<Vec<Orphan>> {
     let (root, adopted) = (run_root.to_path_buf(), adopted.to_vec());
     let describe = Error::io("look for left-over machines in", run_root);
@@ -89,7 +89,7 @@ fn sweep(run_root: &Path, adopted: &[String]) -> std::io::Result<Vec<Orphan>> {
             orphans.push(Orphan { run_dir: files.dir.clone(), pid: id.pid, ended });
         }
         if let Some(stuck) = named.filter(|named| skipped.contains(&named.pid)) {
-            // It may be the machine's, and cannot be asked.
+            // The skipped process may be the machine's QEMU.
             orphans.push(Orphan { run_dir: files.dir.clone(), pid: stuck.pid, ended: false });
             continue;
         }
@@ -105,21 +105,21 @@ struct Process {
     command_line: Vec<OsString>,
 }
 
-/// What was found out about all processes of the host.
+/// The result of examining all processes of the host.
 struct Seen<T> {
     processes: Vec<T>,
-    /// Those that could not be looked at in time.
+    /// Processes that could not be examined in time.
     skipped: Vec<u32>,
 }
 
-/// Looks at the QEMUs of this host, and at the processes that pid files name, once for all machines.
+/// Examines the QEMU processes of this host, and the processes that pid files name, once for all machines.
 fn look_at_processes(named: &HashSet<u32>) -> Seen<Process> {
     let number = |entry: DirEntry| entry.file_name().to_str().and_then(|name| name.parse().ok());
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number).collect();
     let user = rustix::process::geteuid();
     let named = named.clone();
     look_at_all(pids, move |pid| {
-        // Those of others are none that this user could have started, or could end.
+        // This user can neither have started nor end a process of another user.
         let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
         if !user.is_root() && owner != user.as_raw() {
             return None;
@@ -133,8 +133,8 @@ fn look_at_processes(named: &HashSet<u32>) -> Seen<Process> {
     })
 }
 
-/// Looks at all, and skips those at which it takes too long: what is stuck in the kernel can hold whoever looks at it
-/// for as long. The thread that does stays behind until then.
+/// Examines all processes, and skips those that take too long: a process that is stuck in the kernel can block the
+/// thread that examines it. That thread is left behind until it is unblocked.
 fn look_at_all<T: Send + 'static>(
     pids: Vec<u32>,
     look: impl Fn(u32) -> Option<T> + Send + Sync + 'static,
@@ -173,13 +173,13 @@ fn is_emulator(pid: u32) -> bool {
     })
 }
 
-/// Whether a directory is this one for a process too. In a container, or with mounts of its own, the same path may be that of
-/// another daemon's machine.
+/// Whether this path leads a process to the same directory as this daemon. In a container, or with other mounts, the
+/// same path may belong to another daemon's machine.
 fn is_in(dir: &Path, pid: u32) -> bool {
     let Ok(ours) = std::fs::metadata(dir) else { return false };
     let (flags, mode) = (OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let below = dir.strip_prefix("/").unwrap_or(dir);
-    // Links on the way are its own, also those that begin at the root.
+    // Symbolic links on the path are resolved within the process's root, including absolute ones.
     let theirs = rustix::fs::open(format!("/proc/{pid}/root"), flags, mode)
         .and_then(|root| rustix::fs::openat2(root, below, flags, mode, ResolveFlags::IN_ROOT))
         .and_then(rustix::fs::fstat);
@@ -189,7 +189,8 @@ fn is_in(dir: &Path, pid: u32) -> bool {
     }
 }
 
-/// The QEMU that an earlier daemon started in this directory and that still runs. `None`: there is none that is surely the machine's.
+/// The QEMU that an earlier daemon started in this directory and that still runs. `None` if no process is certainly the
+/// machine's.
 pub(crate) fn left_process(files: &RunFiles) -> Option<ProcessId> {
     let line = std::fs::read_to_string(files.pid_file()).ok()?;
     let id = ProcessId::from_line(&line)?;
@@ -198,7 +199,7 @@ pub(crate) fn left_process(files: &RunFiles) -> Option<ProcessId> {
     (is_marked && is_in(&files.dir, id.pid)).then_some(id)
 }
 
-/// Removes what only makes sense while QEMU runs. Logs stay, for whoever asks what happened.
+/// Removes the files that are useful only while QEMU runs. Logs stay, to explain what happened.
 pub(crate) fn remove_orphans(files: &RunFiles) -> std::io::Result<()> {
     let sockets =
         [files.monitor_socket(), files.agent_socket(), files.console_socket(), files.display_socket()];
@@ -216,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_is_stuck_is_skipped_and_the_others_are_looked_at() {
+    fn a_stuck_process_is_skipped_and_the_others_are_examined() {
         let (_held, stuck) = mpsc::channel::<()>();
         let stuck = std::sync::Mutex::new(stuck);
         let seen = look_at_all(vec![1, 2, 3, 4], move |pid| {

@@ -1,13 +1,12 @@
-//! Whether hardware acceleration works here, found out by running a guest.
+//! Finds out whether hardware acceleration works on this host, by running a guest.
 //!
-//! On some hosts `/dev/kvm` opens and makes virtual machines, and yet QEMU aborts when it sets up the
-//! processor, or the guest makes no progress. So the probe runs a real one: a boot sector that counts
-//! for a moment and then writes to QEMU's `isa-debug-exit` port. QEMU then ends with a code that
-//! nothing else produces.
+//! On some hosts `/dev/kvm` opens and makes virtual machines, but QEMU aborts when it sets up the processor, or the
+//! guest makes no progress. So the probe runs a real guest: a boot sector that counts for a moment and then writes to
+//! QEMU's `isa-debug-exit` port. QEMU then ends with an exit code that no other event produces.
 //!
-//! A KVM that does without the processor (its shadow page tables are made in software, what touches them is emulated) runs that
-//! guest, and many others for a while, and then gives up in an instruction that it cannot emulate. So a processor that
-//! says it cannot virtualise counts as no KVM.
+//! On some hosts KVM works without virtualisation by the processor: it makes shadow page tables in software and
+//! emulates accesses to them. It runs the probe guest, and other guests for a while, until an instruction comes that it
+//! cannot emulate. So if the processor reports no virtualisation, the probe rejects KVM.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -20,14 +19,14 @@ use crate::binary;
 use crate::error::{Error, Result};
 use crate::launch;
 
-/// How machines are run.
+/// How QEMU runs the processors of machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acceleration {
     /// By the processor, through KVM.
     Kvm,
     /// By QEMU's emulation (TCG).
     Tcg {
-        /// Why not by KVM.
+        /// Why KVM is not used.
         reason: String,
     },
 }
@@ -44,21 +43,21 @@ impl std::fmt::Display for Acceleration {
 /// How long the probe guest may take; with working KVM it needs less than a tenth of a second.
 const KVM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// As [`KVM_TIMEOUT`], for the emulated run, which only fails where QEMU itself is broken.
+/// The same limit for the emulated run, which only fails if QEMU itself is broken.
 const TCG_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the boot sector writes to the exit port; QEMU exits with `value * 2 + 1`.
+/// The value that the boot sector writes to the exit port; QEMU exits with `value * 2 + 1`.
 const EXIT_VALUE: u8 = 0x2a;
 const EXIT_CODE: i32 = (EXIT_VALUE as i32) * 2 + 1;
 const EXIT_PORT: u8 = 0xf4;
 
-/// The smallest disk that SeaBIOS takes to be one with a boot sector.
+/// The smallest disk on which SeaBIOS looks for a boot sector.
 const DISK_BYTES: u64 = 1 << 20;
 
-/// The filter that keeps a compromised QEMU from doing what it never needs.
+/// QEMU's system-call filter: it denies a compromised QEMU the calls that QEMU never needs.
 pub(crate) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// What QEMU can do on this host.
+/// The features of QEMU on this host.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// How to run machines.
@@ -74,7 +73,7 @@ pub struct Probe {
 pub struct Version(pub u32, pub u32);
 
 impl Version {
-    /// Reads what `--version` prints.
+    /// Parses the output of `--version`.
     fn parse(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("version ")?;
         let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
@@ -83,7 +82,7 @@ impl Version {
 }
 
 /// Finds out how machines can be run here. The first call takes up to about two seconds; its result is
-/// kept for the life of the process. An error (QEMU is missing or does not run at all) is not kept.
+/// kept until the process ends. An error (QEMU is missing or does not run at all) is not kept.
 pub async fn probe() -> Result<Probe> {
     static RESULT: OnceCell<Probe> = OnceCell::const_new();
     RESULT.get_or_try_init(run_probe).await.cloned()
@@ -98,8 +97,8 @@ async fn run_probe() -> Result<Probe> {
     let qemu = binary::find()?;
     let version = version_of(&qemu).await?;
     let tcg = Trial { accelerator: "tcg", cpu: "max", timeout: TCG_TIMEOUT };
-    // The emulated run tells what is wrong with QEMU from what is wrong with KVM, and whether the
-    // system-call filter works (it does not where seccomp itself is forbidden).
+    // The emulated run distinguishes faults of QEMU from faults of KVM. It also shows whether the system-call filter
+    // works (it does not if seccomp itself is forbidden).
     let sandbox = match tcg.run(&qemu, true).await? {
         Ok(()) => true,
         Err(with_filter) => match tcg.run(&qemu, false).await? {
@@ -152,7 +151,8 @@ async fn version_of(qemu: &Path) -> Result<Version> {
 const NO_PROCESSOR: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): a KVM that does \
                             without them stops guests in instructions that it cannot emulate";
 
-/// Whether the processor can run guests, by `/proc/cpuinfo`. Other processors than x86 say nothing there, and are tried.
+/// Whether the processor can run guests, by `/proc/cpuinfo`. Processors other than x86 report nothing there, and count
+/// as able.
 fn processor_virtualises(cpuinfo: &str) -> bool {
     let mut flags = cpuinfo.lines().filter_map(|line| line.strip_prefix("flags")).peekable();
     flags.peek().is_none()
@@ -166,7 +166,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// The outer error is one of this host (no room for the boot sector); the inner says why the guest
+    /// The outer error is a fault of this host (no space for the boot sector); the inner error says why the guest
     /// did not run.
     async fn run(&self, qemu: &Path, sandbox: bool) -> Result<std::result::Result<(), String>> {
         let disk = boot_disk()?;
@@ -191,7 +191,7 @@ impl Trial {
         let collected = async {
             let mut text = Vec::new();
             if let Some(stderr) = stderr.as_mut() {
-                // What cannot be read is only missing from the reason.
+                // If the output cannot be read, the reason is only less complete.
                 let _ = stderr.take(64 << 10).read_to_end(&mut text).await;
             }
             (child.wait().await, text)

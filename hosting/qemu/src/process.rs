@@ -1,4 +1,4 @@
-//! Naming a process so that it cannot be mistaken for another one with the same number, and waiting for its end.
+//! Identifies a process so that it cannot be confused with another process of the same number, and waits for its end.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -25,10 +25,10 @@ impl ProcessId {
         Some(Self { pid, start_ticks: parse_start_ticks(&stat)? })
     }
 
-    /// Its command line; `None` when the process is gone or is another one by now.
+    /// Its command line; `None` if the process is gone, or its number belongs to another process now.
     pub fn command_line(&self) -> Option<Vec<OsString>> {
         let bytes = std::fs::read(format!("/proc/{}/cmdline", self.pid)).ok()?;
-        // Looked at after reading, so the line belongs to the right process.
+        // Checked after reading, so the line belongs to the right process.
         (Self::of(self.pid)? == *self)
             .then(|| bytes.split(|&b| b == 0).map(|part| OsString::from_vec(part.to_vec())).collect())
     }
@@ -65,8 +65,8 @@ impl ProcessId {
         Ok(false)
     }
 
-    /// A handle that stays with this process; `None` if it is gone. Opened before the identity is
-    /// checked: a number that is given out again in between fails the check.
+    /// A handle (pidfd) of this process; `None` if it is gone. The handle is opened before the identity is checked, so
+    /// a number that is reused in between fails the check.
     fn open(&self) -> std::io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let handle = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
@@ -77,10 +77,10 @@ impl ProcessId {
     }
 }
 
-/// How often it is looked whether an adopted process has ended. The kernel notifies the parent only.
+/// Pause between two checks whether an adopted process has ended. The kernel notifies the parent only.
 const ADOPTED_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A process whose end is waited for.
+/// A process that this program waits for.
 #[derive(Debug)]
 pub(crate) enum Watched {
     /// This program started it.
@@ -114,7 +114,7 @@ impl Watched {
     /// Takes over a process that is not a child. `None`: it has ended.
     pub fn adopt(process: ProcessId) -> std::io::Result<Option<Self>> {
         let Some(handle) = process.open()? else { return Ok(None) };
-        // The handle of a process that has ended, and that nobody has waited for, opens as well.
+        // The handle of a zombie opens as well.
         Ok(if has_ended(&handle)? { None } else { Some(Self::Adopted(handle)) })
     }
 
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_process_names_do_not_confuse() {
+    fn a_process_name_may_contain_parentheses_and_spaces() {
         let mut stat = b"7 (a) b (c) S".to_vec();
         for field in 4..=22 {
             stat.extend_from_slice(format!(" {field}00").as_bytes());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_ended_and_another_with_its_number_is_not() {
+    fn a_process_is_ended_but_not_a_later_one_with_its_number() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let real = ProcessId::of(child.id()).unwrap();
         assert_eq!(ProcessId::from_line(&real.to_line()), Some(real));

@@ -1,7 +1,7 @@
 //! A client of QEMU's monitor protocol (QMP) over a unix socket.
 //!
-//! One task reads: answers go to whoever waits for their id, events to a bounded broadcast channel. A
-//! receiver that lags more than [`EVENT_BACKLOG`] events behind loses the oldest.
+//! One task reads. An answer goes to the caller that waits for its id, an event to a bounded broadcast channel. A
+//! receiver that lags more than [`EVENT_BACKLOG`] events behind loses the oldest events.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -33,7 +33,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Event {
     /// Its name.
     pub name: String,
-    /// Its data; an empty object where it has none.
+    /// Its data; an empty object if it has none.
     pub data: Value,
 }
 
@@ -48,7 +48,7 @@ pub struct Qmp {
     events: broadcast::Sender<Event>,
     next_id: AtomicU64,
     reader: JoinHandle<()>,
-    /// Its sender is the reader's, and goes with it.
+    /// The reading task owns the sender, and drops it when it ends.
     reading: watch::Receiver<()>,
 }
 
@@ -65,7 +65,8 @@ impl Qmp {
                 what: "greeting of QEMU's monitor".into(),
                 after: COMMAND_TIMEOUT,
             })?
-            // QEMU may end while it starts, after it took the connection. Its log says why, and the caller waits for that.
+            // QEMU may end while it starts, after it took the connection. Its log says why, and the caller waits for
+            // that.
             .map_err(Error::io("read from the monitor socket", socket))?;
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(HashMap::new())));
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
@@ -95,7 +96,7 @@ impl Qmp {
     /// Waits until the connection has ended: receivers then have all events that were ever sent.
     pub async fn ended(&self) {
         let mut reading = self.reading.clone();
-        // Nothing is ever sent, so this is the sender's end.
+        // No value is ever sent, so an error here means that the reading task has ended.
         let _ = reading.changed().await;
     }
 
@@ -165,7 +166,7 @@ async fn dispatch(
         if let Some(name) = message.get("event").and_then(Value::as_str) {
             let name = name.to_owned();
             let data = message.get_mut("data").map(Value::take).unwrap_or_else(|| json!({}));
-            // No receiver is fine: events are for whoever asked.
+            // No receiver is not an error: only subscribers get events.
             let _ = events.send(Event { name, data });
         } else if let Some(id) = message.get("id").and_then(Value::as_u64) {
             let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +176,7 @@ async fn dispatch(
             }
         }
     }
-    // Dropping the senders wakes everybody who waits, with "gone".
+    // Dropping the senders wakes every waiting caller with `Error::Gone`.
     waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn events_before_the_greeting_are_passed_over() {
+    async fn events_before_the_greeting_are_skipped() {
         let greeting = async |lines: &str| read_greeting(&mut lines.as_bytes()).await;
         let (event, hello) = ("{\"event\": \"RESUME\", \"data\": {}}\n", "{\"QMP\": {\"version\": {}}}\n");
         greeting(hello).await.unwrap();

@@ -1,4 +1,4 @@
-//! Pictures of a machine's screen: QEMU writes a PPM, in every build, and a PNG is made of it here.
+//! Pictures of a machine's screen: every build of QEMU writes PPM, and this module converts it to PNG.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The largest picture that is read, in bytes: the memory of QEMU's graphics card is smaller by far.
 pub const MAX_SCREEN_BYTES: u64 = 256 << 20;
 
-/// How a PNG begins.
+/// The signature of a PNG file.
 const SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
 
 /// Reads a picture that QEMU wrote, as a PNG.
@@ -66,7 +66,7 @@ impl<'a> Picture<'a> {
         let mut header = Vec::new();
         header.extend_from_slice(&self.width.to_be_bytes());
         header.extend_from_slice(&self.height.to_be_bytes());
-        // Eight bits a colour, red, green and blue, and the only kinds of compression, filters and interlacing that fit.
+        // Eight bits a colour, red, green and blue; the standard compression and filters, no interlacing.
         header.extend_from_slice(&[8, 2, 0, 0, 0]);
         chunk(&mut png, *b"IHDR", &header);
         let mut packed = ZlibEncoder::new(Vec::new(), Compression::default());
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_picture_is_an_error() {
+    fn a_file_that_is_no_picture_is_an_error() {
         let good = b"P6\n1 1\n255\nabc";
         assert_eq!(Picture::parse(good), Ok(Picture { width: 1, height: 1, pixels: b"abc" }));
         for bad in [

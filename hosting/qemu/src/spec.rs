@@ -1,4 +1,4 @@
-//! What a machine is made of, and the command line of QEMU that makes it.
+//! The description of a machine, and the QEMU command line for it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -63,7 +63,7 @@ pub enum DiskTransport {
     /// vhost-user-blk: rings and buffers are shared memory, so the machine's memory is a shared memfd. The
     /// fastest; QEMU reconnects if the server restarts.
     VhostUser,
-    /// NBD: for servers that do not share memory with the machine. A write that finds no room pauses the machine.
+    /// NBD: for servers that do not share memory with the machine. A write that finds no space pauses the machine.
     Nbd {
         /// Name of the export.
         export: String,
@@ -75,9 +75,9 @@ pub enum DiskTransport {
 pub struct Disk {
     /// Socket of the server.
     pub socket: PathBuf,
-    /// What is spoken there.
+    /// The protocol on that socket.
     pub transport: DiskTransport,
-    /// Size of its sectors. Over vhost-user the server says it.
+    /// Size of its sectors. Over vhost-user the server reports it.
     pub sector_bytes: u32,
 }
 
@@ -103,21 +103,22 @@ impl Disk {
     }
 }
 
-/// The serial number of a machine's disk, which the guest shows in `/dev/disk/by-id`: the beginning of its UUID, because virtio has
-/// room for 20 bytes.
+/// The serial number of a machine's disk, which the guest shows in `/dev/disk/by-id`: the beginning of its UUID,
+/// because virtio has room for 20 bytes.
 pub fn disk_serial(uuid: Uuid) -> String {
     let mut serial = uuid.simple().to_string();
     serial.truncate(20);
     serial
 }
 
-/// The first version that takes the time between two tries to connect in milliseconds. In seconds it is deprecated there, and gone in 10.2.
+/// The first QEMU version that accepts `reconnect-ms`. `reconnect`, in seconds, is deprecated from then on, and removed
+/// in 10.2.
 const RECONNECTS_IN_MS: Version = Version(9, 2);
 
 /// Most queues of a disk over vhost-user; the server has a thread for each.
 const MAX_DISK_QUEUES: u32 = 8;
 
-/// What a machine boots with.
+/// The firmware of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Firmware {
     /// SeaBIOS, which is part of QEMU.
@@ -127,23 +128,23 @@ pub enum Firmware {
     Uefi(UefiFiles),
 }
 
-/// What shows a machine's screen.
+/// The display of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Display {
-    /// Nothing: it has no graphics card.
+    /// No display and no graphics card.
     #[default]
     None,
-    /// VNC on [`RunFiles::display_socket`], for the owner of the socket alone and so without a password.
+    /// VNC on [`RunFiles::display_socket`], without a password, because only the socket's owner can open it.
     Vnc,
 }
 
-/// How a machine is connected.
+/// The network of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Network {
     /// No network card.
     #[default]
     None,
-    /// QEMU's user-mode network: out through the host with address translation, nothing in.
+    /// QEMU's user-mode network: outgoing connections through the host with address translation, no incoming ones.
     User,
     /// A port of this bridge of the host, see [`crate::bridge`].
     Bridge(String),
@@ -152,26 +153,26 @@ pub enum Network {
 /// What happens when the guest's operating system restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReboot {
-    /// The machine goes on with the same disk.
+    /// The machine continues with the same disk.
     #[default]
     Continue,
-    /// QEMU ends, and the exit is [`crate::ExitReason::Rebooted`]: whoever owns the disk can make it
-    /// pristine before the next boot.
+    /// QEMU ends with [`crate::ExitReason::Rebooted`], so that the caller can reset the disk before the
+    /// next boot.
     Exit,
 }
 
 /// A machine to start.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
-    /// Its name; shows up in errors, in the process list and as SMBIOS serial number.
+    /// Its name, shown in errors, in the process list and as SMBIOS serial number.
     pub name: String,
     /// Its identity for the firmware (SMBIOS); Linux derives the machine-id of a fresh image from it.
     pub uuid: Uuid,
-    /// Address of its network card, where it has one.
+    /// Address of its network card, if it has one.
     pub mac: MacAddress,
     /// Memory; at least [`MIN_MEMORY_BYTES`].
     pub memory_bytes: u64,
-    /// What there is for all that runs here.
+    /// Memory of the host, for all programs.
     pub host_memory_bytes: u64,
     /// Processors: 1 to [`MAX_CPUS`].
     pub cpus: u32,
@@ -181,19 +182,19 @@ pub struct GuestSpec {
     pub seed: Option<PathBuf>,
     /// Directory of its own for sockets, logs and the pid file, see [`RunFiles`]. Created if missing.
     pub run_dir: PathBuf,
-    /// What it boots with.
+    /// Its firmware.
     pub firmware: Firmware,
-    /// What shows its screen.
+    /// Its display.
     pub display: Display,
-    /// How it is connected.
+    /// Its network.
     pub network: Network,
-    /// How it is run; normally what [`crate::probe_acceleration`] said.
+    /// KVM or emulation; normally the result of [`crate::probe_acceleration`].
     pub acceleration: Acceleration,
-    /// What a restart from inside does.
+    /// The effect of a restart by the guest.
     pub on_reboot: OnReboot,
 }
 
-/// Where the files of a running machine are.
+/// The paths of the files of a running machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunFiles {
     /// The directory.
@@ -216,17 +217,17 @@ impl RunFiles {
         self.dir.join("agent.sock")
     }
 
-    /// Socket of the serial console: what is written goes to the guest, one client at a time.
+    /// Socket of the serial console, for one client at a time; its input goes to the guest.
     pub fn console_socket(&self) -> PathBuf {
         self.dir.join("console.sock")
     }
 
-    /// What the serial console printed since the start.
+    /// Log of the serial console since the start.
     pub fn console_log(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 
-    /// What QEMU printed.
+    /// Log of QEMU's own output.
     pub fn qemu_log(&self) -> PathBuf {
         self.dir.join("qemu.log")
     }
@@ -241,7 +242,7 @@ impl RunFiles {
         self.dir.join("vnc.sock")
     }
 
-    /// Where QEMU writes what the display shows.
+    /// The file into which QEMU writes pictures of the display.
     pub fn screen_dump(&self) -> PathBuf {
         self.dir.join("screen.ppm")
     }
@@ -257,7 +258,8 @@ impl RunFiles {
     }
 }
 
-/// Whether a host with so much memory can run a machine of that size; if not, the reason and what would be possible.
+/// Checks whether a host with this much memory can run a machine of this size. The error has the reason and the
+/// possible values.
 pub fn check_size(memory_bytes: u64, cpus: u32, host_memory_bytes: u64) -> std::result::Result<(), String> {
     let mib = |bytes: u64| bytes >> 20;
     if cpus == 0 || cpus > MAX_CPUS {
@@ -280,7 +282,8 @@ pub fn check_size(memory_bytes: u64, cpus: u32, host_memory_bytes: u64) -> std::
 }
 
 impl GuestSpec {
-    /// The guest's memory as QEMU takes it: it rounds a size up to 8 KiB, and then refuses a file of memory that is shorter.
+    /// The guest's memory as QEMU takes it: it rounds a size up to 8 KiB, and then refuses a file of memory that is
+    /// shorter.
     fn memory_kib(&self) -> u64 {
         self.memory_bytes >> 13 << 3
     }
@@ -294,7 +297,7 @@ impl GuestSpec {
         Error::Spec { machine: self.name.clone(), reason }
     }
 
-    /// Checks what can be known before QEMU runs.
+    /// Checks everything that can be checked before QEMU runs.
     pub fn check(&self) -> Result<()> {
         if self.name.is_empty() || self.name.chars().any(|c| c.is_control()) {
             return Err(self.error("its name is empty or has control characters".into()));
@@ -333,7 +336,7 @@ impl GuestSpec {
             line.option("-vnc", format!("unix:{}", escape(&self.files().display_socket().to_string_lossy())));
             // Firmware and every system have a driver for this card.
             line.option("-device", "VGA,id=video0");
-            // A tablet has absolute positions, so that the pointer of a viewer and that of the guest are in the same place.
+            // A tablet sends absolute positions, so the viewer's pointer and the guest's pointer are in the same place.
             line.option("-device", "qemu-xhci,id=usb0");
             line.option("-device", "usb-tablet,bus=usb0.0");
         }
@@ -344,7 +347,7 @@ impl GuestSpec {
             // Without `-nic none` QEMU 7.2 warns about nothing and adds nothing, thanks to -nodefaults.
             Network::None => return,
             Network::User => line.option("-netdev", "user,id=net0"),
-            // QEMU makes the tap, and the kernel removes it when QEMU ends, however that ends.
+            // QEMU makes the tap. The kernel removes it when QEMU ends, even if QEMU is killed.
             Network::Bridge(_) => {
                 let tap = bridge::tap_name(self.uuid);
                 line.option("-netdev", format!("tap,id=net0,ifname={tap},script=no,downscript=no"));
@@ -363,9 +366,9 @@ impl GuestSpec {
             "-smbios",
             format!("type=1,manufacturer=QEMU,product=Headwater machine,serial={serial},uuid={}", self.uuid),
         );
-        // Graphics off makes the firmware talk on the serial line, so "no bootable device" is in its log.
-        // What the guest has in memory is in no core dump of QEMU, and not merged with that of others, which would tell
-        // one guest by time what another has.
+        // Graphics off makes the firmware talk on the serial line, so "no bootable device" is in its log. Guest memory
+        // is left out of core dumps. It is not merged with the memory of other guests, because the timing of writes
+        // would reveal another guest's contents.
         let machine =
             "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off,dump-guest-core=off,mem-merge=off";
         let flash = match &self.firmware {
@@ -451,9 +454,9 @@ impl GuestSpec {
         });
         line.option("-blockdev", disk.to_string());
         line.option("-object", "iothread,id=disk-thread");
-        // A write that finds no room pauses the machine (werror=enospc) instead of damaging its file
-        // system; the supervisor lets it go on and try again.
-        // QEMU takes 512 unless it is said, whatever the server says.
+        // A write that finds no space pauses the machine (werror=enospc) instead of damaging its file
+        // system. The supervisor continues the machine, and the write is tried again.
+        // QEMU ignores the server's sector size, and assumes 512 bytes unless the size is given here.
         let sectors = match self.disk.sector_bytes {
             SECTOR_BYTES => String::new(),
             other => format!(",logical_block_size={other},physical_block_size={other}"),
@@ -489,12 +492,12 @@ fn flash(node: &str, path: &Path, is_read_only: bool) -> String {
     json!({ "driver": "raw", "node-name": node, "read-only": is_read_only, "file": file }).to_string()
 }
 
-/// The argument that opens a listening socket. Also how an orphan is recognised, see [`crate::orphan`].
+/// The argument that opens a listening socket. An orphan is recognised by it, see [`crate::orphan`].
 pub(crate) fn socket_chardev(id: &str, path: &Path) -> String {
     format!("socket,id={id},path={},server=on,wait=off", escape(&path.to_string_lossy()))
 }
 
-/// QEMU's options are divided by commas; one inside a value is written twice.
+/// Commas separate QEMU's options, so a comma inside a value is doubled.
 fn escape(value: &str) -> String {
     value.replace(',', ",,")
 }
@@ -548,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_is_refused_with_the_reason() {
+    fn an_impossible_machine_is_refused_with_the_reason() {
         assert!(spec().check().is_ok());
         let refused = |change: fn(&mut GuestSpec), words: &str| {
             let mut spec = spec();
@@ -609,9 +612,9 @@ mod tests {
         }
     }
 
-    /// It rounds up what it is told of the memory, and wants the file of it to be as large.
+    /// QEMU rounds the memory size up, and needs a memory file of the rounded size.
     #[test]
-    fn memory_has_a_size_that_qemu_does_not_round() {
+    fn qemu_need_not_round_the_memory_size() {
         let spec = GuestSpec {
             memory_bytes: (256 << 20) + 9000,
             disk: Disk::vhost_user("/run/disk.sock"),
@@ -625,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn qemu_is_told_to_reconnect_in_its_versions_words() {
+    fn the_reconnect_option_depends_on_the_qemu_version() {
         let spec = GuestSpec { disk: Disk::vhost_user("/run/disk.sock"), ..spec() };
         for (version, expected) in [
             (OLD, "socket,id=disk-socket,path=/run/disk.sock,reconnect=1"),

@@ -1,4 +1,4 @@
-//! The task that owns a QEMU process: it hears its events, carries out orders and publishes the state.
+//! The task that owns a QEMU process: it receives QEMU's events, carries out orders and publishes the state.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -18,14 +18,15 @@ use crate::process::{Ended, Watched};
 use crate::qmp::{Event, Qmp};
 use crate::spec::RunFiles;
 
-/// How often the logs are looked at: of a guest that boots, or prints much, and of one that is up. An idle machine is to cost nothing.
+/// Pauses between two reads of the logs: while the guest boots or prints much, and once it is up. An idle machine
+/// should cost almost no processor time.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const LOOK_AGAIN_IDLE: Duration = Duration::from_secs(5);
 
-/// A guest whose logs grow by so much between two looks prints much, in bytes.
+/// If the logs grow by more than this between two reads, in bytes, the guest prints much.
 const MUCH_BYTES: u64 = 1 << 20;
 
-/// After how long a machine that ran out of space tries again.
+/// Pause before a machine that ran out of space tries again.
 const SPACE_RETRY: Duration = Duration::from_secs(2);
 
 /// How long one ping of the agent may take while booting.
@@ -34,8 +35,8 @@ const PING_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two pings.
 const PING_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long the monitor's connection may outlive QEMU. What it sent last lies in the socket, so it takes no time;
-/// a child of QEMU's could hold the other end open.
+/// How long the monitor's connection may outlive QEMU. QEMU's last messages are already in the socket, so reading them
+/// takes no time. But a child of QEMU could hold the other end open.
 const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often a machine's disk errors are logged. A guest retries a bad block for ever.
@@ -44,24 +45,24 @@ const DISK_ERROR_INTERVAL: Duration = Duration::from_secs(10);
 /// Lines of QEMU's output that are kept with the exit.
 const LAST_LINES: usize = 32;
 
-/// How much of the end of QEMU's log is looked at for those, in bytes.
+/// How many bytes at the end of QEMU's log are searched for these lines.
 const LAST_BYTES: u64 = 16 << 10;
 
-/// QEMU's name for the state in which a guest cannot go on (`RunState` of its monitor).
+/// QEMU's name for the state in which a guest cannot continue (`RunState` of its monitor).
 const INTERNAL_ERROR: &str = "internal-error";
 
-/// What the handle asks for.
+/// An order from the handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Press the power button.
     PowerButton,
     /// Let QEMU end itself.
     Quit,
-    /// End it with a signal.
+    /// End QEMU with a signal.
     Kill,
 }
 
-/// What a supervisor is made of.
+/// The parts of a supervisor.
 pub(crate) struct Parts {
     pub name: String,
     pub process: Watched,
@@ -87,11 +88,11 @@ pub(crate) struct Supervisor {
     /// Orders so far; they tell a stop from a crash.
     asked_to_stop: bool,
     asked_to_end: bool,
-    /// Why the guest stopped, as QEMU's `SHUTDOWN` event said.
+    /// The reason in QEMU's `SHUTDOWN` event.
     shutdown_reason: Option<String>,
     retry_at: Option<Instant>,
     disk_errors: DiskErrors,
-    /// Of both logs, at the last look.
+    /// Length of both logs at the last read.
     logged_bytes: u64,
     /// Logs that became too long are being cut.
     cutting: Option<JoinHandle<()>>,
@@ -106,7 +107,7 @@ struct DiskErrors {
 }
 
 impl DiskErrors {
-    /// Counts one. Returns how many a line now stands for, where it is time for one.
+    /// Counts one error. If a log line is due, returns the number of errors that it stands for.
     fn count(&mut self, now: Instant) -> Option<u64> {
         self.unsaid += 1;
         let due = self.said_at.is_none_or(|at| now.saturating_duration_since(at) >= DISK_ERROR_INTERVAL);
@@ -198,7 +199,7 @@ impl Supervisor {
                 self.shutdown_reason = Some(text("reason").to_owned());
                 self.state.send_if_modified(|state| enter(state, Phase::Stopping));
             }
-            // By the guest, or by whoever has the monitor.
+            // The guest, or a client of the monitor, caused it.
             "RESET" => self.guest_restarted(),
             "STOP" => self.end_if_it_cannot_go_on(),
             "BLOCK_IO_ERROR" if flag("nospace") && text("action") == "stop" => {
@@ -226,7 +227,8 @@ impl Supervisor {
         }
     }
 
-    /// QEMU stops a guest, and stays, where KVM cannot carry out what it does. Nothing brings such a guest back.
+    /// If KVM cannot carry out an instruction, QEMU stops the guest and keeps running. Such a guest cannot continue, so
+    /// QEMU is ended.
     fn end_if_it_cannot_go_on(&self) {
         let monitor = Arc::clone(&self.monitor);
         let name = self.name.clone();
@@ -280,7 +282,7 @@ impl Supervisor {
         self.send(command);
     }
 
-    /// Sends a command without waiting for the answer here: the loop must go on hearing events.
+    /// Sends a command without waiting for the answer, because the loop must keep receiving events.
     fn send(&self, command: &'static str) {
         let monitor = Arc::clone(&self.monitor);
         let name = self.name.clone();
@@ -297,7 +299,7 @@ impl Supervisor {
         self.state.borrow().boot.is_none()
     }
 
-    /// Whether the guest is up, and whether a log is too long. Says when to look again.
+    /// Checks whether the guest is up, and whether a log is too long. Returns when to check again.
     fn look(&mut self) -> Duration {
         let logs = [self.files.console_log(), self.files.qemu_log()];
         let lengths = logs.each_ref().map(|log| console_log::len(log));
@@ -310,7 +312,7 @@ impl Supervisor {
                 Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
             }
             self.hear_firmware();
-            // Not before the prompt was looked for in it.
+            // Only after the prompt was searched in it.
             is_console_long = self.console.is_long();
         }
         let long = logs.into_iter().zip([is_console_long, is_qemu_long]).filter(|(_, is_long)| *is_long);
@@ -338,7 +340,7 @@ impl Supervisor {
         }
     }
 
-    /// If there is still no room, the next error sets the flag again.
+    /// If there is still no space, the next error sets the flag again.
     fn retry(&mut self) {
         self.retry_at = None;
         self.state.send_if_modified(|state| std::mem::replace(&mut state.out_of_space, false));
@@ -357,7 +359,7 @@ impl Supervisor {
     }
 
     fn finish(self, ended: Ended) {
-        // The exit code of an adopted process is not known. Its last event tells as much.
+        // The exit code of an adopted process is not known. Its last event gives the same information.
         let clean = ended.is_success().unwrap_or(self.shutdown_reason.is_some());
         let reason =
             exit_reason(clean, self.asked_to_stop, self.asked_to_end, self.shutdown_reason.as_deref());
@@ -386,8 +388,9 @@ impl Supervisor {
     }
 }
 
-/// When to look again at a guest that has been booting for so long, or is up. One that never says that it is up is looked at ever
-/// less often: what is measured of a boot is right to a hundredth.
+/// When to check a guest again. `booting_for` is `None` once the guest is up. While it boots, the pause is a hundredth
+/// of the boot so far, so a measured boot time is right to 1 %, and a guest that never comes up is checked ever less
+/// often.
 fn pause(booting_for: Option<Duration>, grown_bytes: u64) -> Duration {
     match booting_for {
         _ if grown_bytes > MUCH_BYTES => LOOK_AGAIN,
@@ -396,7 +399,7 @@ fn pause(booting_for: Option<Duration>, grown_bytes: u64) -> Duration {
     }
 }
 
-/// Moves to a phase, unless that would go back from stopping. Returns whether something changed.
+/// Moves to a phase, unless the machine has exited. Returns whether the phase changed.
 fn enter(state: &mut GuestState, phase: Phase) -> bool {
     let stays = state.phase == phase || state.phase == Phase::Exited;
     if !stays {
@@ -448,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_that_nobody_asked_for_is_a_crash() {
+    fn an_end_without_a_request_is_a_crash() {
         use ExitReason::*;
         assert_eq!(exit_reason(true, true, false, Some("guest-shutdown")), Stopped);
         assert_eq!(exit_reason(true, false, false, Some("guest-shutdown")), PoweredOff);
@@ -460,7 +463,7 @@ mod tests {
         assert_eq!(exit_reason(true, false, false, None), Crashed);
     }
 
-    /// A stand-in for the monitor, since it is to be late and QEMU's seldom is.
+    /// With a stand-in for the monitor, because its event must come late, and QEMU's seldom does.
     #[tokio::test]
     async fn the_reason_of_a_shutdown_may_be_read_after_the_end_of_qemu() {
         let dir = tempfile::tempdir().unwrap();
@@ -473,7 +476,7 @@ mod tests {
             stream.write_all(b"{\"QMP\":{}}\n").await.unwrap();
             stream.read_line(&mut String::new()).await.unwrap();
             stream.write_all(b"{\"return\":{},\"id\":1}\n").await.unwrap();
-            // The supervisor is to see the end of the process first: until then there is something of it.
+            // The supervisor must see the end of the process first, so wait until nothing of the process is left.
             while Path::new(&process).exists() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -498,20 +501,20 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_up_and_silent_is_looked_at_seldom() {
+    fn a_silent_guest_that_is_up_is_checked_seldom() {
         let seconds = Duration::from_secs;
         assert_eq!(
             [0, 10, 100, 3600].map(|s| pause(Some(seconds(s)), 0)),
             [LOOK_AGAIN, LOOK_AGAIN, seconds(1), LOOK_AGAIN_IDLE]
         );
         assert_eq!(pause(None, MUCH_BYTES), LOOK_AGAIN_IDLE);
-        // Or its logs would grow beyond all measure until it is.
+        // Otherwise its logs would grow without limit until the next check.
         assert_eq!(pause(None, MUCH_BYTES + 1), LOOK_AGAIN);
     }
 
     /// A stand-in for QEMU, whose guest boots, prints without end, and restarts.
     #[tokio::test]
-    async fn the_logs_of_a_guest_that_is_up_stay_short_and_its_next_boot_is_seen() {
+    async fn logs_stay_short_and_the_next_boot_is_detected() {
         use std::io::Write as _;
 
         let dir = tempfile::tempdir().unwrap();
