@@ -1,9 +1,9 @@
-//! Commands that begin in the guest after whoever wanted them was told that they failed.
+//! Kills commands that begin in the guest after their caller was answered with a timeout.
 //!
-//! A guest that stands still, as for want of disk space, reads a request when it goes on, and begins the command then. QEMU drops
-//! what the agent says while nobody is connected, and so the process of that command would not be known. The connection of a
-//! request that was not answered in time is kept for that: whoever has it next waits for its answer first, and where nobody comes,
-//! a task of its own does. What was begun is killed, unless it has ended by then.
+//! A paused guest (without disk space, for instance) reads a request when it continues, and begins the command then.
+//! QEMU drops the agent's messages while no client is connected, so the command's process number would be lost.
+//! Therefore the connection of a request without an answer stays open. The next call on that connection, or else a
+//! background task, waits for the late answer first. Then the command is killed, unless it has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,17 +17,18 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Has the guest begin a command.
+/// The agent's command that starts a program.
 pub(super) const EXEC: &str = "guest-exec";
 
-/// How long a late answer is waited for at a time, after which the agent is asked anew whether it is there.
+/// How long each attempt waits for a late answer. Then the agent gets another sync.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long others may use the agent before that.
+/// How long other calls may use the agent between two attempts.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 impl Agent {
-    /// Has the guest begin a command, and gives its process. Where that is not answered within `patience`, it is killed when it is.
+    /// Starts a command in the guest and returns its process number. If the answer does not come within `patience`, the
+    /// command is killed when the answer comes.
     pub(super) async fn begin(&self, program: &str, request: Value, patience: Duration) -> Result<i64> {
         let deadline = Instant::now() + patience;
         // Others may have it for as long as they keep the guest frozen: that says nothing of whether there is one.
@@ -54,8 +55,8 @@ impl Agent {
         process(&interpret::<Value>(EXEC, &answer)?)
     }
 
-    /// The connection, taken out while in use: a call that is cancelled or fails half-way leaves none behind whose next answer
-    /// would belong to somebody else.
+    /// The connection, taken out while in use. So a call that is cancelled or fails leaves no connection behind whose
+    /// next answer belongs to that call.
     pub(super) async fn take_connection(&self, slot: &mut Option<Connection>) -> Result<Connection> {
         self.hear_late_answer(slot).await;
         match slot.take() {
@@ -64,12 +65,12 @@ impl Agent {
         }
     }
 
-    /// Waits for the answer to a request that was given up, where one is to come, and has the command killed that was begun and runs. The
-    /// connection stays in its place: where this is given up too, the next one goes on.
+    /// If an answer to an abandoned request is due, waits for it, and kills the command if that runs. The connection
+    /// stays in the slot, so if this call is cancelled too, the next one continues.
     async fn hear_late_answer(&self, slot: &mut Option<Connection>) {
         let Some(connection) = slot.as_mut().filter(|connection| connection.is_late()) else { return };
         let answer = connection.late_answer(&self.socket).await;
-        // The rest of the answer to the sync is stale for the next one.
+        // The rest of the answer to this sync would be stale for the next sync.
         *slot = None;
         match answer.map(|answer| process_in(&answer)) {
             Ok(Some(pid)) => {
@@ -86,8 +87,9 @@ impl Agent {
         }
     }
 
-    /// Has a command killed that goes on. The number of one that has ended may be that of another process by now, and what it wrote is kept
-    /// by the agent until somebody asks. In a task of its own: the caller has the connection.
+    /// Kills a command if it still runs. It asks for the status first: the number of an ended command may belong to
+    /// another process by now, and the agent keeps its output until the status is read. In its own task, because the
+    /// caller holds the connection.
     fn kill_if_it_runs(&self, pid: i64) {
         let agent = self.clone();
         tokio::spawn(async move {
@@ -110,7 +112,7 @@ impl Agent {
         });
     }
 
-    /// Hears such an answer in the background until the agent answers, or until nobody has the machine any more.
+    /// Waits for the late answer in the background, until it comes or the last handle to the machine is dropped.
     fn go_on_listening(&self) {
         let alive = Arc::downgrade(&self.connection);
         let agent = Self { connection: Arc::default(), ..self.clone() };
@@ -133,7 +135,7 @@ fn process(answer: &Value) -> Result<i64> {
     answer.get("pid").and_then(Value::as_i64).ok_or_else(|| unexpected(EXEC, answer))
 }
 
-/// The same of one among other lines: the agent complains of the mark of a sync, too.
+/// The same for an answer among other lines: the agent also reports an error for the mark of a sync.
 fn process_in(answers: &[u8]) -> Option<i64> {
     let mut lines = answers.split(|byte| *byte == b'\n');
     lines.find_map(|line| process(&interpret::<Value>(EXEC, line).ok()?).ok())
@@ -160,10 +162,10 @@ mod tests {
         bytes
     }
 
-    /// An agent that answered so far, and has a command given up that it does not say to have begun.
+    /// An agent that has answered so far, and a command that is abandoned without an answer.
     async fn given_up(agent: &Agent) -> Error {
         agent.ping(Duration::from_secs(60)).await.unwrap();
-        // Long enough for what follows on a busy host.
+        // Long enough for the following steps on a busy host.
         let agent = Agent { patience: Duration::from_secs(3), ..agent.clone() };
         let (command, input) = (vec!["sleep".to_owned(), "9".to_owned()], Vec::new());
         agent.exec(&Exec { command, input, timeout: Duration::from_secs(60) }).await.unwrap_err()
@@ -191,7 +193,7 @@ mod tests {
             let ((told, has_been_told), (looked, has_looked)) = (oneshot::channel(), oneshot::channel());
             let player = tokio::spawn(async move {
                 let mut stream = begin(&listener).await;
-                // It stands still until nobody waits for the command.
+                // The agent stands still until no caller waits for the command.
                 has_been_told.await.unwrap();
                 stream.write_all(b"{\"return\": {\"pid\": 7}}\n").await.unwrap();
                 let synced = sync_again(&mut stream).await;
@@ -201,7 +203,7 @@ mod tests {
                 let mut line = String::new();
                 stream.read_line(&mut line).await.unwrap();
                 assert!(line.contains("guest-exec-status") && line.contains(r#""pid":7"#), "{line}");
-                // Whoever has the machine is there until now.
+                // The handle to the machine lives until here.
                 looked.send(()).unwrap();
                 stream.write_all(format!("{{\"return\": {status}}}\n").as_bytes()).await.unwrap();
                 line.clear();
@@ -251,7 +253,7 @@ mod tests {
         let player = tokio::spawn(async move {
             let mut stream = begin(&listener).await;
             has_been_told.await.unwrap();
-            // The guest has restarted, and what it had not read is lost.
+            // The guest has restarted, and requests that it had not read are lost.
             let synced = sync_again(&mut stream).await;
             stream.write_all(&synced).await.unwrap();
             let (mut stream, id) = accept(&listener).await;

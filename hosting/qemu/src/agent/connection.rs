@@ -1,4 +1,5 @@
-//! One connection to the guest agent: it starts in step with the agent, whatever is left in the port.
+//! One connection to the guest agent. It first synchronises with the agent, whatever data earlier connections left in
+//! the port.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +15,15 @@ use crate::qmp::read_line;
 /// The longest stale data that is skipped while synchronising, in bytes.
 const MAX_STALE_BYTES: usize = 64 << 20;
 
-/// Numbers for `guest-sync-delimited`, each used once in this process. After a time-out the port may hold
-/// answers to several syncs of connections that were given up; a number that they shared would let the first of
-/// them pass for the answer to the last, and all later answers would belong to the question before.
+/// Numbers for `guest-sync-delimited`, each used once in this process. After a timeout the port may hold answers to
+/// syncs of several closed connections. With a shared number the first of these answers would pass for the answer to
+/// the last sync, and every later answer would belong to the request before.
 static NEXT_SYNC: AtomicU64 = AtomicU64::new(0x6865_6164);
 
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: BufReader<UnixStream>,
-    /// What has come so far of an answer that whoever asked has given up, where it is to be heard all the same.
+    /// The part received so far of an abandoned request's answer; `None` if no such answer is due.
     late: Option<Vec<u8>>,
 }
 
@@ -48,7 +49,8 @@ impl Connection {
         }
     }
 
-    /// `0xFF` resets the agent's parser, and the agent puts one before its answer. Returns the number that it is to answer with.
+    /// Sends a sync and returns the number that the agent must answer. `0xFF` resets the agent's parser, and the agent
+    /// puts `0xFF` before its answer.
     async fn ask_for_sync(&mut self, socket: &Path) -> Result<u64> {
         let id = NEXT_SYNC.fetch_add(1, Ordering::Relaxed);
         let request = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
@@ -62,7 +64,7 @@ impl Connection {
         Ok(id)
     }
 
-    /// Skips what is there up to the next `0xFF`.
+    /// Skips all data up to the next `0xFF`.
     async fn skip_stale(&mut self, socket: &Path) -> Result<()> {
         let mut skipped = 0;
         while skipped < MAX_STALE_BYTES {
@@ -101,18 +103,19 @@ impl Connection {
         self.read(socket, max_bytes).await
     }
 
-    /// Whoever made the last request goes away. What the agent answers is to be heard all the same.
+    /// Marks the last request as abandoned. Its answer must still be read.
     pub(super) fn give_up(&mut self) {
         self.late = Some(Vec::new());
     }
 
-    /// Whether such an answer is still to be heard.
+    /// Whether the answer to an abandoned request must still be read.
     pub(super) fn is_late(&self) -> bool {
         self.late.is_some()
     }
 
-    /// What the agent says before its answer to a sync that is asked for now, or was before. It does one thing after the other: there
-    /// the late answer is, if one comes at all, as from a guest that was not restarted meanwhile. May be given up, and goes on then.
+    /// Sends a sync, and returns everything that the agent sends before its answer to this sync or an earlier one. The
+    /// agent works in order, so the late answer is in there, unless the guest was restarted. After a cancelled call,
+    /// the next call continues.
     pub(super) async fn late_answer(&mut self, socket: &Path) -> Result<Vec<u8>> {
         self.ask_for_sync(socket).await?;
         let Self { stream, late } = self;

@@ -1,7 +1,8 @@
-//! Freezing a guest's file systems, and thawing them whatever happens: a guest that stays frozen is lost to its user.
+//! Freezes a guest's file systems, and always thaws them again: a guest that stays frozen is lost to its user.
 //!
-//! The agent does one thing at a time. While it freezes a busy file system it answers nothing, a thaw neither, and it may
-//! end that long after everybody has given up: so a thaw that is not answered is asked for again until it is.
+//! The agent carries out one command at a time. While it freezes a busy file system it answers no command, not even a
+//! thaw. It may finish the freeze long after every caller has timed out. So an unanswered thaw is repeated until the
+//! agent answers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,19 +17,19 @@ use crate::error::{Error, Result};
 pub(super) const FREEZE: &str = "guest-fsfreeze-freeze";
 pub(super) const THAW: &str = "guest-fsfreeze-thaw";
 
-/// How long others may use the agent before an unanswered thaw is asked for again.
+/// How long other calls may use the agent before an unanswered thaw is repeated.
 const THAW_AGAIN: Duration = Duration::from_millis(500);
 
 impl Agent {
-    /// Has the guest write its file systems out and write no more until they are thawed. Returns how many there are.
+    /// Writes out and freezes the guest's file systems until they are thawed. Returns their number.
     pub async fn freeze_file_systems(&self) -> Result<u64> {
         if self.owes_thaw.load(Ordering::Relaxed) {
-            // Of an earlier freeze. Later it would end this one.
+            // Thaw the earlier freeze now: a later repetition of that thaw would end this freeze.
             self.call(THAW, json!({})).await?;
         }
         let answer = self.call(FREEZE, json!({})).await;
         let frozen = answer.and_then(|count| count.as_u64().ok_or_else(|| unexpected(FREEZE, &count)));
-        // It may have frozen some, or do so later.
+        // The agent may have frozen some file systems, or may freeze them later.
         if frozen.is_err()
             && let Err(thaw) = self.thaw_file_systems().await
         {
@@ -37,8 +38,8 @@ impl Agent {
         frozen
     }
 
-    /// Ends that. Where the agent does not answer, it is asked again in the background until it does, or until nobody has the
-    /// machine any more.
+    /// Thaws the guest's file systems. If the agent does not answer, the request is repeated in the background until it
+    /// answers, or until the last handle to the machine is dropped.
     pub async fn thaw_file_systems(&self) -> Result<()> {
         match self.call(THAW, json!({})).await {
             Err(error) if !matches!(error, Error::Agent { .. }) => {
@@ -72,7 +73,8 @@ impl Agent {
         });
     }
 
-    /// Whether it was thawed. Where somebody else did that meanwhile, a freeze that came after it is left alone.
+    /// Thaws if a thaw is still due, and returns whether it did. If another call has thawed meanwhile, a later freeze
+    /// is left alone.
     async fn thaw_if_owed(&self) -> Result<bool> {
         let slot = self.connection.lock().await;
         if !self.owes_thaw.load(Ordering::Relaxed) {
@@ -103,14 +105,14 @@ mod tests {
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();
             assert!(line.contains(FREEZE), "{line}");
-            // It freezes, and reads nothing: of those who ask for a thaw meanwhile only the syncs stay in the port.
+            // The agent freezes, and reads nothing: only the syncs of repeated thaws stay in the port.
             let mut stale = Vec::new();
             for _ in 0..3 {
                 let (mut stream, id) = accept(&listener).await;
                 assert_eq!(stream.read_line(&mut String::new()).await.unwrap(), 0);
                 stale.push(id);
             }
-            // It goes on, and may be too late for who asks at that moment.
+            // The agent continues, perhaps too late for the thaw of that moment.
             loop {
                 let (mut stream, id) = accept(&listener).await;
                 let mut late = b"{\"return\": 1}\n".to_vec();
@@ -119,7 +121,7 @@ mod tests {
                 if stream.write_all(&late).await.is_ok()
                     && stream.read_line(&mut line).await.is_ok_and(|n| n > 0)
                 {
-                    // Not awaited by anybody but the task that thaws.
+                    // Only the thawing task waits for this.
                     let _ = stream.write_all(b"{\"return\": 1}\n").await;
                     return line;
                 }
@@ -151,7 +153,7 @@ mod tests {
         let agent = Agent::new(&socket);
         let error = timeout(Duration::from_secs(60), agent.freeze_file_systems()).await.unwrap().unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
-        // Where it is not asked, this ends with an empty line.
+        // Without a request, this ends with an empty line.
         drop(agent);
         let asked = player.await.unwrap();
         assert!(asked.contains(THAW), "{asked}");

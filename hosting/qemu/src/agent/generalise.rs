@@ -7,30 +7,31 @@ use serde_json::{Value, json};
 use super::{Agent, Exec, MAX_ANSWER_BYTES, shown};
 use crate::error::{Error, Result};
 
-/// What is run in the guest.
+/// The script that runs in the guest.
 const SCRIPT: &str = include_str!("generalise.sh");
 
-/// How long that may take: files are overwritten, and freed blocks are given back.
+/// How long the script may take: it overwrites files and discards freed blocks.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
-/// The most things that are told to be removed.
+/// The most removed items that are reported.
 const REMOVED_MAX: usize = 1000;
 
-/// What a system of Windows answers to `guest-get-osinfo`.
+/// The answer of Windows to `guest-get-osinfo`.
 const WINDOWS: &str = "mswindows";
 
-/// What a guest did when it was to be generalised.
+/// The result of generalising a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Generalised {
-    /// It removed this.
+    /// The items that the guest removed.
     Removed(Vec<String>),
-    /// It is a Windows, for which Microsoft's sysprep does that. Nothing was done.
+    /// The guest is Windows: use Microsoft's sysprep. Nothing was removed.
     Windows,
 }
 
 impl Agent {
-    /// Removes what makes the machine with this host name itself, and files of `also`: paths that may have wildcards. An error where the
-    /// agent does not answer within `patience`. What failed in the guest is an error, too; the rest was removed then.
+    /// Removes the identity of the machine with this host name, and the files in `also` (paths that may have
+    /// wildcards). An error if the agent does not answer within `patience`, or if a step failed in the guest; all other
+    /// items are removed then.
     pub async fn generalise(
         &self,
         host_name: &str,
@@ -43,7 +44,7 @@ impl Agent {
             Ok(system) if system.get("id").and_then(Value::as_str) == Some(WINDOWS) => {
                 return Ok(Generalised::Windows);
             }
-            // Agents that are older than the command are not those of a Windows that is in use.
+            // An agent without this command is old, and no Windows in use has such an agent.
             Ok(_) | Err(Error::Agent { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -171,7 +172,7 @@ mod tests {
         for path in ["/etc/ssh/ssh_host_ed25519_key", "/srv/with space/token", "/etc/machine-id (emptied)"] {
             assert!(said.lines().any(|line| line == path), "{path}: {said}");
         }
-        // Once more there is nothing to do.
+        // A second run has nothing to do.
         assert_eq!(run(root, &["lab"]), (0, String::new(), String::new()));
     }
 

@@ -1,4 +1,4 @@
-//! Who a machine is, as its guest sees it.
+//! The identity of a machine, as its guest sees it.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -46,7 +46,7 @@ impl std::fmt::Debug for SshHostKey {
     }
 }
 
-/// What a guest is told about itself.
+/// The identity that the seed disk gives to a guest.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Its host name: letters, digits and hyphens, and dots between its parts.
@@ -57,7 +57,7 @@ pub struct Identity {
     pub machine_id: String,
     /// At most one of each type.
     pub ssh_host_keys: Vec<SshHostKey>,
-    /// What the user wants done in the guest: a script (`#!`) or anything else that cloud-init takes.
+    /// The user data: a script (`#!`) or any other format that cloud-init takes.
     pub user_data: Option<Vec<u8>>,
 }
 
@@ -71,7 +71,7 @@ fn is_label(text: &str) -> bool {
 }
 
 impl Identity {
-    /// What the kernel takes as the name: all of it, or its first part where that is longer than a kernel's name may be.
+    /// The name for the kernel: the whole host name, or its first part if the whole is too long for a kernel.
     pub(super) fn kernel_name(&self) -> &str {
         let first = || self.hostname.split('.').next().unwrap_or_default();
         if self.hostname.len() <= MAX_KERNEL_NAME_BYTES { &self.hostname } else { first() }
@@ -89,7 +89,7 @@ impl Identity {
         }
     }
 
-    /// Whether a guest could use it; the error says what is wrong.
+    /// Checks whether a guest can use the identity; the error names the fault.
     pub fn check(&self) -> Result<()> {
         let refuse = |reason: String| Err(Error::Spec { machine: self.hostname.clone(), reason });
         let name = &self.hostname;

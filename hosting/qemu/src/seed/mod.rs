@@ -1,4 +1,4 @@
-//! The seed disk: a small read-only disk that tells a guest who it is, in the NoCloud form of cloud-init.
+//! The seed disk: a small read-only disk that gives a guest its identity, in the NoCloud format of cloud-init.
 //!
 //! It is a FAT file system with the label `CIDATA`, so cloud-init finds it by itself and anything else
 //! can mount it. It holds:
@@ -7,13 +7,13 @@
 //! |---|---|---|
 //! | `meta-data` | cloud-init | instance id, host name |
 //! | `vendor-data` | cloud-init | `#cloud-config` with the machine-id and the SSH host keys |
-//! | `user-data` | cloud-init and others | what the user gave, byte for byte; else an empty `#cloud-config` |
-//! | `network-config` | cloud-init | DHCP on the card with the machine's address, where it has one |
+//! | `user-data` | cloud-init and others | the user's data, byte for byte; else an empty `#cloud-config` |
+//! | `network-config` | cloud-init | DHCP on the card with the machine's address, if it has one |
 //! | `hostname`, `machine-id` | others | one line each |
 //! | `ssh_host_TYPE_key`, `.pub` | others | the SSH host keys |
 //!
 //! The identity is in vendor-data so that user data needs no merging and can be any kind that cloud-init
-//! knows; where both set the same thing, cloud-init lets the user's win. Equal identities give equal disks.
+//! knows. If both set the same value, cloud-init prefers the user's. Equal identities give equal disks.
 
 mod fat;
 mod identity;
