@@ -104,7 +104,7 @@ impl Admission {
         unauthenticated.last_id = unauthenticated.last_id.wrapping_add(1);
         let id = unauthenticated.last_id;
         unauthenticated.by_age.insert(id, Unauthenticated { since: Instant::now(), end: Arc::clone(&end) });
-        Some(Permit { entry: Entry { places: Arc::clone(self), id, end }, _permit: permit })
+        Some(Permit { entry: Entry { admission: Arc::clone(self), id, end }, _permit: permit })
     }
 
     /// Ends the oldest unauthenticated connection when its grace period is over.
@@ -162,7 +162,7 @@ impl Drop for Permit {
 /// A connection's entry in the list of unauthenticated connections.
 #[derive(Clone)]
 pub struct Entry {
-    places: Arc<Admission>,
+    admission: Arc<Admission>,
     id: u64,
     end: Arc<End>,
 }
@@ -173,7 +173,7 @@ impl Entry {
     pub fn let_in(&self) -> bool {
         // `end_oldest` chooses under the same lock: either this entry is gone from the list by then, or `must_go` is
         // true here.
-        let mut unauthenticated = self.places.unauthenticated.lock();
+        let mut unauthenticated = self.admission.unauthenticated.lock();
         unauthenticated.by_age.remove(&self.id);
         !self.must_go()
     }
@@ -191,52 +191,52 @@ mod tests {
     /// Timeout of waits that would otherwise never end.
     const SOON: Duration = Duration::from_secs(60);
 
-    async fn taken(places: &Arc<Admission>) -> Permit {
-        tokio::time::timeout(SOON, places.take()).await.unwrap().unwrap()
+    async fn taken(admission: &Arc<Admission>) -> Permit {
+        tokio::time::timeout(SOON, admission.take()).await.unwrap().unwrap()
     }
 
     /// Whether no permit can be had now.
-    async fn is_full(places: &Arc<Admission>) -> bool {
+    async fn is_full(admission: &Arc<Admission>) -> bool {
         tokio::select! {
             biased;
-            place = places.take() => place.is_none(),
+            permit = admission.take() => permit.is_none(),
             () = std::future::ready(()) => true,
         }
     }
 
-    fn must_go(place: &Permit) -> bool {
-        let mut must_go = std::pin::pin!(place.must_go());
+    fn must_go(permit: &Permit) -> bool {
+        let mut must_go = std::pin::pin!(permit.must_go());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         must_go.as_mut().poll(&mut context).is_ready()
     }
 
     #[tokio::test]
     async fn a_full_server_ends_the_oldest_unauthenticated_connection() {
-        let places = Admission::new(4, 3, SOON * 60);
-        let guest = taken(&places).await;
+        let admission = Admission::new(4, 3, SOON * 60);
+        let guest = taken(&admission).await;
         guest.entry().let_in();
-        let unauthenticated = [taken(&places).await, taken(&places).await, taken(&places).await];
-        assert!(is_full(&places).await, "the connection that must go has not left");
+        let unauthenticated = [taken(&admission).await, taken(&admission).await, taken(&admission).await];
+        assert!(is_full(&admission).await, "the connection that must go has not left");
         let [first, second, third] = unauthenticated;
         assert!(must_go(&first) && !must_go(&second) && !must_go(&third) && !must_go(&guest));
         drop(first);
-        let fourth = taken(&places).await;
+        let fourth = taken(&admission).await;
         // A connection that has left is not chosen.
         drop(second);
-        let fifth = taken(&places).await;
+        let fifth = taken(&admission).await;
         third.entry().let_in();
         fourth.entry().let_in();
         fifth.entry().let_in();
-        assert!(is_full(&places).await);
-        assert!([&guest, &third, &fourth, &fifth].into_iter().all(|place| !must_go(place)));
+        assert!(is_full(&admission).await);
+        assert!([&guest, &third, &fourth, &fifth].into_iter().all(|permit| !must_go(permit)));
     }
 
     #[tokio::test]
     async fn a_connection_chosen_to_end_cannot_authenticate() {
-        let places = Admission::new(2, 1, SOON * 60);
-        let (first, second) = (taken(&places).await, taken(&places).await);
+        let admission = Admission::new(2, 1, SOON * 60);
+        let (first, second) = (taken(&admission).await, taken(&admission).await);
         assert!(first.entry().let_in());
-        assert!(is_full(&places).await);
+        assert!(is_full(&admission).await);
         assert!(first.entry().let_in() && !first.entry().must_go() && !must_go(&first), "it is not ended");
         // It was chosen to end, and has not ended yet.
         assert!(second.entry().must_go() && !second.entry().let_in());
@@ -246,18 +246,18 @@ mod tests {
 
     #[tokio::test]
     async fn one_of_few_unauthenticated_connections_has_a_grace_period() {
-        let places = Admission::new(2, 2, SOON * 60);
-        let (guest, stranger) = (taken(&places).await, taken(&places).await);
+        let admission = Admission::new(2, 2, SOON * 60);
+        let (guest, unauthenticated) = (taken(&admission).await, taken(&admission).await);
         guest.entry().let_in();
-        assert!(is_full(&places).await && !must_go(&stranger));
-        let places = Admission::new(2, 2, Duration::from_millis(50));
-        let (guest, stranger) = (taken(&places).await, taken(&places).await);
+        assert!(is_full(&admission).await && !must_go(&unauthenticated));
+        let admission = Admission::new(2, 2, Duration::from_millis(50));
+        let (guest, unauthenticated) = (taken(&admission).await, taken(&admission).await);
         guest.entry().let_in();
         let leaving = tokio::spawn(async move {
-            stranger.must_go().await;
-            drop(stranger);
+            unauthenticated.must_go().await;
+            drop(unauthenticated);
         });
-        let _next = taken(&places).await;
+        let _next = taken(&admission).await;
         leaving.await.unwrap();
         assert!(!must_go(&guest));
     }
