@@ -123,14 +123,14 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     });
     stop(daemon).await;
     tracing::info!("stopped");
-    match signal {
-        Some(_) => Ok(0),
-        None => {
-            let message = "the process that had the disks of all machines has ended, so they were ended too";
-            let advice = "its log says why; start the daemon again with --resume to start them";
-            Err(Problem::new(ProblemKind::Failed, message).advise(advice).into())
-        }
-    }
+    if signal.is_some() { Ok(0) } else { Err(disks_ended_error().into()) }
+}
+
+/// Why a daemon ends whose disk process has ended.
+fn disks_ended_error() -> Problem {
+    let message = "the process that had the disks of all machines has ended, so they were ended too";
+    let advice = "its log says why; start the daemon again with --resume to start them";
+    Problem::new(ProblemKind::Failed, message).advise(advice)
 }
 
 /// Whether the disks of machines go too: because this host is being shut down, or because the unit of the disk process is being

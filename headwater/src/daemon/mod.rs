@@ -30,7 +30,7 @@ use headwater_service::lifecycle::STOP_GRACE_MS;
 use headwater_service::web::Reachable;
 use headwater_service::{Parts, Service, Token, operations, server, web};
 use headwater_store::{Access, LocalDir, Store, StoreErrorKind};
-use headwater_store_server::{StoreServer, TlsFiles};
+use headwater_store_server::{ServeError, StoreServer, TlsFiles};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -137,6 +137,18 @@ pub struct Options {
     pub seal_removes: Vec<String>,
 }
 
+/// The server that offers the store to others, if it is offered.
+async fn offer_store(
+    store: &Arc<dyn Store>,
+    options: Option<&headwater_store_server::Options>,
+    issued: Option<&Path>,
+) -> Result<Option<StoreServer>, ServeError> {
+    match options {
+        Some(options) => StoreServer::bind_with_issued(store.clone(), options, issued).await.map(Some),
+        None => Ok(None),
+    }
+}
+
 /// Begins what a daemon does by itself once it serves.
 async fn go_on(service: &Service, resume: bool, left_tasks: Vec<i64>) -> anyhow::Result<()> {
     // The first look at the hypervisor takes seconds: not when the first machine starts.
@@ -210,12 +222,7 @@ impl Daemon {
         let boot = options.boot.map(|boot| boot::Opened::new(&boot, &data_dir)).transpose()?;
         let boot_url = boot.as_ref().map(boot::Opened::url);
         let issued = boot.as_ref().map(boot::Opened::issued);
-        let offer = match &options.offer {
-            Some(offer) => {
-                Some(StoreServer::bind_with_issued(store.clone(), offer, issued.as_deref()).await?)
-            }
-            None => None,
-        };
+        let offer = offer_store(&store, options.offer.as_ref(), issued.as_deref()).await?;
         let offer_url = offer.as_ref().map(StoreServer::url);
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);

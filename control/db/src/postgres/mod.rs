@@ -65,11 +65,11 @@ impl PostgresDatabase {
         Ok(opened)
     }
 
-    async fn connect(place: Place, for_whom: Option<(&Holder, Taking)>) -> Result<Self, DbError> {
+    async fn connect(place: Place, user: Option<(&Holder, Taking)>) -> Result<Self, DbError> {
         let connections = Connections::new(place);
         let mut connection = connections.connect().await?;
         is_usable(&connections.place, &mut connection).await?;
-        if let Some((holder, taking)) = for_whom {
+        if let Some((holder, taking)) = user {
             lease::look(&connections.place, &mut connection, holder, taking).await?;
         }
         migrate(&connections.place, &mut connection).await?;

@@ -1,4 +1,4 @@
-//! Catalogs.
+//! The statements that read and change catalogs.
 
 use async_trait::async_trait;
 use headwater_api::name::natural;

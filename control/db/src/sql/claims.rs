@@ -1,4 +1,4 @@
-//! Claims.
+//! The statements that read and change claims.
 
 use async_trait::async_trait;
 use uuid::Uuid;

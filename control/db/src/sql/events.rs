@@ -1,4 +1,4 @@
-//! The history.
+//! The statements that add to the history and read it.
 
 use async_trait::async_trait;
 use headwater_api::{Event, Filter};

@@ -1,4 +1,4 @@
-//! Machines.
+//! The statements that read and change machines.
 
 use async_trait::async_trait;
 use headwater_api::name::natural_key;

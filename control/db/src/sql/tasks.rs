@@ -1,4 +1,4 @@
-//! Tasks.
+//! The statements that read and change tasks.
 
 use async_trait::async_trait;
 use headwater_api::{Filter, TaskState};

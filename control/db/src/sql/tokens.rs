@@ -1,4 +1,4 @@
-//! Named tokens.
+//! The statements that read and change named tokens.
 
 use async_trait::async_trait;
 use headwater_api::Role;
