@@ -205,8 +205,8 @@ export class Terminal {
       case "H": case "f": return this.#go(count - 1, (numbers[1] || 1) - 1);
       case "J": return this.#eraseLines(numbers[0] || 0);
       case "K": return this.#erase(this.#row, numbers[0] || 0);
-      case "L": return this.#row <= this.#bottom ? this.#scroll(-count, this.#row) : undefined;
-      case "M": return this.#row <= this.#bottom ? this.#remove(count) : undefined;
+      case "L": return this.#insert(count);
+      case "M": return this.#remove(count);
       case "S": return this.#scroll(count);
       case "T": return this.#scroll(-count);
       case "P": line.splice(this.#column, count); break;
@@ -224,7 +224,15 @@ export class Terminal {
     this.#lines[this.#row] = [...line, ...blankLine()].slice(0, COLUMNS);
   }
 
+  #insert(count: number): void {
+    if (this.#row < this.#top || this.#row > this.#bottom) return;
+    this.#scroll(-count, this.#row);
+    this.#column = 0;
+  }
+
   #remove(count: number): void {
+    if (this.#row < this.#top || this.#row > this.#bottom) return;
+    this.#column = 0;
     for (let n = 0; n < Math.min(count, ROWS); n += 1) {
       this.#lines.splice(this.#row, 1);
       this.#lines.splice(this.#bottom, 0, blankLine());

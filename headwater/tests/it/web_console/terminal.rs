@@ -24,8 +24,8 @@ const PIECES: [&str; 30] = [
     "\u{1b}[2K",
     "\u{1b}[1J",
     "\u{1b}[J",
-    "\u{1b}[2L",
-    "\u{1b}[M",
+    "\u{1b}[2L\r",
+    "\u{1b}[M\r",
     "\u{1b}[3@",
     "\u{1b}[2P",
     "\u{1b}[4X",
@@ -71,7 +71,7 @@ fn attach(browser: &mut Browser) {
 fn send(browser: &mut Browser, text: &str) {
     let field = "document.querySelector('.terminal textarea')";
     browser.value(&format!(
-        "{field}.value = {}, {field}.dispatchEvent(new Event('input', { bubbles: true }))",
+        "{field}.value = {}, {field}.dispatchEvent(new Event('input', {{ bubbles: true }}))",
         json!(text)
     ));
 }
