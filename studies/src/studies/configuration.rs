@@ -32,7 +32,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
         notes: &[
             "Requests follow Iometer's rules. All workers share one disk, whatever targets the configuration names. \
              Requests of the ramp up time do not count. Writes are incompressible.",
-            "Volumes run inside the program that sends the load, over an empty disk: no guest and no protocol.",
+            "Volumes run inside the program that sends the load, over an empty disk: no guest, and no protocol unless the run names one.",
             "The set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw",

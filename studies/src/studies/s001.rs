@@ -49,7 +49,7 @@ pub fn study_001(is_quick: bool) -> Study {
         load: "4 KiB requests, 80 % writes, 80 % random, one worker, 16 requests in flight".into(),
         notes: &[
             "The original ran in a Windows guest with the incumbent's driver. Here the volumes run inside the \
-             program that sends the load, over an empty disk: no guest and no protocol. Nothing is modelled, and \
+             program that sends the load, over an empty disk: no guest, and no protocol unless the run names one. Nothing is modelled, and \
              no parameter is fitted to the printed figures.",
             "The original does not print the queue depth, the alignment, the content of writes or the number of \
              runs. The depth follows from its latencies. Alignment and content are run both ways.",

@@ -300,11 +300,11 @@ struct Json<'a> {
 
 const HEAD: [Column; 10] = [
     Column::Text("Scenario"),
-    Column::Figure("Storage writes/s [95 %]"),
+    Column::Figure("Writes/s [95 %]"),
     Column::Figure("of baseline"),
     Column::Figure("printed"),
-    Column::Figure("Storage reads/s"),
-    Column::Figure("Storage bytes/s"),
+    Column::Figure("Reads/s"),
+    Column::Figure("Bytes/s"),
     Column::Figure("RAM used, mean"),
     Column::Figure("printed"),
     Column::Figure("RAM writes/s"),
@@ -427,7 +427,7 @@ impl Report<'_> {
         };
         let with_cache = self.setup.scenarios.iter().filter(|scenario| scenario.ram_bytes.is_some());
         page.tiles(&with_cache.map(tile).collect::<Vec<_>>());
-        page.table("Means over the session", &HEAD, &self.rows());
+        page.table("Means over the session: writes, reads and bytes of the storage", &HEAD, &self.rows());
         page.heading("Over time");
         page.plot(
             "Writes of the storage.",
