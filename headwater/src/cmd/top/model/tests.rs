@@ -64,7 +64,7 @@ pub fn figures(machines: Vec<Machine>, alarms: &[&str]) -> Figures {
         free_bytes: 90 << 30,
         hypervisor: "TCG".to_owned(),
     };
-    Figures { status, list: MachineList { total, matching: total, machines }, detail: None }
+    Figures { status, list: MachineList { total, matching: total, machines, next: None }, detail: None }
 }
 
 pub fn top_of(figures: Figures) -> Top {
