@@ -44,7 +44,9 @@ class Tasks {
 
   /** Those on a subject, or on all subjects of a kind: `catalog class`, `image `. */
   of(subject: string): Task[] {
-    const isMatch = (task: Task) => (subject.endsWith(" ") ? task.subject.startsWith(subject) : task.subject === subject);
+    // A version of an image is a part of it.
+    const isMatch = (task: Task) =>
+      subject.endsWith(" ") ? task.subject.startsWith(subject) : task.subject === subject || task.subject.startsWith(`${subject}@`);
     return [...this.unended, ...this.ended].filter(isMatch);
   }
 
