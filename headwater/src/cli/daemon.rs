@@ -113,7 +113,7 @@ pub struct ServeArgs {
     /// How long the check pauses after it has read all versions once; 3600 unless given
     #[arg(long, value_name = "SECONDS", requires = "scrub", value_parser = clap::value_parser!(u64).range(1..))]
     pub scrub_pause: Option<u64>,
-    /// Repair what the check finds damaged from this store or server, if it has it. Its servers are shown the token also where 'image
+    /// Repair what the check finds damaged from this store or server, if it has it. Its servers get the token even if 'image
     /// pull' or 'image verify' names them; may be given several times
     #[arg(long, value_name = "STORE")]
     pub repair_from: Vec<String>,

@@ -170,7 +170,7 @@ pub enum ImageCommand {
         #[arg(add = complete::images())]
         image: String,
     },
-    /// Read all of a version and compare it with its hashes; damage is told with the files and machines that it touches
+    /// Read all of a version and compare it with its hashes; a report of damage names the files and machines that it affects
     Verify {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
@@ -200,7 +200,7 @@ pub enum ImageCommand {
         /// IMAGE: with all its versions and channels. IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH: that version
         #[arg(add = complete::images())]
         image: String,
-        /// Of IMAGE: also where a channel points to one of its versions, or will. What a machine or a pin uses stays
+        /// Of IMAGE: even if a channel points to one of its versions, or will. A version that a machine or a pin uses stays
         #[arg(long)]
         force: bool,
     },
@@ -220,7 +220,7 @@ pub enum TraceCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// Go on so long after the guest is up, for what starts late; two minutes are recorded at most
+        /// Record for so long after the guest is up, because some programs start late; two minutes in all at most
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         after: u64,
         /// Size of the machine
@@ -245,7 +245,7 @@ pub enum TraceCommand {
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
     },
-    /// Forget the boot trace; the next boots are recorded anew
+    /// Forget the boot trace; the next boots are recorded again
     Remove {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]

@@ -115,7 +115,7 @@ pub struct OfferArgs {
     /// Its key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
     pub tls_key: Option<PathBuf>,
-    /// Names and hashes of the tokens of those who may read; 'headwater store token' adds one
+    /// File with names and hashes of the tokens that allow reading; 'headwater store token' adds one
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
 }

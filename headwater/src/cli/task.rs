@@ -39,7 +39,7 @@ pub enum TokenCommand {
     Create {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'. The history names it
         name: String,
-        /// What its holder may do: metrics, viewer, operator or admin
+        /// Role of its holder: metrics, viewer, operator or admin
         #[arg(long, value_parser = Role::parse)]
         role: Role,
         /// For how long it is valid, such as 12h or 90d; until it is revoked unless given
