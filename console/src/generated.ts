@@ -627,10 +627,12 @@ export interface Machine {
 
 /** Machines that match a filter. */
 export interface MachineList {
-  /** Those that match, in order, at most as many as were asked for. */
+  /** The machines that match, in order, at most as many as were asked for, and 200 KB of them. */
   machines: Machine[];
   /** How many match. */
   matching: number;
+  /** If more follow: `after` of the next page. */
+  next?: string;
   /** How many there are in all. */
   total: number;
 }
@@ -720,6 +722,8 @@ export interface Problem {
   kind: ProblemKind;
   /** What was tried, on what. */
   message: string;
+  /** After how many seconds the same request may work; the answer has it as `Retry-After` too. */
+  retry_after_s?: number;
 }
 
 /** What a program needs to know about a failure. A kind exists only where a caller acts differently. */
