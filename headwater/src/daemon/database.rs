@@ -1,7 +1,9 @@
 //! The database of a daemon: the SQLite file of its data directory, or one in PostgreSQL that it alone changes.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::postgres::{Holder, PostgresDatabase};
 use headwater_db::sqlite::SqliteDatabase;
@@ -34,6 +36,15 @@ impl Drop for Lease {
 impl OpenDatabase {
     /// Opens the database of the data directory, or the one that was named. Another daemon's is refused.
     pub async fn open(data_dir: &DataDir, shared: Option<Shared>) -> anyhow::Result<Self> {
+        let name = shared.as_ref().map_or_else(|| OWN.to_owned(), |shared| shared.place.to_string());
+        let former = Former::of(data_dir);
+        former.allows(data_dir, &name)?;
+        let opened = Self::open_this(data_dir, shared).await?;
+        former.replace(&name)?;
+        Ok(opened)
+    }
+
+    async fn open_this(data_dir: &DataDir, shared: Option<Shared>) -> anyhow::Result<Self> {
         let Some(Shared { place, taking }) = shared else {
             let repository = SqliteDatabase::open(&data_dir.database()).await?;
             return Ok(Self { repository: Arc::new(repository), lease: None });
@@ -59,6 +70,63 @@ impl OpenDatabase {
     }
 }
 
+/// How the note of the last database names the SQLite file of the data directory.
+const OWN: &str = "SQLite";
+
+/// The note in a data directory of the database that its last daemon had. A daemon removes disks that its database does not know, so
+/// one that was started with another database would remove all of them.
+struct Former {
+    note: PathBuf,
+    name: Option<String>,
+}
+
+impl Former {
+    fn of(data_dir: &DataDir) -> Self {
+        let note = data_dir.path().join("database.place");
+        let name = std::fs::read_to_string(&note).ok();
+        Self { note, name }
+    }
+
+    /// Refuses another database if there is something to lose.
+    fn allows(&self, data_dir: &DataDir, name: &str) -> Result<(), Problem> {
+        let Some(former) = self.name.as_deref().filter(|former| *former != name) else { return Ok(()) };
+        if !has_persistent_disks(data_dir) && !has_open_disks(data_dir) {
+            return Ok(());
+        }
+        let message = format!(
+            "cannot use the database {name}: the last daemon of this data directory had {former}, and there are disks that only \
+             that one knows"
+        );
+        let advice = format!(
+            "start with that database; or, if these disks may be deleted, switch their machines off and remove {}",
+            self.note.display()
+        );
+        Err(Problem::new(ProblemKind::Conflict, message).advise(advice))
+    }
+
+    fn replace(&self, name: &str) -> anyhow::Result<()> {
+        if self.name.as_deref() == Some(name) {
+            return Ok(());
+        }
+        let failed = || format!("cannot write {}", self.note.display());
+        crate::replace::replace(&self.note, name.as_bytes(), 0o600).with_context(failed)
+    }
+}
+
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+/// Each persistent disk has a key.
+fn has_persistent_disks(data_dir: &DataDir) -> bool {
+    entries(&data_dir.keys()).next().is_some()
+}
+
+/// The disk of a machine that may be on has a socket.
+fn has_open_disks(data_dir: &DataDir) -> bool {
+    entries(&data_dir.run()).any(|machine| machine.join("disk.sock").exists())
+}
+
 /// With what to do about it.
 fn explained(error: DbError) -> anyhow::Error {
     let advice = match &error {
@@ -69,4 +137,31 @@ fn explained(error: DbError) -> anyhow::Error {
         _ => return error.into(),
     };
     Problem::from_error(ProblemKind::Conflict, &error).advise(advice).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_database_is_refused_while_there_are_disks() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::locate(Some(dir.path().to_owned())).unwrap();
+        let allows = |name| Former::of(&data_dir).allows(&data_dir, name);
+        let other = "postgres://anna@db/hw";
+        assert!(allows(other).is_ok(), "no daemon was here before");
+        Former::of(&data_dir).replace(OWN).unwrap();
+        assert!(allows(other).is_ok(), "there is no disk");
+        for file in ["keys/one", "run/desk/disk.sock"] {
+            let file = dir.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, "").unwrap();
+            let refused = allows(other).unwrap_err().to_string();
+            assert!(refused.contains("had SQLite"), "{refused}");
+            assert!(allows(OWN).is_ok());
+            std::fs::remove_file(&file).unwrap();
+        }
+        Former::of(&data_dir).replace(other).unwrap();
+        assert!(allows(other).is_ok());
+    }
 }
