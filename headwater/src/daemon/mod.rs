@@ -553,14 +553,21 @@ fn open_store_here(
     }
 }
 
-/// Refuses a store that was there and is gone, and makes that of the data directory.
+/// Refuses a store that was there and is gone, and makes the directory of a new one: the disk process can use only what is there when
+/// it starts.
 fn is_there(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyhow::Result<()> {
     let own = data_dir.store();
     if let Some(directory) = name.map_or(Some(own.as_path()), stores::directory) {
         known.is_there(directory)?;
     }
     match name {
-        Some(_) => Ok(()),
+        Some(name) => {
+            if let Some(directory) = stores::directory(name) {
+                // Opening it says why it cannot be made.
+                let _ = std::fs::create_dir_all(directory);
+            }
+            Ok(())
+        }
         None => data_dir.make_store(),
     }
 }

@@ -120,10 +120,10 @@ impl Needs {
         // A panic names its place with the symbols of the program.
         let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).chain(program).collect();
         read.extend(self.read.iter().cloned());
-        read.extend(self.replaced.iter().map(|file| self.around(file)));
+        read.extend(self.replaced.iter().flat_map(|file| self.around(file)));
         if self.network {
             read.extend(NETWORK.iter().map(PathBuf::from));
-            read.extend(variables.map(|file| self.around(&file)));
+            read.extend(variables.flat_map(|file| self.around(&file)));
         }
         for (paths, access) in [(&read, READ), (&self.write, WRITE), (&self.listen, LISTEN)] {
             for path in paths {
@@ -133,11 +133,15 @@ impl Needs {
         Ok(rules.restrict_self()?.ruleset)
     }
 
-    /// The directory of a file that may be replaced, unless too much else is in there: then it is the file as it is now.
-    fn around(&self, file: &Path) -> PathBuf {
-        let parent = file.canonicalize().ok().and_then(|file| Some(file.parent()?.to_owned()));
+    /// The directories of a file that may be replaced: the one that it has now, and the one of its path, in which a symbolic link may
+    /// lead to another one tomorrow. If too much else is in a directory, it is the file as it is now instead.
+    fn around(&self, file: &Path) -> [PathBuf; 2] {
         let guarded = self.guarded.canonicalize().unwrap_or_else(|_| self.guarded.clone());
-        parent.filter(|parent| !guarded.starts_with(parent)).unwrap_or_else(|| file.to_owned())
+        let parent_of = |file: &Path| {
+            let parent = file.parent().and_then(|parent| parent.canonicalize().ok());
+            parent.filter(|parent| !guarded.starts_with(parent)).unwrap_or_else(|| file.to_owned())
+        };
+        [parent_of(&file.canonicalize().unwrap_or_else(|_| file.to_owned())), parent_of(file)]
     }
 }
 
