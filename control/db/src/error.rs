@@ -61,9 +61,17 @@ pub enum DbError {
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It cannot be used now, and may be later. Nothing was changed, unless `why` says otherwise.
+    /// It cannot be used now, and may be later. Nothing was changed.
     #[error("the database {place} cannot be used now: {why}")]
     Away {
+        /// Its URL without secrets.
+        place: String,
+        /// Why.
+        why: String,
+    },
+    /// It went away while a change was saved.
+    #[error("the database {place} went away ({why}); whether the change was saved is not known")]
+    Unsure {
         /// Its URL without secrets.
         place: String,
         /// Why.

@@ -77,7 +77,7 @@ impl Explain for DbError {
             | DbError::Foreign { .. }
             | DbError::Damaged(_)
             | DbError::Unreadable { .. } => ProblemKind::Damaged,
-            DbError::Away { .. } => ProblemKind::Unavailable,
+            DbError::Away { .. } | DbError::Unsure { .. } => ProblemKind::Unavailable,
             DbError::Open { .. } | DbError::Refused { .. } | DbError::Spoilt | DbError::Failed(_) => {
                 ProblemKind::Failed
             }
@@ -93,6 +93,7 @@ impl Explain for DbError {
             DbError::Away { .. } => {
                 Some("try again in a moment; machines that are on go on meanwhile".to_owned())
             }
+            DbError::Unsure { .. } => Some("look whether it was done before you try again".to_owned()),
             _ => None,
         }
     }

@@ -85,6 +85,8 @@ fn start(data_dir: &DataDir, (filter, format): (&str, LogFormat)) -> anyhow::Res
     let mut command = Command::new("/proc/self/exe");
     command.arg0("headwater").arg("--data-dir").arg(data_dir.path()).args(["disks", "--end-unused", "--log"]);
     command.arg(filter).args(["--log-format", format.name()]).env_remove("NOTIFY_SOCKET");
+    // It has nothing to do with the database.
+    command.env_remove("PGPASSWORD").env_remove("CREDENTIALS_DIRECTORY");
     // Ctrl-C in the terminal of the daemon is not for it.
     let child = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let mut child = child.context(failed)?;

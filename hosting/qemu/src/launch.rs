@@ -32,7 +32,7 @@ const WRAPPER: &str = "setpriv";
 const ARGUMENTS: [&str; 2] = ["--pdeathsig", "KILL"];
 
 /// Prefixes of the daemon's own environment variables: keys of buckets, passwords, settings.
-const OWN_VARIABLES: [&str; 2] = ["AWS_", "HEADWATER_"];
+const OWN_VARIABLES: [&str; 4] = ["AWS_", "CREDENTIALS_DIRECTORY", "HEADWATER_", "PG"];
 
 struct Job {
     command: Command,

@@ -201,10 +201,7 @@ impl PostgresUnit {
                 Ok(())
             }
             // Nobody knows: the answer is lost, not always the change.
-            Err(DbError::Away { place, why }) => {
-                let why = format!("{why}; whether the change was saved is not known");
-                Err(DbError::Away { place, why })
-            }
+            Err(DbError::Away { place, why }) => Err(DbError::Unsure { place, why }),
             Err(e) => Err(e),
         }
     }

@@ -16,7 +16,8 @@ fn meaning(code: &str) -> Option<&'static str> {
         "57P05" | "25P03" => "it ended a connection that was idle for too long",
         "55P03" => "another program holds a lock",
         "57014" => "it took longer than a minute",
-        "25006" => "it is read-only: a standby, or one whose settings say so",
+        // A standby refuses to begin a unit that writes with the first of these.
+        "0A000" | "25006" => "it is read-only: a standby, or one whose settings say so",
         "53200" => "it has no memory left",
         "08000" | "08003" | "08006" => "the connection broke off",
         _ => return None,

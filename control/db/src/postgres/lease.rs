@@ -58,7 +58,9 @@ fn is_free(place: &Place, row: Option<&Row>, holder: &Holder, taking: Taking) ->
     let Some(row) = row else { return Ok(()) };
     let (other, name): (String, String) = (row.get("holder")?, row.get("name")?);
     let (is_ended, left_s): (bool, i64) = (row.get("is_ended")?, row.get("left_s")?);
-    if is_ended || other == holder.id || (left_s == 0 && taking == Taking::IfOver) {
+    // A copy of a data directory has the same id, but not the same host and path.
+    let is_same = other == holder.id && (name == holder.name || left_s == 0);
+    if is_ended || is_same || (left_s == 0 && taking == Taking::IfOver) {
         return Ok(());
     }
     Err(DbError::Held { place: place.to_string(), name, left_s: u64::try_from(left_s).unwrap_or(0) })

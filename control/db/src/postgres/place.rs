@@ -63,6 +63,10 @@ impl Place {
         // What is no URL may be anything, also a password.
         let rest =
             rest.ok_or_else(|| PlaceError::NoUrl(url.chars().take_while(|c| *c != ':').take(40).collect()))?;
+        // Also one with a '?' or a '/' in it, which no message may show.
+        if rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':')) {
+            return Err(PlaceError::Password);
+        }
         let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
         let authority = before.split('/').next().unwrap_or_default();
         if authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':')) {
@@ -160,6 +164,8 @@ mod tests {
             ("/var/lib/headwater.db", "no URL of PostgreSQL"),
             ("postgres://anna:secret@h/hw", "has a password"),
             ("postgres://anna@h/hw?password=secret", "has a password"),
+            ("postgres://anna:se?cret@h/hw", "has a password"),
+            ("postgres://anna:se/cret@h/hw", "has a password"),
             ("postgres://anna@h", "does not name one"),
             ("postgres://anna@h/", "does not name one"),
             ("postgres://anna@h/hw?ssl=on", "parameter 'ssl'"),

@@ -134,7 +134,8 @@ impl Statement {
     pub(crate) fn postgres(self) -> Query<'static, Postgres, PgArguments> {
         let query = sqlx::query(AssertSqlSafe(self.text));
         self.values.into_iter().fold(query, |query, value| match value {
-            Value::Text(text) => query.bind(text),
+            // PostgreSQL has no text with the character NUL, and would refuse the whole unit.
+            Value::Text(text) => query.bind(text.map(|text| text.replace('\0', "\u{fffd}"))),
             Value::Number(number) => query.bind(number),
             Value::Flag(flag) => query.bind(flag),
         })

@@ -106,7 +106,7 @@ async fn a_database_that_is_away_is_said_and_comes_back() {
     unsaved.machines().add(&suite::machine("lost")).await.unwrap();
     server.kill();
     let lost = unsaved.save().await.unwrap_err();
-    assert!(matches!(lost, DbError::Away { .. }), "{lost:?}");
+    assert!(matches!(lost, DbError::Unsure { .. }), "{lost:?}");
     assert!(lost.to_string().contains("whether the change was saved is not known"), "{lost}");
     let away = db.read().await.map(drop).unwrap_err();
     assert!(matches!(away, DbError::Away { .. }) && away.to_string().contains("nothing listens"), "{away}");
@@ -133,6 +133,17 @@ async fn connections_that_the_server_ended_are_replaced() {
     assert!(db.write().await.unwrap().machines().by_name("m").await.unwrap().is_some());
 }
 
+#[tokio::test]
+async fn text_with_the_character_nul_is_kept_with_another_in_its_place() {
+    let server = Postgres::shared();
+    let db = open(server, &server.new_database()).await.unwrap();
+    let mut repo = db.write().await.unwrap();
+    repo.events().append(suite::event("machine m", "a\0b")).await.unwrap();
+    repo.save().await.unwrap();
+    let events = db.read().await.unwrap().events().newest(None, 1).await.unwrap();
+    assert_eq!(events[0].detail, "a\u{fffd}b");
+}
+
 fn holder(host: &str) -> Holder {
     Holder { id: format!("id of {host}"), name: format!("host {host} (/var/lib/headwater)") }
 }
@@ -150,6 +161,11 @@ async fn one_daemon_has_a_database_and_a_second_one_is_told_who() {
         let is_named = refused.contains("used by the daemon of host a (/var/lib/headwater), for");
         assert!(is_named && refused.contains("s more at least"), "{refused}");
     }
+    // A copy of its data directory has its id, and another path or host.
+    let copy = Holder { name: "host a (/srv/copy)".into(), ..holder("a") };
+    let refused =
+        PostgresDatabase::open_for(place.clone(), &copy, Taking::IfOver).await.unwrap_err().to_string();
+    assert!(refused.contains("used by the daemon of host a (/var/lib/headwater)"), "{refused}");
     // Its time is over, and it may be away only.
     server.sql(&name, "UPDATE leases SET until = now() - interval '1 s'");
     let refused = open("b", Taking::IfFree).await.unwrap_err().to_string();

@@ -341,7 +341,7 @@ impl Explain for LifecycleError {
             )),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Orphans(_, source) => source.advice().map(str::to_owned),
-            Self::NotNoted { source: source @ (DbError::NoSpace(_) | DbError::Away { .. }), .. } => source.advice(),
+            Self::NotNoted { source: source @ (DbError::NoSpace(_) | DbError::Away { .. } | DbError::Unsure { .. }), .. } => source.advice(),
             Self::NotNoted { machine, .. } => Some(format!(
                 "'headwater machine show {machine}' tells how it is; start it again when no other process holds the \
                  database"
