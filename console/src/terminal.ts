@@ -216,7 +216,11 @@ export class Terminal {
       case "s": return this.#save();
       case "u": return this.#restore();
       case "m": return this.#paint(numbers);
-      case "n": return numbers[0] === 6 ? this.reply(`\u001b[${this.#row + 1};${Math.min(this.#column, COLUMNS - 1) + 1}R`) : this.reply("\u001b[0n");
+      case "n":
+        if (numbers[0] === 6) this.reply(`\u001b[${this.#row + 1};${Math.min(this.#column, COLUMNS - 1) + 1}R`);
+        // Any other is not answered: a guest that echoes the answer would ask again without end.
+        else if (numbers[0] === 5) this.reply("\u001b[0n");
+        return;
       case "c": return this.reply("\u001b[?1;2c");
       default: return;
     }

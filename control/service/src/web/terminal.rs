@@ -28,10 +28,10 @@ const PREFIX: &str = "hwc_";
 /// How much is read at a time.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// The longest message of a page: what somebody pastes.
+/// The longest message of a page, which sends a paste in pieces.
 const MESSAGE_MAX_BYTES: usize = 64 << 10;
 
-/// How much typed input waits for a guest that takes none; what comes then is lost.
+/// How much typed input waits for a guest that takes none. More than that ends the connection, with the reason.
 const TYPED_AHEAD_MAX_BYTES: usize = 64 << 10;
 
 /// The close code of a console that cannot be attached to; codes from 4000 on are for applications.
@@ -80,7 +80,8 @@ pub(super) async fn attach(
     };
     server::admit(entry.as_deref()).map_err(Failure)?;
     let opened = open_console(&service, &right.machine, &right.principal).await;
-    let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MESSAGE_MAX_BYTES);
+    let upgrade = upgrade.protocols([PROTOCOL]);
+    let upgrade = upgrade.max_message_size(MESSAGE_MAX_BYTES).max_frame_size(MESSAGE_MAX_BYTES);
     Ok(match opened {
         Ok((taken, guest)) => upgrade.on_upgrade(async move |socket| {
             carry(socket, guest).await;
@@ -135,6 +136,10 @@ async fn pump(mut socket: WebSocket, page: DuplexStream) -> Result<(), axum::Err
             message = socket.recv() => match message {
                 Some(Ok(Message::Binary(keys))) if ahead.len() + keys.len() <= TYPED_AHEAD_MAX_BYTES => {
                     ahead.extend_from_slice(&keys);
+                }
+                Some(Ok(Message::Binary(_))) => {
+                    let reason = "the machine does not take what was typed or pasted: 64 KiB of it wait".into();
+                    return socket.send(Message::Close(Some(CloseFrame { code: REFUSED, reason }))).await;
                 }
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return Ok(()),
                 Some(Ok(_)) => {}
