@@ -75,8 +75,8 @@ pub fn text(configuration: &Configuration, runs: &[Run<'_>], written: &str) -> S
             let (specification, counts) = (specification.as_str(), ["", "", "1"]);
             let row = Row { kind: "WORKER", name: &name, specification, counts, worker: Some(worker) };
             row.write(&mut text, &worker.part);
-            Row { kind: "DISK", name: run.system, counts: ["", "", ""], ..row }
-                .write(&mut text, &worker.part);
+            let system = plain(run.system);
+            Row { kind: "DISK", name: &system, counts: ["", "", ""], ..row }.write(&mut text, &worker.part);
         }
     }
     text

@@ -223,6 +223,8 @@ fn a_configuration_of_iometer_runs_on_every_system() {
     let of_workers: Vec<&Vec<&str>> = rows.iter().filter(|row| row[0] == "WORKER").collect();
     assert_eq!(of_workers.len(), 4 * 2, "{csv}");
     assert!(of_workers.iter().all(|row| row.len() == 80 && row[7].parse::<f64>().unwrap() > 0.0), "{csv}");
+    let kinds = ["ALL", "MANAGER", "WORKER", "DISK"];
+    assert!(rows.iter().filter(|row| kinds.contains(&row[0])).all(|row| row.len() == 80), "{csv}");
     assert_eq!((of_workers[0][1], of_workers[0][47], of_workers[1][47]), ("Worker 1", "1", "8"));
     let compared = study().arg("compare").args([&out, &out]).output().unwrap();
     let compared_text = text(&compared);
