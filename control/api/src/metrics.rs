@@ -252,7 +252,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_spilled_segments_total", MACHINE, "2 MiB segments written to the overflow disk."),
     counter("headwater_spilled_blocks_total", MACHINE, "Live blocks in them."),
     counter("headwater_spilled_bytes_total", MACHINE, "Bytes written to the overflow disk."),
-    counter("headwater_overflow_operations_total", &["machine", "direction"], "Reads and writes of the overflow disk, those of cleaning included: what storage counts as IOPS."),
+    counter("headwater_overflow_operations_total", &["machine", "direction"], "Reads and writes of overflow files, those of cleaning included. Commits of a persistent disk to its map are not counted."),
     counter("headwater_overflow_bytes_total", &["machine", "direction"], "Bytes of these reads and writes."),
     counter("headwater_cleaned_segments_total", MACHINE, "Segments on the overflow disk that were cleaned."),
     counter("headwater_cleaned_blocks_total", MACHINE, "Live blocks that cleaning moved."),

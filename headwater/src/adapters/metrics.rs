@@ -228,7 +228,7 @@ mod tests {
     }
 
     /// Forms of words, and what is called otherwise in metrics.
-    const WORDS: [(&str, &str); 8] = [
+    const WORDS: [(&str, &str); 9] = [
         ("0.5", "p50"),
         ("0.99", "p99"),
         ("0.999", "p999"),
@@ -237,6 +237,7 @@ mod tests {
         ("written", "write"),
         ("discards", "discard"),
         ("seconds", "ns"),
+        ("overflow", "disk"),
     ];
 
     /// Each counter stands in a metric that is called as it is. `path`: its place, `read_ram.p50_ns` for instance.
