@@ -10,7 +10,7 @@ use headwater_volume::VolumeCounters;
 /// From one look to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a system has done, or did between two looks. RAM and disk in use are those of the moment.
+/// The operations of a system so far, or between two looks. RAM and disk in use are those of the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Read requests.

@@ -117,9 +117,11 @@ fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
 }
 
-/// Each persistent disk has a key.
+/// Each persistent disk of a machine has a key. Those of `headwater export` are in no database, and no daemon removes them.
 fn has_persistent_disks(data_dir: &DataDir) -> bool {
-    entries(&data_dir.keys()).next().is_some()
+    let is_of_machine =
+        |key: &Path| key.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"disk-"));
+    entries(&data_dir.keys()).any(|key| is_of_machine(&key))
 }
 
 /// The disk of a machine that may be on has a socket.
@@ -152,7 +154,10 @@ mod tests {
         assert!(allows(other).is_ok(), "no daemon was here before");
         Former::of(&data_dir).replace(OWN).unwrap();
         assert!(allows(other).is_ok(), "there is no disk");
-        for file in ["keys/one", "run/desk/disk.sock"] {
+        std::fs::create_dir_all(data_dir.keys()).unwrap();
+        std::fs::write(data_dir.keys().join("exported"), "").unwrap();
+        assert!(allows(other).is_ok(), "the disk is of an export");
+        for file in ["keys/disk-one", "run/desk/disk.sock"] {
             let file = dir.path().join(file);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(&file, "").unwrap();

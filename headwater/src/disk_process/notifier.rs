@@ -1,4 +1,4 @@
-//! What the disk process says to its service manager. The connection is made early, because the process may make none later.
+//! Messages of the disk process to its service manager. The connection is made early, because the process may make none later.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use super::*;
 
-/// Where the child tries things. Only the child has it.
+/// The directory in which the child tries its actions. Only the child has this variable.
 const PLACE: &str = "HEADWATER_SANDBOX_TEST";
 
 /// The port of a server that the child tries to reach.
@@ -107,7 +107,7 @@ fn tries(place: &Path) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// What the child of the other tests does. In itself it is no test.
+/// The child that the other tests start. Run by itself, it checks nothing.
 #[test]
 fn child() {
     let Some(place) = std::env::var_os(PLACE) else { return };
@@ -119,7 +119,7 @@ fn child() {
     }
 }
 
-/// What a child may do, by what it tried.
+/// The outcome of each action that a child tried.
 fn may(network: bool) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
