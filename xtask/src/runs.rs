@@ -33,8 +33,8 @@ const LONG: &[&str] = &[
 /// These boot the guest, which is made while all is built.
 const GUEST: &[&str] = &["debian", "boot"];
 
-/// The package whose tests run its program: that is there when all is built, and may be linked after them.
-const WITH_PROGRAM: &str = "headwater";
+/// The packages whose tests run their program: that is there when all is built, and may be linked after them.
+const WITH_PROGRAM: &[&str] = &["headwater", "studies"];
 
 /// Real clients for minutes: built for their lints, and run by `make conformance`.
 const CONFORMANCE: &[&str] = &["vhost_user"];
@@ -103,7 +103,8 @@ impl Queue {
             // As long as the compiler is at work one runs beside it, so that the processors have something to do when either waits.
             let is_whole = state.is_whole;
             let is_ready = |program: &Program| {
-                !GUEST.contains(&program.name.as_str()) && !program.package.ends_with(WITH_PROGRAM)
+                !GUEST.contains(&program.name.as_str())
+                    && !WITH_PROGRAM.iter().any(|package| program.package.ends_with(package))
             };
             let fits = |program: &Program| is_whole || (is_first && is_ready(program));
             let place = |name: &str| LONG.iter().position(|long| *long == name).unwrap_or(LONG.len());
@@ -351,17 +352,18 @@ mod tests {
             |queue| {
                 add(queue, "debian");
                 add(queue, "headwater");
+                add(queue, "studies");
                 add(queue, "first");
                 wait_for("first");
                 add(queue, "second");
                 std::thread::sleep(Duration::from_millis(300));
-                let others = ["debian", "headwater", "second"].map(has_begun);
+                let others = ["debian", "headwater", "studies", "second"].map(has_begun);
                 std::fs::write(dir.join("end"), "").unwrap();
                 wait_for("second");
-                (others, ["debian", "headwater"].map(has_begun))
+                (others, ["debian", "headwater", "studies"].map(has_begun))
             },
         );
-        assert_eq!(fed, ([false; 3], [false; 2]));
+        assert_eq!(fed, ([false; 4], [false; 3]));
         assert!(ends.all_good && has_begun("debian") && has_begun("headwater"));
         std::fs::remove_dir_all(dir).unwrap();
     }
