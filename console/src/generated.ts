@@ -248,6 +248,12 @@ export interface CreateConsoleTicket {
   role: Role;
 }
 
+/** A token to make, with which a node joins once. */
+export interface CreateJoinToken {
+  /** For how long, in seconds; an hour unless given. */
+  valid_s?: number;
+}
+
 /** A machine to create. */
 export interface CreateMachine {
   boot?: BootFrom;
@@ -258,6 +264,8 @@ export interface CreateMachine {
   cpus?: number;
   display?: Display;
   firmware?: Firmware;
+  /** The host that is to run it. Absent: that of the controller, or for a machine of a catalog the one with the most free memory. */
+  host?: string;
   /** The guest's host name; the machine's name where absent. */
   host_name?: string;
   /** `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`; absent for a machine of a catalog. */
@@ -408,6 +416,48 @@ export interface FileId {
 /** What a virtual machine boots with. */
 export type Firmware = "bios" | "uefi";
 
+/** A computer that runs machines. */
+export interface Host {
+  /** The address of its node, while that is connected. */
+  address?: string;
+  /** How many milliseconds its clock is ahead of that of the controller, while its node is connected. */
+  clock_ahead_ms?: number;
+  /** New machines go to other hosts. */
+  cordoned: boolean;
+  /** Its processors. */
+  cpus: number;
+  /** The fingerprint of its certificate. */
+  fingerprint?: string;
+  /** Its identity for good. */
+  id: string;
+  /** When it joined. */
+  joined_at_ms: number;
+  /** How many machines it has. */
+  machines: number;
+  /** How many of them are on, as far as is known. */
+  machines_active: number;
+  /** Its memory. */
+  memory_bytes: number;
+  /** What is left of its memory if all its machines are on, with their write caches. */
+  memory_free_bytes: number;
+  /** Its name. */
+  name: string;
+  /** Whether it is the host of the controller, which needs no node. */
+  own: boolean;
+  /** When its node was connected last. */
+  seen_at_ms?: number;
+  /** Whether its node is connected. */
+  state: HostState;
+  /** The release of its node, while that is connected. */
+  version?: string;
+}
+
+/** All hosts. */
+export interface HostList {
+  /** By name. */
+  hosts: Host[];
+}
+
 /** The memory that the write caches of a host share. */
 export interface HostRam {
   /** How much they may take together, as configured. */
@@ -419,6 +469,9 @@ export interface HostRam {
   /** How much they take, buffers and index included. */
   used_bytes: number;
 }
+
+/** Whether the node of a host is connected. */
+export type HostState = "joined" | "up" | "lost";
 
 /** What makes a guest a machine of its own. Given to it on the seed disk at every start. */
 export interface Identity {
@@ -549,6 +602,16 @@ export type JobResult = {
   kind: "rolled";
 };
 
+/** A token with which a node joins once. */
+export interface JoinToken {
+  /** When it ends. */
+  expires_at_ms: number;
+  /** The secret, with the fingerprint of the controller's authority. */
+  token: string;
+  /** Where nodes reach the controller. */
+  url: string;
+}
+
 /** A machine that a roll did not move, and why. */
 export interface LeftMachine {
   /** Its name. */
@@ -585,6 +648,8 @@ export interface Machine {
   edits?: string;
   /** What it boots with, if the daemon runs it. */
   firmware?: Firmware;
+  /** The host that runs it. Absent if there is only one. */
+  host?: string;
   /** What it tells its guest. */
   identity: Identity;
   /** The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog: resolved to a version at every start. */
@@ -638,7 +703,7 @@ export interface MachineList {
 }
 
 /** What a machine does. */
-export type MachineState = "created" | "starting" | "booting" | "running" | "stopping" | "stopped" | "crashed" | "lost";
+export type MachineState = "created" | "starting" | "booting" | "running" | "stopping" | "stopped" | "crashed" | "lost" | "unknown";
 
 /** The machine that is to edit an image. */
 export interface MaintenanceRequest {
@@ -962,6 +1027,12 @@ export interface SetCatalog {
   keep_ready?: number;
   /** All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
+}
+
+/** What to change of a host. */
+export interface SetHost {
+  /** Whether new machines go to other hosts. */
+  cordoned: boolean;
 }
 
 /** New limits of a machine's write cache, and its weight; memory and processors of its guest. What is absent stays as it is. */

@@ -30,6 +30,7 @@ mod data_dir;
 mod database;
 mod disk_process;
 mod failure;
+mod fleet;
 mod keys;
 mod last_known;
 mod limits;

@@ -196,6 +196,17 @@ impl Filter {
         Self(self.0.iter().filter(|term| term.test.is_live()).cloned().collect())
     }
 
+    /// Whether it is about the states of machines.
+    pub fn is_about_state(&self) -> bool {
+        self.0.iter().any(|term| match &term.test {
+            Test::Text { key, values } if key == "is" => {
+                values.iter().any(|value| matches!(value.as_str(), "on" | "off"))
+            }
+            Test::Text { key, .. } => key == "state",
+            Test::Word(_) | Test::Number { .. } => false,
+        })
+    }
+
     /// Whether it matches everything.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -400,6 +411,7 @@ mod tests {
         Machine {
             name: name.to_owned(),
             uuid: Uuid::nil(),
+            host: None,
             mac: "52:54:00:00:00:01".to_owned(),
             boot: BootFrom::Vm,
             image: "debian:test".to_owned(),

@@ -25,6 +25,7 @@ pub mod catalog;
 mod claim;
 pub mod event;
 pub mod filter;
+pub mod host;
 pub mod image;
 pub mod job;
 pub mod machine;
@@ -50,6 +51,7 @@ pub use catalog::{
 pub use claim::{Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
+pub use host::{CreateJoinToken, Host, HostList, HostState, JoinToken, SetHost};
 pub use image::{
     ChangedFile, Channel, ChannelMove, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, NoteRequest,

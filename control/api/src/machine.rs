@@ -254,11 +254,13 @@ pub enum MachineState {
     Crashed,
     /// The daemon died while it ran; what it wrote is gone, unless its disk is kept. Start it to boot it again.
     Lost,
+    /// The node of its host is not connected. It may run.
+    Unknown,
 }
 
 impl MachineState {
     /// All states.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Created,
         Self::Starting,
         Self::Booting,
@@ -267,6 +269,7 @@ impl MachineState {
         Self::Stopped,
         Self::Crashed,
         Self::Lost,
+        Self::Unknown,
     ];
 
     /// As stored and shown.
@@ -280,6 +283,7 @@ impl MachineState {
             Self::Stopped => "stopped",
             Self::Crashed => "crashed",
             Self::Lost => "lost",
+            Self::Unknown => "unknown",
         }
     }
 
@@ -369,6 +373,9 @@ pub struct Machine {
     pub name: String,
     /// Its identity for good.
     pub uuid: Uuid,
+    /// The host that runs it. Absent if there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// The address of its network card.
     pub mac: String,
     /// What starts it.
@@ -493,6 +500,9 @@ pub struct CreateMachine {
     /// The catalog that it belongs to: it boots what that says. What is absent below is then the catalog's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catalog: Option<String>,
+    /// The host that is to run it. Absent: that of the controller, or for a machine of a catalog the one with the most free memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Its write cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheSettings>,

@@ -41,10 +41,10 @@ pub mod sqlite;
 
 pub use error::DbError;
 pub use record::{
-    CatalogRecord, ClaimRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret,
-    SessionRecord, TaskRecord, TokenRecord,
+    CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent, NewTask,
+    PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
 };
 pub use repository::{
-    CatalogRepository, ClaimRepository, Database, EventRepository, MachineRepository,
+    CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, MachineRepository,
     PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
 };

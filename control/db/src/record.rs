@@ -1,8 +1,10 @@
 //! The rows, as the service sees them.
 
+use std::borrow::Cow;
+
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, DiskTransport, Identity, MachineState, Role, TaskState, Wanted,
+    BootFrom, CacheSettings, DiskTransport, HostState, Identity, MachineState, Role, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -35,6 +37,8 @@ pub struct MachineRecord {
     pub uuid: Uuid,
     /// Its name; unique.
     pub name: String,
+    /// The host that runs it.
+    pub host: Uuid,
     /// Its network address; unique.
     pub mac: String,
     /// What starts it.
@@ -122,6 +126,49 @@ pub struct CatalogRecord {
     pub created_at_ms: u64,
 }
 
+/// A computer that runs machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostRecord {
+    /// Its identity for good.
+    pub id: Uuid,
+    /// Its name; unique.
+    pub name: String,
+    /// The fingerprint of the certificate that its node connects with; unique. `None`: it is the host of the daemon that owns the
+    /// database.
+    pub fingerprint: Option<String>,
+    /// Whether its node is connected.
+    pub state: HostState,
+    /// New machines go to other hosts.
+    pub cordoned: bool,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its processors.
+    pub cpus: u32,
+    /// The number of its newest connection. A node refuses what comes with an older one.
+    pub generation: u64,
+    /// The number of the newest event of its node that is in the history here; -1 before its first connection.
+    pub seen_event: i64,
+    /// When it joined.
+    pub joined_at_ms: u64,
+    /// When its node was connected last.
+    pub seen_at_ms: Option<u64>,
+}
+
+/// A token with which a node joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinTokenRecord {
+    /// The hash of its secret, in hexadecimal digits; unique.
+    pub hash: String,
+    /// Who made it.
+    pub created_by: String,
+    /// When.
+    pub created_at_ms: u64,
+    /// When it ends.
+    pub expires_at_ms: u64,
+    /// The host that joined with it.
+    pub used_by: Option<String>,
+}
+
 /// What a disk is kept for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
@@ -186,7 +233,7 @@ pub struct NewEvent {
     /// On what.
     pub subject: String,
     /// What happened.
-    pub action: &'static str,
+    pub action: Cow<'static, str>,
     /// In words.
     pub detail: String,
 }

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::{
-    CatalogRecord, ClaimRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, SessionRecord, TaskRecord,
-    TokenRecord,
+    CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent, NewTask,
+    PersistentDisk, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -32,6 +32,9 @@ pub trait Database: Send + Sync + 'static {
 pub trait Repository: Send {
     /// The machines.
     fn machines(&mut self) -> Box<dyn MachineRepository + '_>;
+
+    /// The hosts.
+    fn hosts(&mut self) -> Box<dyn HostRepository + '_>;
 
     /// The catalogs.
     fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_>;
@@ -104,6 +107,37 @@ pub trait MachineRepository: Send {
 
     /// Removes a machine that has no persistent disks. Returns whether it existed.
     async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError>;
+}
+
+/// Hosts, and the tokens with which they join.
+#[async_trait]
+pub trait HostRepository: Send {
+    /// Adds a host; `Taken` if its name, id or certificate is another one's.
+    async fn add(&mut self, host: &HostRecord) -> Result<(), DbError>;
+
+    /// The host with this identity.
+    async fn by_id(&mut self, id: Uuid) -> Result<Option<HostRecord>, DbError>;
+
+    /// All hosts, by name as people count.
+    async fn list(&mut self) -> Result<Vec<HostRecord>, DbError>;
+
+    /// Stores all but its identity, name, certificate and when it joined. Returns whether the host exists.
+    async fn update(&mut self, host: &HostRecord) -> Result<bool, DbError>;
+
+    /// Removes a host without machines. Returns whether it existed.
+    async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
+
+    /// Stores what a machine boots: its image and its pin. Returns whether the machine exists.
+    async fn set_boot(&mut self, machine: Uuid, image: &str, pin: Option<&str>) -> Result<bool, DbError>;
+
+    /// Adds a token, and removes those that ended before `ended_ms`.
+    async fn add_token(&mut self, token: &JoinTokenRecord, ended_ms: u64) -> Result<(), DbError>;
+
+    /// The token whose secret has this hash.
+    async fn token(&mut self, hash: &str) -> Result<Option<JoinTokenRecord>, DbError>;
+
+    /// Notes which host joined with a token.
+    async fn use_token(&mut self, hash: &str, host: &str) -> Result<(), DbError>;
 }
 
 /// Catalogs, by name. Which machines are theirs is stored with the machines.

@@ -21,6 +21,7 @@ use utoipa::openapi::OpenApi;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::fleet::node::OfController;
 
 /// The name of the security scheme of all operations.
 pub(crate) const SCHEME: &str = "token";
@@ -101,6 +102,9 @@ impl Caller {
     }
 
     async fn of(parts: &Parts) -> Self {
+        if let Some(OfController(caller)) = parts.extensions.get::<OfController>() {
+            return caller.clone();
+        }
         match (parts.extensions.get::<ConnectInfo<Peer>>(), parts.extensions.get::<Presented>()) {
             (Some(ConnectInfo(Peer::Unix { uid: Some(uid) })), _) => {
                 let users = tokio::fs::read_to_string(USERS).await.unwrap_or_default();

@@ -49,6 +49,7 @@ mod claims;
 mod console;
 mod damage;
 mod extract;
+pub mod fleet;
 mod identity;
 pub mod lifecycle;
 pub mod operations;

@@ -108,11 +108,12 @@ impl Service {
         self.images().retain(&root).await
     }
 
-    /// The database says something else than before.
+    /// The database says something else than before of what machines boot.
     pub(crate) fn roots_changed(&self) {
         let state = self.hold_state();
         state.pause_ms.store(0, Ordering::SeqCst);
         state.may_differ.store(true, Ordering::SeqCst);
+        self.boots_changed();
     }
 
     /// Makes the store's holds what the database says, where they may differ.

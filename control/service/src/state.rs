@@ -18,6 +18,7 @@ use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::caller::Caller;
 use crate::claims::ClaimsState;
 use crate::damage::Damage;
+use crate::fleet::{FleetState, OwnHost};
 use crate::lifecycle::Active;
 use crate::lifecycle::disk_readers::MAX_NOTES;
 use crate::lifecycle::pending_events::PendingEvents;
@@ -46,6 +47,8 @@ pub struct Parts {
     pub random: Arc<dyn Random>,
     /// The data directory.
     pub data_dir: PathBuf,
+    /// The host.
+    pub host: OwnHost,
 }
 
 /// The control plane of one host. Cloning is cheap; all clones are one service.
@@ -83,6 +86,7 @@ struct Inner {
     claims: ClaimsState,
     /// What the last comparison of wanted and actual state saw, if all was well.
     compared: Mutex<Option<Seen>>,
+    fleet: FleetState,
 }
 
 /// All that a comparison of wanted and actual state depends on.
@@ -135,6 +139,7 @@ impl Service {
             web: WebState::default(),
             claims: ClaimsState::default(),
             compared: Mutex::default(),
+            fleet: FleetState::default(),
         }))
     }
 
@@ -259,6 +264,14 @@ impl Service {
 
     pub(crate) fn claims_state(&self) -> &ClaimsState {
         &self.0.claims
+    }
+
+    pub(crate) fn fleet(&self) -> &FleetState {
+        &self.0.fleet
+    }
+
+    pub(crate) fn host_parts(&self) -> &OwnHost {
+        &self.0.parts.host
     }
 
     pub(crate) fn web(&self) -> &WebState {
@@ -427,7 +440,7 @@ impl Service {
             at_ms: self.now_ms(),
             caller: caller.principal.clone(),
             subject,
-            action,
+            action: action.into(),
             detail: detail.into(),
         }
     }

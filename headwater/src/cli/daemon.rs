@@ -73,6 +73,10 @@ pub struct ServeArgs {
     /// The database
     #[command(flatten)]
     pub database: DatabaseArgs,
+    /// Also let nodes of other hosts join and connect at this address, for instance 0.0.0.0:9472, always with TLS: 'headwater node
+    /// token' says how
+    #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
+    pub nodes: Option<SocketAddr>,
     /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
     /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
     /// https://HOST[,https://HOST..]

@@ -69,6 +69,10 @@ pub enum MachineCommand {
         /// The catalog that it belongs to: it boots what that says, and what is not given is as there
         #[arg(long, conflicts_with = "image", add = complete::catalogs())]
         catalog: Option<String>,
+        /// The host that is to run it, as 'headwater node list' names it [default: the controller's own; of a catalog, the one with the most
+        /// free memory]
+        #[arg(long, value_name = "HOST")]
+        host: Option<String>,
         /// Keep its disk over stops, restarts and crashes; it stays on its version until a reset
         #[arg(long)]
         persistent: bool,

@@ -10,6 +10,7 @@ mod export;
 mod front_ends;
 mod image;
 mod machine;
+mod node;
 mod scheme;
 mod size;
 mod store;
@@ -30,6 +31,7 @@ pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
 pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, Which};
+pub use self::node::NodeCommand;
 pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
 pub use self::size::{AdviseArgs, ImageArgs, SizeCommand, TableArgs};
 pub use self::store::{OfferArgs, StoreCommand};
@@ -89,6 +91,9 @@ pub enum Command {
     /// List, follow and cancel tasks: work that outlives the command that began it
     #[command(subcommand)]
     Task(TaskCommand),
+    /// Let other hosts run machines too: join, list, cordon and remove them
+    #[command(subcommand)]
+    Node(NodeCommand),
     /// Create, list and revoke tokens for the API over TCP
     #[command(subcommand)]
     Token(TokenCommand),

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use headwater_api::{
     BootTrace, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, Claim, ClaimList,
-    ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateMachine, CreateToken, EventList,
-    ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS, MAX_TASKS, Machine, MachineList,
-    MachineSort, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest,
-    PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, Reverted,
-    SaveTraceRequest, SetCatalog, SetMachine, Stats, Status, Task, TaskList, TokenList,
+    ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateJoinToken, CreateMachine,
+    CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image, ImageList, ImageVersion,
+    JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort, MaintenanceRequest,
+    MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind,
+    PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetHost,
+    SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -377,6 +378,33 @@ impl Client {
     /// Asks a task to end.
     pub async fn cancel_task(&self, id: i64) -> anyhow::Result<Task> {
         json(self.send(Method::POST, &format!("/api/v1/tasks/{id}/cancel"), None).await?).await
+    }
+
+    /// All hosts.
+    pub async fn hosts(&self) -> anyhow::Result<HostList> {
+        self.get("/api/v1/hosts").await
+    }
+
+    /// One host.
+    pub async fn host(&self, name: &str) -> anyhow::Result<Host> {
+        self.get(&format!("/api/v1/hosts/{}", escape(name))).await
+    }
+
+    /// Changes whether a host gets new machines.
+    pub async fn set_host(&self, name: &str, request: SetHost) -> anyhow::Result<Host> {
+        let path = format!("/api/v1/hosts/{}", escape(name));
+        json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(&request)?)).await?).await
+    }
+
+    /// Removes a host.
+    pub async fn remove_host(&self, name: &str, force: bool) -> anyhow::Result<()> {
+        let path = format!("/api/v1/hosts/{}?force={force}", escape(name));
+        self.send(Method::DELETE, &path, None).await.map(drop)
+    }
+
+    /// Makes a token with which a node joins.
+    pub async fn create_join_token(&self, request: &CreateJoinToken) -> anyhow::Result<JoinToken> {
+        self.post("/api/v1/join-tokens", request).await
     }
 
     /// Makes a token.

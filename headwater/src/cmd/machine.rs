@@ -34,7 +34,7 @@ const STAYS_OFF: &str = ", as it was: a reset does not start it, and its disk is
 /// Carries out one of the machine commands.
 pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        MachineCommand::Create { name, image, catalog, persistent, host_name, boot, mac, machine } => {
+        MachineCommand::Create { name, image, catalog, host, persistent, host_name, boot, mac, machine } => {
             let boots = match (image, catalog) {
                 (Some(image), _) if boot == Some(BootFrom::Network) => Boots::Target(image),
                 (Some(image), _) => Boots::Image(image),
@@ -43,7 +43,8 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                     Boots::Catalog { name, cache }
                 }
             };
-            let mut request = CreateMachine { host_name, boot, mac, ..creation(name, boots, &machine)? };
+            let mut request =
+                CreateMachine { host, host_name, boot, mac, ..creation(name, boots, &machine)? };
             if persistent {
                 request.cache.get_or_insert_default().persistent = true;
             }
@@ -176,6 +177,7 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         Boots::Catalog { name: catalog, cache } => (None, Some(catalog), cache),
     };
     Ok(CreateMachine {
+        host: None,
         name,
         image,
         catalog,
@@ -478,6 +480,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("catalog", or_dash(machine.catalog.clone())),
         ("its disk is kept over", or_dash(machine.kept.clone())),
         ("edits", or_dash(machine.edits.clone())),
+        ("host", or_dash(machine.host.clone())),
         ("uuid", machine.uuid.to_string()),
         ("mac", machine.mac.clone()),
         ("started by", started_by(&machine)),

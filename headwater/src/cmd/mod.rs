@@ -21,6 +21,7 @@ mod image;
 mod iscsi;
 mod machine;
 mod nbd;
+mod node;
 mod orphans;
 mod persistent;
 mod pull;
@@ -74,6 +75,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Catalog(command) => on_one_core(catalog::run(client()?, command, json)),
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Task(command) => on_one_core(task::run(client()?, command, json)),
+        Command::Node(command) => on_one_core(node::run(client, data_dir, command, json)),
         Command::Token(command) => on_one_core(token::run(client()?, command, json)),
         Command::Login(args) => on_one_core(context::login(args, json)),
         Command::Context(command) => context::run(command, json),

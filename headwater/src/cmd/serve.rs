@@ -46,6 +46,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         group_access: args.group_access,
         listen: args.listen,
         console: args.console,
+        nodes: args.nodes,
         tls: args.offer.tls(),
         store: args.store,
         new_store: args.new_store,
@@ -83,6 +84,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         store = daemon.offer_url(),
         nbd = daemon.nbd_uri(),
         boot = daemon.boot_url(),
+        nodes = daemon.nodes_url(),
         "ready"
     );
     tell(NotifyState::Ready);

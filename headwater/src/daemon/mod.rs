@@ -13,6 +13,7 @@ pub mod boot;
 mod database;
 pub mod exports;
 pub mod network;
+mod nodes;
 mod scrub;
 pub mod starting;
 
@@ -26,6 +27,7 @@ use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::{Database, DbError};
 use headwater_service::backend::{SystemClock, SystemRandom};
+use headwater_service::fleet::OwnHost;
 use headwater_service::lifecycle::STOP_GRACE_MS;
 use headwater_service::web::Reachable;
 use headwater_service::{Parts, Service, Token, operations, server, web};
@@ -43,7 +45,8 @@ use crate::caches::CacheArgs;
 use crate::cli::LogFormat;
 use crate::daemon::database::OpenDatabase;
 use crate::daemon::exports::Offer;
-use crate::daemon::network::Ports;
+use crate::daemon::network::{Ports, host_name};
+use crate::daemon::nodes::Nodes;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
 use crate::database::Shared;
@@ -103,6 +106,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// A TCP address for the web console.
     pub console: Option<SocketAddr>,
+    /// A TCP address for nodes of other hosts.
+    pub nodes: Option<SocketAddr>,
     /// The certificate of these two if others can reach them. Without it, the daemon makes one.
     pub tls: Option<TlsFiles>,
     /// The store, where it is not the one of the data directory.
@@ -180,6 +185,7 @@ pub struct Daemon {
     reachable: Reachable,
     offer_url: Option<String>,
     boot_url: Option<String>,
+    nodes_url: Option<String>,
     nbd: Option<headwater_nbd::Server>,
     scrubbing: Option<Scrubbing>,
 }
@@ -195,8 +201,10 @@ impl Daemon {
         // Before anything is changed: most mistakes in an invocation are here.
         let servers = options.store.iter().chain(&options.repair_from);
         let named = NamedServers::new(servers, options.credentials.clone())?;
-        let own =
-            options.listen.map(|_| Token::load_or_make(&data_dir.token(), &SystemRandom)).transpose()?;
+        let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
+        let own = options.listen.map(|_| load()).transpose()?;
+        let nodes = Nodes::open(&data_dir, options.nodes, options.database.as_ref()).await?;
+        let nodes_url = nodes.url();
         let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
@@ -227,7 +235,7 @@ impl Daemon {
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
         let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives: disk_process.is_some() };
-        let service = service(&data_dir, images, database.repository.clone(), disks.clone(), hypervisor);
+        let service = service(&data_dir, images, database.repository.clone(), disks.clone(), hypervisor)?;
         let Ports { api, console, reachable } = ports;
         service.is_reached_at(reachable.clone());
         step.send_replace("looking for what an earlier daemon left");
@@ -239,7 +247,8 @@ impl Daemon {
         let nbd = options.nbd.map(|offer| offer.serve(service.clone(), disks.clone())).transpose()?;
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
-        let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
+        let mut servers = nodes.serve(&service, &stopped);
+        servers.push(tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone())));
         if let Some((port, own)) = api.zip(own) {
             let tokens = server::Tokens { own, named: service.clone() };
             servers.push(tokio::spawn(server::serve_tcp(port, router.clone(), tokens, stopped.clone())));
@@ -278,6 +287,7 @@ impl Daemon {
             reachable,
             offer_url,
             boot_url,
+            nodes_url,
             nbd,
             scrubbing,
         })
@@ -296,6 +306,11 @@ impl Daemon {
     /// The URL of the boot server.
     pub fn boot_url(&self) -> Option<&str> {
         self.boot_url.as_deref()
+    }
+
+    /// Where nodes of other hosts connect.
+    pub fn nodes_url(&self) -> Option<&str> {
+        self.nodes_url.as_deref()
     }
 
     /// Where machines' disks are offered.
@@ -644,14 +659,28 @@ fn store_within(directory: &Path) -> Option<PathBuf> {
     paths.find(|path| LocalDir::open(path, Access::Read).is_ok())
 }
 
+/// This host, as the fleet knows it.
+pub fn own_host(data_dir: &DataDir) -> anyhow::Result<OwnHost> {
+    let id = data_dir.identity()?.parse().context("the identity of the data directory is no UUID")?;
+    let system = rustix::system::sysinfo();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(OwnHost {
+        id,
+        name: host_name(),
+        memory_bytes: system.totalram.saturating_mul(u64::from(system.mem_unit)),
+        cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+        owns_database: true,
+    })
+}
+
 fn service(
     data_dir: &DataDir,
     images: StoredImages,
     db: Arc<dyn Database>,
     disks: Arc<dyn DiskHost>,
     hypervisor: Qemu,
-) -> Service {
-    Service::new(Parts {
+) -> anyhow::Result<Service> {
+    Ok(Service::new(Parts {
         db,
         images: Arc::new(images),
         disks,
@@ -659,5 +688,6 @@ fn service(
         clock: Arc::new(SystemClock),
         random: Arc::new(SystemRandom),
         data_dir: data_dir.path().to_owned(),
-    })
+        host: own_host(data_dir)?,
+    }))
 }

@@ -79,7 +79,8 @@ fn url(port: &Port) -> anyhow::Result<String> {
     Ok(format!("{scheme}://{address}"))
 }
 
-fn host_name() -> String {
+/// The name of this host, or `localhost` if that is no plain name.
+pub fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
     if !name.is_empty() && name.chars().all(is_plain) { name } else { "localhost".to_owned() }

@@ -20,8 +20,17 @@ pub fn ram_limit_bytes(cache: &CacheSettings) -> u64 {
 
 /// The table of machines.
 pub fn machines(machines: &[Machine]) -> String {
-    let headings: Vec<&str> = LIVE.into_iter().chain(MORE).collect();
-    table_text(&headings, machines.iter().map(row))
+    // There is a host to name only if there are several.
+    let has_hosts = machines.iter().any(|machine| machine.host.is_some());
+    let headings: Vec<&str> = LIVE.into_iter().chain(has_hosts.then_some("HOST")).chain(MORE).collect();
+    let rows = machines.iter().map(|machine| {
+        let mut row = row(machine);
+        if has_hosts {
+            row.insert(LIVE.len(), machine.host.clone().unwrap_or_else(|| "-".to_owned()));
+        }
+        row
+    });
+    table_text(&headings, rows)
 }
 
 /// The same without what does not change from second to second.

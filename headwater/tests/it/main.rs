@@ -26,6 +26,7 @@ mod imported_disks;
 mod logging;
 mod machines;
 mod maintenance;
+mod nodes;
 mod outage;
 mod persistent;
 mod plain_web_server;

@@ -1,6 +1,32 @@
 -- All tables. Times are milliseconds since 1970 UTC; sizes are bytes. Texts are ordered by their bytes ("C") as in SQLite, whatever
 -- language the server has.
 
+-- Computers that run machines. That of the daemon which owns the database has no certificate; all others are nodes, which
+-- connect with one. `generation` grows with each connection, and a node refuses what comes with an older one. `seen_event` is the number
+-- of the newest event of the node that is in the history here, and -1 before its first connection.
+CREATE TABLE hosts (
+    id           TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    name         TEXT COLLATE "C" NOT NULL UNIQUE,
+    fingerprint  TEXT COLLATE "C" UNIQUE,
+    state        TEXT    NOT NULL,
+    cordoned     BOOLEAN NOT NULL,
+    memory_bytes BIGINT  NOT NULL,
+    cpus         BIGINT  NOT NULL,
+    generation   BIGINT  NOT NULL,
+    seen_event   BIGINT  NOT NULL,
+    joined_at_ms BIGINT  NOT NULL,
+    seen_at_ms   BIGINT
+);
+
+-- Tokens with which nodes join, once. The secret itself is not stored.
+CREATE TABLE join_tokens (
+    hash          TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    created_by    TEXT    NOT NULL,
+    created_at_ms BIGINT  NOT NULL,
+    expires_at_ms BIGINT  NOT NULL,
+    used_by       TEXT
+);
+
 -- What machines are made alike from: what they boot, and the settings of a machine that is made.
 CREATE TABLE catalogs (
     name             TEXT COLLATE "C" NOT NULL PRIMARY KEY,
@@ -27,11 +53,12 @@ CREATE TABLE catalogs (
 
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
--- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`.
+-- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
 CREATE TABLE machines (
     uuid                 TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     name                 TEXT COLLATE "C" NOT NULL UNIQUE,
     name_key             TEXT COLLATE "C" NOT NULL UNIQUE,
+    host                 TEXT COLLATE "C" NOT NULL,
     mac                  TEXT COLLATE "C" NOT NULL UNIQUE,
     boot                 TEXT    NOT NULL,
     image                TEXT COLLATE "C" NOT NULL,
@@ -62,6 +89,8 @@ CREATE TABLE machines (
 );
 
 CREATE INDEX machines_by_state ON machines (state, name_key);
+
+CREATE INDEX machines_by_host ON machines (host);
 
 CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL;
 

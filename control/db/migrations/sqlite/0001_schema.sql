@@ -1,5 +1,31 @@
 -- All tables. Times are milliseconds since 1970 UTC; sizes are bytes.
 
+-- Computers that run machines. That of the daemon which owns the database has no certificate; all others are nodes, which
+-- connect with one. `generation` grows with each connection, and a node refuses what comes with an older one. `seen_event` is the number
+-- of the newest event of the node that is in the history here, and -1 before its first connection.
+CREATE TABLE hosts (
+    id           TEXT    NOT NULL PRIMARY KEY,
+    name         TEXT    NOT NULL UNIQUE,
+    fingerprint  TEXT    UNIQUE,
+    state        TEXT    NOT NULL,
+    cordoned     INTEGER NOT NULL,
+    memory_bytes INTEGER NOT NULL,
+    cpus         INTEGER NOT NULL,
+    generation   INTEGER NOT NULL,
+    seen_event   INTEGER NOT NULL,
+    joined_at_ms INTEGER NOT NULL,
+    seen_at_ms   INTEGER
+) STRICT;
+
+-- Tokens with which nodes join, once. The secret itself is not stored.
+CREATE TABLE join_tokens (
+    hash          TEXT    NOT NULL PRIMARY KEY,
+    created_by    TEXT    NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    expires_at_ms INTEGER NOT NULL,
+    used_by       TEXT
+) STRICT;
+
 -- What machines are made alike from: what they boot, and the settings of a machine that is made.
 CREATE TABLE catalogs (
     name             TEXT    NOT NULL PRIMARY KEY,
@@ -26,11 +52,12 @@ CREATE TABLE catalogs (
 
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
--- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`.
+-- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
 CREATE TABLE machines (
     uuid                 TEXT    NOT NULL PRIMARY KEY,
     name                 TEXT    NOT NULL UNIQUE,
     name_key             TEXT    NOT NULL UNIQUE,
+    host                 TEXT    NOT NULL,
     mac                  TEXT    NOT NULL UNIQUE,
     boot                 TEXT    NOT NULL,
     image                TEXT    NOT NULL,
@@ -61,6 +88,8 @@ CREATE TABLE machines (
 ) STRICT;
 
 CREATE INDEX machines_by_state ON machines (state, name_key);
+
+CREATE INDEX machines_by_host ON machines (host);
 
 CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL;
 

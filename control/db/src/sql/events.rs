@@ -39,7 +39,7 @@ impl EventRepository for Events<'_> {
             .set("at_ms", event.at_ms)
             .set("caller", event.caller)
             .set("subject", event.subject)
-            .set("action", event.action)
+            .set("action", &*event.action)
             .set("detail", event.detail);
         // Numbers are given in order and never twice.
         let id = self.0.number(insert.statement("RETURNING id"), "id").await?;

@@ -25,6 +25,7 @@ fn record(row: &Row) -> Result<MachineRecord, DbError> {
     Ok(MachineRecord {
         uuid: row.uuid("uuid")?,
         name: row.get("name")?,
+        host: row.uuid("host")?,
         mac: row.get("mac")?,
         boot: row.read("boot", |text| BootFrom::parse(text).ok())?,
         image: catalog_image.map_or_else(|| row.get("image"), Ok)?,
@@ -73,6 +74,7 @@ impl MachineRepository for Machines<'_> {
             .set("uuid", machine.uuid)
             .set("name", &machine.name)
             .set("name_key", natural_key(&machine.name))
+            .set("host", machine.host)
             .set("mac", &machine.mac)
             .set("boot", machine.boot.name())
             .set("image", &machine.image)

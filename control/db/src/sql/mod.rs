@@ -8,6 +8,7 @@ mod claims;
 mod events;
 mod filter;
 mod hardware;
+mod hosts;
 mod machines;
 mod persistent_disks;
 mod sessions;
@@ -23,8 +24,8 @@ use async_trait::async_trait;
 use crate::error::DbError;
 use crate::postgres::PostgresUnit;
 use crate::repository::{
-    CatalogRepository, ClaimRepository, EventRepository, MachineRepository, PersistentDiskRepository,
-    Repository, SessionRepository, TaskRepository, TokenRepository,
+    CatalogRepository, ClaimRepository, EventRepository, HostRepository, MachineRepository,
+    PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
 };
 use crate::sql::statement::Insert;
 pub(crate) use crate::sql::statement::{Row, Statement, Value};
@@ -113,6 +114,10 @@ impl Unit {
 impl Repository for Unit {
     fn machines(&mut self) -> Box<dyn MachineRepository + '_> {
         Box::new(machines::Machines(self))
+    }
+
+    fn hosts(&mut self) -> Box<dyn HostRepository + '_> {
+        Box::new(hosts::Hosts(self))
     }
 
     fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_> {

@@ -216,7 +216,7 @@ impl Service {
             };
         }
         let claimed: HashSet<Uuid> = claims.iter().map(|claim| claim.machine).collect();
-        let members = lendable(&mut *repo, catalog).await?;
+        let members = lendable(self, &mut *repo, catalog).await?;
         let count = members.iter().filter(|machine| claimed.contains(&machine.uuid)).count();
         let found = Found::None(members.len(), count);
         let is_ready = |machine: &&MachineRecord| {
@@ -404,13 +404,17 @@ impl Service {
     }
 }
 
-/// The machines of a catalog that can be lent: virtual ones that begin each boot with a pristine disk.
-async fn lendable(repo: &mut dyn Repository, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
+/// The machines of a catalog that can be lent: virtual ones of this host that begin each boot with a pristine disk.
+async fn lendable(
+    service: &Service,
+    repo: &mut dyn Repository,
+    catalog: &str,
+) -> Result<Vec<MachineRecord>, DbError> {
     let disks = repo.persistent_disks().list().await?;
     let keeping: HashSet<Uuid> = disks.into_iter().map(|disk| disk.machine).collect();
     let mut machines = repo.machines().of_catalog(catalog).await?;
     machines.retain(|machine| {
-        let is_member = machine.boot == BootFrom::Vm;
+        let is_member = machine.boot == BootFrom::Vm && service.is_own(machine);
         is_member && !machine.cache.persistent && !keeping.contains(&machine.uuid)
     });
     Ok(machines)

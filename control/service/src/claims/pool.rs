@@ -74,7 +74,7 @@ impl Service {
             }
             let claimed: HashSet<Uuid> =
                 repo.claims().list().await?.into_iter().map(|claim| claim.machine).collect();
-            let mut members = lendable(&mut *repo, &catalog).await?;
+            let mut members = lendable(self, &mut *repo, &catalog).await?;
             members.retain(|machine| !claimed.contains(&machine.uuid));
             drop(repo);
             self.start_missing(&members, wanted);
@@ -140,7 +140,7 @@ impl Service {
         let mut repo = self.db().read().await?;
         let claimed: HashSet<Uuid> =
             repo.claims().list().await?.into_iter().map(|claim| claim.machine).collect();
-        let members = lendable(&mut *repo, catalog).await?;
+        let members = lendable(self, &mut *repo, catalog).await?;
         drop(repo);
         let state = self.claims_state().pool.lock();
         let free = members.iter().filter(|it| !claimed.contains(&it.uuid));

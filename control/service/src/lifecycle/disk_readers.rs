@@ -37,9 +37,9 @@ pub enum OfflineDisk {
 }
 
 impl Service {
-    /// The disks of all machines, by name.
+    /// The disks of all machines of this host, by name.
     pub async fn readable_disks(&self) -> Result<Vec<ReadableDisk>, LifecycleError> {
-        let records = self.db().read().await?.machines().list().await?;
+        let records = self.own_machines().await?;
         let mut disks = Vec::new();
         for record in records {
             let (machine, state) = (record.name.clone(), record.state);
@@ -55,7 +55,8 @@ impl Service {
 
     /// The disk of one machine. `None`: there is no such machine.
     pub async fn readable_disk(&self, name: &str) -> Result<Option<ReadableDisk>, LifecycleError> {
-        let Some(record) = self.db().read().await?.machines().by_name(name).await? else { return Ok(None) };
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        let Some(record) = found.filter(|record| self.is_own(record)) else { return Ok(None) };
         let (machine, state) = (record.name.clone(), record.state);
         Ok(Some(ReadableDisk { machine, state, disk: self.residue(record).await? }))
     }

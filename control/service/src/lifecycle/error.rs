@@ -29,6 +29,43 @@ pub enum LifecycleError {
         /// The machine.
         machine: String,
     },
+    /// The node of its host is not connected.
+    #[error("cannot {what} machine '{machine}': host '{host}' is not connected, and {since}")]
+    Away {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// Its host.
+        host: String,
+        /// Since when.
+        since: String,
+    },
+    /// It is a machine of another host, where that is not done.
+    #[error(
+        "cannot {what} machine '{machine}': it is on host '{host}', and that is done on the controller's own host only"
+    )]
+    Elsewhere {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// Its host.
+        host: String,
+    },
+    /// The node of its host did not do it.
+    #[error("cannot {what} machine '{machine}' on host '{host}'")]
+    Remote {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// Its host.
+        host: String,
+        /// Why.
+        #[source]
+        source: Box<Problem>,
+    },
     /// It must be off for that.
     #[error("cannot remove machine '{machine}': it is {state}")]
     NotOff {
@@ -257,7 +294,10 @@ impl Explain for LifecycleError {
         match self {
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Reference { source, .. } => source.kind,
+            Self::Remote { source, .. } => source.kind,
+            Self::Away { .. } => ProblemKind::Unavailable,
             Self::Target { .. }
+            | Self::Elsewhere { .. }
             | Self::NotOff { .. }
             | Self::NotOn { .. }
             | Self::StillOn { .. }
@@ -286,6 +326,10 @@ impl Explain for LifecycleError {
 
     fn advice(&self) -> Option<String> {
         match self {
+            Self::Away { .. } => Some(
+                "'headwater node list' shows the hosts; nothing was changed".to_owned(),
+            ),
+            Self::Remote { source, .. } => source.advice.clone(),
             Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
             Self::Target { .. } => Some(
                 "switch it on where it stands; each time it boots, what it wrote before is forgotten".to_owned(),
@@ -363,7 +407,7 @@ impl Explain for LifecycleError {
                 Some(source.advice().map_or_else(|| again.to_owned(), |advice| format!("{advice}, and {again}")))
             }
             Self::Db(source) => source.advice(),
-            Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
+            Self::Elsewhere { .. } | Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
         }
     }
 

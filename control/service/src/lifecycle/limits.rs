@@ -19,6 +19,10 @@ impl Service {
         limits: SetMachine,
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
+        let record = self.record(name).await?;
+        if !self.is_own(&record) {
+            return self.set_remote(record, limits, caller).await;
+        }
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
         let active = self.active(uuid);
@@ -95,6 +99,11 @@ impl Service {
     /// ahead, and there may be space by then.
     pub(crate) async fn lacks_space(&self, machine: &Machine) -> Option<String> {
         if self.active(machine.uuid).is_some() {
+            return None;
+        }
+        // The space of another host is its node's to know.
+        let record = self.record_of(machine.uuid, &machine.name).await.ok()?;
+        if !self.is_own(&record) {
             return None;
         }
         let kept = |purpose| self.persistent_disk(machine.uuid, purpose);

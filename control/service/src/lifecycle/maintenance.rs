@@ -36,6 +36,7 @@ impl Service {
     ) -> Result<(PersistentDisk, MachineRecord), LifecycleError> {
         let (_turn, record) = self.turn_of(machine).await?;
         Self::is_vm("edit on", &record)?;
+        self.must_be_own("edit an image on", &record).await?;
         self.can_seal("edit on", machine)?;
         let uuid = record.uuid;
         if let Some(state) = self.not_off(&record) {

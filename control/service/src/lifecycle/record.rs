@@ -111,6 +111,7 @@ impl Service {
             accelerator: active.as_ref().map(|active| active.vm.accelerator()),
             name: record.name,
             uuid: record.uuid,
+            host: None,
             mac: record.mac,
             boot: record.boot,
             image: record.image,
@@ -142,6 +143,7 @@ impl Service {
 
     /// Machines as clients see them, with what each would boot now.
     pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Result<Vec<Machine>, DbError> {
+        let mut seen = self.seen_on_nodes(&records).await?;
         let kept = self.db().read().await?.persistent_disks().list().await?;
         let mut holders = self.holders().await?;
         // Asked for all at once, and waited for together.
@@ -162,6 +164,7 @@ impl Service {
             let has = running.or_else(|| own.map(|disk| disk.hash.clone()));
             // Off, and nothing is kept: what it ran last is gone, and people see its number beside what comes next.
             let last = record.version.clone();
+            let host = record.host;
             let mut view = self.view(record);
             if let Some(next) = next {
                 let number = format!("{}@{}", next.image, next.number);
@@ -176,6 +179,7 @@ impl Service {
             view.claimed_for = holders.remove(&view.uuid);
             view.kept = own.map(PersistentDisk::below);
             view.edits = edit.map(PersistentDisk::below);
+            seen.complete(host, &mut view);
             views.push(view);
         }
         Ok(views)

@@ -47,6 +47,7 @@ impl Service {
     /// cleans its overflow files and run directories, and marks machines that have ended as lost. A machine that was about to be
     /// started again stays off, and its reason says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifecycleError> {
+        self.note_own_host().await?;
         self.persistent_disks_are_known().await?;
         tracing::info!("looking for what an earlier daemon left");
         let run_root = self.run_root();
@@ -69,7 +70,7 @@ impl Service {
             tracing::warn!("removed what an earlier daemon left: {name}");
         }
         let orphans: BTreeSet<String> = orphans.into_iter().collect();
-        let machines = self.db().read().await?.machines().list().await?;
+        let machines = self.own_machines().await?;
         for record in machines {
             if self.active(record.uuid).is_some() {
                 continue;
@@ -87,6 +88,7 @@ impl Service {
                 self.not_started_again(record, DAEMON_ENDED).await?;
             }
         }
+        self.wait_for_nodes().await?;
         self.end_claims_of_former().await?;
         // What a crash left in the store, and what an earlier release did not tell it.
         self.roots_changed();
@@ -121,11 +123,7 @@ impl Service {
     /// Starts the machines that were on, or were to be, when the last daemon ended, in order or not: a few at a time, each until that works
     /// or nobody wants it any more. Writes to a disk that is not kept are gone all the same.
     pub async fn resume(&self) {
-        let machines = match self.db().read().await {
-            Ok(mut repo) => repo.machines().list().await,
-            Err(e) => Err(e),
-        };
-        let machines = machines.unwrap_or_else(|e| {
+        let machines = self.own_machines().await.unwrap_or_else(|e| {
             tracing::error!("cannot list the machines that were on, and starts none of them: {e}");
             Vec::new()
         });
@@ -203,7 +201,7 @@ impl Service {
     async fn reconcile(&self) -> Result<(), LifecycleError> {
         let Some(look) = self.look_for_changes() else { return Ok(()) };
         let mut is_well = true;
-        let machines = self.db().read().await?.machines().list().await?;
+        let machines = self.own_machines().await?;
         for seen in machines {
             let active = self.active(seen.uuid);
             let is_behind = active.as_ref().is_some_and(|active| is_behind(&seen, active));

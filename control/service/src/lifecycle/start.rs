@@ -65,6 +65,11 @@ impl Service {
         reason: StartReason,
     ) -> Result<MachineRecord, LifecycleError> {
         let started = async {
+            let record = self.record(name).await?;
+            if !self.is_own(&record) {
+                let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
+                return self.change_remote(record, "start", how, caller).await;
+            }
             let (_turn, record) = self.turn_of(name).await?;
             Self::is_vm("start", &record)?;
             match (self.active(record.uuid).is_some(), reason) {

@@ -31,6 +31,10 @@ impl Service {
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let record = self.record(name).await?;
+        if !self.is_own(&record) {
+            let how = if force { "stop?force=true" } else { "stop" };
+            return self.change_remote(record, "stop", how, caller).await;
+        }
         self.stop_record(record, force, caller).await
     }
 
@@ -143,6 +147,10 @@ impl Service {
     /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
     /// reset button, and started again, and so is one that waits for that because its guest restarted.
     pub(crate) async fn reset(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
+        let record = self.record(name).await?;
+        if !self.is_own(&record) {
+            return self.change_remote(record, "reset", "reset", caller).await;
+        }
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
         Self::is_vm("reset", &record)?;
@@ -228,6 +236,9 @@ impl Service {
         caller: &Caller,
     ) -> Result<(), LifecycleError> {
         let seen = self.record(name).await?;
+        if !self.is_own(&seen) {
+            return self.remove_remote(seen, force, caller).await;
+        }
         let uuid = seen.uuid;
         // First, as nothing is to be killed that is not removed then.
         self.may_go(&seen).await?;
@@ -358,15 +369,11 @@ impl Service {
         Ok(())
     }
 
-    /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends
+    /// Stops all machines of this host, at the same time, and those that are being started too. Called when the daemon ends
     /// and is not to leave them on. With `force` also while another call waits for guests that take their time.
     pub async fn stop_all(&self, force: bool) {
-        let machines = match self.db().read().await {
-            Ok(mut repo) => repo.machines().list().await,
-            Err(e) => Err(e),
-        };
         let stops: Vec<_> =
-            match machines {
+            match self.own_machines().await {
                 Ok(machines) => machines
                     .into_iter()
                     .map(|machine| {

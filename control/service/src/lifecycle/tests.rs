@@ -9,6 +9,7 @@ mod endings;
 mod firmware;
 mod generalise;
 mod maintenance;
+mod nodes;
 mod notes;
 mod one_image;
 mod promotions;
@@ -43,6 +44,7 @@ use crate::backend::{
     SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::caller::Caller;
+use crate::fleet::OwnHost;
 use crate::lifecycle::LifecycleError;
 use crate::{Parts, Service};
 use database::FragileDatabase;
@@ -505,6 +507,12 @@ impl Hypervisor for FakeHypervisor {
     }
 }
 
+/// The host of the service.
+pub(crate) fn own_host() -> OwnHost {
+    let (id, name) = (Uuid::from_u128(1), "own".to_owned());
+    OwnHost { id, name, memory_bytes: 64 << 30, cpus: 8, owns_database: true }
+}
+
 pub(crate) struct Fixture {
     dir: tempfile::TempDir,
     db: Arc<FragileDatabase>,
@@ -540,6 +548,7 @@ impl Fixture {
         let record = MachineRecord {
             uuid: new.uuid,
             name: "lab".to_owned(),
+            host: own_host().id,
             mac: new.mac,
             boot: headwater_api::BootFrom::Vm,
             image: "image".to_owned(),
@@ -568,6 +577,10 @@ impl Fixture {
     }
 
     fn service(db: Arc<FragileDatabase>, host: &Arc<Host>, data_dir: &Path) -> Service {
+        Self::service_on(own_host(), db, host, data_dir)
+    }
+
+    fn service_on(own: OwnHost, db: Arc<FragileDatabase>, host: &Arc<Host>, data_dir: &Path) -> Service {
         Service::new(Parts {
             db,
             images: Arc::new(OneImage(host.clone())),
@@ -576,6 +589,7 @@ impl Fixture {
             clock: Arc::new(SetClock(host.clone())),
             random: Arc::new(SystemRandom),
             data_dir: data_dir.to_owned(),
+            host: own,
         })
     }
 

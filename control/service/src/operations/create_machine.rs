@@ -10,6 +10,7 @@ use headwater_api::{
     Problem, ProblemKind, Wanted,
 };
 use headwater_db::{CatalogRecord, DbError, MachineRecord};
+use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -17,6 +18,7 @@ use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
 use crate::extract::Body;
+use crate::fleet::protocol::AssignedMachine;
 use crate::identity::{self, IdentityError, NewIdentity};
 use crate::retention::{ReferenceKind, Referrer};
 use crate::server::MAX_SOCKET_PATH_BYTES;
@@ -27,6 +29,11 @@ const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
 /// How many identities are made at most for one machine: 24 bits of a MAC are random, and another machine may have it.
 const IDENTITIES_MAX: u32 = 16;
 
+/// Why a host cannot have a new machine.
+const NO_SUCH_HOST: &str = "there is no such host";
+const IS_AWAY: &str = "its node is not connected";
+const IS_CORDONED: &str = "it is cordoned";
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot create machine '{0}': there is one already")]
@@ -35,6 +42,8 @@ enum Error {
     IsCatalog(String),
     #[error("cannot create machine '{machine}': machine '{other}' has the network card {mac}")]
     MacTaken { machine: String, mac: String, other: String },
+    #[error("cannot create machine '{machine}' on host '{host}': {why}")]
+    Host { machine: String, host: String, why: &'static str },
     #[error("cannot create machine '{machine}': {why}")]
     Target { machine: String, why: &'static str },
     #[error(
@@ -70,6 +79,9 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Exists(_) | Self::IsCatalog(_) | Self::MacTaken { .. } => ProblemKind::Conflict,
+            Self::Host { why, .. } if *why == NO_SUCH_HOST => ProblemKind::NotFound,
+            Self::Host { why, .. } if *why == IS_AWAY => ProblemKind::Unavailable,
+            Self::Host { .. } => ProblemKind::Conflict,
             Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::Target { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Identity { .. } => ProblemKind::Failed,
@@ -84,6 +96,7 @@ impl Explain for Error {
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
+            Self::Host { .. } => Some("'headwater node list' shows the hosts".to_owned()),
             Self::MacTaken { .. } | Self::Target { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
@@ -118,7 +131,8 @@ pub(super) async fn create_machine(
 ) -> Result<(StatusCode, Json<Machine>), Failure> {
     let handle = service.clone();
     let record = service.to_the_end(async move { make(&handle, &caller, request).await }).await?;
-    let mut machine = service.view(record);
+    let mut machine =
+        if service.is_own(&record) { service.view(record) } else { service.changed_view(record).await };
     machine.warning = service.lacks_space(&machine).await;
     Ok((StatusCode::CREATED, Json(machine)))
 }
@@ -132,7 +146,81 @@ pub(crate) async fn make(
     let mut plan = settle(service, request).await?;
     choose_firmware(service, &mut plan).await;
     check(service, &plan).await?;
-    create(service, caller, plan).await
+    let record = create(service, caller, plan).await?;
+    if service.is_own(&record) {
+        return Ok(record);
+    }
+    give_to_node(service, caller, record).await
+}
+
+/// Has the node of a new machine know it. If that refuses, the machine is gone again.
+async fn give_to_node(
+    service: &Service,
+    caller: &Caller,
+    record: MachineRecord,
+) -> Result<MachineRecord, Failure> {
+    let Err(problem) = service.give_to_node(&record).await else { return Ok(record) };
+    let name = record.name.clone();
+    let failed = |source| Error::Db { machine: name.clone(), source };
+    let mut repo = service.db().write().await.map_err(failed)?;
+    repo.machines().remove(record.uuid).await.map_err(failed)?;
+    let detail = format!("its host did not take it: {problem}");
+    let event = service.event(caller, format!("machine {name}"), "removed", detail);
+    repo.events().append(event).await.map_err(failed)?;
+    repo.save().await.map_err(failed)?;
+    service.roots_changed();
+    Err(Failure(problem.during(format!("cannot create machine '{name}'"))))
+}
+
+/// Puts a machine to this node that its controller says, or changes what it boots.
+pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Result<(), Failure> {
+    let caller = Caller::daemon();
+    let known = service.db().read().await?.machines().by_uuid(machine.uuid).await?;
+    if known.is_some() {
+        let mut repo = service.db().write().await?;
+        repo.hosts().set_boot(machine.uuid, &machine.image, machine.pin.as_deref()).await?;
+        repo.save().await?;
+        service.roots_changed();
+        return Ok(());
+    }
+    let (secret, platform) = (machine.secret(), machine.platform());
+    let plan = Plan {
+        name: machine.name,
+        boot: BootFrom::Vm,
+        host: None,
+        mac: None,
+        image: machine.pin.clone().unwrap_or_else(|| machine.image.clone()),
+        catalog: None,
+        cache: machine.cache,
+        transport: machine.transport,
+        memory_bytes: machine.memory_bytes,
+        cpus: machine.cpus,
+        platform,
+        chooses_platform: true,
+        chooses_firmware: true,
+        host_name: machine.identity.host_name.clone(),
+        user_data: machine.identity.user_data.clone(),
+    };
+    check(service, &plan).await?;
+    let _using = service.using_versions().await;
+    resolve_and_hold(service, &plan).await?;
+    let record = MachineRecord {
+        uuid: machine.uuid,
+        mac: machine.mac,
+        image: machine.image,
+        pin: machine.pin,
+        identity: machine.identity,
+        ssh_host_key_private: secret,
+        created_at_ms: machine.created_at_ms,
+        ..record(service, plan)?
+    };
+    let mut repo = service.db().write().await?;
+    repo.machines().add(&record).await?;
+    let subject = format!("machine {}", record.name);
+    repo.events().append(service.event(&caller, subject, "assigned", record.uuid.to_string())).await?;
+    repo.save().await?;
+    tracing::info!(machine = record.name, "the controller has given a machine to this host");
+    Ok(())
 }
 
 async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<MachineRecord, Failure> {
@@ -180,6 +268,8 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
 struct Plan {
     name: String,
     boot: BootFrom,
+    /// Another host than this one.
+    host: Option<Uuid>,
     mac: Option<String>,
     image: String,
     catalog: Option<CatalogRecord>,
@@ -216,8 +306,10 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
     let chooses_platform =
         request.firmware.is_some() || request.display.is_some() || request.network.is_some();
     let default_platform = of.map(|it| it.platform.clone()).unwrap_or_default();
+    let host = choose_host(service, &request.name, request.host.as_deref(), boot, catalog.is_some()).await?;
     let plan = Plan {
         boot,
+        host,
         mac: request.mac.as_deref().map(name::check_mac).transpose().map_err(Failure)?,
         image,
         cache: request.cache.or(of.map(|it| it.cache)).unwrap_or(default_cache),
@@ -241,6 +333,38 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
     };
     check_target(&plan)?;
     Ok(plan)
+}
+
+/// The host of a new machine. `None`: this one.
+async fn choose_host(
+    service: &Service,
+    machine: &str,
+    named: Option<&str>,
+    boot: BootFrom,
+    is_of_catalog: bool,
+) -> Result<Option<Uuid>, Failure> {
+    let refused = |host: &str, why| Error::Host { machine: machine.to_owned(), host: host.to_owned(), why };
+    let hosts = service.db().read().await?.hosts().list().await?;
+    let Some(name) = named else {
+        let is_spread = is_of_catalog && boot == BootFrom::Vm && hosts.len() > 1;
+        let chosen = if is_spread { service.freest_host(hosts).await? } else { None };
+        return Ok(chosen.filter(|host| *host != service.own_host()));
+    };
+    let host = hosts.iter().find(|host| host.name == name).ok_or_else(|| refused(name, NO_SUCH_HOST))?;
+    if host.id == service.own_host() {
+        return Ok(None);
+    }
+    if boot == BootFrom::Network {
+        let why = "a machine that boots from the network runs on no host; leave out --host";
+        return Err(Error::Target { machine: machine.to_owned(), why }.into());
+    }
+    if host.cordoned {
+        return Err(refused(name, IS_CORDONED).into());
+    }
+    if service.link(host.id).is_none() {
+        return Err(refused(name, IS_AWAY).into());
+    }
+    Ok(Some(host.id))
 }
 
 /// Refuses settings that a machine cannot have if it boots from the network, or can have only then.
@@ -285,7 +409,7 @@ async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
     name::check_host_name(&plan.host_name)
         .map_err(|problem| Failure(problem.during(format!("cannot create machine '{}'", plan.name))))?;
     // Nothing of it runs here.
-    if plan.boot == BootFrom::Network {
+    if plan.boot == BootFrom::Network || plan.host.is_some() {
         return Ok(());
     }
     let run_dir = service.run_dir(&plan.name);
@@ -356,6 +480,7 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     Ok(MachineRecord {
         uuid: new.uuid,
         name: plan.name,
+        host: plan.host.unwrap_or_else(|| service.own_host()),
         mac: plan.mac.unwrap_or(new.mac),
         boot: plan.boot,
         image: plan.image,

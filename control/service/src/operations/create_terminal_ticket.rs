@@ -21,7 +21,7 @@ use crate::extract::Name;
     responses(
         (status = 201, body = ConsoleTicket),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "The daemon serves no web console", body = Problem),
+        (status = 409, description = "The daemon serves no web console, or the machine is on another host", body = Problem),
         (status = 503, description = "Too many tickets wait to be used", body = Problem),
     ),
 )]
@@ -31,5 +31,6 @@ pub(super) async fn create_terminal_ticket(
     caller: Caller,
 ) -> Result<(StatusCode, Json<ConsoleTicket>), Failure> {
     let record = service.record(&name).await?;
+    service.must_be_own("open a terminal in the page for", &record).await?;
     Ok((StatusCode::CREATED, Json(service.make_terminal_ticket(&caller, record.name)?)))
 }

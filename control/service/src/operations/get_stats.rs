@@ -12,6 +12,7 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::lifecycle::Active;
 
@@ -27,7 +28,7 @@ pub(super) struct Query {
     machine: Option<String>,
 }
 
-/// All metrics of the host and of machines that are on. docs/metrics.md says what they mean.
+/// All metrics of this host and of its machines that are on, or of one machine of any host. docs/metrics.md says what they mean.
 #[utoipa::path(
     get,
     path = "/api/v1/stats",
@@ -42,12 +43,16 @@ pub(super) struct Query {
 )]
 pub(super) async fn get_stats(
     State(service): State<Service>,
+    caller: Caller,
     Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<Stats>, Failure> {
     let samples = match wanted.machine {
         None => all(&service).await?,
         Some(name) => {
             let record = service.record(&name).await?;
+            if !service.is_own(&record) {
+                return Ok(Json(service.stats_of_node(&record, &caller).await?));
+            }
             let Some(active) = service.active(record.uuid) else {
                 let message = format!("machine '{name}' has no metrics: it is {}", record.state);
                 let problem = Problem::new(ProblemKind::Conflict, message);

@@ -1,11 +1,11 @@
 //! `GET /api/v1/machines`: a page of the machines that match a filter.
 //!
 //! The database filters, sorts and cuts by what it stores. A filter or an order by what machines use now (`ram`, `disk`, `iops`, their alarm,
-//! `version:old`) is applied to the machines that the rest of the filter leaves.
+//! `version:old`) is applied to the machines that the rest of the filter leaves. The same goes for states while a host is lost.
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{Filter, Machine, MachineList, MachineSort, Position, Problem};
+use headwater_api::{Filter, HostState, Machine, MachineList, MachineSort, Position, Problem};
 use headwater_db::DbError;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -58,11 +58,15 @@ pub(super) async fn list_machines(
     let after =
         wanted.after.as_deref().map(|after| sort.read_position(after)).transpose().map_err(Failure)?;
     let limit = wanted.limit.unwrap_or(PAGE_MAX).min(PAGE_MAX);
-    let (total, matching, mut machines) = if filter.live().is_empty() && !sort.is_live() {
+    let is_of_shown_state =
+        (filter.is_about_state() || sort == MachineSort::State) && is_a_host_lost(&service).await?;
+    let (total, matching, mut machines) = if is_of_shown_state {
+        live_page(&service, &Filter::default(), &filter, sort, after.as_ref()).await?
+    } else if filter.live().is_empty() && !sort.is_live() {
         // One more says whether there is a next page.
         stored_page(&service, &filter, sort, after.as_ref(), limit + 1).await?
     } else {
-        live_page(&service, &filter, sort, after.as_ref()).await?
+        live_page(&service, &filter.stored(), &filter.live(), sort, after.as_ref()).await?
     };
     let found = machines.len();
     machines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -88,25 +92,28 @@ async fn stored_page(
     Ok((total, matching, service.views(records).await?))
 }
 
+/// Whether there are machines that are shown with another state than the stored one: those of a lost host.
+async fn is_a_host_lost(service: &Service) -> Result<bool, DbError> {
+    let hosts = service.db().read().await?.hosts().list().await?;
+    Ok(hosts.iter().any(|host| host.state == HostState::Lost))
+}
+
 /// All that match as they are now, in order, after a position.
 async fn live_page(
     service: &Service,
-    filter: &Filter,
+    stored: &Filter,
+    live: &Filter,
     sort: MachineSort,
     after: Option<&Position>,
 ) -> Result<(u64, u64, Vec<Machine>), DbError> {
-    let stored_order = if sort.is_live() { MachineSort::Name } else { sort };
     let mut repo = service.db().read().await?;
     let total = repo.machines().count(&Filter::default()).await?;
-    let records = repo.machines().page(&filter.stored(), stored_order, None, u32::MAX).await?;
+    let records = repo.machines().page(stored, MachineSort::Name, None, u32::MAX).await?;
     drop(repo);
     let mut machines = service.views(records).await?;
-    let live = filter.live();
     machines.retain(|machine| live.matches(machine));
     let matching = u64::try_from(machines.len()).unwrap_or(u64::MAX);
-    if sort.is_live() {
-        sort.sort(&mut machines);
-    }
+    sort.sort(&mut machines);
     if let Some(after) = after {
         machines.retain(|machine| sort.position(machine).is_some_and(|position| position.is_after(after)));
     }

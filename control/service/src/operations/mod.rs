@@ -6,6 +6,7 @@ mod cancel_task;
 mod claim_machine;
 mod create_catalog;
 mod create_console_ticket;
+mod create_join_token;
 pub(crate) mod create_machine;
 mod create_terminal_ticket;
 mod create_token;
@@ -17,6 +18,7 @@ mod export_image;
 mod get_openapi;
 mod get_stats;
 mod get_status;
+mod hosts;
 mod import_image;
 mod list_catalogs;
 mod list_claims;
@@ -78,6 +80,7 @@ use utoipa_axum::routes;
 use crate::Service;
 use crate::answer::Failure;
 use crate::caller::{self, Needs};
+use crate::fleet::forward;
 use crate::lifecycle::LifecycleError;
 
 /// What follows an `@` is a number where it is shorter, and else the beginning of a hash.
@@ -90,7 +93,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
 #[openapi(
     info(
         title = "Headwater",
-        description = "Images, machines and their write caches on one host. Every failed request is answered with \
+        description = "Images, machines and their write caches, on one host or several. Every failed request is answered with \
                        a Problem. Long operations answer with one JSON object a line (application/x-ndjson). Over TCP, every \
                        request has the header 'Authorization: Bearer TOKEN', and the token's role must be at least the scope of the \
                        operation's security requirement.",
@@ -101,6 +104,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         (name = "catalogs", description = "Machines that are made alike and boot the same"),
         (name = "machines", description = "Machines that boot them"),
         (name = "claims", description = "Machines of a catalog that are lent to somebody"),
+        (name = "hosts", description = "Computers that run machines"),
         (name = "tasks", description = "Work that outlives the client that asked for it"),
         (name = "access", description = "Named tokens and their roles"),
         (name = "daemon", description = "The daemon and its history"),
@@ -176,6 +180,9 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(list_tokens::list_tokens, create_token::create_token))
         .routes(routes!(revoke_token::revoke_token))
         .routes(routes!(create_console_ticket::create_console_ticket))
+        .routes(routes!(hosts::list_hosts))
+        .routes(routes!(hosts::show_host, hosts::set_host, hosts::remove_host))
+        .routes(routes!(create_join_token::create_join_token))
 }
 
 /// Changes a machine, to the end even where the client hangs up, and answers with what became of it: what the database
@@ -188,6 +195,9 @@ where
     W: Future<Output = Result<MachineRecord, LifecycleError>> + Send + 'static,
 {
     let record = service.to_the_end(change(service.clone())).await?;
+    if !service.is_own(&record) {
+        return Ok(Json(service.changed_view(record).await));
+    }
     let disks = match persistent_disks_of(&service, &record).await {
         Ok(disks) => disks,
         // It was done, and must not be done again because of this.
@@ -281,6 +291,7 @@ pub fn router(service: Service) -> Router {
     let (router, described) = routes().split_for_parts();
     let needs = Needs::of(&described);
     router
+        .layer(middleware::from_fn_with_state(service.clone(), forward::forward))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))

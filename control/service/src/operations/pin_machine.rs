@@ -82,6 +82,7 @@ async fn pin(
     repo.machines().set_pin(record.uuid, Some(&pin)).await?;
     repo.events().append(service.event(caller, format!("machine {name}"), "pinned", pin.clone())).await?;
     repo.save().await?;
+    service.boots_changed();
     record.pin = Some(pin);
     Ok(record)
 }

@@ -280,6 +280,8 @@ impl Service {
         let left = |why: &str| Stage::Left { why: why.to_owned() };
         if machine.boot == BootFrom::Network {
             left("boots from the network: it takes the version when it is switched on again")
+        } else if !self.is_own(machine) {
+            left("is on another host: it takes the version when it is reset")
         } else if editing.contains(&machine.uuid) {
             left("edits an image")
         } else if machine.pin.is_some() {

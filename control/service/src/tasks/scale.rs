@@ -187,6 +187,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String
         name: name.clone(),
         image: None,
         catalog: Some(catalog.to_owned()),
+        host: None,
         cache: None,
         memory_bytes: None,
         cpus: None,
@@ -233,7 +234,7 @@ async fn removable(
     }
     // Members are in the order of their numbers. A stable sort: free before kept, off before on.
     free.reverse();
-    free.sort_by_key(|machine| (is_kept(machine), service.active(machine.uuid).is_some()));
+    free.sort_by_key(|machine| (is_kept(machine), machine.state.is_active()));
     Ok(free.into_iter().take(excess).map(|machine| machine.name.clone()).collect())
 }
 

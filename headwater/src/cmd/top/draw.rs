@@ -68,7 +68,7 @@ impl Look {
             MachineState::Starting | MachineState::Booting | MachineState::Stopping => {
                 self.colour(Color::Yellow)
             }
-            MachineState::Crashed | MachineState::Lost => {
+            MachineState::Crashed | MachineState::Lost | MachineState::Unknown => {
                 self.colour(Color::Red).add_modifier(Modifier::BOLD)
             }
             MachineState::Created | MachineState::Stopped => DIM,

@@ -33,6 +33,7 @@ async fn a_mac_that_another_machine_has_is_not_a_name_that_is_taken() {
         // The UUIDs of two machines.
         random: Arc::new(Repeating(Mutex::new(2))),
         data_dir: fixture.dir.path().to_owned(),
+        host: super::own_host(),
     });
     let api = Api::serve(&fixture).await;
     for name in ["one", "two"] {

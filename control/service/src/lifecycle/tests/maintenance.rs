@@ -457,7 +457,7 @@ async fn a_database_that_knows_no_machine_has_no_kept_disk_removed() {
     let mut repo = fixture.db.write().await.unwrap();
     let removed = NewEvent {
         caller: String::new(),
-        action: "removed",
+        action: "removed".into(),
         subject: "machine lab".into(),
         detail: String::new(),
         at_ms: 1,

@@ -1,0 +1,447 @@
+//! The controller's side: nodes that join, and nodes that are connected.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_api::{HostState, Problem, ProblemKind, name, words};
+use headwater_db::{DbError, HostRecord};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Mutex, Notify, watch};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::caller::Caller;
+use crate::fleet::follow::BEFORE_FIRST;
+use crate::fleet::link::Link;
+use crate::fleet::protocol::{
+    FromNode, Hello, JOIN_PREFIX, Join, ToNode, check_protocol, read_line, write_line,
+};
+use crate::fleet::{BEAT, BEAT_TIMEOUT, LOST_AFTER};
+use crate::token;
+
+/// From which difference of the clocks on the log says so.
+const CLOCKS_DIFFER_MS: u64 = 60_000;
+
+/// How long answers of nodes are waited for once the daemon stops, and how often it is looked whether there are any.
+const ANSWERS_GRACE: Duration = Duration::from_secs(40);
+const UNUSED_LOOK: Duration = Duration::from_millis(100);
+
+/// The other end of a connection of a node.
+#[derive(Clone, Debug)]
+pub struct NodePeer {
+    /// The fingerprint of the certificate that it has shown, which the fleet's authority has signed.
+    pub fingerprint: Option<String>,
+    /// Its address.
+    pub address: String,
+}
+
+/// A certificate that was made for a node.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// In PEM.
+    pub certificate: String,
+    /// Its fingerprint.
+    pub fingerprint: String,
+}
+
+/// The authority of a fleet.
+pub trait Authority: Send + Sync + 'static {
+    /// Where nodes reach the controller.
+    fn url(&self) -> String;
+
+    /// The SHA-256 of the authority's certificate, in hexadecimal digits.
+    fn fingerprint(&self) -> String;
+
+    /// The authority's certificate, in PEM.
+    fn certificate(&self) -> String;
+
+    /// Makes the certificate of a node. Its public key is in hexadecimal digits.
+    fn issue(&self, host: &str, public_key: &str) -> Result<Issued, String>;
+}
+
+fn refused(kind: ProblemKind, message: impl Into<String>) -> Problem {
+    Problem::new(kind, message)
+}
+
+impl Service {
+    /// From now on, nodes can join: `authority` signs their certificates.
+    pub fn has_nodes(&self, authority: Arc<dyn Authority>) {
+        // There is one port for nodes.
+        let _ = self.fleet().authority.set(authority);
+    }
+
+    pub(crate) fn authority(&self) -> Option<&Arc<dyn Authority>> {
+        self.fleet().authority.get()
+    }
+
+    /// Serves the connection of a node until it ends: the roles are turned on it.
+    pub async fn serve_node<S>(&self, mut stream: S, peer: NodePeer, stop: watch::Receiver<bool>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let address = peer.address.clone();
+        let first = match write_line(&mut stream, &ToNode::Ready).await {
+            Ok(()) => read_line(&mut stream, "the node").await,
+            Err(problem) => Err(problem),
+        };
+        let outcome = match first {
+            Ok(FromNode::Join(join)) => match self.join(join, &peer).await {
+                Ok(answer) => write_line(&mut stream, &answer).await,
+                Err(problem) => Err(problem),
+            },
+            Ok(FromNode::Hello(hello)) => match self.admit(hello, &peer).await {
+                Ok(admitted) => return self.serve_admitted(stream, admitted, stop).await,
+                Err(problem) => Err(problem),
+            },
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = outcome {
+            tracing::warn!(address, "a node is refused: {problem}");
+            // It may be gone.
+            let _ = write_line(&mut stream, &ToNode::Refused(problem)).await;
+        }
+    }
+
+    async fn join(&self, join: Join, peer: &NodePeer) -> Result<ToNode, Problem> {
+        check_protocol(join.protocol)?;
+        let Some(authority) = self.authority() else {
+            return Err(refused(ProblemKind::Unavailable, "this daemon takes no nodes"));
+        };
+        let during = |problem: Problem| problem.during(format!("host '{}' cannot join", join.name));
+        name::check_label("host", &join.name).map_err(during)?;
+        let issued = authority.issue(&join.name, &join.public_key);
+        let issued = issued.map_err(|why| during(refused(ProblemKind::Invalid, why)))?;
+        let (handle, peer, added, fingerprint) =
+            (self.clone(), peer.clone(), join.clone(), issued.fingerprint);
+        let added = self.to_the_end(async move { handle.add_host(added, &peer, fingerprint).await });
+        added.await.map_err(during)?;
+        Ok(ToNode::Joined { certificate: issued.certificate, authority: authority.certificate() })
+    }
+
+    async fn add_host(&self, join: Join, peer: &NodePeer, fingerprint: String) -> Result<(), Problem> {
+        let failed = |error: DbError| problem(&error);
+        let again = "'headwater node token' on the controller makes another one";
+        let hash = token::hash_of(&join.secret);
+        let mut repo = self.db().write().await.map_err(failed)?;
+        let token = repo.hosts().token(&hash).await.map_err(failed)?;
+        let Some(token) = token else {
+            return Err(refused(ProblemKind::Unauthorized, "there is no such join token").advise(again));
+        };
+        if let Some(host) = token.used_by {
+            let message = format!("host '{host}' has joined with this token, and a token is for one host");
+            return Err(refused(ProblemKind::Unauthorized, message).advise(again));
+        }
+        if token.expires_at_ms <= self.now_ms() {
+            let message = format!("the join token ended at {}", words::time(token.expires_at_ms));
+            return Err(refused(ProblemKind::Unauthorized, message).advise(again));
+        }
+        let known = repo.hosts().list().await.map_err(failed)?;
+        if known.iter().any(|host| host.name == join.name) {
+            let message = format!("there is a host '{}' already", join.name);
+            return Err(refused(ProblemKind::Conflict, message).advise(
+                "choose another name with --name, or remove that host first: 'headwater node remove'",
+            ));
+        }
+        if let Some(same) = known.iter().find(|host| host.id == join.host) {
+            let message = format!("its data directory is that of host '{}', or a copy of it", same.name);
+            return Err(refused(ProblemKind::Conflict, message).advise(format!(
+                "if it is that host, remove it first ('headwater node remove {}'); if it is a copy, remove 'daemon.id' in the copy",
+                same.name
+            )));
+        }
+        let record = HostRecord {
+            id: join.host,
+            name: join.name.clone(),
+            fingerprint: Some(fingerprint),
+            state: HostState::Joined,
+            cordoned: false,
+            memory_bytes: join.memory_bytes,
+            cpus: join.cpus,
+            generation: 0,
+            seen_event: BEFORE_FIRST,
+            joined_at_ms: self.now_ms(),
+            seen_at_ms: None,
+        };
+        repo.hosts().add(&record).await.map_err(failed)?;
+        repo.hosts().use_token(&hash, &join.name).await.map_err(failed)?;
+        let caller = Caller::admin(token.created_by);
+        let detail = format!("from {}, with a token of {}", peer.address, caller.principal);
+        let event = self.event(&caller, format!("host {}", join.name), "joined", detail);
+        repo.events().append(event).await.map_err(failed)?;
+        repo.save().await.map_err(failed)?;
+        tracing::info!(host = join.name, address = peer.address, "a host has joined");
+        Ok(())
+    }
+
+    /// Lets a node in, or says why not. From then on it is the connected one.
+    async fn admit(&self, hello: Hello, peer: &NodePeer) -> Result<Admitted, Problem> {
+        check_protocol(hello.protocol)?;
+        let Some(fingerprint) = &peer.fingerprint else {
+            return Err(refused(ProblemKind::Unauthorized, "the node has shown no certificate")
+                .advise("let it join first: 'headwater node join'"));
+        };
+        let failed = |error: DbError| problem(&error);
+        let hosts = self.db().read().await.map_err(failed)?.hosts().list().await.map_err(failed)?;
+        let found = hosts.into_iter().find(|host| host.fingerprint.as_ref() == Some(fingerprint));
+        let Some(record) = found else {
+            let message = "the host of this certificate was removed from the fleet";
+            return Err(refused(ProblemKind::Unauthorized, message).advise(
+                "to let it join again, remove the directory 'node' of its data directory, and join with a new token",
+            ));
+        };
+        if record.id != hello.host {
+            let message = format!(
+                "the certificate is that of host '{}', and the data directory is another one",
+                record.name
+            );
+            return Err(refused(ProblemKind::Unauthorized, message)
+                .advise("each host joins with a token of its own: 'headwater node join'"));
+        }
+        let place = self.take_place(&record, &peer.address)?;
+        let mut repo = self.db().write().await.map_err(failed)?;
+        let known = repo.hosts().by_id(record.id).await.map_err(failed)?;
+        let Some(mut record) = known else {
+            return Err(refused(ProblemKind::Unauthorized, "the host was removed from the fleet just now"));
+        };
+        let now_ms = self.now_ms();
+        record.generation = record.generation.saturating_add(1);
+        (record.memory_bytes, record.cpus) = (hello.memory_bytes, hello.cpus);
+        (record.state, record.seen_at_ms) = (HostState::Up, Some(now_ms));
+        repo.hosts().update(&record).await.map_err(failed)?;
+        let detail = format!("from {}, release {}", peer.address, hello.release);
+        let event = self.event(&Caller::daemon(), format!("host {}", record.name), "connected", detail);
+        repo.events().append(event).await.map_err(failed)?;
+        repo.save().await.map_err(failed)?;
+        let ahead = i128::from(hello.now_ms) - i128::from(now_ms);
+        let clock_ahead_ms = i64::try_from(ahead).unwrap_or(i64::MAX);
+        if clock_ahead_ms.unsigned_abs() > CLOCKS_DIFFER_MS {
+            tracing::warn!(
+                host = record.name,
+                clock_ahead_ms,
+                "the clocks of a node and of this host differ"
+            );
+        }
+        Ok(Admitted { record, address: peer.address.clone(), release: hello.release, clock_ahead_ms, place })
+    }
+
+    /// Takes the one place for a connection of a host.
+    fn take_place(&self, record: &HostRecord, address: &str) -> Result<Place, Problem> {
+        let mut places = self.fleet().places();
+        if let Some(other) = places.get(&record.id) {
+            let message = format!("a node of host '{}' is connected already, from {other}", record.name);
+            return Err(refused(ProblemKind::Conflict, message).advise(
+                "one data directory is for one host: let the copy join with another 'daemon.id' and a token of its own",
+            ));
+        }
+        places.insert(record.id, address.to_owned());
+        Ok(Place { service: self.clone(), host: record.id })
+    }
+
+    async fn serve_admitted<S>(&self, mut stream: S, admitted: Admitted, mut stop: watch::Receiver<bool>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Admitted { record, address, release, clock_ahead_ms, place } = admitted;
+        let (host, name, generation) = (record.id, record.name, record.generation);
+        let welcome = ToNode::Welcome { generation, name: name.clone() };
+        let turned = async {
+            write_line(&mut stream, &welcome).await?;
+            hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .keep_alive_interval(BEAT)
+                .keep_alive_timeout(BEAT_TIMEOUT)
+                .keep_alive_while_idle(true)
+                .handshake(TokioIo::new(stream))
+                .await
+                .map_err(|error| refused(ProblemKind::Unavailable, error.to_string()))
+        };
+        // A connection that has ended because nothing was heard was silent for so long already.
+        let mut silent = Duration::ZERO;
+        let why = match turned.await {
+            Err(problem) => problem.to_string(),
+            Ok((sender, connection)) => {
+                let (changed, ending, machines) = (Notify::new(), Notify::new(), Mutex::default());
+                let link = Arc::new(Link {
+                    host,
+                    name: name.clone(),
+                    generation,
+                    address,
+                    release,
+                    clock_ahead_ms,
+                    sender,
+                    changed,
+                    ending,
+                    machines,
+                });
+                self.fleet().links().insert(host, link.clone());
+                tracing::info!(host = name, generation, "a node is connected");
+                tokio::select! {
+                    ended = connection => match ended {
+                        Ok(()) => "the node has closed the connection".to_owned(),
+                        Err(error) => {
+                            if error.is_timeout() {
+                                silent = BEAT + BEAT_TIMEOUT;
+                            }
+                            words_of(&error)
+                        }
+                    },
+                    () = self.follow_node(&link) => "the host was removed".to_owned(),
+                    () = link.ending.notified() => "the host was removed".to_owned(),
+                    () = unused_after(&mut stop, &link) => "the controller ends".to_owned(),
+                }
+            }
+        };
+        self.fleet().links().remove(&host);
+        if let Err(error) = self.node_seen(host).await {
+            tracing::warn!(host = name, "cannot note when a node was connected last: {error}");
+        }
+        drop(place);
+        tracing::warn!(host = name, "a node is not connected any more: {why}");
+        let service = self.clone();
+        // Only when it stays away for a while is that noted.
+        let left = LOST_AFTER.saturating_sub(silent);
+        tokio::spawn(async move { service.lost_unless_back(host, left, why).await });
+    }
+
+    /// Notes that a host is lost, unless its node is back in time.
+    async fn lost_unless_back(&self, host: Uuid, left: Duration, why: String) {
+        tokio::time::sleep(left).await;
+        if self.is_stopping() || self.fleet().places().contains_key(&host) {
+            return;
+        }
+        let note = async {
+            let mut repo = self.db().write().await?;
+            let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
+            if record.state == HostState::Lost || self.fleet().places().contains_key(&host) {
+                return Ok(());
+            }
+            record.state = HostState::Lost;
+            repo.hosts().update(&record).await?;
+            let event = self.event(&Caller::daemon(), format!("host {}", record.name), "lost", why);
+            repo.events().append(event).await?;
+            repo.save().await
+        };
+        let noted: Result<(), DbError> = note.await;
+        if let Err(error) = noted {
+            tracing::error!(%host, "cannot note that a host is lost: {error}");
+        }
+    }
+
+    /// Looks for hosts that do not come back after a start of the controller.
+    pub(crate) async fn wait_for_nodes(&self) -> Result<(), DbError> {
+        let hosts = self.db().read().await?.hosts().list().await?;
+        let nodes =
+            hosts.into_iter().filter(|host| host.fingerprint.is_some() && host.state == HostState::Up);
+        for host in nodes {
+            let service = self.clone();
+            let why = "its node has not connected since the controller started".to_owned();
+            tokio::spawn(async move { service.lost_unless_back(host.id, LOST_AFTER, why).await });
+        }
+        Ok(())
+    }
+
+    /// Notes when nodes were seen last, of one that is connected.
+    pub(crate) async fn node_seen(&self, host: Uuid) -> Result<(), DbError> {
+        let mut repo = self.db().write().await?;
+        let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
+        (record.seen_at_ms, record.state) = (Some(self.now_ms()), HostState::Up);
+        repo.hosts().update(&record).await?;
+        repo.save().await
+    }
+}
+
+/// A node that was let in.
+struct Admitted {
+    record: HostRecord,
+    address: String,
+    release: String,
+    clock_ahead_ms: i64,
+    place: Place,
+}
+
+/// The one place for a connection of a host.
+struct Place {
+    service: Service,
+    host: Uuid,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.service.fleet().places().remove(&self.host);
+    }
+}
+
+/// An error with its causes.
+fn words_of(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
+
+/// The token that a node joins with: a secret, and the fingerprint of the authority that the controller has.
+pub struct JoinText {
+    /// The secret.
+    pub secret: String,
+    /// The SHA-256 of the authority's certificate, in hexadecimal digits.
+    pub authority: String,
+}
+
+impl JoinText {
+    /// Reads what [`JoinText::text`] gave.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let odd = || {
+            refused(ProblemKind::Invalid, "that is not a join token")
+                .advise("'headwater node token' on the controller prints one; it begins with hwj_")
+        };
+        let rest = text.trim().strip_prefix(JOIN_PREFIX).ok_or_else(odd)?;
+        let (secret, authority) = rest.split_once('_').ok_or_else(odd)?;
+        let is_hex = |text: &str| text.len() == 64 && text.bytes().all(|c| c.is_ascii_hexdigit());
+        if !is_hex(secret) || !is_hex(authority) {
+            return Err(odd());
+        }
+        Ok(Self { secret: format!("{JOIN_PREFIX}{secret}"), authority: authority.to_owned() })
+    }
+
+    /// As one word.
+    pub fn text(&self) -> String {
+        format!("{}_{}", self.secret, self.authority)
+    }
+}
+
+/// Waits until the daemon ends and no request is sent on any more, or takes too long.
+async fn unused_after(stop: &mut watch::Receiver<bool>, link: &Arc<Link>) {
+    stopped(stop).await;
+    let end = Instant::now() + ANSWERS_GRACE;
+    // Ours, and that of the list of connections.
+    while Arc::strong_count(link) > 2 && Instant::now() < end {
+        tokio::time::sleep(UNUSED_LOOK).await;
+    }
+}
+
+/// Waits until the daemon ends.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is an end too.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_token_holds_secret_and_authority() {
+        let token = JoinText { secret: format!("hwj_{}", "a".repeat(64)), authority: "b".repeat(64) };
+        let read = JoinText::parse(&format!("{}\n", token.text())).unwrap();
+        assert_eq!((read.secret, read.authority), (token.secret, token.authority));
+        for odd in ["", "hwj_", "hwt_aa", "hwj_aa_bb", &"a".repeat(133)] {
+            assert!(JoinText::parse(odd).is_err(), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Several hosts: a controller keeps what is wanted, and a node on each host runs the machines of that host.
+//!
+//! ```text
+//!   node                                                   controller
+//!    | --- TLS with the certificates of both ---------------> |   serve --nodes
+//!    | <-- ToNode::Ready -----------------------------------  |
+//!    | --- FromNode::Hello -------------------------------->  |   (lines of JSON: protocol.rs)
+//!    | <-- ToNode::Welcome {generation} --------------------  |
+//!    | <== HTTP/2 requests: the API of the node ============  |   the roles are turned here
+//! ```
+//!
+//! A node is a daemon like every other: its database has the machines of its host, and it starts and watches them by itself. The
+//! controller asks it by the API that everybody uses, over the connection that the node has opened. Nothing of a machine that runs
+//! depends on that connection.
+//!
+//! # Guarantees
+//! - What a node does to a machine is the node's to say. The controller has a copy, which it takes from the node's history and list.
+//! - A node refuses requests of an older connection than its newest one.
+//! - One connection a host: a second node with the same identity is refused while the first one is connected.
+//! - A controller changes nothing of a machine whose node is not connected.
+//!
+//! # Not here
+//! Sockets, TLS and certificates are the program's (`headwater/src/fleet`). A machine of a lost host is not started elsewhere.
+//!
+//! Start reading at [`controller`].
+
+pub mod controller;
+mod follow;
+pub(crate) mod forward;
+pub(crate) mod link;
+pub(crate) mod node;
+pub mod protocol;
+mod remote;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use headwater_api::HostState;
+use headwater_db::{DbError, HostRecord, MachineRecord};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::fleet::controller::Authority;
+use crate::fleet::link::Link;
+
+pub use node::Membership;
+pub(crate) use remote::free_memory;
+
+/// How often each side looks whether the other one is there, and how long that may take to answer.
+pub(crate) const BEAT: Duration = Duration::from_secs(5);
+pub(crate) const BEAT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long nothing is heard of a node before its host is lost.
+pub(crate) const LOST_AFTER: Duration = Duration::from_secs(15);
+
+/// The host of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnHost {
+    /// Its identity, unless the database knows another one.
+    pub id: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its processors.
+    pub cpus: u32,
+    /// Whether no other daemon has the same database. Then the host without a certificate in it is this one, whatever its identity was.
+    pub owns_database: bool,
+}
+
+/// What a service knows of hosts.
+#[derive(Default)]
+pub(crate) struct FleetState {
+    own: OnceLock<Uuid>,
+    /// Who signs the certificates of nodes, if this daemon takes any.
+    authority: OnceLock<Arc<dyn Authority>>,
+    /// Whose node this daemon is, if it is one.
+    membership: OnceLock<Membership>,
+    /// Which hosts have a connection, or are getting one, and from where.
+    places: Mutex<HashMap<Uuid, String>>,
+    links: Mutex<HashMap<Uuid, Arc<Link>>>,
+}
+
+impl FleetState {
+    fn places(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn links(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Link>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Service {
+    /// The identity of the host of this daemon.
+    pub(crate) fn own_host(&self) -> Uuid {
+        *self.fleet().own.get_or_init(|| self.host_parts().id)
+    }
+
+    /// Whether a machine is run by this daemon.
+    pub(crate) fn is_own(&self, record: &MachineRecord) -> bool {
+        record.host == self.own_host()
+    }
+
+    /// The machines that this daemon runs, by name.
+    pub(crate) async fn own_machines(&self) -> Result<Vec<MachineRecord>, DbError> {
+        let mut machines = self.db().read().await?.machines().list().await?;
+        machines.retain(|record| self.is_own(record));
+        Ok(machines)
+    }
+
+    /// Writes the host of this daemon to the database, before anything else is looked at.
+    pub(crate) async fn note_own_host(&self) -> Result<(), DbError> {
+        let host = self.host_parts().clone();
+        let mut repo = self.db().write().await?;
+        let known = repo.hosts().list().await?;
+        let found =
+            known.iter().find(|it| it.id == host.id || (host.owns_database && it.fingerprint.is_none()));
+        let now_ms = self.now_ms();
+        let id = match found {
+            Some(found) => {
+                let (memory_bytes, cpus) = (host.memory_bytes, host.cpus);
+                let (state, seen_at_ms) = (HostState::Up, Some(now_ms));
+                let same = HostRecord { seen_at_ms: found.seen_at_ms, ..found.clone() };
+                let now = HostRecord { memory_bytes, cpus, state, ..same };
+                if now != *found {
+                    repo.hosts().update(&HostRecord { seen_at_ms, ..now }).await?;
+                    repo.save().await?;
+                }
+                found.id
+            }
+            None => {
+                let name = free_name(&host.name, &known);
+                let record = HostRecord {
+                    id: host.id,
+                    name,
+                    fingerprint: None,
+                    state: HostState::Up,
+                    cordoned: false,
+                    memory_bytes: host.memory_bytes,
+                    cpus: host.cpus,
+                    generation: 0,
+                    seen_event: 0,
+                    joined_at_ms: now_ms,
+                    seen_at_ms: Some(now_ms),
+                };
+                repo.hosts().add(&record).await?;
+                repo.save().await?;
+                host.id
+            }
+        };
+        // Nobody has asked before.
+        let _ = self.fleet().own.set(id);
+        Ok(())
+    }
+}
+
+/// The name, or one with a number if another host has it.
+fn free_name(name: &str, known: &[HostRecord]) -> String {
+    let is_free = |name: &String| known.iter().all(|host| host.name != *name);
+    let numbered = (2u32..).map(|number| format!("{name}-{number}"));
+    std::iter::once(name.to_owned()).chain(numbered).find(is_free).unwrap_or_else(|| name.to_owned())
+}

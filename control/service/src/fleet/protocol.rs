@@ -1,0 +1,247 @@
+//! The first lines of a connection, before the roles are turned: JSON from both sides.
+
+use headwater_api::platform::Platform;
+use headwater_api::{CacheSettings, DiskTransport, Identity, Problem, ProblemKind};
+use headwater_db::{MachineRecord, Secret};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use uuid::Uuid;
+
+/// The version of what is said here and of the requests that follow. Both sides must speak the same.
+pub const PROTOCOL: u32 = 1;
+
+/// The longest line.
+pub const LINE_MAX_BYTES: usize = 64 << 10;
+
+/// How long the other side may take for its line.
+pub const LINE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How a token begins with which a node joins.
+pub const JOIN_PREFIX: &str = "hwj_";
+
+/// The first line: what a node wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromNode {
+    /// To join, without a certificate.
+    Join(Join),
+    /// To be asked, with the certificate that it has got.
+    Hello(Hello),
+}
+
+/// A computer that is to be a host of the fleet.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Join {
+    /// The version of the protocol.
+    pub protocol: u32,
+    /// The secret of a join token.
+    pub secret: String,
+    /// The name that the host is to have.
+    pub name: String,
+    /// Its identity.
+    pub host: Uuid,
+    /// The public key of its certificate, as the certificate has it, in hexadecimal digits.
+    pub public_key: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its processors.
+    pub cpus: u32,
+}
+
+impl std::fmt::Debug for Join {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Join").field("name", &self.name).field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+/// A host that has joined.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// The version of the protocol.
+    pub protocol: u32,
+    /// The release of the node.
+    pub release: String,
+    /// Its identity.
+    pub host: Uuid,
+    /// Its clock, in milliseconds since 1970.
+    pub now_ms: u64,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its processors.
+    pub cpus: u32,
+}
+
+/// The lines of the controller: one when it has accepted the connection, and the answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToNode {
+    /// The certificates are accepted. Without this line, a node would not learn for sure why its certificate is refused.
+    Ready,
+    /// It has joined.
+    Joined {
+        /// Its certificate, in PEM.
+        certificate: String,
+        /// The authority of the fleet, in PEM.
+        authority: String,
+    },
+    /// The controller asks from here on.
+    Welcome {
+        /// The number of this connection: higher than that of each earlier one.
+        generation: u64,
+        /// The name of the host.
+        name: String,
+    },
+    /// Nothing was changed.
+    Refused(Problem),
+}
+
+/// A machine that a node is to have: all that the controller knows of it and a start needs.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AssignedMachine {
+    pub(crate) uuid: Uuid,
+    pub(crate) name: String,
+    pub(crate) mac: String,
+    pub(crate) image: String,
+    pub(crate) pin: Option<String>,
+    pub(crate) cache: CacheSettings,
+    pub(crate) transport: DiskTransport,
+    pub(crate) memory_bytes: u64,
+    pub(crate) cpus: u32,
+    pub(crate) firmware: headwater_api::platform::Firmware,
+    pub(crate) display: headwater_api::platform::Display,
+    pub(crate) network: headwater_api::platform::Network,
+    pub(crate) identity: Identity,
+    pub(crate) ssh_host_key_private: String,
+    pub(crate) created_at_ms: u64,
+}
+
+impl AssignedMachine {
+    /// A machine as its node is to have it. A node knows no catalogs: what those say is the machine's own there.
+    pub(crate) fn of(record: &MachineRecord) -> Self {
+        let Platform { firmware, display, network } = record.platform.clone();
+        Self {
+            uuid: record.uuid,
+            name: record.name.clone(),
+            mac: record.mac.clone(),
+            image: record.image.clone(),
+            pin: record.pin().map(str::to_owned),
+            cache: record.cache,
+            transport: record.transport,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            firmware,
+            display,
+            network,
+            identity: record.identity.clone(),
+            ssh_host_key_private: record.ssh_host_key_private.reveal().to_owned(),
+            created_at_ms: record.created_at_ms,
+        }
+    }
+
+    pub(crate) fn platform(&self) -> Platform {
+        let Self { firmware, display, network, .. } = self;
+        Platform { firmware: *firmware, display: *display, network: network.clone() }
+    }
+
+    pub(crate) fn secret(&self) -> Secret {
+        Secret::new(self.ssh_host_key_private.clone())
+    }
+}
+
+/// Reads a line. Not a byte after it is taken: those belong to HTTP.
+pub async fn read_line<T: DeserializeOwned>(
+    stream: &mut (impl AsyncRead + Unpin),
+    who: &str,
+) -> Result<T, Problem> {
+    let failed = |why: String| Problem::new(ProblemKind::Unavailable, format!("{who} {why}"));
+    let read = async {
+        let mut line = Vec::new();
+        loop {
+            match stream.read_u8().await {
+                Ok(b'\n') => return Ok(line),
+                Ok(byte) if line.len() < LINE_MAX_BYTES => line.push(byte),
+                Ok(_) => return Err(failed(format!("sends a line of more than {LINE_MAX_BYTES} bytes"))),
+                Err(error) => return Err(failed(format!("has broken the connection off: {error}"))),
+            }
+        }
+    };
+    let line = tokio::time::timeout(LINE_TIMEOUT, read).await;
+    let line = line.map_err(|_| failed(format!("says nothing for {} s", LINE_TIMEOUT.as_secs())))??;
+    serde_json::from_slice(&line).map_err(|error| {
+        let message = format!("{who} speaks another protocol than this release: {error}");
+        Problem::new(ProblemKind::Invalid, message)
+            .advise("see whether that is the port of 'serve --nodes', and whether both have the same release")
+    })
+}
+
+/// Waits until the controller has accepted the connection.
+pub async fn wait_until_ready(stream: &mut (impl AsyncRead + Unpin)) -> Result<(), Problem> {
+    match read_line(stream, "the controller").await? {
+        ToNode::Ready => Ok(()),
+        ToNode::Refused(problem) => Err(problem),
+        _ => Err(Problem::new(ProblemKind::Invalid, "the controller answers something else")),
+    }
+}
+
+/// Writes a line.
+pub async fn write_line<T: Serialize + Sync>(
+    stream: &mut (impl AsyncWrite + Unpin),
+    value: &T,
+) -> Result<(), Problem> {
+    let failed = |why: String| Problem::new(ProblemKind::Unavailable, format!("cannot send a line: {why}"));
+    let mut line = serde_json::to_vec(value).map_err(|error| failed(error.to_string()))?;
+    line.push(b'\n');
+    let write = async {
+        stream.write_all(&line).await?;
+        stream.flush().await
+    };
+    match tokio::time::timeout(LINE_TIMEOUT, write).await {
+        Ok(written) => written.map_err(|error| failed(error.to_string())),
+        Err(_) => Err(failed(format!("nothing was taken for {} s", LINE_TIMEOUT.as_secs()))),
+    }
+}
+
+/// Why two releases cannot work together, if they cannot.
+pub(crate) fn check_protocol(theirs: u32) -> Result<(), Problem> {
+    if theirs == PROTOCOL {
+        return Ok(());
+    }
+    let message = format!("the node speaks version {theirs} of the protocol, and the controller {PROTOCOL}");
+    Err(Problem::new(ProblemKind::Invalid, message).advise("install the same release on both"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_after_the_line_is_taken() {
+        let (mut near, mut far) = tokio::io::duplex(1 << 20);
+        write_line(&mut near, &ToNode::Welcome { generation: 7, name: "a".to_owned() }).await.unwrap();
+        near.write_all(b"rest").await.unwrap();
+        let answer: ToNode = read_line(&mut far, "it").await.unwrap();
+        assert!(matches!(answer, ToNode::Welcome { generation: 7, .. }), "{answer:?}");
+        let mut rest = [0; 4];
+        far.read_exact(&mut rest).await.unwrap();
+        assert_eq!(&rest, b"rest");
+    }
+
+    #[tokio::test]
+    async fn what_is_no_line_of_the_protocol_is_refused() {
+        let long = vec![b'x'; LINE_MAX_BYTES + 1];
+        for (sent, why) in [
+            (&b"GET / HTTP/1.1\n"[..], "speaks another protocol"),
+            (&b"{\"welcome\""[..], "broken the connection off"),
+            (&long[..], "more than 65536 bytes"),
+        ] {
+            let (mut near, mut far) = tokio::io::duplex(1 << 20);
+            near.write_all(sent).await.unwrap();
+            drop(near);
+            let error = read_line::<ToNode>(&mut far, "it").await.unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+}

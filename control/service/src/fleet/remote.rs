@@ -1,0 +1,276 @@
+//! Machines of other hosts: what is changed of them, and how they are shown.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::http::Method;
+use futures_util::future::join_all;
+use headwater_api::{BootFrom, HostState, Machine, MachineState, Problem, SetMachine, Stats, words};
+use headwater_db::{DbError, HostRecord, MachineRecord};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::caller::Caller;
+use crate::fleet::follow::as_said;
+use crate::fleet::link::Link;
+use crate::lifecycle::LifecycleError;
+
+impl Service {
+    pub(crate) fn link(&self, host: Uuid) -> Option<Arc<Link>> {
+        self.fleet().links().get(&host).cloned()
+    }
+
+    /// The node that runs a machine. `None`: this daemon does.
+    pub(crate) async fn node_of(
+        &self,
+        machine: &str,
+        what: &'static str,
+    ) -> Result<Option<Arc<Link>>, LifecycleError> {
+        // The database is asked only about a machine that is not on here: it may be away.
+        if self.active_map().values().any(|active| active.name == machine) {
+            return Ok(None);
+        }
+        let record = self.record(machine).await?;
+        if self.is_own(&record) { Ok(None) } else { self.link_to(&record, what).await.map(Some) }
+    }
+
+    /// The connection to the node of a machine of another host, or why there is none.
+    pub(crate) async fn link_to(
+        &self,
+        record: &MachineRecord,
+        what: &'static str,
+    ) -> Result<Arc<Link>, LifecycleError> {
+        if let Some(link) = self.link(record.host) {
+            return Ok(link);
+        }
+        let host = self.db().read().await?.hosts().by_id(record.host).await?;
+        let (host, since) = match host {
+            Some(host) => {
+                let since = host.seen_at_ms.map_or_else(
+                    || "it was never connected".to_owned(),
+                    |at_ms| format!("it was connected last at {}", words::time(at_ms)),
+                );
+                (host.name, since)
+            }
+            None => (record.host.to_string(), "the fleet does not know that host".to_owned()),
+        };
+        Err(LifecycleError::Away { what, machine: record.name.clone(), host, since })
+    }
+
+    /// Refuses what only works on a machine of this host.
+    pub(crate) async fn must_be_own(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+    ) -> Result<(), LifecycleError> {
+        if self.is_own(record) {
+            return Ok(());
+        }
+        let host = self.db().read().await?.hosts().by_id(record.host).await?;
+        let host = host.map_or_else(|| record.host.to_string(), |host| host.name);
+        Err(LifecycleError::Elsewhere { what, machine: record.name.clone(), host })
+    }
+
+    /// Has the node of a machine start, stop or reset it: `how` is the end of the path.
+    pub(crate) async fn change_remote(
+        &self,
+        record: MachineRecord,
+        what: &'static str,
+        how: &str,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        let link = self.link_to(&record, what).await?;
+        let _turn = if how.contains("force=true") { None } else { Some(self.lock(record.uuid).await) };
+        // The node may have an earlier pin of the machine or of its catalog.
+        let record = self.record_of(record.uuid, &record.name).await?;
+        let failed = |source| refused(what, &record, &link, source);
+        if what != "stop" {
+            self.assign(&link, &record).await.map_err(failed)?;
+        }
+        let path = format!("/api/v1/machines/{}/{how}", record.name);
+        let machine: Machine = link.ask(caller, Method::POST, &path, None).await.map_err(failed)?;
+        self.take_answer(&link, record, &machine).await
+    }
+
+    /// Has the node of a machine change its limits.
+    pub(crate) async fn set_remote(
+        &self,
+        record: MachineRecord,
+        limits: SetMachine,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        let link = self.link_to(&record, "change").await?;
+        let _turn = self.lock(record.uuid).await;
+        let failed = |source| refused("change", &record, &link, source);
+        let path = format!("/api/v1/machines/{}", record.name);
+        let body = serde_json::to_vec(&limits).map_err(|e| {
+            failed(Problem::new(headwater_api::ProblemKind::Failed, format!("cannot write limits: {e}")))
+        })?;
+        let machine: Machine = link.ask(caller, Method::PATCH, &path, Some(body)).await.map_err(failed)?;
+        self.take_answer(&link, record, &machine).await
+    }
+
+    /// Writes what a node has answered about one machine. Its history has the event, and comes by itself.
+    async fn take_answer(
+        &self,
+        link: &Link,
+        record: MachineRecord,
+        machine: &Machine,
+    ) -> Result<MachineRecord, LifecycleError> {
+        link.forget_list().await;
+        let now = as_said(record, machine);
+        let mut repo = self.db().write().await?;
+        repo.machines().update_state(&now).await?;
+        repo.machines().set_limits(&now).await?;
+        repo.save().await?;
+        Ok(now)
+    }
+
+    /// Removes a machine from its node, and then here.
+    pub(crate) async fn remove_remote(
+        &self,
+        record: MachineRecord,
+        force: bool,
+        caller: &Caller,
+    ) -> Result<(), LifecycleError> {
+        let link = self.link_to(&record, "remove").await?;
+        let turn = self.lock(record.uuid).await;
+        let path = format!("/api/v1/machines/{}?force={force}", record.name);
+        let removed: Result<(), Problem> = link.ask(caller, Method::DELETE, &path, None).await;
+        match removed {
+            // It has never heard of it.
+            Err(problem) if problem.kind == headwater_api::ProblemKind::NotFound => {}
+            removed => removed.map_err(|source| refused("remove", &record, &link, source))?,
+        }
+        let (name, uuid) = (&record.name, record.uuid);
+        let mut repo = self.db().write().await?;
+        repo.machines().remove(uuid).await?;
+        let detail = format!("{uuid} (host {})", link.name);
+        let event = self.event(caller, format!("machine {name}"), "removed", detail);
+        repo.events().append(event).await?;
+        repo.save().await?;
+        link.forget_list().await;
+        drop(turn);
+        self.roots_changed();
+        self.forget_lock(uuid);
+        Ok(())
+    }
+
+    /// Has the node of a new machine know it.
+    pub(crate) async fn give_to_node(&self, record: &MachineRecord) -> Result<(), Problem> {
+        let link = self.link_to(record, "create").await.map_err(|e| problem(&e))?;
+        self.assign(&link, record).await
+    }
+
+    /// The host with the most free memory that is there and not cordoned. `None` if all are.
+    pub(crate) async fn freest_host(&self, hosts: Vec<HostRecord>) -> Result<Option<Uuid>, DbError> {
+        let machines = self.db().read().await?.machines().list().await?;
+        let can_have = |host: &HostRecord| {
+            !host.cordoned && (host.id == self.own_host() || self.link(host.id).is_some())
+        };
+        let candidates = hosts.into_iter().filter(can_have);
+        Ok(candidates.max_by_key(|host| free_memory(host, &machines)).map(|host| host.id))
+    }
+
+    /// The metrics of a machine of another host.
+    pub(crate) async fn stats_of_node(
+        &self,
+        record: &MachineRecord,
+        caller: &Caller,
+    ) -> Result<Stats, LifecycleError> {
+        let link = self.link_to(record, "tell the metrics of").await?;
+        let path = format!("/api/v1/stats?machine={}", record.name);
+        let stats = link.ask(caller, Method::GET, &path, None).await;
+        stats.map_err(|source| refused("tell the metrics of", record, &link, source))
+    }
+
+    /// Has nodes compare again which versions their machines boot.
+    pub(crate) fn boots_changed(&self) {
+        for link in self.fleet().links().values() {
+            link.changed.notify_one();
+        }
+    }
+
+    /// What nodes show of machines of other hosts, by their identity, and all hosts if there are several.
+    pub(crate) async fn seen_on_nodes(&self, records: &[MachineRecord]) -> Result<SeenOnNodes, DbError> {
+        let hosts = self.db().read().await?.hosts().list().await?;
+        if hosts.len() < 2 {
+            return Ok(SeenOnNodes::default());
+        }
+        let links: Vec<Arc<Link>> = {
+            let all = self.fleet().links();
+            all.values().filter(|link| records.iter().any(|it| it.host == link.host)).cloned().collect()
+        };
+        let lists = join_all(links.iter().map(|link| link.machines())).await;
+        let mut machines = HashMap::new();
+        for (link, list) in links.iter().zip(lists) {
+            for machine in list.iter().flat_map(|list| list.iter()) {
+                machines.insert((link.host, machine.uuid), machine.clone());
+            }
+        }
+        let hosts = hosts.into_iter().map(|host| (host.id, host)).collect();
+        Ok(SeenOnNodes { hosts, machines })
+    }
+}
+
+/// The memory of a host that is left if all its machines are on; negative if there is not enough for all.
+pub(crate) fn free_memory(host: &HostRecord, machines: &[MachineRecord]) -> i128 {
+    let of_host = machines.iter().filter(|it| it.host == host.id && it.boot == BootFrom::Vm);
+    let taken: i128 = of_host.map(|it| i128::from(it.memory_bytes) + i128::from(it.cache.ram_bytes)).sum();
+    i128::from(host.memory_bytes) - taken
+}
+
+/// The error of a change that a node has refused.
+pub(super) fn refused(
+    what: &'static str,
+    record: &MachineRecord,
+    link: &Link,
+    source: Problem,
+) -> LifecycleError {
+    LifecycleError::Remote {
+        what,
+        machine: record.name.clone(),
+        host: link.name.clone(),
+        source: Box::new(source),
+    }
+}
+
+/// See [`Service::seen_on_nodes`].
+#[derive(Default)]
+pub(crate) struct SeenOnNodes {
+    hosts: HashMap<Uuid, HostRecord>,
+    machines: HashMap<(Uuid, Uuid), Machine>,
+}
+
+impl SeenOnNodes {
+    /// Completes how a machine is shown.
+    pub(crate) fn complete(&mut self, host: Uuid, view: &mut Machine) {
+        let Some(its) = self.hosts.get(&host) else { return };
+        view.host = Some(its.name.clone());
+        if its.fingerprint.is_none() {
+            return;
+        }
+        if its.state == HostState::Lost {
+            let since =
+                its.seen_at_ms.map_or_else(String::new, |at_ms| format!(" since {}", words::time(at_ms)));
+            let was = view.state;
+            view.state = MachineState::Unknown;
+            view.reason = Some(format!("host '{}' is lost{since}; it was {was} then", its.name));
+            return;
+        }
+        let Some(seen) = self.machines.remove(&(host, view.uuid)) else { return };
+        view.wanted = seen.wanted;
+        view.state = seen.state;
+        view.reason = seen.reason;
+        view.version = seen.version;
+        view.boot_ms = seen.boot_ms;
+        view.started_at_ms = seen.started_at_ms;
+        view.alarm = seen.alarm;
+        view.disk = seen.disk;
+        view.pid = seen.pid;
+        view.accelerator = seen.accelerator;
+        view.kept = seen.kept;
+        view.old = seen.old;
+    }
+}

@@ -1,0 +1,134 @@
+//! `headwater node`: the hosts of a fleet.
+
+use headwater_api::{CreateJoinToken, Host, SetHost};
+use headwater_block::size;
+use headwater_service::fleet::OwnHost;
+use serde_json::json;
+
+use crate::cli::NodeCommand;
+use crate::client::Client;
+use crate::daemon;
+use crate::data_dir::DataDir;
+use crate::fleet::join;
+use crate::show;
+
+/// Carries out one of the node commands. `client` is of the daemon that is asked; joining asks none.
+pub async fn run(
+    client: impl FnOnce() -> anyhow::Result<Client>,
+    data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
+    command: NodeCommand,
+    json: bool,
+) -> anyhow::Result<u8> {
+    match command {
+        NodeCommand::Join { url, token, name } => {
+            let data_dir = data_dir()?;
+            let _lock = data_dir.lock()?;
+            let own = daemon::own_host(&data_dir)?;
+            let own = OwnHost { name: name.unwrap_or(own.name.clone()), ..own };
+            let fleet = join::join(&data_dir, &url, &token, own).await?;
+            if json {
+                show::json(&fleet)?;
+            } else {
+                let (name, controller) = (&fleet.name, &fleet.controller);
+                show::line(&format!(
+                    "this host is '{name}' of the fleet of {controller}: start 'headwater serve'"
+                ))?;
+            }
+        }
+        NodeCommand::Token { expires } => {
+            let token = client()?.create_join_token(&CreateJoinToken { valid_s: expires }).await?;
+            if json {
+                show::json(&token)?;
+            } else {
+                // The token alone on the standard output: a script reads it from there.
+                let until = show::time(token.expires_at_ms);
+                let how = format!("headwater node join {} --token TOKEN", token.url);
+                show::aside(&format!(
+                    "one host can join until {until}, with no daemon running there: {how}\n"
+                ));
+                show::line(&token.token)?;
+            }
+        }
+        NodeCommand::List => {
+            let list = client()?.hosts().await?;
+            if json { show::json(&list)? } else { show_list(&list.hosts)? }
+        }
+        NodeCommand::Show { host } => {
+            let client = client()?;
+            let shown = client.host(&host).await?;
+            if json { show::json(&shown)? } else { show_one(&client, &shown).await? }
+        }
+        NodeCommand::Cordon { host } => set(&client()?, &host, true, json).await?,
+        NodeCommand::Uncordon { host } => set(&client()?, &host, false, json).await?,
+        NodeCommand::Remove { host, force } => {
+            client()?.remove_host(&host, force).await?;
+            let text = format!("removed host {host}");
+            if json { show::removed(&[host])? } else { show::line(&text)? }
+        }
+    }
+    Ok(0)
+}
+
+async fn set(client: &Client, host: &str, cordoned: bool, json: bool) -> anyhow::Result<()> {
+    let host = client.set_host(host, SetHost { cordoned }).await?;
+    if json {
+        return show::json(&json!(host));
+    }
+    let what = if host.cordoned { "no new machines" } else { "new machines again" };
+    show::line(&format!("host {} gets {what}", host.name))
+}
+
+fn state(host: &Host) -> String {
+    let cordoned = if host.cordoned { ", cordoned" } else { "" };
+    format!("{}{cordoned}", host.state)
+}
+
+fn seen(host: &Host) -> String {
+    match host.seen_at_ms {
+        _ if host.own => "this host".to_owned(),
+        Some(at_ms) => show::time(at_ms),
+        None => "-".to_owned(),
+    }
+}
+
+fn show_list(hosts: &[Host]) -> anyhow::Result<()> {
+    let row = |host: &Host| {
+        vec![
+            host.name.clone(),
+            state(host),
+            format!("{}/{}", host.machines_active, host.machines),
+            size::format(host.memory_bytes),
+            size::format(host.memory_free_bytes),
+            host.cpus.to_string(),
+            seen(host),
+        ]
+    };
+    show::table(&["HOST", "STATE", "MACHINES ON", "MEMORY", "FREE", "CPUS", "SEEN"], hosts.iter().map(row))
+}
+
+async fn show_one(client: &Client, host: &Host) -> anyhow::Result<()> {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let clock = host.clock_ahead_ms.map(|ms| format!("{ms} ms ahead of the controller's"));
+    show::pairs(&[
+        ("host", host.name.clone()),
+        ("id", host.id.to_string()),
+        ("state", state(host)),
+        ("machines", format!("{}, of which {} are on", host.machines, host.machines_active)),
+        ("memory", size::format(host.memory_bytes)),
+        ("free if all machines are on", size::format(host.memory_free_bytes)),
+        ("processors", host.cpus.to_string()),
+        ("release", or_dash(host.version.clone())),
+        ("address", or_dash(host.address.clone())),
+        ("clock", or_dash(clock)),
+        ("fingerprint", or_dash(host.fingerprint.clone())),
+        ("joined", show::time(host.joined_at_ms)),
+        ("seen", seen(host)),
+    ])?;
+    let events = client.events(Some(&format!("host {}", host.name)), None, 10).await?.events;
+    let rows = events
+        .into_iter()
+        .rev()
+        .map(|event| vec![show::time(event.at_ms), event.caller, event.action, event.detail]);
+    show::line("")?;
+    show::table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
+}

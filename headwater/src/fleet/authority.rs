@@ -1,0 +1,183 @@
+//! The authority of a fleet, and the certificate of its controller.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use anyhow::Context;
+use aws_lc_rs::digest::{SHA256, digest};
+use headwater_api::{Problem, ProblemKind};
+use headwater_service::fleet::controller::{self, Issued};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm, date_time_ymd,
+};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::daemon::network::fingerprint;
+use crate::fleet::CONTROLLER_NAME;
+use crate::replace::replace;
+
+/// The length of a public key on the curve P-256, uncompressed.
+const PUBLIC_KEY_BYTES: usize = 65;
+
+/// An authority with its key.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+    pem: String,
+    url: String,
+}
+
+/// The certificates of a controller, with the key of the first.
+pub struct ControllerCertificate {
+    /// That of the controller, and that of the authority.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// The key.
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Authority {
+    /// The authority in a directory, which is made if there is none. `url` is where nodes reach the controller.
+    pub fn load_or_make(dir: &Path, url: String) -> anyhow::Result<Self> {
+        let (key_path, pem_path) = (dir.join("ca-key.pem"), dir.join("ca.pem"));
+        let failed = || format!("cannot make an authority for nodes in {}", dir.display());
+        if !pem_path.try_exists().with_context(|| format!("cannot look for {}", pem_path.display()))? {
+            let key = KeyPair::generate().with_context(failed)?;
+            let certificate = parameters_of_authority().self_signed(&key).with_context(failed)?;
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(failed)?;
+            // The certificate last: if it exists, the pair is complete.
+            replace(&key_path, key.serialize_pem().as_bytes(), 0o600).with_context(failed)?;
+            replace(&pem_path, certificate.pem().as_bytes(), 0o600).with_context(failed)?;
+        }
+        let read = |path: &Path| {
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let (pem, key_pem) = (read(&pem_path)?, read(&key_path)?);
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
+        let certificate = certificate.map_err(|error| damaged(&pem_path, &error.to_string()))?;
+        let key = KeyPair::from_pem(&key_pem).map_err(|error| damaged(&key_path, &error.to_string()))?;
+        let issuer = Issuer::new(parameters_of_authority(), key);
+        Ok(Self { issuer, certificate, pem, url })
+    }
+
+    /// A certificate for the port of this controller. It lasts as long as the process.
+    pub fn certificate_of_controller(&self) -> anyhow::Result<ControllerCertificate> {
+        let failed = "cannot make the certificate of the port for nodes";
+        let mut parameters = CertificateParams::new(vec![CONTROLLER_NAME.to_owned()]).context(failed)?;
+        parameters.distinguished_name.push(DnType::CommonName, "Headwater controller");
+        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        last_long(&mut parameters);
+        let key = KeyPair::generate().context(failed)?;
+        let certificate = parameters.signed_by(&key, &self.issuer).context(failed)?;
+        let chain = vec![certificate.der().clone(), self.certificate.clone()];
+        let key = PrivateKeyDer::try_from(key.serialize_der());
+        Ok(ControllerCertificate { chain, key: key.map_err(|error| anyhow::anyhow!("{failed}: {error}"))? })
+    }
+
+    /// Its certificate.
+    pub fn der(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+}
+
+impl controller::Authority for Authority {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn fingerprint(&self) -> String {
+        hash_of(&self.certificate)
+    }
+
+    fn certificate(&self) -> String {
+        self.pem.clone()
+    }
+
+    fn issue(&self, host: &str, public_key: &str) -> Result<Issued, String> {
+        let key = PublicKey::parse(public_key)?;
+        let mut parameters = CertificateParams::default();
+        parameters.distinguished_name.push(DnType::CommonName, format!("Headwater node {host}"));
+        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        last_long(&mut parameters);
+        let certificate = parameters.signed_by(&key, &self.issuer).map_err(|error| error.to_string())?;
+        Ok(Issued { certificate: certificate.pem(), fingerprint: fingerprint(certificate.der()) })
+    }
+}
+
+/// The SHA-256 of a certificate, in hexadecimal digits.
+pub fn hash_of(certificate: &CertificateDer<'_>) -> String {
+    digest(&SHA256, certificate).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The public key of a node, which keeps the other half for itself.
+struct PublicKey(Vec<u8>);
+
+impl PublicKey {
+    fn parse(digits: &str) -> Result<Self, String> {
+        let odd = || "its public key is not one of the curve P-256".to_owned();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
+        let bytes = bytes.filter(|bytes| bytes.len() == PUBLIC_KEY_BYTES).ok_or_else(odd)?;
+        Ok(Self(bytes))
+    }
+}
+
+impl PublicKeyData for PublicKey {
+    fn der_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
+    }
+}
+
+/// Certificates count as long as the database has their host, so that a clock that is wrong shuts no node out.
+fn last_long(parameters: &mut CertificateParams) {
+    (parameters.not_before, parameters.not_after) = (date_time_ymd(2025, 1, 1), date_time_ymd(2075, 1, 1));
+}
+
+fn parameters_of_authority() -> CertificateParams {
+    let mut parameters = CertificateParams::default();
+    parameters.distinguished_name.push(DnType::CommonName, "Headwater fleet");
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    last_long(&mut parameters);
+    parameters
+}
+
+fn damaged(path: &Path, why: &str) -> anyhow::Error {
+    let message = format!("{} is not what this program wrote there: {why}", path.display());
+    Problem::new(ProblemKind::Damaged, message)
+        .advise("restore the directory from a backup; without it, all nodes have to join again")
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_service::fleet::controller::Authority as _;
+
+    use super::*;
+
+    #[test]
+    fn an_authority_stays_the_same_and_signs_public_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = || Authority::load_or_make(&dir.path().join("fleet"), "https://a:1".to_owned()).unwrap();
+        let (first, second) = (make(), make());
+        assert_eq!(first.fingerprint(), second.fingerprint());
+        assert_eq!(first.fingerprint().len(), 64);
+        let key = KeyPair::generate().unwrap();
+        let digits: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
+        let issued = second.issue("node-1", &digits).unwrap();
+        assert!(
+            issued.certificate.contains("BEGIN CERTIFICATE") && issued.fingerprint.starts_with("sha256:")
+        );
+        for odd in ["", "04", &digits[2..], &"zz".repeat(PUBLIC_KEY_BYTES)] {
+            assert!(first.issue("node-1", odd).is_err(), "{odd}");
+        }
+        std::fs::write(dir.path().join("fleet/ca-key.pem"), "nothing").unwrap();
+        let error = Authority::load_or_make(&dir.path().join("fleet"), String::new()).err().unwrap();
+        assert!(error.to_string().contains("ca-key.pem is not what this program wrote"), "{error}");
+    }
+}

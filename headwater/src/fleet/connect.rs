@@ -1,0 +1,197 @@
+//! A node's way to its controller: TLS with the certificates of both, again and again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_api::{Problem, ProblemKind};
+use headwater_service::Service;
+use headwater_service::server::keep_alive;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::ServerCertVerifier;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{CertificateError, ClientConfig, Error, RootCertStore};
+
+use crate::client::server::Address;
+use crate::fleet::membership::Joined;
+use crate::fleet::{ALPN, CONTROLLER_NAME, DEFAULT_PORT, provider};
+
+/// How long a connection and its handshake may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The pauses between attempts: the first, and the longest. Each is twice as long as the one before.
+const PAUSE_FIRST: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(8);
+
+/// Reads the URL of a controller.
+pub fn address(url: &str) -> anyhow::Result<Address> {
+    // The port of the API is another one.
+    let has_port = url.parse::<hyper::Uri>().is_ok_and(|uri| uri.port().is_some());
+    let mut address = Address::parse(url)?;
+    if !address.is_encrypted {
+        return Err(crate::failure::invalid(format!("'{url}' is not https://HOST:PORT")));
+    }
+    if !has_port {
+        address.port = DEFAULT_PORT;
+    }
+    Ok(address)
+}
+
+/// Keeps a daemon connected to its controller until `stop` says true.
+pub async fn keep_connected(
+    service: Service,
+    joined: Joined,
+    mut stop: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let mut pause = PAUSE_FIRST;
+    let mut told = None;
+    loop {
+        let connected = tokio::select! {
+            connected = connect_once(&service, &joined, stop.clone()) => connected,
+            () = stopped(&mut stop) => return Ok(()),
+        };
+        match connected {
+            Ok(()) => {
+                pause = PAUSE_FIRST;
+                told = None;
+            }
+            Err(problem) => {
+                let text = problem.to_string();
+                // The same again and again is in the log once.
+                if told.as_ref() != Some(&text) {
+                    tracing::warn!(
+                        controller = joined.fleet.controller,
+                        "no connection to the controller, and it is tried again: {text}"
+                    );
+                    told = Some(text);
+                }
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stopped(&mut stop) => return Ok(()),
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+async fn connect_once(
+    service: &Service,
+    joined: &Joined,
+    stop: watch::Receiver<bool>,
+) -> Result<(), Problem> {
+    let config = config(joined)?;
+    let address = address(&joined.fleet.controller)
+        .map_err(|error| Problem::new(ProblemKind::Invalid, format!("{error:#}")))?;
+    let stream = connect(&address, config).await?;
+    // With TLS 1.3 the certificate is refused after the handshake of this side.
+    let served = service.serve_controller(stream, stop).await;
+    served.map_err(|problem| match problem.message.contains("fatal alert") {
+        true => not_accepted(&address.url(), &problem.message),
+        false => problem,
+    })
+}
+
+/// Connects, with a handshake.
+pub async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, Problem> {
+    let url = address.url();
+    let unreachable = |why: String| {
+        let message = format!("cannot reach the controller at {url}: {why}");
+        Problem::new(ProblemKind::Unavailable, message)
+            .advise("see whether 'headwater serve --nodes' runs there, and whether a firewall is in between")
+    };
+    let connecting = async {
+        let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+        let _ = stream.set_nodelay(true);
+        let _ = keep_alive(&stream);
+        let name = ServerName::try_from(CONTROLLER_NAME).map_err(std::io::Error::other)?;
+        TlsConnector::from(config).connect(name, stream).await
+    };
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+    let connected =
+        connected.map_err(|_| unreachable(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs())))?;
+    connected.map_err(|error| match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        Some(tls) => explain(tls, &url),
+        None if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            unreachable("nobody listens there".to_owned())
+        }
+        None => unreachable(error.to_string()),
+    })
+}
+
+fn not_accepted(url: &str, why: &str) -> Problem {
+    let message = format!("{url} does not accept the certificate of this node: {why}");
+    Problem::new(ProblemKind::Unauthorized, message).advise(
+        "it may be the certificate of another fleet: remove the directory 'node' of the data directory, and join again",
+    )
+}
+
+/// What a failed handshake means.
+fn explain(error: &Error, url: &str) -> Problem {
+    let problem = |message: String| Problem::new(ProblemKind::Unauthorized, message);
+    match error {
+        Error::InvalidCertificate(
+            CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. }
+            | CertificateError::Expired
+            | CertificateError::ExpiredContext { .. },
+        ) => problem(format!("the certificate of {url} is not valid at the time that the clock of this host shows"))
+            .advise("set the clock of this host"),
+        Error::InvalidCertificate(_) => {
+            problem(format!("the server at {url} is not the controller of this fleet"))
+                .advise("see whether the URL is right; a controller that lost its directory 'fleet' has another authority, and its nodes have to join again")
+        }
+        Error::AlertReceived(_) => not_accepted(url, &error.to_string()),
+        _ => problem(format!("cannot speak TLS with {url}: {error}"))
+            .advise("see whether that is the port of 'serve --nodes'"),
+    }
+}
+
+fn config(joined: &Joined) -> Result<Arc<ClientConfig>, Problem> {
+    let damaged = |what: &str, why: String| {
+        let message =
+            format!("the {what} in the directory 'node' of the data directory cannot be used: {why}");
+        Problem::new(ProblemKind::Damaged, message)
+            .advise("restore it, or remove that directory and join again with 'headwater node join'")
+    };
+    let authority = CertificateDer::from_pem_slice(joined.authority.as_bytes())
+        .map_err(|error| damaged("authority", error.to_string()))?;
+    let certificate = CertificateDer::from_pem_slice(joined.certificate.as_bytes())
+        .map_err(|error| damaged("certificate", error.to_string()))?;
+    let key = PrivateKeyDer::from_pem_slice(joined.key.as_bytes())
+        .map_err(|error| damaged("key", error.to_string()))?;
+    let verifier = verifier_of(&authority).map_err(|why| damaged("authority", why))?;
+    let config = client_config(verifier)?.with_client_auth_cert(vec![certificate], key);
+    let mut config = config.map_err(|error| damaged("certificate", error.to_string()))?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Trusts what an authority has signed.
+pub fn verifier_of(authority: &CertificateDer<'static>) -> Result<Arc<WebPkiServerVerifier>, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone()).map_err(|error| error.to_string())?;
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
+    verifier.build().map_err(|error| error.to_string())
+}
+
+type Unfinished =
+    tokio_rustls::rustls::ConfigBuilder<ClientConfig, tokio_rustls::rustls::client::WantsClientCert>;
+
+/// The beginning of a configuration that trusts as `verifier` says.
+pub fn client_config(verifier: Arc<dyn ServerCertVerifier>) -> Result<Unfinished, Problem> {
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let builder =
+        builder.map_err(|error| Problem::new(ProblemKind::Failed, format!("cannot speak TLS: {error}")))?;
+    Ok(builder.dangerous().with_custom_certificate_verifier(verifier))
+}
+
+/// Waits until the daemon ends.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is an end too.
+    let _ = stop.wait_for(|stop| *stop).await;
+}

@@ -1,0 +1,135 @@
+//! Joining a fleet: a token for a certificate.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use headwater_api::{Problem, ProblemKind};
+use headwater_db::Database;
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_service::fleet::OwnHost;
+use headwater_service::fleet::controller::JoinText;
+use headwater_service::fleet::protocol::{
+    FromNode, Join, PROTOCOL, ToNode, read_line, wait_until_ready, write_line,
+};
+use rcgen::KeyPair;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
+
+use crate::data_dir::DataDir;
+use crate::fleet::authority::hash_of;
+use crate::fleet::connect::{address, client_config, connect, verifier_of};
+use crate::fleet::membership::{self, Fleet, Joined};
+use crate::fleet::{ALPN, provider};
+
+/// Joins the fleet of the controller at `url`. The daemon does not run; it goes on as a node when it is started.
+pub async fn join(data_dir: &DataDir, url: &str, token: &str, own: OwnHost) -> anyhow::Result<Fleet> {
+    let token = JoinText::parse(token)?;
+    let address = address(url)?;
+    if let Some(joined) = membership::load(data_dir)? {
+        let Fleet { controller, name } = joined.fleet;
+        let message = format!("this host has joined the fleet of {controller} already, as '{name}'");
+        let dir = membership::dir_of(data_dir);
+        let advice = format!(
+            "to leave that, remove it there ('headwater node remove {name}') and remove {}",
+            dir.display()
+        );
+        return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
+    }
+    has_nothing(data_dir).await?;
+    let key = KeyPair::generate().context("cannot make a key")?;
+    let public_key = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
+    let verifier = Arc::new(Pinned { authority: token.authority });
+    let mut config = client_config(verifier)?.with_no_client_auth();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let mut stream = connect(&address, Arc::new(config)).await?;
+    let join = Join {
+        protocol: PROTOCOL,
+        secret: token.secret,
+        name: own.name.clone(),
+        host: own.id,
+        public_key,
+        memory_bytes: own.memory_bytes,
+        cpus: own.cpus,
+    };
+    wait_until_ready(&mut stream).await?;
+    write_line(&mut stream, &FromNode::Join(join)).await?;
+    match read_line(&mut stream, "the controller").await? {
+        ToNode::Joined { certificate, authority } => {
+            let fleet = Fleet { controller: address.url(), name: own.name };
+            let joined = Joined { fleet: fleet.clone(), certificate, key: key.serialize_pem(), authority };
+            membership::save(data_dir, &joined)?;
+            Ok(fleet)
+        }
+        ToNode::Refused(problem) => Err(problem.into()),
+        ToNode::Welcome { .. } | ToNode::Ready => {
+            Err(Problem::new(ProblemKind::Invalid, "the controller answers something else").into())
+        }
+    }
+}
+
+/// Refuses a host with machines of its own: their names may be those of machines of the fleet.
+async fn has_nothing(data_dir: &DataDir) -> anyhow::Result<()> {
+    let database = SqliteDatabase::open(&data_dir.database()).await?;
+    let read = async {
+        let mut repo = database.read().await?;
+        let machines = repo.machines().list().await?.len();
+        Ok::<_, headwater_db::DbError>((machines, repo.catalogs().list().await?.len()))
+    };
+    let read = read.await;
+    database.close().await;
+    let (machines, catalogs) = read?;
+    if machines == 0 && catalogs == 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "this host has {machines} machine(s) and {catalogs} catalog(s) of its own, and a node has none"
+    );
+    let advice = "remove them first, or join with another data directory";
+    Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into())
+}
+
+/// Trusts a controller whose authority has this fingerprint.
+#[derive(Debug)]
+struct Pinned {
+    authority: String,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let other = || Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let authority = chain.iter().find(|it| hash_of(it) == self.authority).ok_or_else(other)?;
+        let verifier = verifier_of(&authority.clone().into_owned()).map_err(|_| other())?;
+        verifier.verify_server_cert(certificate, &[], name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &provider().signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &provider().signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider().signature_verification_algorithms.supported_schemes()
+    }
+}

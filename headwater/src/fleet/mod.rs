@@ -1,0 +1,27 @@
+//! Sockets, TLS and certificates between a controller and its nodes. The protocol on top of them is in `control/service/src/fleet`.
+//!
+//! The controller has an authority of its own, in `DIR/fleet`. It signs the certificate of the port for nodes, and one for each node that
+//! joins. A join token has the fingerprint of the authority, so that a node knows its controller from the first connection on.
+
+pub mod authority;
+pub mod connect;
+pub mod join;
+pub mod listener;
+pub mod membership;
+
+use std::sync::Arc;
+
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+
+/// The name in the certificate of each controller. Nodes trust its authority, and not the name by which they reach it.
+pub const CONTROLLER_NAME: &str = "controller.headwater.internal";
+
+/// The protocol as TLS names it.
+pub const ALPN: &[u8] = b"headwater-node/1";
+
+/// The port of an URL that names none.
+pub const DEFAULT_PORT: u16 = 9472;
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}

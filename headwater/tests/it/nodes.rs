@@ -1,0 +1,269 @@
+//! Several hosts: a controller and its nodes, as daemons on this host.
+
+use std::process::Command;
+
+use crate::support::{Daemon, Ran, headwater, run, short_dir};
+use headwater_testkit::wait_until;
+use serde_json::Value;
+
+/// A controller that offers its store.
+struct Controller {
+    daemon: Daemon,
+    flags: Vec<String>,
+}
+
+impl Controller {
+    fn start() -> Self {
+        // The port for nodes stays the same over a restart.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let store = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let flags = [
+            "--nodes".to_owned(),
+            format!("127.0.0.1:{port}"),
+            "--store-listen".to_owned(),
+            format!("127.0.0.1:{store}"),
+        ];
+        let daemon = Daemon::start_in(short_dir(), |command| {
+            command.args(&flags);
+        });
+        Self { daemon, flags: flags.to_vec() }
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.flags[1])
+    }
+
+    fn store(&self) -> String {
+        format!("http://{}", self.flags[3])
+    }
+
+    fn token(&self) -> String {
+        self.daemon.cli(&["node", "token"]).ok().trim().to_owned()
+    }
+
+    fn again(dir: tempfile::TempDir, flags: Vec<String>) -> Self {
+        let daemon = Daemon::start_in(dir, |command| {
+            command.args(&flags);
+        });
+        Self { daemon, flags }
+    }
+
+    fn host(&self, name: &str) -> Value {
+        let list = self.daemon.cli(&["--json", "node", "list"]).ok();
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let hosts = list["hosts"].as_array().unwrap();
+        hosts.iter().find(|host| host["name"] == name).cloned().unwrap_or_default()
+    }
+
+    fn wait_for_host(&self, name: &str, state: &str) {
+        wait_until(format!("host {name} is {state}"), || self.host(name)["state"] == state);
+    }
+
+    /// A node that has joined and is connected.
+    fn node(&self, name: &str) -> Daemon {
+        let dir = short_dir();
+        join(dir.path(), &self.url(), &self.token(), name).ok();
+        let node = self.start_node(dir);
+        self.wait_for_host(name, "up");
+        node
+    }
+
+    fn start_node(&self, dir: tempfile::TempDir) -> Daemon {
+        let (store, chunks) = (self.store(), dir.path().join("chunks"));
+        Daemon::start_in(dir, |command: &mut Command| {
+            // A copy of the whole version: starts need no server then.
+            let chunks = chunks.display();
+            command.args(["--store", &store, "--hydrate", "max"]).arg(format!("--chunk-cache={chunks}:64M"));
+        })
+    }
+}
+
+fn join(dir: &std::path::Path, url: &str, token: &str, name: &str) -> Ran {
+    let mut command = headwater();
+    run(command.arg("--data-dir").arg(dir).args(["node", "join", url, "--token", token, "--name", name]))
+}
+
+#[test]
+fn a_machine_of_a_node_is_used_through_its_controller() {
+    let controller = Controller::start();
+    let daemon = &controller.daemon;
+    daemon.with_tiny_machine("here");
+    // One host alone is not named.
+    assert!(!daemon.cli(&["machine", "list"]).ok().contains("HOST"));
+    let node = controller.node("b");
+    daemon.create("there", "tiny", &["--host", "b"]);
+    let list = daemon.cli(&["machine", "list"]).ok();
+    assert!(list.contains("HOST") && list.lines().any(|line| line.contains("there") && line.contains(" b ")));
+    daemon.cli(&["machine", "start", "there", "--wait"]).ok();
+    // It runs on the node, and not here.
+    let machine = daemon.machine("there");
+    assert_eq!((&machine["host"], &machine["state"]), (&"b".into(), &"running".into()));
+    assert_eq!(node.machine("there")["pid"], machine["pid"]);
+    assert_eq!(node.machine("there")["uuid"], machine["uuid"]);
+    assert!(node.path().join("run/there").is_dir() && !daemon.path().join("run/there").exists());
+    assert!(machine["disk"]["reads"].as_u64().unwrap() > 0, "{machine}");
+    assert!(daemon.cli(&["stats", "there"]).ok().contains("there"));
+    // Its console, both ways, and its log.
+    daemon.console("there", "w", Some("W"));
+    wait_until("the log has what was printed", || {
+        daemon.cli(&["machine", "console", "there", "--log"]).ok().contains("0 writes")
+    });
+    daemon.cli(&["machine", "reset", "there", "--wait"]).ok();
+    daemon.console("there", "w", Some("W"));
+    // A guest that switches itself off is noticed by the controller, which has the events of the node.
+    daemon.console("there", "p", None);
+    daemon.wait_for("there", "stopped");
+    wait_until("the history has the events of the node", || {
+        let history = daemon.history("there");
+        history.contains("(host b)") && history.contains("by controller")
+    });
+    let set = daemon.cli(&["machine", "set", "there", "--ram", "32M", "--memory", "80M"]).ok();
+    assert!(set.contains("RAM 32.0 MiB"), "{set}");
+    assert_eq!(node.machine("there")["cache"]["ram_bytes"], 32 << 20);
+    daemon.cli(&["image", "pin", "there", "tiny@1"]).ok();
+    wait_until("the node has the pin", || node.machine("there")["pin"] == "tiny@1");
+    // The node does what the controller says, and changes nothing by itself that the controller keeps.
+    node.cli(&["machine", "remove", "there"]).fails(4, &["its controller", "keeps that"]);
+    node.cli(&["machine", "create", "own", "tiny"]).fails(4, &["its controller"]);
+    daemon.cli(&["image", "edit", "tiny", "--machine", "there"]).fails(4, &["it is on host 'b'"]);
+    daemon.cli(&["machine", "remove", "there"]).ok();
+    assert!(!node.cli(&["machine", "list"]).ok().contains("there"));
+    assert!(!daemon.cli(&["machine", "list"]).ok().contains("there"));
+    drop(node);
+}
+
+#[test]
+fn machines_of_a_node_go_on_while_the_controller_is_away() {
+    let controller = Controller::start();
+    controller.daemon.with_tiny_machine("here");
+    let node = controller.node("b");
+    for name in ["one", "two"] {
+        controller.daemon.create(name, "tiny", &["--host", "b"]);
+    }
+    controller.daemon.cli(&["machine", "start", "one", "--wait"]).ok();
+    let pid = node.machine("one")["pid"].clone();
+    let flags = controller.flags.clone();
+    let dir = controller.daemon.kill();
+    node.wait_for_log(&["connection to the controller"]);
+    // It was started before, and is known in full.
+    assert_eq!(node.machine("one")["disk"]["copied_bytes"], node.machine("one")["disk"]["to_copy_bytes"]);
+    assert_eq!(node.machine("one")["state"], "running");
+    // A start and a stop are the node's own.
+    node.cli(&["machine", "stop", "one", "--force"]).ok();
+    node.cli(&["machine", "start", "two", "--wait"]).ok();
+    // The store of the controller is back with it.
+    let controller = Controller::again(dir, flags);
+    controller.wait_for_host("b", "up");
+    controller.daemon.wait_for("one", "stopped");
+    controller.daemon.wait_for("two", "running");
+    assert_ne!(node.machine("two")["pid"], pid);
+    // The node goes away without a word: its machine goes on, and nobody knows.
+    let dir = node.kill();
+    controller.daemon.cli(&["machine", "start", "one"]).fails(1, &["host 'b' is not connected"]);
+    controller.daemon.cli(&["machine", "remove", "one"]).fails(1, &["host 'b' is not connected"]);
+    controller.wait_for_host("b", "lost");
+    let lost = controller.daemon.machine("two");
+    assert_eq!(lost["state"], "unknown", "{lost}");
+    assert!(lost["reason"].as_str().unwrap().contains("host 'b' is lost"), "{lost}");
+    let node = controller.start_node(dir);
+    controller.wait_for_host("b", "up");
+    controller.daemon.wait_for("two", "running");
+    assert_eq!(node.machine("two")["state"], "running");
+}
+
+#[test]
+fn a_node_that_may_not_join_or_connect_is_told_why() {
+    let controller = Controller::start();
+    let (daemon, url) = (&controller.daemon, controller.url());
+    let dir = short_dir();
+    join(dir.path(), &url, "hwj_x", "b").fails(2, &["not a join token"]);
+    let token = controller.token();
+    let other = Controller::start();
+    join(dir.path(), &other.url(), &token, "b").fails(1, &["is not the controller of this fleet"]);
+    join(dir.path(), &url, &token, "B_").fails(2, &["host"]);
+    let own = controller.daemon.cli(&["--json", "node", "list"]).ok();
+    let own: Value = serde_json::from_str(&own).unwrap();
+    let taken = own["hosts"][0]["name"].as_str().unwrap();
+    // The name of the controller's own host may be no name of a node; then that is what is refused.
+    assert_ne!(join(dir.path(), &url, &token, taken).code, 0);
+    assert!(!dir.path().join("node").exists());
+    join(dir.path(), &url, &token, "b").ok();
+    join(dir.path(), &url, &token, "b").fails(4, &["has joined the fleet of", "already"]);
+    join(short_dir().path(), &url, &token, "c").fails(1, &["host 'b' has joined with this token"]);
+    join(short_dir().path(), &url, &controller.token(), "b").fails(4, &["there is a host 'b' already"]);
+    // A refused name uses no token up.
+    let short = daemon.cli(&["node", "token", "--expires", "1s"]).ok();
+    wait_until("a token ends", || {
+        join(short_dir().path(), &url, short.trim(), "b").err.contains("the join token ended at")
+    });
+    daemon.cli(&["node", "token", "--expires", "2d"]).fails(2, &["86400"]);
+    // A host with machines of its own.
+    let full = Daemon::start();
+    full.with_tiny_machine("lab");
+    let (_, full) = full.terminate();
+    join(full.path(), &url, &controller.token(), "c").fails(4, &["1 machine(s)"]);
+
+    // A copy of a node is refused while the node is connected.
+    let copy = short_dir();
+    for name in ["node", "daemon.id"] {
+        let from = dir.path().join(name);
+        assert!(Command::new("cp").arg("-a").arg(from).arg(copy.path()).status().unwrap().success());
+    }
+    let node = controller.start_node(dir);
+    controller.wait_for_host("b", "up");
+    let second = controller.start_node(copy);
+    second.wait_for_log(&["a node of host 'b' is connected already, from 127.0.0.1"]);
+    assert_eq!(controller.host("b")["state"], "up");
+    drop(second);
+    // A node is no controller.
+    let (_, dir) = node.terminate();
+    let refused = run(headwater().args(["serve", "--nodes", "127.0.0.1:0", "--data-dir"]).arg(dir.path()));
+    assert!(refused.code == 4 && refused.err.contains("has no nodes of its own"), "{refused:?}");
+    // The certificate of another fleet, for a node that knows this controller's authority.
+    let stranger = short_dir();
+    join(stranger.path(), &other.url(), &other.token(), "b").ok();
+    for name in ["ca.pem", "fleet.json"] {
+        std::fs::copy(dir.path().join("node").join(name), stranger.path().join("node").join(name)).unwrap();
+    }
+    let stranger = controller.start_node(stranger);
+    stranger.wait_for_log(&["does not accept the certificate of this node"]);
+    drop(stranger);
+    // A host that was removed.
+    let node = controller.start_node(dir);
+    controller.wait_for_host("b", "up");
+    daemon.cli(&["node", "remove", "b"]).ok();
+    node.wait_for_log(&["the host of this certificate was removed from the fleet"]);
+    daemon.cli(&["node", "show", "b"]).fails(3, &["no host 'b'"]);
+    assert_eq!(daemon.cli(&["node", "list"]).ok().lines().count(), 2);
+    let own = own["hosts"][0]["name"].as_str().unwrap();
+    daemon.cli(&["node", "remove", own]).fails(4, &["that of the controller"]);
+}
+
+#[test]
+fn a_catalog_is_spread_over_hosts_that_are_not_cordoned() {
+    let controller = Controller::start();
+    let daemon = &controller.daemon;
+    daemon.with_tiny_machine("here");
+    let _nodes = [controller.node("b"), controller.node("c")];
+    daemon.cli(&["node", "cordon", "c"]).ok();
+    daemon.cli(&["machine", "create", "x", "tiny", "--host", "c"]).fails(4, &["it is cordoned"]);
+    daemon.cli(&["machine", "create", "x", "tiny", "--host", "d"]).fails(3, &["no such host"]);
+    let small = ["--memory", "67109864", "--disk", "1G"];
+    let create = ["catalog", "create", "class", "tiny", "--count", "4"];
+    daemon.cli(&[&create[..], &small].concat()).ok();
+    let hosts = |of: &str| -> Vec<String> {
+        let list: Value = serde_json::from_str(&daemon.cli(&["--json", "machine", "list", of]).ok()).unwrap();
+        let machines = list["machines"].as_array().unwrap().iter();
+        machines.map(|machine| machine["host"].as_str().unwrap().to_owned()).collect()
+    };
+    let spread = hosts("catalog:class");
+    let on = |host: &str| spread.iter().filter(|it| *it == host).count();
+    assert_eq!((spread.len(), on("b"), on("c")), (4, 2, 0), "{spread:?}");
+    daemon.cli(&["node", "uncordon", "c"]).ok();
+    daemon.cli(&["catalog", "scale", "class", "6", "--start"]).ok();
+    assert_eq!(hosts("catalog:class").iter().filter(|host| *host == "c").count(), 2);
+    daemon.cli(&["node", "remove", "b"]).fails(4, &["it has 2 machine(s)"]);
+    daemon.cli(&["catalog", "scale", "class", "0"]).ok();
+    assert!(hosts("catalog:class").is_empty());
+    daemon.cli(&["node", "remove", "b"]).ok();
+}
