@@ -37,8 +37,11 @@ fn make_machines(browser: &mut Browser, daemon: &Daemon) {
     browser.fill("input[name=source]", "/nowhere/tiny.raw");
     assert!(browser.text().contains("headwater image import /nowhere/tiny.raw --name tiny"));
     browser.press("Enter");
-    browser.wait(&shows("dialog [role=alert]", "No such file"));
-    browser.value("document.querySelector('dialog').close()");
+    // On a busy host the task has begun before it fails: then the dialog is gone, and the task says why.
+    let (in_dialog, in_task) =
+        (shows("dialog [role=alert]", "No such file"), shows(".task[data-state=failed]", "No such file"));
+    browser.wait(&format!("{in_dialog} || {in_task}"));
+    browser.value("document.querySelector('dialog')?.close()");
     browser.wait("!document.querySelector('dialog')");
     import(browser, daemon, "tiny.raw", 1);
     browser.press("Enter");
