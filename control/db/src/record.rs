@@ -73,6 +73,9 @@ pub struct MachineRecord {
     pub reason: Option<String>,
     /// The version it runs, or ran last: `debian@3 (9f2c...)`.
     pub version: Option<String>,
+    /// The version below the persistent disk that a machine of another host has there, as its node said last. `None` for machines of
+    /// this host: theirs are in `persistent_disks`.
+    pub kept: Option<String>,
     /// How long the last boot took.
     pub boot_ms: Option<u64>,
     /// When it was started last.

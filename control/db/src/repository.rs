@@ -92,6 +92,9 @@ pub trait MachineRepository: Send {
     /// The machines of a catalog, by name as people count, without their user data.
     async fn of_catalog(&mut self, catalog: &str) -> Result<Vec<MachineRecord>, DbError>;
 
+    /// The machines of a host, by name as people count, without their user data.
+    async fn of_host(&mut self, host: Uuid) -> Result<Vec<MachineRecord>, DbError>;
+
     /// How many machines match the stored terms of a filter.
     async fn count(&mut self, filter: &Filter) -> Result<u64, DbError>;
 

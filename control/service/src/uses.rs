@@ -127,6 +127,15 @@ impl ResolvedReferences<'_> {
                 return Ok(Some("runs it"));
             }
         }
+        if !self.service.is_own(machine) {
+            // Its node may be away: what the node said last counts.
+            let on = machine.version.as_deref().filter(|_| machine.state.is_active());
+            for (text, how) in [(on, "runs it"), (machine.kept.as_deref(), "has a persistent disk over it")] {
+                if self.follows("", text).await?.is_some() {
+                    return Ok(Some(how));
+                }
+            }
+        }
         // What its catalog says is told of that.
         let image = if machine.catalog.is_some() { "" } else { &machine.image };
         self.follows(image, machine.pin.as_deref()).await

@@ -17,7 +17,8 @@ pub enum NodeCommand {
     Join {
         /// The controller's port for nodes, https://HOST:PORT; the port is 9472 unless given
         url: String,
-        /// The token, as 'headwater node token' prints it on the controller
+        /// The token, as 'headwater node token' prints it on the controller; '-' reads it from the standard input, where no other user
+        /// of this host sees it
         #[arg(long, value_name = "TOKEN")]
         token: String,
         /// What to call this host: 1 to 63 of a-z, 0-9 and '-' [default: its host name]

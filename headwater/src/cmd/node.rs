@@ -1,5 +1,8 @@
 //! `headwater node`: the hosts of a fleet.
 
+use std::io::BufRead;
+
+use anyhow::Context;
 use headwater_api::{CreateJoinToken, Host, SetHost};
 use headwater_block::size;
 use headwater_service::fleet::OwnHost;
@@ -21,6 +24,7 @@ pub async fn run(
 ) -> anyhow::Result<u8> {
     match command {
         NodeCommand::Join { url, token, name } => {
+            let token = if token == "-" { read_token()? } else { token };
             let data_dir = data_dir()?;
             let _lock = data_dir.lock()?;
             let own = daemon::own_host(&data_dir)?;
@@ -42,9 +46,9 @@ pub async fn run(
             } else {
                 // The token alone on the standard output: a script reads it from there.
                 let until = show::time(token.expires_at_ms);
-                let how = format!("headwater node join {} --token TOKEN", token.url);
+                let how = format!("headwater node join {} --token -", token.url);
                 show::aside(&format!(
-                    "one host can join until {until}, with no daemon running there: {how}\n"
+                    "one host can join until {until}, with no daemon running there: {how} (reads this token)\n"
                 ));
                 show::line(&token.token)?;
             }
@@ -67,6 +71,13 @@ pub async fn run(
         }
     }
     Ok(0)
+}
+
+/// The first line of the standard input.
+fn read_token() -> anyhow::Result<String> {
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).context("cannot read the token from the standard input")?;
+    Ok(line.trim().to_owned())
 }
 
 async fn set(client: &Client, host: &str, cordoned: bool, json: bool) -> anyhow::Result<()> {

@@ -27,6 +27,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 
+/// The longest pause of a node that is not let in: somebody has to do something first.
+const PAUSE_REFUSED: Duration = Duration::from_secs(60);
+
 /// Reads the URL of a controller.
 pub fn address(url: &str) -> anyhow::Result<Address> {
     // The port of the API is another one.
@@ -50,6 +53,7 @@ pub async fn keep_connected(
     let mut pause = PAUSE_FIRST;
     let mut told = None;
     loop {
+        let mut longest = PAUSE_MAX;
         let connected = tokio::select! {
             connected = connect_once(&service, &joined, stop.clone()) => connected,
             () = stopped(&mut stop) => return Ok(()),
@@ -60,6 +64,9 @@ pub async fn keep_connected(
                 told = None;
             }
             Err(problem) => {
+                if matches!(problem.kind, ProblemKind::Unauthorized | ProblemKind::Conflict) {
+                    longest = PAUSE_REFUSED;
+                }
                 let text = problem.to_string();
                 // The same again and again is in the log once.
                 if told.as_ref() != Some(&text) {
@@ -75,7 +82,7 @@ pub async fn keep_connected(
             () = tokio::time::sleep(pause) => {}
             () = stopped(&mut stop) => return Ok(()),
         }
-        pause = (pause * 2).min(PAUSE_MAX);
+        pause = (pause * 2).min(longest);
     }
 }
 

@@ -69,13 +69,21 @@ pub async fn join(data_dir: &DataDir, url: &str, token: &str, own: OwnHost) -> a
     }
 }
 
-/// Refuses a host with machines of its own: their names may be those of machines of the fleet.
+/// Refuses a host with machines of its own: their names may be those of machines of the fleet. Forgets how many connections an
+/// earlier controller has counted.
 async fn has_nothing(data_dir: &DataDir) -> anyhow::Result<()> {
     let database = SqliteDatabase::open(&data_dir.database()).await?;
     let read = async {
-        let mut repo = database.read().await?;
+        let mut repo = database.write().await?;
         let machines = repo.machines().list().await?.len();
-        Ok::<_, headwater_db::DbError>((machines, repo.catalogs().list().await?.len()))
+        let catalogs = repo.catalogs().list().await?.len();
+        let hosts = repo.hosts().list().await?;
+        for mut host in hosts {
+            host.generation = 0;
+            repo.hosts().update(&host).await?;
+        }
+        repo.save().await?;
+        Ok::<_, headwater_db::DbError>((machines, catalogs))
     };
     let read = read.await;
     database.close().await;

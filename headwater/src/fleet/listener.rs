@@ -9,7 +9,7 @@ use headwater_service::Service;
 use headwater_service::fleet::controller::{Authority as _, NodePeer};
 use headwater_service::server::{ListenError, keep_alive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
@@ -20,10 +20,13 @@ use crate::data_dir::DataDir;
 use crate::fleet::authority::Authority;
 use crate::fleet::{ALPN, provider};
 
-/// The most connections at a time: nodes, and those that have not shown yet that they are one.
-const CONNECTIONS_MAX: usize = 4096;
+/// The most nodes at a time.
+const NODES_MAX: usize = 4096;
 
-/// How long a handshake may take.
+/// The most connections at a time that have not shown a certificate of the fleet: those of anybody, and hosts that join.
+const UNAUTHENTICATED_MAX: usize = 64;
+
+/// How long a handshake may take, and all of a connection without a certificate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The pause after a connection could not be accepted: there are too many open files.
@@ -59,7 +62,10 @@ impl NodePort {
     /// Serves it until `stop` says true.
     pub async fn serve(self, service: Service, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
         service.has_nodes(self.authority);
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let places = Places {
+            unauthenticated: Arc::new(Semaphore::new(UNAUTHENTICATED_MAX)),
+            nodes: Arc::new(Semaphore::new(NODES_MAX)),
+        };
         let mut connections = JoinSet::new();
         loop {
             while connections.try_join_next().is_some() {}
@@ -75,15 +81,14 @@ impl NodePort {
                     continue;
                 }
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
-                tracing::warn!(%address, "there are {CONNECTIONS_MAX} connections of nodes, and one more is refused");
+            let Ok(place) = places.unauthenticated.clone().try_acquire_owned() else {
+                tracing::debug!(%address, "{UNAUTHENTICATED_MAX} connections have shown no certificate, and one more is refused");
                 continue;
             };
             let (service, tls, stop) = (service.clone(), self.tls.clone(), stop.clone());
-            connections.spawn(async move {
-                let _place = place;
-                serve_one(stream, address, tls, service, stop).await;
-            });
+            let nodes = places.nodes.clone();
+            connections
+                .spawn(async move { serve_one(stream, address, tls, (place, nodes), service, stop).await });
         }
         drop(self.listener);
         while connections.join_next().await.is_some() {}
@@ -91,10 +96,18 @@ impl NodePort {
     }
 }
 
+/// How many connections there may be.
+struct Places {
+    unauthenticated: Arc<Semaphore>,
+    nodes: Arc<Semaphore>,
+}
+
+/// Serves a connection. It has the place of an unauthenticated connection until it shows a certificate.
 async fn serve_one(
     stream: TcpStream,
     address: SocketAddr,
     tls: TlsAcceptor,
+    (place, nodes): (OwnedSemaphorePermit, Arc<Semaphore>),
     service: Service,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -108,9 +121,22 @@ async fn serve_one(
         Ok(Ok(stream)) => {
             let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             let peer = NodePeer { fingerprint: shown.map(fingerprint), address: address.to_string() };
+            if peer.fingerprint.is_none() {
+                let _place = place;
+                let served = service.serve_node(stream, peer, stop);
+                if tokio::time::timeout(HANDSHAKE_TIMEOUT, served).await.is_err() {
+                    tracing::debug!(%address, "a connection without a certificate took too long");
+                }
+                return;
+            }
+            drop(place);
+            let Ok(_place) = nodes.try_acquire_owned() else {
+                tracing::warn!(%address, "{NODES_MAX} nodes are connected, and one more is refused");
+                return;
+            };
             service.serve_node(stream, peer, stop).await;
         }
-        Ok(Err(error)) => tracing::warn!(%address, "a TLS handshake at the port for nodes failed: {error}"),
+        Ok(Err(error)) => tracing::debug!(%address, "a TLS handshake at the port for nodes failed: {error}"),
         Err(_) => tracing::debug!(%address, "a TLS handshake at the port for nodes took too long"),
     }
 }

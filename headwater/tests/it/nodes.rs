@@ -1,5 +1,6 @@
 //! Several hosts: a controller and its nodes, as daemons on this host.
 
+use std::io::Write;
 use std::process::Command;
 
 use crate::support::{Daemon, Ran, headwater, run, short_dir};
@@ -147,7 +148,7 @@ fn machines_of_a_node_go_on_while_the_controller_is_away() {
     node.wait_for_log(&["connection to the controller"]);
     // It was started before, and is known in full.
     assert_eq!(node.machine("one")["disk"]["copied_bytes"], node.machine("one")["disk"]["to_copy_bytes"]);
-    assert_eq!(node.machine("one")["state"], "running");
+    assert_eq!((&node.machine("one")["state"], &node.machine("one")["pid"]), (&"running".into(), &pid));
     // A start and a stop are the node's own.
     node.cli(&["machine", "stop", "one", "--force"]).ok();
     node.cli(&["machine", "start", "two", "--wait"]).ok();
@@ -156,7 +157,7 @@ fn machines_of_a_node_go_on_while_the_controller_is_away() {
     controller.wait_for_host("b", "up");
     controller.daemon.wait_for("one", "stopped");
     controller.daemon.wait_for("two", "running");
-    assert_ne!(node.machine("two")["pid"], pid);
+    let pid = node.machine("two")["pid"].clone();
     // The node goes away without a word: its machine goes on, and nobody knows.
     let dir = node.kill();
     controller.daemon.cli(&["machine", "start", "one"]).fails(1, &["host 'b' is not connected"]);
@@ -168,7 +169,7 @@ fn machines_of_a_node_go_on_while_the_controller_is_away() {
     let node = controller.start_node(dir);
     controller.wait_for_host("b", "up");
     controller.daemon.wait_for("two", "running");
-    assert_eq!(node.machine("two")["state"], "running");
+    assert_eq!((&node.machine("two")["state"], &node.machine("two")["pid"]), (&"running".into(), &pid));
 }
 
 #[test]
@@ -233,6 +234,19 @@ fn a_node_that_may_not_join_or_connect_is_told_why() {
     controller.wait_for_host("b", "up");
     daemon.cli(&["node", "remove", "b"]).ok();
     node.wait_for_log(&["the host of this certificate was removed from the fleet"]);
+    // It joins again, with the directory of its certificate removed.
+    let (_, dir) = node.terminate();
+    std::fs::remove_dir_all(dir.path().join("node")).unwrap();
+    let mut again = headwater();
+    again.arg("--data-dir").arg(dir.path()).args(["node", "join", &url, "--token", "-", "--name", "b"]);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writeln!(writer, "{}", controller.token()).unwrap();
+    drop(writer);
+    Ran::from(again.stdin(reader).output().unwrap()).ok();
+    let node = controller.start_node(dir);
+    controller.wait_for_host("b", "up");
+    daemon.cli(&["node", "remove", "b"]).ok();
+    drop(node);
     daemon.cli(&["node", "show", "b"]).fails(3, &["no host 'b'"]);
     assert_eq!(daemon.cli(&["node", "list"]).ok().lines().count(), 2);
     let own = own["hosts"][0]["name"].as_str().unwrap();
@@ -260,10 +274,19 @@ fn a_catalog_is_spread_over_hosts_that_are_not_cordoned() {
     let on = |host: &str| spread.iter().filter(|it| *it == host).count();
     assert_eq!((spread.len(), on("b"), on("c")), (4, 2, 0), "{spread:?}");
     daemon.cli(&["node", "uncordon", "c"]).ok();
+    let list: Value = serde_json::from_str(&daemon.cli(&["--json", "node", "list"]).ok()).unwrap();
+    let own = list["hosts"].as_array().unwrap().iter().find(|host| host["own"] == true).unwrap();
+    let own = own["name"].as_str().unwrap();
+    daemon.cli(&["node", "cordon", own]).ok();
+    daemon.cli(&["machine", "create", "x", "tiny"]).fails(4, &["it is cordoned"]);
+    daemon.cli(&["node", "uncordon", own]).ok();
     daemon.cli(&["catalog", "scale", "class", "6", "--start"]).ok();
     assert_eq!(hosts("catalog:class").iter().filter(|host| *host == "c").count(), 2);
     daemon.cli(&["node", "remove", "b"]).fails(4, &["it has 2 machine(s)"]);
-    daemon.cli(&["catalog", "scale", "class", "0"]).ok();
+    // A machine of a node that may keep a disk stays unless that is forced.
+    daemon.cli(&["machine", "create", "kept", "--catalog", "class", "--host", "b", "--persistent"]).ok();
+    daemon.cli(&["catalog", "scale", "class", "0"]).fails(4, &["kept"]);
+    daemon.cli(&["catalog", "scale", "class", "0", "--force"]).ok();
     assert!(hosts("catalog:class").is_empty());
     daemon.cli(&["node", "remove", "b"]).ok();
 }

@@ -54,6 +54,7 @@ CREATE TABLE catalogs (
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
 -- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
+-- `kept` is the version below the persistent disk that a machine of another host has there.
 CREATE TABLE machines (
     uuid                 TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     name                 TEXT COLLATE "C" NOT NULL UNIQUE,
@@ -83,6 +84,7 @@ CREATE TABLE machines (
     state                TEXT COLLATE "C" NOT NULL,
     reason               TEXT,
     version              TEXT COLLATE "C",
+    kept                 TEXT COLLATE "C",
     boot_ms              BIGINT,
     started_at_ms        BIGINT,
     created_at_ms        BIGINT  NOT NULL

@@ -53,6 +53,7 @@ CREATE TABLE catalogs (
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
 -- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
+-- `kept` is the version below the persistent disk that a machine of another host has there.
 CREATE TABLE machines (
     uuid                 TEXT    NOT NULL PRIMARY KEY,
     name                 TEXT    NOT NULL UNIQUE,
@@ -82,6 +83,7 @@ CREATE TABLE machines (
     state                TEXT    NOT NULL,
     reason               TEXT,
     version              TEXT,
+    kept                 TEXT,
     boot_ms              INTEGER,
     started_at_ms        INTEGER,
     created_at_ms        INTEGER NOT NULL

@@ -48,6 +48,7 @@ fn record(row: &Row) -> Result<MachineRecord, DbError> {
         state: row.read("state", MachineState::parse)?,
         reason: row.get("reason")?,
         version: row.get("version")?,
+        kept: row.get("kept")?,
         boot_ms: row.maybe_number("boot_ms")?,
         started_at_ms: row.maybe_number("started_at_ms")?,
         created_at_ms: row.number("created_at_ms")?,
@@ -88,6 +89,7 @@ impl MachineRepository for Machines<'_> {
             .set("state", machine.state.name())
             .set("reason", &machine.reason)
             .set("version", &machine.version)
+            .set("kept", &machine.kept)
             .set("boot_ms", machine.boot_ms)
             .set("started_at_ms", machine.started_at_ms)
             .set("created_at_ms", machine.created_at_ms);
@@ -153,6 +155,11 @@ impl MachineRepository for Machines<'_> {
         self.0.all(Statement::new(all).bind(catalog), record).await
     }
 
+    async fn of_host(&mut self, host: Uuid) -> Result<Vec<MachineRecord>, DbError> {
+        let all = "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE host = $1 ORDER BY name_key";
+        self.0.all(Statement::new(all).bind(host), record).await
+    }
+
     async fn count(&mut self, filter: &Filter) -> Result<u64, DbError> {
         let condition = Condition::of(filter, &MACHINES, 0);
         // The view costs more than the table, and is needed for what catalogs say.
@@ -163,8 +170,9 @@ impl MachineRepository for Machines<'_> {
 
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
         let update = Statement::new(
-            "UPDATE machines SET wanted = $1, state = $2, reason = $3, version = $4, boot_ms = $5, started_at_ms = $6
-             WHERE uuid = $7",
+            "UPDATE machines SET wanted = $1, state = $2, reason = $3, version = $4, boot_ms = $5, started_at_ms = $6,
+               kept = $7
+             WHERE uuid = $8",
         )
         .bind(machine.wanted.name())
         .bind(machine.state.name())
@@ -172,6 +180,7 @@ impl MachineRepository for Machines<'_> {
         .bind(&machine.version)
         .bind(machine.boot_ms)
         .bind(machine.started_at_ms)
+        .bind(&machine.kept)
         .bind(machine.uuid);
         self.0.changes_one(update).await
     }

@@ -49,6 +49,7 @@ pub fn machine(name: &str) -> MachineRecord {
         state: MachineState::Created,
         reason: None,
         version: None,
+        kept: None,
         boot_ms: None,
         started_at_ms: None,
         created_at_ms: 1_700_000_000_000,
@@ -123,6 +124,7 @@ pub async fn state_is_updated(db: &dyn Database) {
     changed.wanted = Wanted::Running;
     changed.reason = Some("exit status 1".to_owned());
     changed.version = Some("debian@3".to_owned());
+    changed.kept = Some("debian@2".to_owned());
     changed.boot_ms = Some(1234);
     changed.started_at_ms = Some(u64::from(u32::MAX) * 1000);
     assert!(repo.machines().update_state(&changed).await.unwrap());

@@ -7,7 +7,7 @@ use headwater_api::{HostState, Problem, ProblemKind, name, words};
 use headwater_db::{DbError, HostRecord};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -15,12 +15,16 @@ use crate::Service;
 use crate::answer::problem;
 use crate::caller::Caller;
 use crate::fleet::follow::BEFORE_FIRST;
-use crate::fleet::link::Link;
+use crate::fleet::link::{CONNECTION_WINDOW_BYTES, Link, Lists, STREAM_WINDOW_BYTES};
+use crate::fleet::node::old_copy;
 use crate::fleet::protocol::{
     FromNode, Hello, JOIN_PREFIX, Join, ToNode, check_protocol, read_line, write_line,
 };
-use crate::fleet::{BEAT, BEAT_TIMEOUT, LOST_AFTER};
+use crate::fleet::{BEAT, BEAT_TIMEOUT, LOST_AFTER, RETRY_PAUSE};
 use crate::token;
+
+/// How much of a refusal the log has.
+const REFUSAL_CHARS: usize = 300;
 
 /// From which difference of the clocks on the log says so.
 const CLOCKS_DIFFER_MS: u64 = 60_000;
@@ -99,7 +103,9 @@ impl Service {
             Err(problem) => Err(problem),
         };
         if let Err(problem) = outcome {
-            tracing::warn!(address, "a node is refused: {problem}");
+            // Strangers reach this too: their words are cut.
+            let why: String = problem.to_string().chars().take(REFUSAL_CHARS).collect();
+            tracing::warn!(address, "a node is refused: {why}");
             // It may be gone.
             let _ = write_line(&mut stream, &ToNode::Refused(problem)).await;
         }
@@ -112,16 +118,19 @@ impl Service {
         };
         let during = |problem: Problem| problem.during(format!("host '{}' cannot join", join.name));
         name::check_label("host", &join.name).map_err(during)?;
-        let issued = authority.issue(&join.name, &join.public_key);
-        let issued = issued.map_err(|why| during(refused(ProblemKind::Invalid, why)))?;
-        let (handle, peer, added, fingerprint) =
-            (self.clone(), peer.clone(), join.clone(), issued.fingerprint);
-        let added = self.to_the_end(async move { handle.add_host(added, &peer, fingerprint).await });
-        added.await.map_err(during)?;
-        Ok(ToNode::Joined { certificate: issued.certificate, authority: authority.certificate() })
+        let (handle, peer, added, signing) = (self.clone(), peer.clone(), join.clone(), authority.clone());
+        let added = self.to_the_end(async move { handle.add_host(added, &peer, &*signing).await });
+        let certificate = added.await.map_err(during)?;
+        Ok(ToNode::Joined { certificate, authority: authority.certificate() })
     }
 
-    async fn add_host(&self, join: Join, peer: &NodePeer, fingerprint: String) -> Result<(), Problem> {
+    /// Adds a host that has a token, and gives its certificate.
+    async fn add_host(
+        &self,
+        join: Join,
+        peer: &NodePeer,
+        authority: &dyn Authority,
+    ) -> Result<String, Problem> {
         let failed = |error: DbError| problem(&error);
         let again = "'headwater node token' on the controller makes another one";
         let hash = token::hash_of(&join.secret);
@@ -152,10 +161,12 @@ impl Service {
                 same.name
             )));
         }
+        let issued = authority.issue(&join.name, &join.public_key);
+        let issued = issued.map_err(|why| refused(ProblemKind::Invalid, why))?;
         let record = HostRecord {
             id: join.host,
             name: join.name.clone(),
-            fingerprint: Some(fingerprint),
+            fingerprint: Some(issued.fingerprint),
             state: HostState::Joined,
             cordoned: false,
             memory_bytes: join.memory_bytes,
@@ -173,7 +184,7 @@ impl Service {
         repo.events().append(event).await.map_err(failed)?;
         repo.save().await.map_err(failed)?;
         tracing::info!(host = join.name, address = peer.address, "a host has joined");
-        Ok(())
+        Ok(issued.certificate)
     }
 
     /// Lets a node in, or says why not. From then on it is the connected one.
@@ -201,6 +212,9 @@ impl Service {
                 .advise("each host joins with a token of its own: 'headwater node join'"));
         }
         let place = self.take_place(&record, &peer.address)?;
+        if hello.generation > record.generation {
+            return Err(old_copy(record.generation, hello.generation));
+        }
         let mut repo = self.db().write().await.map_err(failed)?;
         let known = repo.hosts().by_id(record.id).await.map_err(failed)?;
         let Some(mut record) = known else {
@@ -254,6 +268,8 @@ impl Service {
                 .keep_alive_interval(BEAT)
                 .keep_alive_timeout(BEAT_TIMEOUT)
                 .keep_alive_while_idle(true)
+                .initial_stream_window_size(STREAM_WINDOW_BYTES)
+                .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
                 .handshake(TokioIo::new(stream))
                 .await
                 .map_err(|error| refused(ProblemKind::Unavailable, error.to_string()))
@@ -263,7 +279,7 @@ impl Service {
         let why = match turned.await {
             Err(problem) => problem.to_string(),
             Ok((sender, connection)) => {
-                let (changed, ending, machines) = (Notify::new(), Notify::new(), Mutex::default());
+                let (changed, ending, lists) = (Notify::new(), Notify::new(), Lists::default());
                 let link = Arc::new(Link {
                     host,
                     name: name.clone(),
@@ -274,7 +290,7 @@ impl Service {
                     sender,
                     changed,
                     ending,
-                    machines,
+                    lists,
                 });
                 self.fleet().links().insert(host, link.clone());
                 tracing::info!(host = name, generation, "a node is connected");
@@ -303,31 +319,38 @@ impl Service {
         let service = self.clone();
         // Only when it stays away for a while is that noted.
         let left = LOST_AFTER.saturating_sub(silent);
-        tokio::spawn(async move { service.lost_unless_back(host, left, why).await });
+        tokio::spawn(async move { service.lost_unless_back(host, generation, left, why).await });
     }
 
-    /// Notes that a host is lost, unless its node is back in time.
-    async fn lost_unless_back(&self, host: Uuid, left: Duration, why: String) {
+    /// Notes that a host is lost, unless its node is back in time. `generation` is the number of the connection that it had.
+    async fn lost_unless_back(&self, host: Uuid, generation: u64, left: Duration, why: String) {
         tokio::time::sleep(left).await;
-        if self.is_stopping() || self.fleet().places().contains_key(&host) {
-            return;
-        }
-        let note = async {
-            let mut repo = self.db().write().await?;
-            let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
-            if record.state == HostState::Lost || self.fleet().places().contains_key(&host) {
-                return Ok(());
+        while !self.is_stopping() && !self.fleet().places().contains_key(&host) {
+            match self.note_lost(host, generation, &why).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(%host, "cannot note that a host is lost, and tries again: {error}");
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
             }
-            record.state = HostState::Lost;
-            repo.hosts().update(&record).await?;
-            let event = self.event(&Caller::daemon(), format!("host {}", record.name), "lost", why);
-            repo.events().append(event).await?;
-            repo.save().await
-        };
-        let noted: Result<(), DbError> = note.await;
-        if let Err(error) = noted {
-            tracing::error!(%host, "cannot note that a host is lost: {error}");
         }
+    }
+
+    async fn note_lost(&self, host: Uuid, generation: u64, why: &str) -> Result<(), DbError> {
+        let mut repo = self.db().write().await?;
+        let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
+        // A later connection has a wait of its own.
+        if record.state == HostState::Lost
+            || record.generation != generation
+            || self.fleet().places().contains_key(&host)
+        {
+            return Ok(());
+        }
+        record.state = HostState::Lost;
+        repo.hosts().update(&record).await?;
+        let event = self.event(&Caller::daemon(), format!("host {}", record.name), "lost", why);
+        repo.events().append(event).await?;
+        repo.save().await
     }
 
     /// Looks for hosts that do not come back after a start of the controller.
@@ -338,7 +361,9 @@ impl Service {
         for host in nodes {
             let service = self.clone();
             let why = "its node has not connected since the controller started".to_owned();
-            tokio::spawn(async move { service.lost_unless_back(host.id, LOST_AFTER, why).await });
+            tokio::spawn(async move {
+                service.lost_unless_back(host.id, host.generation, LOST_AFTER, why).await;
+            });
         }
         Ok(())
     }

@@ -1,19 +1,20 @@
 //! A controller follows a connected node: it gives the node its machines, and copies their states and events.
 
-use std::collections::HashMap;
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
 
 use axum::http::Method;
 use headwater_api::{EventList, Machine, Problem};
-use headwater_db::{MachineRecord, NewEvent};
+use headwater_db::{DbError, HostRecord, MachineRecord, NewEvent};
 use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::problem;
 use crate::caller::Caller;
+use crate::fleet::RETRY_PAUSE;
 use crate::fleet::link::Link;
 use crate::fleet::node::{ASSIGNED, MACHINES};
 use crate::fleet::protocol::AssignedMachine;
+use crate::lifecycle::LifecycleError;
 
 /// The number of the newest event that was seen, before the first connection of a node.
 pub(super) const BEFORE_FIRST: i64 = -1;
@@ -24,14 +25,14 @@ const EVENTS_AT_A_TIME: u32 = 500;
 /// How long a node waits for an event before it answers that there is none.
 const EVENTS_WAIT_S: u64 = 20;
 
-/// The pause after something failed.
-const RETRY_PAUSE: Duration = Duration::from_secs(2);
-
 impl Service {
     /// Follows a node. Never ends unless the host is gone.
     pub(super) async fn follow_node(&self, link: &Link) {
+        let mut has_place = false;
+        // Which machines it has and what they boot may have changed while it was away.
+        let mut is_told = false;
         loop {
-            match self.bring_up_to_date(link).await {
+            match self.bring_up_to_date(link, &mut has_place, &mut is_told).await {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(problem) => {
@@ -41,7 +42,7 @@ impl Service {
                 }
             }
             tokio::select! {
-                () = link.changed.notified() => {}
+                () = link.changed.notified() => is_told = false,
                 waited = self.wait_for_event(link) => if waited.is_err() {
                     tokio::time::sleep(RETRY_PAUSE).await;
                 },
@@ -49,35 +50,60 @@ impl Service {
         }
     }
 
-    /// Tells the node of its machines, and takes its events and its list. Returns whether the host is there.
-    async fn bring_up_to_date(&self, link: &Link) -> Result<bool, Problem> {
-        self.tell_node(link).await?;
+    /// Takes the node's events and its list, and tells it of its machines unless it is told. Returns whether the host is there.
+    async fn bring_up_to_date(
+        &self,
+        link: &Link,
+        has_place: &mut bool,
+        is_told: &mut bool,
+    ) -> Result<bool, Problem> {
         loop {
-            let record = self.db().read().await.map_err(|e| problem(&e))?.hosts().by_id(link.host).await;
-            let Some(record) = record.map_err(|e| problem(&e))? else { return Ok(false) };
-            let first_time = record.seen_event == BEFORE_FIRST;
-            let path = match first_time {
-                // The history of the node from before it joined is not the fleet's.
-                true => "/api/v1/events?limit=1".to_owned(),
-                false => format!("/api/v1/events?after={}&limit={EVENTS_AT_A_TIME}", record.seen_event),
-            };
-            let events: EventList = link.ask(&Caller::daemon(), Method::GET, &path, None).await?;
-            let newest = events.events.iter().map(|event| event.id).max();
-            let events = if first_time { EventList { events: Vec::new() } } else { events };
-            // An answer may have fewer events than were asked for, and more may follow.
-            let is_last = events.events.is_empty();
-            // After the events: what it says is at least as new.
-            let list = if is_last { link.list().await? } else { Vec::new() };
-            self.take_over(link, &list, events, newest).await.map_err(|e| problem(&e))?;
-            if is_last {
-                return Ok(true);
+            let Some(host) = self.host_of(link).await? else { return Ok(false) };
+            if !*has_place {
+                self.find_place(link, host).await?;
+                *has_place = true;
+                continue;
             }
+            let path = format!("/api/v1/events?after={}&limit={EVENTS_AT_A_TIME}", host.seen_event);
+            let events: EventList = link.ask(&Caller::daemon(), Method::GET, &path, None).await?;
+            // An answer may have fewer events than were asked for, and more may follow.
+            if events.events.is_empty() {
+                break;
+            }
+            self.take_events(link, events).await.map_err(|e| problem(&e))?;
         }
+        // After the events: what it says is at least as new.
+        let list = link.list().await?;
+        self.take_states(link, &list).await.map_err(|e| problem(&e))?;
+        if !*is_told {
+            self.tell_node(link, list).await?;
+            *is_told = true;
+        }
+        Ok(true)
+    }
+
+    async fn host_of(&self, link: &Link) -> Result<Option<HostRecord>, Problem> {
+        let host = self.db().read().await.map_err(|e| problem(&e))?.hosts().by_id(link.host).await;
+        host.map_err(|e| problem(&e))
+    }
+
+    /// Finds from which event on the node's history is to be copied: not what was before it joined. A node whose database was
+    /// restored counts from an earlier number.
+    async fn find_place(&self, link: &Link, mut host: HostRecord) -> Result<(), Problem> {
+        let path = "/api/v1/events?limit=1";
+        let events: EventList = link.ask(&Caller::daemon(), Method::GET, path, None).await?;
+        let newest = events.events.iter().map(|event| event.id).max().unwrap_or(0);
+        if host.seen_event != BEFORE_FIRST && host.seen_event <= newest {
+            return Ok(());
+        }
+        host.seen_event = newest;
+        let mut repo = self.db().write().await.map_err(|e| problem(&e))?;
+        repo.hosts().update(&host).await.map_err(|e| problem(&e))?;
+        repo.save().await.map_err(|e| problem(&e))
     }
 
     async fn wait_for_event(&self, link: &Link) -> Result<(), Problem> {
-        let record = self.db().read().await.map_err(|e| problem(&e))?.hosts().by_id(link.host).await;
-        let after = record.map_err(|e| problem(&e))?.map_or(0, |record| record.seen_event);
+        let after = self.host_of(link).await?.map_or(0, |host| host.seen_event);
         let path = format!("/api/v1/events?after={after}&limit=1&wait_s={EVENTS_WAIT_S}");
         let events: EventList = link.ask(&Caller::daemon(), Method::GET, &path, None).await?;
         if events.events.is_empty() {
@@ -87,20 +113,11 @@ impl Service {
         Ok(())
     }
 
-    /// Has the node know all its machines, and what they boot.
-    async fn tell_node(&self, link: &Link) -> Result<(), Problem> {
-        let mut machines = self
-            .db()
-            .read()
-            .await
-            .map_err(|e| problem(&e))?
-            .machines()
-            .list()
-            .await
-            .map_err(|e| problem(&e))?;
-        machines.retain(|record| record.host == link.host);
-        let known: HashMap<Uuid, Machine> =
-            link.list().await?.into_iter().map(|machine| (machine.uuid, machine)).collect();
+    /// Has the node know all its machines, and what they boot. `list` is what it has.
+    async fn tell_node(&self, link: &Link, list: Vec<Machine>) -> Result<(), Problem> {
+        let machines = self.db().read().await.map_err(|e| problem(&e))?.machines().of_host(link.host).await;
+        let machines = machines.map_err(|e| problem(&e))?;
+        let known: HashMap<Uuid, Machine> = list.into_iter().map(|machine| (machine.uuid, machine)).collect();
         for record in &machines {
             let is_known = known.get(&record.uuid).is_some_and(|machine| {
                 machine.image == record.image && machine.pin.as_deref() == record.pin()
@@ -108,12 +125,14 @@ impl Service {
             if is_known {
                 continue;
             }
+            let name = &record.name;
+            // It may be in the middle of being created or removed.
+            let _turn = self.lock(record.uuid).await;
+            if matches!(self.record_of(record.uuid, name).await, Err(LifecycleError::Unknown(_))) {
+                continue;
+            }
             if let Err(problem) = self.assign(link, record).await {
-                tracing::warn!(
-                    host = link.name,
-                    machine = record.name,
-                    "a node does not take a machine: {problem}"
-                );
+                tracing::warn!(host = link.name, machine = name, "a node does not take a machine: {problem}");
             }
         }
         for (uuid, machine) in known {
@@ -122,7 +141,7 @@ impl Service {
                 tracing::warn!(
                     host = link.name,
                     machine = name,
-                    "a node has a machine that is not known here"
+                    "a node has a machine that is not known here; remove it on that host: 'headwater machine remove {name} --force'"
                 );
             }
         }
@@ -130,7 +149,7 @@ impl Service {
     }
 
     /// Has the node know one machine.
-    pub(super) async fn assign(&self, link: &Link, record: &MachineRecord) -> Result<(), Problem> {
+    pub(crate) async fn assign(&self, link: &Link, record: &MachineRecord) -> Result<(), Problem> {
         // With its user data, which lists do not have.
         let whole = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
         let body = serde_json::to_vec(&AssignedMachine::of(&whole)).map_err(|error| {
@@ -139,30 +158,33 @@ impl Service {
         link.ask(&Caller::daemon(), Method::PUT, MACHINES, Some(body)).await
     }
 
-    /// Writes what a node says to the database: its events, and the state of its machines.
-    async fn take_over(
-        &self,
-        link: &Link,
-        list: &[Machine],
-        events: EventList,
-        newest: Option<i64>,
-    ) -> Result<(), headwater_db::DbError> {
+    /// Writes the states of machines to the database, as their node says them.
+    async fn take_states(&self, link: &Link, list: &[Machine]) -> Result<(), DbError> {
+        let records = self.db().read().await?.machines().of_host(link.host).await?;
+        if differing(list, &records).is_empty() {
+            return Ok(());
+        }
+        let mut repo = self.db().write().await?;
+        let records = repo.machines().of_host(link.host).await?;
+        for now in differing(list, &records) {
+            repo.machines().update_state(&now).await?;
+            repo.machines().set_limits(&now).await?;
+        }
+        repo.save().await
+    }
+
+    /// Copies events of a node to the history here.
+    async fn take_events(&self, link: &Link, events: EventList) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut host) = repo.hosts().by_id(link.host).await? else { return Ok(()) };
-        let records = repo.machines().list().await?;
-        for machine in list {
-            let found = records.iter().find(|it| it.uuid == machine.uuid && it.host == link.host);
-            let Some(record) = found else { continue };
-            let now = as_said(record.clone(), machine);
-            if now != *record {
-                repo.machines().update_state(&now).await?;
-                repo.machines().set_limits(&now).await?;
+        let records = repo.machines().of_host(link.host).await?;
+        let ours: HashSet<&str> = records.iter().map(|record| &*record.name).collect();
+        for event in events.events {
+            if event.id <= host.seen_event {
+                continue;
             }
-        }
-        for event in events.events.into_iter().filter(|event| event.id > host.seen_event) {
-            let of_machine = event.subject.strip_prefix("machine ");
-            let is_ours = of_machine
-                .is_some_and(|name| records.iter().any(|it| it.name == name && it.host == link.host));
+            host.seen_event = event.id;
+            let is_ours = event.subject.strip_prefix("machine ").is_some_and(|name| ours.contains(name));
             if !is_ours || event.action == ASSIGNED {
                 continue;
             }
@@ -171,11 +193,20 @@ impl Service {
             let action = event.action.into();
             repo.events().append(NewEvent { at_ms, caller, subject, action, detail }).await?;
         }
-        host.seen_event = newest.unwrap_or(0).max(host.seen_event);
         host.seen_at_ms = Some(self.now_ms());
         repo.hosts().update(&host).await?;
         repo.save().await
     }
+}
+
+/// The records that are not as their node says, corrected.
+fn differing(list: &[Machine], records: &[MachineRecord]) -> Vec<MachineRecord> {
+    let corrected = |machine: &Machine| {
+        let record = records.iter().find(|record| record.uuid == machine.uuid)?;
+        let now = as_said(record.clone(), machine);
+        (now != *record).then_some(now)
+    };
+    list.iter().filter_map(corrected).collect()
 }
 
 /// A record with what its node says of it.
@@ -184,6 +215,7 @@ pub(super) fn as_said(mut record: MachineRecord, machine: &Machine) -> MachineRe
     record.state = machine.state;
     record.reason.clone_from(&machine.reason);
     record.version.clone_from(&machine.version);
+    record.kept.clone_from(&machine.kept);
     record.boot_ms = machine.boot_ms;
     record.started_at_ms = machine.started_at_ms;
     record.cache = machine.cache;

@@ -1,6 +1,7 @@
 //! A connection to a node, over which the controller asks.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -29,6 +30,21 @@ const LIST_AGE: Duration = Duration::from_millis(500);
 /// How long a list may take before the last one has to do.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How old that one may be.
+const LIST_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// How long a node may take to answer: a question, and a change. A machine that is stopped may take minutes.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(60);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
+/// What HTTP/2 holds of one stream and of all of a connection before the other side has to wait. A console that nobody reads fills
+/// its own stream, and not the connection.
+pub(super) const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+pub(super) const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX;
+
+/// How many requests a node answers at a time.
+pub(super) const STREAMS_MAX: u32 = 1024;
+
 /// A node that is connected.
 pub(crate) struct Link {
     pub(crate) host: Uuid,
@@ -43,7 +59,23 @@ pub(crate) struct Link {
     pub(crate) changed: Notify,
     /// The connection is to end.
     pub(crate) ending: Notify,
-    pub(crate) machines: Mutex<Option<(Instant, Arc<Vec<Machine>>)>>,
+    pub(crate) lists: Lists,
+}
+
+/// What a node has answered to the question for its machines.
+#[derive(Default)]
+pub(crate) struct Lists {
+    /// When it was asked last, whether it answered or not.
+    asked: Mutex<Option<Instant>>,
+    last: std::sync::Mutex<Option<(Instant, Arc<Vec<Machine>>)>>,
+    /// The last answer is older than a change.
+    is_stale: AtomicBool,
+}
+
+impl Lists {
+    fn last(&self) -> MutexGuard<'_, Option<(Instant, Arc<Vec<Machine>>)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Link {
@@ -91,10 +123,16 @@ impl Link {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<T, Problem> {
-        let answer = self.send(caller, method, path, body.map_or_else(Body::empty, Body::from)).await?;
-        let status = answer.status();
-        let bytes = axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX_BYTES).await;
-        let bytes = bytes.map_err(|error| self.broken(&error))?;
+        let is_change = method == Method::POST || method == Method::PATCH || method == Method::DELETE;
+        let limit = if is_change { CHANGE_TIMEOUT } else { QUESTION_TIMEOUT };
+        let answered = async {
+            let answer = self.send(caller, method, path, body.map_or_else(Body::empty, Body::from)).await?;
+            let status = answer.status();
+            let bytes = axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX_BYTES).await;
+            Ok((status, bytes.map_err(|error| self.broken(&error))?))
+        };
+        let answered = tokio::time::timeout(limit, answered).await;
+        let (status, bytes) = answered.map_err(|late| self.broken(&late))??;
         let odd = |error: serde_json::Error| {
             let message =
                 format!("the node of host '{}' answers {status} with something else: {error}", self.name);
@@ -110,20 +148,26 @@ impl Link {
 
     /// The machines of the node as it shows them, at most [`LIST_AGE`] old if it answers.
     pub(crate) async fn machines(&self) -> Option<Arc<Vec<Machine>>> {
-        let mut known = self.machines.lock().await;
-        if let Some((at, list)) = &*known
-            && at.elapsed() < LIST_AGE
-        {
-            return Some(list.clone());
-        }
-        match tokio::time::timeout(LIST_TIMEOUT, self.list()).await {
-            Ok(Ok(list)) => {
-                let list = Arc::new(list);
-                *known = Some((Instant::now(), list.clone()));
-                Some(list)
+        let mut asked = self.lists.asked.lock().await;
+        let is_stale = self.lists.is_stale.swap(false, Ordering::AcqRel);
+        if is_stale || asked.is_none_or(|at| at.elapsed() >= LIST_AGE) {
+            let answer = tokio::time::timeout(LIST_TIMEOUT, self.list()).await;
+            // Also if there was no answer: those who wait here do not wait again, one after the other.
+            *asked = Some(Instant::now());
+            if let Ok(Ok(list)) = answer {
+                *self.lists.last() = Some((Instant::now(), Arc::new(list)));
             }
-            _ => known.as_ref().map(|(_, list)| list.clone()),
         }
+        let last = self.lists.last().clone();
+        last.filter(|(at, _)| at.elapsed() < LIST_AGE_MAX).map(|(_, list)| list)
+    }
+
+    /// One machine as the node shows it, asked now.
+    pub(crate) async fn machine(&self, name: &str) -> Option<Machine> {
+        let path = format!("/api/v1/machines/{name}");
+        let caller = Caller::daemon();
+        let asked = self.ask::<Machine>(&caller, Method::GET, &path, None);
+        tokio::time::timeout(LIST_TIMEOUT, asked).await.ok()?.ok()
     }
 
     /// The same, asked now.
@@ -140,8 +184,8 @@ impl Link {
     }
 
     /// Has the next list asked from the node.
-    pub(crate) async fn forget_list(&self) {
-        *self.machines.lock().await = None;
+    pub(crate) fn forget_list(&self) {
+        self.lists.is_stale.store(true, Ordering::Release);
     }
 
     fn broken(&self, error: &dyn std::error::Error) -> Problem {

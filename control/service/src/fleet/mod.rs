@@ -54,6 +54,9 @@ pub(crate) const BEAT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long nothing is heard of a node before its host is lost.
 pub(crate) const LOST_AFTER: Duration = Duration::from_secs(15);
 
+/// The pause after something failed that is tried again.
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(2);
+
 /// The host of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnHost {
@@ -105,9 +108,7 @@ impl Service {
 
     /// The machines that this daemon runs, by name.
     pub(crate) async fn own_machines(&self) -> Result<Vec<MachineRecord>, DbError> {
-        let mut machines = self.db().read().await?.machines().list().await?;
-        machines.retain(|record| self.is_own(record));
-        Ok(machines)
+        self.db().read().await?.machines().of_host(self.own_host()).await
     }
 
     /// Writes the host of this daemon to the database, before anything else is looked at.

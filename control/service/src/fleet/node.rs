@@ -21,7 +21,9 @@ use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::caller::Caller;
 use crate::extract::Body as JsonBody;
-use crate::fleet::link::{CALLER, GENERATION, ROLE};
+use crate::fleet::link::{
+    CALLER, CONNECTION_WINDOW_BYTES, GENERATION, ROLE, STREAM_WINDOW_BYTES, STREAMS_MAX,
+};
 use crate::fleet::protocol::{
     AssignedMachine, FromNode, Hello, PROTOCOL, ToNode, read_line, wait_until_ready, write_line,
 };
@@ -70,11 +72,13 @@ impl Service {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let own = self.host_parts();
+        let known = self.db().read().await.map_err(|e| problem(&e))?.hosts().by_id(self.own_host()).await;
         let hello = Hello {
             protocol: PROTOCOL,
             release: env!("CARGO_PKG_VERSION").to_owned(),
             host: own.id,
             now_ms: self.now_ms(),
+            generation: known.map_err(|e| problem(&e))?.map_or(0, |host| host.generation),
             memory_bytes: own.memory_bytes,
             cpus: own.cpus,
         };
@@ -103,14 +107,7 @@ impl Service {
             return Err(Problem::new(ProblemKind::Failed, "the database does not know its own host"));
         };
         if generation <= own.generation {
-            let message = format!(
-                "the controller calls this connection number {generation}, and there was one with the number {}: its database is an old \
-                 copy",
-                own.generation
-            );
-            return Err(Problem::new(ProblemKind::Conflict, message).advise(
-                "remove this host there ('headwater node remove'), remove the directory 'node' of the data directory here, and join again",
-            ));
+            return Err(old_copy(generation, own.generation));
         }
         own.generation = generation;
         repo.hosts().update(&own).await.map_err(|e| problem(&e))?;
@@ -145,6 +142,9 @@ impl Service {
             .timer(TokioTimer::new())
             .keep_alive_interval(BEAT)
             .keep_alive_timeout(BEAT_TIMEOUT)
+            .max_concurrent_streams(STREAMS_MAX)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .enable_connect_protocol()
             .serve_connection(TokioIo::new(stream), answer);
         let mut connection = std::pin::pin!(connection);
@@ -161,6 +161,16 @@ impl Service {
             Err(error) => tracing::warn!("the connection to the controller broke: {error}"),
         }
     }
+}
+
+/// Why a controller and a node do not go on with each other.
+pub(super) fn old_copy(counted: u64, seen: u64) -> Problem {
+    let message = format!(
+        "the controller has counted {counted} connections of this node, and the node has seen number {seen}: the controller's database is \
+         an old copy"
+    );
+    Problem::new(ProblemKind::Conflict, message)
+        .advise("restore the newest copy; docs/fleet.md says what is left if there is none")
 }
 
 /// A request of the controller, with the caller that it names, and whether it asks for a console.
@@ -235,7 +245,11 @@ const KEPT: [(&str, &Method); 10] = [
 pub(super) fn kept_elsewhere(service: &Service, request: &Request<Body>, path: &str) -> Option<Problem> {
     let membership = service.membership()?;
     let is_kept = KEPT.iter().any(|(kept, method)| *kept == path && *method == request.method());
-    if !is_kept || request.extensions().get::<OfController>().is_some() {
+    // A machine that the controller does not know can be removed only here.
+    let is_forced = *request.method() == Method::DELETE
+        && path == "/api/v1/machines/{machine}"
+        && request.uri().query() == Some("force=true");
+    if !is_kept || is_forced || request.extensions().get::<OfController>().is_some() {
         return None;
     }
     let Membership { controller, name } = membership;
@@ -243,7 +257,9 @@ pub(super) fn kept_elsewhere(service: &Service, request: &Request<Body>, path: &
         format!("this daemon is the node of host '{name}', and its controller {controller} keeps that");
     Some(
         Problem::new(ProblemKind::Conflict, message)
-            .advise("do it there; start, stop and reset work here too"),
+            .advise(
+                "do it there; start, stop and reset work here too. A machine that the controller does not know is removed here with --force",
+            ),
     )
 }
 

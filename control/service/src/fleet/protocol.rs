@@ -68,6 +68,8 @@ pub struct Hello {
     pub host: Uuid,
     /// Its clock, in milliseconds since 1970.
     pub now_ms: u64,
+    /// The highest number that a connection of it had.
+    pub generation: u64,
     /// Its memory.
     pub memory_bytes: u64,
     /// Its processors.

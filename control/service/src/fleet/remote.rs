@@ -118,7 +118,7 @@ impl Service {
         record: MachineRecord,
         machine: &Machine,
     ) -> Result<MachineRecord, LifecycleError> {
-        link.forget_list().await;
+        link.forget_list();
         let now = as_said(record, machine);
         let mut repo = self.db().write().await?;
         repo.machines().update_state(&now).await?;
@@ -150,7 +150,7 @@ impl Service {
         let event = self.event(caller, format!("machine {name}"), "removed", detail);
         repo.events().append(event).await?;
         repo.save().await?;
-        link.forget_list().await;
+        link.forget_list();
         drop(turn);
         self.roots_changed();
         self.forget_lock(uuid);
@@ -202,11 +202,15 @@ impl Service {
             let all = self.fleet().links();
             all.values().filter(|link| records.iter().any(|it| it.host == link.host)).cloned().collect()
         };
-        let lists = join_all(links.iter().map(|link| link.machines())).await;
         let mut machines = HashMap::new();
-        for (link, list) in links.iter().zip(lists) {
-            for machine in list.iter().flat_map(|list| list.iter()) {
-                machines.insert((link.host, machine.uuid), machine.clone());
+        if let ([record], [link]) = (records, &links[..]) {
+            machines.extend(link.machine(&record.name).await.map(|it| ((link.host, it.uuid), it)));
+        } else {
+            let lists = join_all(links.iter().map(|link| link.machines())).await;
+            for (link, list) in links.iter().zip(lists) {
+                for machine in list.iter().flat_map(|list| list.iter()) {
+                    machines.insert((link.host, machine.uuid), machine.clone());
+                }
             }
         }
         let hosts = hosts.into_iter().map(|host| (host.id, host)).collect();

@@ -121,7 +121,7 @@ impl Service {
             claimed_for: None,
             next_version: None,
             old: false,
-            kept: None,
+            kept: record.kept,
             edits: None,
             cache: record.cache,
             transport: record.transport,
@@ -177,7 +177,7 @@ impl Service {
                 view.next_version = Some(disk.below());
             }
             view.claimed_for = holders.remove(&view.uuid);
-            view.kept = own.map(PersistentDisk::below);
+            view.kept = own.map(PersistentDisk::below).or(view.kept);
             view.edits = edit.map(PersistentDisk::below);
             seen.complete(host, &mut view);
             views.push(view);

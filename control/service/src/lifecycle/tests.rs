@@ -566,6 +566,7 @@ impl Fixture {
             state: MachineState::Created,
             reason: None,
             version: None,
+            kept: None,
             boot_ms: None,
             started_at_ms: None,
             created_at_ms: 0,

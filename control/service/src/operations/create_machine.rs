@@ -9,7 +9,7 @@ use headwater_api::{
     BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
     Problem, ProblemKind, Wanted,
 };
-use headwater_db::{CatalogRecord, DbError, MachineRecord};
+use headwater_db::{CatalogRecord, DbError, HostRecord, MachineRecord};
 use uuid::Uuid;
 
 use crate::Service;
@@ -44,6 +44,8 @@ enum Error {
     MacTaken { machine: String, mac: String, other: String },
     #[error("cannot create machine '{machine}' on host '{host}': {why}")]
     Host { machine: String, host: String, why: &'static str },
+    #[error("cannot create machine '{0}': each host is cordoned or not connected")]
+    NoHost(String),
     #[error("cannot create machine '{machine}': {why}")]
     Target { machine: String, why: &'static str },
     #[error(
@@ -81,7 +83,7 @@ impl Explain for Error {
             Self::Exists(_) | Self::IsCatalog(_) | Self::MacTaken { .. } => ProblemKind::Conflict,
             Self::Host { why, .. } if *why == NO_SUCH_HOST => ProblemKind::NotFound,
             Self::Host { why, .. } if *why == IS_AWAY => ProblemKind::Unavailable,
-            Self::Host { .. } => ProblemKind::Conflict,
+            Self::Host { .. } | Self::NoHost(_) => ProblemKind::Conflict,
             Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::Target { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Identity { .. } => ProblemKind::Failed,
@@ -96,7 +98,7 @@ impl Explain for Error {
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
-            Self::Host { .. } => Some("'headwater node list' shows the hosts".to_owned()),
+            Self::Host { .. } | Self::NoHost(_) => Some("'headwater node list' shows the hosts".to_owned()),
             Self::MacTaken { .. } | Self::Target { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
@@ -153,14 +155,23 @@ pub(crate) async fn make(
     give_to_node(service, caller, record).await
 }
 
-/// Has the node of a new machine know it. If that refuses, the machine is gone again.
+/// Has the node of a new machine know it. If the node refuses, the machine is gone again.
 async fn give_to_node(
     service: &Service,
     caller: &Caller,
     record: MachineRecord,
 ) -> Result<MachineRecord, Failure> {
-    let Err(problem) = service.give_to_node(&record).await else { return Ok(record) };
+    let _turn = service.lock(record.uuid).await;
     let name = record.name.clone();
+    let problem = match service.give_to_node(&record).await {
+        Ok(()) => return Ok(record),
+        // The node may have it, and is told of it when it is connected again.
+        Err(problem) if problem.kind == ProblemKind::Unavailable => {
+            tracing::warn!(machine = name, "the host of a new machine does not answer: {problem}");
+            return Ok(record);
+        }
+        Err(problem) => problem,
+    };
     let failed = |source| Error::Db { machine: name.clone(), source };
     let mut repo = service.db().write().await.map_err(failed)?;
     repo.machines().remove(record.uuid).await.map_err(failed)?;
@@ -175,8 +186,7 @@ async fn give_to_node(
 /// Puts a machine to this node that its controller says, or changes what it boots.
 pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Result<(), Failure> {
     let caller = Caller::daemon();
-    let known = service.db().read().await?.machines().by_uuid(machine.uuid).await?;
-    if known.is_some() {
+    if service.db().read().await?.machines().by_uuid(machine.uuid).await?.is_some() {
         let mut repo = service.db().write().await?;
         repo.hosts().set_boot(machine.uuid, &machine.image, machine.pin.as_deref()).await?;
         repo.save().await?;
@@ -215,6 +225,10 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
         ..record(service, plan)?
     };
     let mut repo = service.db().write().await?;
+    // The controller may have sent it twice.
+    if repo.machines().by_uuid(record.uuid).await?.is_some() {
+        return Ok(());
+    }
     repo.machines().add(&record).await?;
     let subject = format!("machine {}", record.name);
     repo.events().append(service.event(&caller, subject, "assigned", record.uuid.to_string())).await?;
@@ -306,7 +320,9 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
     let chooses_platform =
         request.firmware.is_some() || request.display.is_some() || request.network.is_some();
     let default_platform = of.map(|it| it.platform.clone()).unwrap_or_default();
-    let host = choose_host(service, &request.name, request.host.as_deref(), boot, catalog.is_some()).await?;
+    // A pool lends machines of this host only.
+    let is_spread = of.is_some_and(|catalog| catalog.keep_ready == 0) && boot == BootFrom::Vm;
+    let host = choose_host(service, &request.name, request.host.as_deref(), boot, is_spread).await?;
     let plan = Plan {
         boot,
         host,
@@ -341,28 +357,34 @@ async fn choose_host(
     machine: &str,
     named: Option<&str>,
     boot: BootFrom,
-    is_of_catalog: bool,
+    is_spread: bool,
 ) -> Result<Option<Uuid>, Failure> {
     let refused = |host: &str, why| Error::Host { machine: machine.to_owned(), host: host.to_owned(), why };
     let hosts = service.db().read().await?.hosts().list().await?;
-    let Some(name) = named else {
-        let is_spread = is_of_catalog && boot == BootFrom::Vm && hosts.len() > 1;
-        let chosen = if is_spread { service.freest_host(hosts).await? } else { None };
-        return Ok(chosen.filter(|host| *host != service.own_host()));
-    };
-    let host = hosts.iter().find(|host| host.name == name).ok_or_else(|| refused(name, NO_SUCH_HOST))?;
-    if host.id == service.own_host() {
-        return Ok(None);
-    }
+    let own = service.own_host();
     if boot == BootFrom::Network {
         let why = "a machine that boots from the network runs on no host; leave out --host";
-        return Err(Error::Target { machine: machine.to_owned(), why }.into());
+        let refused = Error::Target { machine: machine.to_owned(), why };
+        return if named.is_some() { Err(refused.into()) } else { Ok(None) };
     }
+    if named.is_none() && is_spread {
+        let Some(chosen) = service.freest_host(hosts).await? else {
+            return Err(Error::NoHost(machine.to_owned()).into());
+        };
+        return Ok((chosen != own).then_some(chosen));
+    }
+    let is_meant = |host: &&HostRecord| named.map_or(host.id == own, |name| host.name == name);
+    let Some(host) = hosts.iter().find(is_meant) else {
+        return named.map_or(Ok(None), |name| Err(refused(name, NO_SUCH_HOST).into()));
+    };
     if host.cordoned {
-        return Err(refused(name, IS_CORDONED).into());
+        return Err(refused(&host.name, IS_CORDONED).into());
+    }
+    if host.id == own {
+        return Ok(None);
     }
     if service.link(host.id).is_none() {
-        return Err(refused(name, IS_AWAY).into());
+        return Err(refused(&host.name, IS_AWAY).into());
     }
     Ok(Some(host.id))
 }
@@ -498,6 +520,7 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
         state: MachineState::Created,
         reason: None,
         version: None,
+        kept: None,
         boot_ms: None,
         started_at_ms: None,
         created_at_ms: service.now_ms(),

@@ -81,7 +81,7 @@ pub(super) async fn get_metrics(State(service): State<Service>) -> Result<Respon
 }
 
 async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
-    let machines = service.db().read().await?.machines().list().await?;
+    let machines = service.own_machines().await?;
     let mut samples = service.disks().metrics();
     let mut alarms = 0;
     for machine in &machines {

@@ -221,7 +221,12 @@ async fn removable(
     let editing: HashSet<_> = of(Purpose::MaintenanceSession).collect();
     let claimed = service.holders().await?;
     let is_kept = |machine: &&MachineRecord| {
-        keeping.contains(&machine.uuid) || claimed.contains_key(&machine.uuid) || machine.pin.is_some()
+        // Whether a machine of another host has its persistent disk already is known to its node alone.
+        let is_kept_there = !service.is_own(machine) && machine.cache.persistent;
+        keeping.contains(&machine.uuid)
+            || is_kept_there
+            || claimed.contains_key(&machine.uuid)
+            || machine.pin.is_some()
     };
     let is_free =
         |machine: &&MachineRecord| !editing.contains(&machine.uuid) && (request.force || !is_kept(machine));

@@ -1,5 +1,6 @@
 //! Machines of other hosts: two services with one connection between them, in this process.
 
+use headwater_api::name::ImageRef;
 use headwater_api::{CreateMachine, HostState, Problem};
 use headwater_db::JoinTokenRecord;
 use tokio::io::DuplexStream;
@@ -112,7 +113,12 @@ impl Pair {
     }
 
     async fn create(&self, name: &str) -> Result<MachineRecord, Problem> {
-        let request = format!(r#"{{"name":"{name}","image":"image","host":"b"}}"#);
+        self.create_with(name, "").await
+    }
+
+    /// Creates a machine of the node with more settings.
+    async fn create_with(&self, name: &str, settings: &str) -> Result<MachineRecord, Problem> {
+        let request = format!(r#"{{"name":"{name}","image":"image","host":"b"{settings}}}"#);
         let request: CreateMachine = serde_json::from_str(&request).unwrap();
         let made = create_machine::make(&self.controller.service, &Caller::daemon(), request).await;
         made.map_err(|failure| failure.0)
@@ -233,5 +239,53 @@ async fn joins_and_connections_are_refused_with_a_reason() {
     own.generation = 1000;
     repo.hosts().update(&own).await.unwrap();
     repo.save().await.unwrap();
-    assert!(refused(Some("key-b")).await.contains("its database is an old copy"));
+    // However often it is tried: an attempt counts nothing.
+    for _ in 0..3 {
+        assert!(refused(Some("key-b")).await.contains("the controller's database is an old copy"));
+    }
+    let counted = {
+        let mut repo = pair.controller.db.read().await.unwrap();
+        repo.hosts().by_id(Uuid::from_u128(2)).await.unwrap().unwrap().generation
+    };
+    assert_eq!(counted, 1);
+}
+
+#[tokio::test]
+async fn a_machine_that_is_assigned_twice_is_there_once() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    let record = pair.create("far").await.unwrap();
+    let link = pair.controller.service.link(record.host).unwrap();
+    for _ in 0..2 {
+        pair.controller.service.assign(&link, &record).await.unwrap();
+    }
+    let there = pair.node.db.read().await.unwrap().machines().list().await.unwrap();
+    assert_eq!(there.iter().filter(|machine| machine.uuid == record.uuid).count(), 1);
+}
+
+#[tokio::test]
+async fn disks_that_nodes_keep_count_while_the_node_is_away() {
+    let pair = Pair::new().await;
+    let connection = pair.connect().await;
+    let record = pair.create_with("far", r#","cache":{"mode":"ram+disk","ram_bytes":16777216,"disk_bytes":1073741824,"weight":100,"persistent":true}"#).await;
+    let record = record.unwrap();
+    let (service, caller) = (&pair.controller.service, Caller::daemon());
+    service.start("far", &caller).await.unwrap();
+    service.stop("far", true, &caller).await.unwrap();
+    until("the controller knows that a disk is kept", async || {
+        service.record("far").await.unwrap().kept.as_deref() == Some("image@1")
+    })
+    .await;
+    connection.abort();
+    until("the node is away", async || service.fleet().links().is_empty()).await;
+    let view = service.full_view(service.record("far").await.unwrap()).await.unwrap();
+    assert_eq!(view.kept.as_deref(), Some("image@1"));
+    // The machine boots another image from now on, and its disk is over this version still.
+    let mut repo = pair.controller.db.write().await.unwrap();
+    repo.hosts().set_boot(record.uuid, "other", None).await.unwrap();
+    repo.save().await.unwrap();
+    let reference = ImageRef::parse("image@1").unwrap();
+    let version = service.images().resolve(&reference).await.unwrap();
+    let uses = crate::uses::of(service, &reference, Some(&version)).await.map_err(|e| e.0).unwrap();
+    assert!(uses.contains(&"machine 'far' has a persistent disk over it".to_owned()), "{uses:?}");
 }
