@@ -1,15 +1,16 @@
-//! Bodies of answers, read as they come and up to a length that is said before.
+//! Reads the body of an answer as it arrives, up to a given length.
 //!
-//! `object_store` takes room for all that the head of an answer claims to follow: a server that claims too much ends the process.
+//! `object_store` allocates as much memory as the answer's header announces. A server that announces too much
+//! would end the process.
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 
-/// The most room that is taken before bytes are there. More than parts of objects have.
+/// The most memory that is reserved before bytes arrive. It is more than any part of an object needs.
 const ROOM_MAX_BYTES: usize = 64 << 20;
 
-/// All of a body. `None`: it has more than so many bytes, and is not read further.
+/// Reads a whole body. Returns `None` if the body is longer than `max_bytes`, and does not read it further.
 pub(super) async fn read_up_to<E>(
     mut frames: BoxStream<'static, Result<Bytes, E>>,
     max_bytes: usize,
@@ -19,7 +20,7 @@ pub(super) async fn read_up_to<E>(
         return Ok(None);
     }
     let mut next = frames.next().await.transpose()?;
-    // A small one comes at once, and is not copied.
+    // A small body arrives in one piece and is not copied.
     if next.is_none() {
         return Ok(Some(first));
     }
@@ -53,7 +54,7 @@ mod tests {
         assert_eq!(read(&[], 0).unwrap(), "");
         assert_eq!(read(&[b"abc"], 3).unwrap(), "abc");
         assert_eq!(read(&[b"abc", b"", b"de", b"f"], 6).unwrap(), "abcdef");
-        // Room is not taken for what does not come.
+        // No memory is reserved for bytes that do not arrive.
         assert_eq!(read(&[b"abc", b"d"], usize::MAX).unwrap(), "abcd");
         assert_eq!(read(&[b"abc"], 2), None);
         assert_eq!(read(&[b"abc", b"de", b"f"], 5), None);

@@ -1,12 +1,14 @@
-//! One bucket: requests that end, with bounded retries, and errors that say what was tried on what.
+//! One bucket: requests with a time limit and a bounded number of retries, and errors that say which action
+//! failed on which key.
 //!
-//! A request that fails in a way that may pass (no connection, no answer in time, a cut answer, a status of 500 and
-//! above, 429) is sent again, up to [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times, with pauses that double from
-//! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412), or has no room
-//! for (507, and what says so by its code), is not. Neither is what the server does not know (501).
+//! A request is sent again if its failure may be temporary: no connection, no answer in time, a cut answer, a
+//! status of 500 and above, or 429. It is sent at most [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times.
+//! The pauses double from [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. There is no retry if
+//! the server refuses the request (401, 403, 404, 412), lacks space (507, or a code that says so), or does
+//! not know the request (501).
 //!
-//! An answer of 503 or 429 with `Retry-After` is no failed attempt: the request is sent again after that time, for as long as
-//! [`WhileBusy`] says.
+//! An answer of 503 or 429 with `Retry-After` does not count as a failed attempt. The request is sent again
+//! after that time, for as long as [`WhileBusy`] allows.
 
 use std::future::Future;
 use std::pin::pin;
@@ -39,31 +41,31 @@ use crate::while_busy::WhileBusy;
 
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The longest that an attempt at a mark or at a removal takes, however long others may take: all attempts at one must be over long
-/// before a mark is stale that is not renewed meanwhile.
+/// The longest time that one attempt takes at a mark or at a removal, whatever limit other requests have. All
+/// attempts at a mark must end long before an unrenewed mark is stale.
 pub(super) const PROMPT_MAX: Duration = Duration::from_secs(30);
 /// Threads that wait for S3.
 const IO_THREADS: usize = 2;
-/// Keys that are removed at the same time.
+/// Keys that are removed concurrently.
 const REMOVALS: usize = 8;
-/// The most pages of a listing: ten million keys, as a page has a thousand.
+/// The most pages of a listing. A page has a thousand keys, so this is ten million keys.
 const LISTED_PAGES_MAX: u32 = 10_000;
 
-/// What is done to a key, and which permission that takes.
+/// What a request does to a key, which decides the permission that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
     Write,
-    /// On a condition.
+    /// A conditional write.
     WriteIf,
-    /// In parts.
+    /// A write in parts.
     WriteParts,
     Remove,
     List,
 }
 
 impl Operation {
-    /// The feature that it needs, if not all servers have that.
+    /// The feature that the operation needs, if some servers lack it.
     pub(super) fn feature(self) -> Option<&'static str> {
         match self {
             Self::WriteIf => Some("conditional writes (If-None-Match and If-Match on PUT)"),
@@ -73,15 +75,15 @@ impl Operation {
     }
 }
 
-/// What became of a request that can fail in ways that callers deal with.
+/// The outcomes of a failed request that callers handle.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// There is no such key.
     Absent,
-    /// The key is not as the condition said.
+    /// The key is not in the state that the condition asks for.
     Conflict,
-    /// The key may have been written, or may yet be, by an attempt that got no answer: something else is there, or all attempts
-    /// failed like this.
+    /// An attempt without an answer may have written the key, or may still write it: another value is there,
+    /// or all attempts failed in this way.
     Unknown(Option<StoreError>),
     /// Everything else.
     Failed(StoreError),
@@ -93,30 +95,30 @@ impl From<StoreError> for Refusal {
     }
 }
 
-/// What attempts that failed may have done all the same.
+/// What failed attempts may have done on the server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Doubt {
-    /// Attempts before the last one that failed in a way that may pass.
+    /// Attempts before the last one that failed in a way that may be temporary.
     pub(super) failed_before: u32,
-    /// Whether one may have reached the server without an answer coming back.
+    /// Whether an attempt may have reached the server although no answer came back.
     pub(super) unanswered: bool,
 }
 
-/// On which condition a key is written.
+/// The condition on which a key is written.
 #[derive(Clone, Debug)]
 pub(super) enum Condition {
-    /// Whatever is there.
+    /// None: the write replaces whatever is there.
     Any,
-    /// Nothing is there.
+    /// The key does not exist.
     Absent,
-    /// What is there has this tag.
+    /// The key has this tag.
     Tag(String),
 }
 
 /// A key in a listing.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Without the prefix that was listed.
+    /// The name without the prefix that was listed.
     pub(super) name: String,
     pub(super) len_bytes: u64,
     /// When the server took it, in seconds since 1970 on the server's clock.
@@ -127,7 +129,7 @@ pub(super) struct Entry {
 #[derive(Clone)]
 pub(super) struct Bucket {
     s3: AmazonS3,
-    /// Who is asked for keys, where the environment has none.
+    /// Where keys come from if the environment has none.
     key_source: Option<KeySource>,
     url: Arc<S3Url>,
     timeout: Duration,
@@ -135,9 +137,9 @@ pub(super) struct Bucket {
     pause: Duration,
     while_busy: WhileBusy,
     runtime: &'static Runtime,
-    /// Whether reads of objects end, shared by all clones.
+    /// Whether reads of objects have ended. All clones share it.
     closed: Arc<watch::Sender<bool>>,
-    /// Reads of objects that may go on without a thread, shared by all clones.
+    /// Reads of objects that may continue without a thread. All clones share them.
     parts: Arc<Parts>,
 }
 
@@ -161,7 +163,8 @@ impl Bucket {
             .with_bucket_name(&url.bucket)
             .with_virtual_hosted_style_request(url.virtual_hosted)
             .with_http_connector(Connector)
-            // Attempts are counted here, for all requests alike, bodies of answers included.
+            // This module counts the attempts of all requests, including those that read the bodies of
+            // answers.
             .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
             .with_client_options(
                 ClientOptions::new()
@@ -170,7 +173,8 @@ impl Bucket {
                     .with_allow_http(url.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"))),
             );
         if let Some(endpoint) = &url.endpoint {
-            // Twice, as the environment may name a server of its own (`AWS_ENDPOINT_URL_S3`) that would go before the URL's.
+            // The endpoint is set twice. Otherwise a server that the environment names
+            // (`AWS_ENDPOINT_URL_S3`) would override the endpoint of the URL.
             builder = builder.with_endpoint(endpoint).with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
         }
         if let Some(region) = &url.region {
@@ -190,23 +194,25 @@ impl Bucket {
         })
     }
 
-    /// The same for marks, whose writes and reads do not take as long as others may.
+    /// The same bucket for marks. Its reads and writes have a shorter limit than those of other keys.
     pub(super) fn prompt(&self) -> Self {
         let while_busy = self.while_busy.at_most(PROMPT_MAX);
         Self { timeout: self.timeout.min(PROMPT_MAX), while_busy, ..self.clone() }
     }
 
-    /// The same for those whose clients wait as well: requests do not wait for a server that is busy.
+    /// The same bucket for a server whose own clients retry: requests do not wait for a busy bucket.
     pub(super) fn hasty(&self) -> Self {
         Self { while_busy: WhileBusy::not_at_all(), ..self.clone() }
     }
 
-    /// How long an attempt may take. A removal that is under way when others take us for dead could take what they need by then.
+    /// How long one attempt may take. If a removal were still under way when others consider this process
+    /// dead, it could remove what they need by then.
     pub(super) fn timeout(&self, operation: Operation) -> Duration {
         if operation == Operation::Remove { self.timeout.min(PROMPT_MAX) } else { self.timeout }
     }
 
-    /// Ends reads of parts of objects, those under way too, and refuses new ones. All else goes on: marks are to be removed.
+    /// Ends reads of parts of objects, including those under way, and refuses new ones. All other requests
+    /// continue, because marks have to be removed.
     pub(super) fn close(&self) {
         self.closed.send_replace(true);
     }
@@ -219,7 +225,7 @@ impl Bucket {
         &self.url
     }
 
-    /// A key as people find it again.
+    /// A key as messages show it, so that people can find it.
     pub(super) fn shown(&self, key: &str) -> String {
         let slash = if self.url.prefix.is_empty() || key.is_empty() { "" } else { "/" };
         format!("s3://{}/{}{slash}{key}", self.url.bucket, self.url.prefix)
@@ -233,8 +239,8 @@ impl Bucket {
         }
     }
 
-    /// Runs something on the threads that wait for S3, and waits for it. Works on every thread, also on those of
-    /// another runtime.
+    /// Runs a future on the threads that wait for S3, and blocks until it ends. It works on every thread,
+    /// including threads of another runtime.
     pub(super) fn wait<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -242,7 +248,7 @@ impl Bucket {
         let (done, outcome) = mpsc::sync_channel(1);
         self.runtime.spawn(async move {
             let outcome = work.await;
-            // Nobody waits any more where the caller's thread is gone.
+            // If the caller's thread has ended, nobody receives the outcome.
             let _ = done.send(outcome);
         });
         outcome.recv().map_err(|_| {
@@ -250,12 +256,12 @@ impl Bucket {
         })
     }
 
-    /// Starts something that goes on by itself.
+    /// Starts a future that nobody waits for.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         self.runtime.spawn(work).abort_handle()
     }
 
-    /// How long to wait for a server that is busy, as it is asked to. `None`: no longer.
+    /// How long to wait for a busy server, as it requested. `None`: the request has waited as long as it may.
     fn busy_pause(
         &self,
         operation: Operation,
@@ -265,7 +271,7 @@ impl Bucket {
     ) -> Option<Duration> {
         let Failure::Busy(busy) = failure else { return None };
         let while_busy = match operation {
-            // As an attempt at it, it must be over before a mark is stale.
+            // Like an attempt at a mark, it must be over before the mark is stale.
             Operation::Remove => self.while_busy.at_most(PROMPT_MAX),
             _ => self.while_busy.clone(),
         };
@@ -273,8 +279,8 @@ impl Bucket {
         while_busy.goes_on(since.elapsed().saturating_add(pause)).then_some(pause)
     }
 
-    /// Sends a request until it succeeds, is refused, or has been sent often enough. An error comes with what the attempts may
-    /// have done.
+    /// Sends a request until it succeeds, is refused, or has used up its attempts. The error says what the
+    /// attempts may have done.
     async fn attempt<T, F>(
         self,
         operation: Operation,
@@ -295,7 +301,7 @@ impl Bucket {
             let request = call(self.s3.clone(), path.clone());
             let mut asked = self.key_source.as_ref();
             let sent = async {
-                // What fails here was never sent to the store.
+                // A failure here happens before anything is sent to the store.
                 if let Some(source) = asked {
                     source.ask(&self.s3).await?;
                     asked = None;
@@ -325,7 +331,7 @@ impl Bucket {
                 let error = StoreError::new(StoreErrorKind::Io, format!("stopped while waiting for {why}"));
                 return Err((Refusal::Failed(error), doubt));
             }
-            // It was waited for long enough.
+            // The request has waited for the busy server as long as it may.
             let is_over = matches!(failure, Failure::Busy(_)) && self.while_busy.goes_on(Duration::ZERO);
             doubt.unanswered |= matches!(failure, Failure::Broken(_));
             if is_over || attempt >= self.attempts || !failure.may_pass() {
@@ -339,7 +345,7 @@ impl Bucket {
         }
     }
 
-    /// An error where "there is no such key" is not an answer.
+    /// Converts a refusal to an error, for callers to whom "no such key" is not an answer.
     fn must(&self, operation: Operation, key: &str, refusal: Refusal) -> StoreError {
         match refusal {
             Refusal::Failed(error) => error,
@@ -391,7 +397,7 @@ impl Bucket {
         }
     }
 
-    /// A part of an object, of exactly this length.
+    /// Reads a part of an object, of exactly this length.
     pub(super) fn get_range(&self, key: &str, offset: u64, len: usize) -> Result<Bytes, StoreError> {
         self.wait(self.clone().get_range_later(key.to_owned(), offset, len))?
     }
@@ -409,7 +415,7 @@ impl Bucket {
             let range = Some(GetRange::Bounded(offset..end));
             let found = s3.get_opts(&path, GetOptions { range, ..GetOptions::default() }).await?;
             if found.range != (offset..end) {
-                // It says itself that there is no more, and will not say anything else.
+                // The server itself says that the object ends earlier. A retry would get the same answer.
                 return Ok(Err(found.meta.size));
             }
             exactly(found, len).await.map(Ok)
@@ -447,8 +453,8 @@ impl Bucket {
         }
     }
 
-    /// Writes a key and returns its new tag. Where all attempts failed, what that means is looked at for those who write on a
-    /// condition: without one the same can be written again.
+    /// Writes a key and returns its new tag. If all attempts at a conditional write failed, it reads the key
+    /// to learn what they did. An unconditional write can simply be repeated.
     pub(super) fn put(&self, key: &str, bytes: &Bytes, condition: &Condition) -> Result<String, Refusal> {
         let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition.clone());
         let (refusal, doubt) = match self.wait(work)? {
@@ -461,21 +467,22 @@ impl Bucket {
             refusal if doubt.failed_before == 0 => return Err(refusal),
             _ => None,
         };
-        // An attempt that got no answer may have been the one that wrote it. If something else is there, somebody may have written
-        // that since, or the server is still at that attempt. And if that cannot be seen, nothing is known either.
+        // An attempt without an answer may have written the key. If another value is there, somebody may have
+        // written it since, or the server may still be working on that attempt. If the key cannot be read,
+        // the outcome is unknown, too.
         match self.get(key, u64::try_from(bytes.len()).unwrap_or(u64::MAX)) {
             Ok(Some((there, tag))) if there == *bytes => Ok(tag),
             _ => Err(Refusal::Unknown(why)),
         }
     }
 
-    /// As [`Bucket::put`], without a look at what is there where attempts failed.
+    /// As [`Bucket::put`], without reading the key after failed attempts.
     pub(super) fn put_once(&self, key: &str, bytes: &Bytes, condition: Condition) -> Result<String, Refusal> {
         let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition);
         self.wait(work)?.map_err(|(refusal, _)| refusal)
     }
 
-    /// As [`Bucket::put`], on the threads that wait for S3, and with what attempts that failed may have done.
+    /// As [`Bucket::put`], on the threads that wait for S3. An error says what failed attempts may have done.
     pub(super) async fn put_later(
         self,
         key: String,
@@ -502,7 +509,7 @@ impl Bucket {
         .await
     }
 
-    /// Removes a key. One that is not there is no error.
+    /// Removes a key. A key that does not exist is no error.
     pub(super) fn remove(&self, key: &str) -> Result<(), StoreError> {
         self.wait(self.clone().remove_all_later(vec![key.to_owned()]))?
     }
@@ -525,7 +532,7 @@ impl Bucket {
         failures.into_iter().flatten().next().map_or(Ok(()), Err)
     }
 
-    /// Removes keys until then at the latest: what is not gone by then stays.
+    /// Removes keys until a deadline. Keys that are not removed by then stay.
     pub(super) fn remove_all_until(&self, keys: Vec<String>, until: Instant) -> Result<(), StoreError> {
         let removals = self.clone().remove_all_later(keys);
         let in_time = async move { tokio::time::timeout_at(until.into(), removals).await };
@@ -542,13 +549,13 @@ impl Bucket {
         }
     }
 
-    /// All keys below `folder`, which is without slashes at its ends. Each page is a request of its own. Where one fails there is no
-    /// listing: what is not in one is taken for gone.
+    /// All keys below `folder`, which has no slash at its ends. Each page is a request of its own. If one
+    /// page fails the whole listing fails, because callers take unlisted keys for removed.
     pub(super) fn list(&self, folder: &str) -> Result<Vec<Entry>, StoreError> {
         self.list_beginning(folder, "")
     }
 
-    /// The same, of keys whose names in `folder` begin like this.
+    /// As [`Bucket::list`], for keys whose names in `folder` have this prefix.
     pub(super) fn list_beginning(&self, folder: &str, beginning: &str) -> Result<Vec<Entry>, StoreError> {
         let below = if folder.is_empty() { self.url.prefix.clone() } else { self.path(folder).to_string() };
         let below = if below.is_empty() { below } else { format!("{below}/") };
@@ -584,7 +591,7 @@ impl Bucket {
         ))
     }
 
-    /// Starts a key that is sent in parts; it appears when it is complete.
+    /// Begins an upload in parts. The key appears when the upload is completed.
     pub(super) fn begin_parts(&self, key: &str) -> Result<String, StoreError> {
         let work = self.clone().attempt(Operation::WriteParts, key.to_owned(), |s3, path| async move {
             s3.create_multipart(&path).await
@@ -593,7 +600,7 @@ impl Bucket {
         outcome.map_err(|(refusal, _)| self.must(Operation::WriteParts, key, refusal))
     }
 
-    /// Sends some parts at the same time: their numbers from 0, and their bytes.
+    /// Sends some parts concurrently, given by their numbers from 0 and their bytes.
     pub(super) fn put_parts(
         &self,
         key: &str,
@@ -615,8 +622,8 @@ impl Bucket {
         outcome.into_iter().map(|sent| sent.map_err(|(refusal, _)| refusal)).collect()
     }
 
-    /// Puts the parts together, in the order of their numbers. Where an attempt did that whose answer was lost, there is no such upload
-    /// any more.
+    /// Completes an upload from its parts, in the order of their numbers. If an earlier attempt completed it
+    /// and its answer was lost, the server no longer knows the upload.
     pub(super) fn complete_parts(&self, key: &str, upload: &str, parts: &[String]) -> Result<(), Refusal> {
         let parts: Vec<PartId> =
             parts.iter().map(|content_id| PartId { content_id: content_id.clone() }).collect();
@@ -628,7 +635,7 @@ impl Bucket {
         self.wait(work)?.map(drop).map_err(|(refusal, _)| refusal)
     }
 
-    /// Forgets parts that were sent. What the server does not know is no error.
+    /// Discards the parts of an upload. An upload that the server does not know is no error.
     pub(super) fn abort_parts(&self, key: &str, upload: &str) -> Result<(), StoreError> {
         let upload = upload.to_owned();
         let work = self.clone().attempt(Operation::Remove, key.to_owned(), move |s3, path| {
@@ -642,12 +649,13 @@ impl Bucket {
     }
 }
 
-/// A tag as conditions take it. A proxy that changes the form of a body makes the server's tag a weak one, which matches nothing.
+/// A tag as conditions accept it. A proxy that changes the form of a body makes the server's tag weak, and a
+/// weak tag matches nothing.
 fn strong(tag: String) -> String {
     tag.strip_prefix("W/").map_or(tag.clone(), str::to_owned)
 }
 
-/// The bytes of an answer, which must be so many.
+/// The bytes of an answer, which must have this length.
 async fn exactly(found: GetResult, len: usize) -> Result<Bytes, Error> {
     let why = match read_up_to(found.into_stream(), len).await? {
         Some(bytes) if bytes.len() == len => return Ok(bytes),

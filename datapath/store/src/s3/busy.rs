@@ -1,25 +1,26 @@
-//! Answers of a server that is busy and says when to ask again: status 503 or 429 with `Retry-After`.
+//! Answers of a busy server that says when to retry: status 503 or 429 with `Retry-After`.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The longest wait that a server gets before it is asked again.
+/// The longest time to wait before the request is sent again.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// The wait if `Retry-After` is a date, which is not read: clocks differ.
+/// The wait if `Retry-After` is a date. Dates are not read, because clocks differ.
 const WAIT_FOR_A_DATE: Duration = Duration::from_millis(500);
 
-/// Such an answer.
+/// The answer of a busy server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Busy {
     pub(super) status: u16,
-    /// After how long to ask again.
+    /// The time after which to retry.
     pub(super) wait: Duration,
     /// The body.
     pub(super) body: String,
 }
 
 impl Busy {
-    /// Of an answer with this status and this header.
+    /// Reads an answer with this status and this header. `None`: the server is not busy, or does not say when
+    /// to retry.
     pub(super) fn of(status: u16, retry_after: Option<&str>, body: &[u8]) -> Option<Self> {
         let retry_after = retry_after.filter(|_| matches!(status, 429 | 503))?;
         let wait = retry_after.trim().parse().map_or(WAIT_FOR_A_DATE, Duration::from_secs);

@@ -23,21 +23,22 @@ pub(super) enum Failure {
     Conflict,
     /// No such bucket.
     NoBucket,
-    /// No keys are in the environment, and whoever else has them gives none, so that the server never heard of it: what happened.
+    /// The environment has no keys, and the source of keys gave none. The server received no request. Holds
+    /// what happened.
     NoKeys(String),
-    /// No permission, or no sound key: what the server said.
+    /// No permission, or an invalid key. Holds what the server said.
     Denied(String),
-    /// Its disks are full, or a quota is used up: what the server said.
+    /// The server's disks are full, or a quota is used up. Holds what the server said.
     Full(String),
-    /// An answer with another status: the status, and what the server said.
+    /// Another status, and what the server said.
     Status(u16, String),
-    /// The server has too much to do, and says after how long to ask again.
+    /// The server is overloaded and says when to retry.
     Busy(Busy),
-    /// An answer that is not all of a listing: what it is instead.
+    /// The answer is not a complete listing. Holds what it is instead.
     NoListing(String),
-    /// No connection, so that the server never heard of it: what happened.
+    /// No connection, so the server received no request. Holds what happened.
     Unconnected(String),
-    /// No answer, half an answer: what happened. The server may have done what it was asked.
+    /// No answer, or an incomplete one. The server may have carried out the request. Holds what happened.
     Broken(String),
 }
 
@@ -64,7 +65,7 @@ impl Failure {
         Self::Broken(format!("the server did not answer in full within {:.1} s", after.as_secs_f64()))
     }
 
-    /// Why whoever was asked for keys gave none.
+    /// The failure if the source of keys gave none.
     pub(super) fn no_keys(lacking: &str, error: &Error) -> Self {
         Self::NoKeys(format!("{lacking}: {}", shorten(&innermost(error))))
     }
@@ -83,7 +84,8 @@ impl Failure {
         if let Some(failure) = in_body(&told) {
             return failure;
         }
-        // Before all else: Ceph says 403 then, as to a key without permission.
+        // Checked first, because Ceph answers 403 if space is missing, as it does for a key without
+        // permission.
         if status(&told).is_some_and(|status| is_full(status, &told)) {
             return Self::Full(said(&told));
         }
@@ -96,7 +98,8 @@ impl Failure {
                 Some(404) if told.contains("NoSuchBucket") => Self::NoBucket,
                 Some(404) => Self::Absent,
                 Some(401 | 403) => Self::Denied(said(&told)),
-                // A second writer came at the same moment: S3 asks to look again, which a conflict makes callers do.
+                // A second writer came at the same time. S3 asks the client to look again, and callers do
+                // that after a conflict.
                 Some(409) => Self::Conflict,
                 Some(status) => Self::Status(status, said(&told)),
                 None if is_unconnected(error) => Self::Unconnected(shorten(&told)),
@@ -105,11 +108,12 @@ impl Failure {
         }
     }
 
-    /// Whether the same request may succeed a moment later. Of a store that is full somebody must take something away first.
+    /// Whether the same request may succeed a moment later. If a store is full, somebody has to remove
+    /// something first.
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) | Self::Full(_) => false,
-            // 501: the server does not know the request, now or later.
+            // 501: the server does not know the request, and never will.
             Self::Status(status, _) => *status >= 500 && *status != 501 || *status == 429 || *status == 408,
             Self::Busy(_) | Self::NoKeys(_) | Self::NoListing(_) | Self::Unconnected(_) | Self::Broken(_) => {
                 true
@@ -136,11 +140,11 @@ impl Failure {
         let kind = match self {
             Self::Absent | Self::NoBucket => StoreErrorKind::NotFound,
             Self::Conflict => StoreErrorKind::Locked,
-            // A read takes no space: the quota is one of what is sent.
+            // A read takes no space, so the quota is one for traffic.
             Self::Full(_) if !matches!(operation, Operation::Read | Operation::List) => {
                 StoreErrorKind::NoSpace
             }
-            // The range is not there: the object is shorter than a manifest says.
+            // The range does not exist: the object is shorter than a manifest says.
             Self::Status(416, _) => StoreErrorKind::Damaged,
             _ if self.may_pass() => StoreErrorKind::Unreachable,
             _ => StoreErrorKind::Io,
@@ -148,7 +152,7 @@ impl Failure {
         StoreError::new(kind, format!("cannot {verb} {shown} at {server}{times}: {self}{advice}"))
     }
 
-    /// What to do about it, as one more sentence.
+    /// What the user can do about it, as one more sentence.
     fn advice(&self, operation: Operation, server: &str, url: &S3Url) -> String {
         let permission = match operation {
             Operation::Read => "s3:GetObject",
@@ -199,9 +203,9 @@ impl Failure {
 /// Why a change of a list of versions failed.
 #[derive(Debug)]
 pub(super) enum Unchanged {
-    /// It was not made.
+    /// The change was not made.
     Known(StoreError),
-    /// It may have been made, or may yet be.
+    /// The change may have been made, or may still be made.
     Unknown(StoreError),
 }
 
@@ -219,13 +223,13 @@ impl From<Unchanged> for StoreError {
     }
 }
 
-/// The last words of the chain of causes: those nearest to the network.
+/// The last messages in the chain of causes: those nearest to the network.
 fn innermost(error: &Error) -> String {
     let mut told = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         let text = cause.to_string();
-        // Of an answer with a body the body says more than what is below it.
+        // If an answer has a body, the body says more than its cause.
         if !told.contains("status code") || text.contains("status code") {
             told = text;
         }
@@ -234,7 +238,8 @@ fn innermost(error: &Error) -> String {
     told
 }
 
-/// Whether no connection came about. Of one that took too long the kind says only that, and hyper's words say where.
+/// Whether no connection was established. For a timeout the error kind does not say at which step, but
+/// hyper's message does.
 fn is_unconnected(error: &Error) -> bool {
     let mut next = std::error::Error::source(error);
     while let Some(cause) = next {
@@ -259,13 +264,13 @@ fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
     None
 }
 
-/// Whether an upload in parts is gone, or a part of it, or has been sent anew by somebody else since.
+/// Whether the upload or one of its parts is gone, or somebody else has replaced a part since.
 fn lacks_parts(told: &str) -> bool {
     matches!(tag(told, "Code"), Some("NoSuchUpload" | "InvalidPart"))
 }
 
-/// What an answer of 200 says all the same was not done: of a removal, and of parts that are put together, the server knows that
-/// only later.
+/// A failure that an answer with status 200 reports in its body. The server learns only after the header
+/// whether it could remove keys or complete an upload.
 fn in_body(told: &str) -> Option<Failure> {
     if told.starts_with("Server returned error response: ") {
         return Some(Failure::Status(500, said(told)));
@@ -283,14 +288,16 @@ fn in_body(told: &str) -> Option<Failure> {
     })
 }
 
-/// Whether it is room that is missing. Where a quota is used up, Ceph answers 403, MinIO 400; where disks are full, 507.
+/// Whether space is missing. If a quota is used up, Ceph answers 403 and MinIO 400; if disks are full,
+/// servers answer 507.
 fn is_full(status: u16, told: &str) -> bool {
-    // The quota of these is one of requests, and passes.
+    // With these statuses, a quota code means a quota of requests, which is temporary.
     let may_pass = matches!(status, 408 | 429 | 503);
     status == 507 || !may_pass && tag(told, "Code").is_some_and(means_no_room)
 }
 
-/// Whether a code is one for lack of room: `QuotaExceeded`, `XMinioAdminBucketQuotaExceeded`, `XMinioStorageFull`.
+/// Whether a code means that space is missing: `QuotaExceeded`, `XMinioAdminBucketQuotaExceeded`,
+/// `XMinioStorageFull`.
 fn means_no_room(code: &str) -> bool {
     let code = code.to_ascii_lowercase();
     code.contains("quota") || code.contains("storagefull")
@@ -306,7 +313,7 @@ fn tag<'a>(told: &'a str, name: &str) -> Option<&'a str> {
     after.split_once(&format!("</{name}>")).map(|(text, _)| text)
 }
 
-/// What the server said, from the XML of its answer: its code and its message.
+/// The code and the message from the XML of the server's answer.
 fn said(told: &str) -> String {
     match (tag(told, "Code"), tag(told, "Message")) {
         (Some(code), Some(message)) if !message.is_empty() => shorten(&format!("{code}: {message}")),
@@ -395,7 +402,7 @@ mod tests {
         }
     }
 
-    /// What the first failure of an answer is, as `object_store` tells of it.
+    /// The failure that an answer becomes, as `object_store` reports it.
     fn answered(status: &str, code: &str) -> Failure {
         let body = format!("<?xml?><Error><Code>{code}</Code><Message>so it is</Message></Error>");
         let told = format!("Server returned non-2xx status code: {status}: {body}");
@@ -425,7 +432,7 @@ mod tests {
             ("403 Forbidden", "AccessDenied", refused, keys),
             ("400 Bad Request", "InvalidArgument", refused, "Check the endpoint and the region"),
             ("500 Internal Server Error", "InternalError", away, later),
-            // These are quotas of requests.
+            // Quotas of requests.
             ("503 Service Unavailable", "BucketThrottleQuotaExceeded", away, later),
             ("429 Too Many Requests", "QuotaExceeded", away, later),
         ] {

@@ -1,4 +1,5 @@
-//! Where keys come from that the environment does not hold: the role of the machine, of its container or of its pod.
+//! Sources of keys that the environment does not hold: the role of the machine, of its container or of its
+//! pod.
 
 use std::sync::Arc;
 
@@ -6,19 +7,19 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 
 use crate::s3::failure::Failure;
 
-/// Whom `object_store` asks where `AWS_METADATA_ENDPOINT` names nobody else.
+/// The address that `object_store` asks unless `AWS_METADATA_ENDPOINT` names another.
 const MACHINE: &str = "http://169.254.169.254";
 
-/// Somebody else than the store who is asked for keys before a request is sent.
+/// A service other than the store that gives keys before a request is sent.
 #[derive(Clone, Debug)]
 pub(super) struct KeySource {
-    /// What could not be had, and from where.
+    /// What could not be fetched, and from where.
     lacking: Arc<str>,
 }
 
 impl KeySource {
-    /// Whom a client asks that is built of this. `None`: nobody, as it has keys, or signs nothing. In the order in which `object_store`
-    /// looks.
+    /// The source of keys of a client that is built from this builder. `None`: the client has keys or signs
+    /// nothing. Checks the sources in the same order as `object_store`.
     pub(super) fn of(builder: &AmazonS3Builder) -> Option<Self> {
         use AmazonS3ConfigKey as Key;
         let set = |key: Key| builder.get_config_value(&key);
@@ -42,7 +43,7 @@ impl KeySource {
         Some(Self { lacking: lacking.into() })
     }
 
-    /// Has keys fetched that are not there yet or run out soon; the client keeps them.
+    /// Fetches keys unless the client has keys that are valid for long enough. The client keeps them.
     pub(super) async fn ask(&self, s3: &AmazonS3) -> Result<(), Failure> {
         match s3.credentials().get_credential().await {
             Ok(_) => Ok(()),
@@ -50,7 +51,7 @@ impl KeySource {
         }
     }
 
-    /// They did not come in time.
+    /// The failure if the keys did not come in time.
     pub(super) fn timed_out(&self) -> Failure {
         Failure::NoKeys(format!("{}: no answer came", self.lacking))
     }
@@ -73,7 +74,7 @@ mod tests {
         let machine = "the machine's role could not be had from http://169.254.169.254";
         assert_eq!(asked(&[]).as_deref(), Some(machine));
         assert_eq!(asked(&[(Key::SkipSignature, "No")]).as_deref(), Some(machine));
-        // A role without the file of its token is not taken.
+        // A role without its token file is ignored.
         assert_eq!(asked(&[(Key::RoleArn, "arn:x")]).as_deref(), Some(machine));
         let named = |set: &[(Key, &str)], words: &str| {
             let told = asked(set).unwrap();

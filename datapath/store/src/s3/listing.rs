@@ -1,7 +1,9 @@
-//! Answers to listings are looked at before what is not in them is taken for gone, and all answers but objects are read up to a limit.
+//! Checks that an answer to a listing is a complete listing, and limits the length of all answers except
+//! objects.
 //!
-//! `object_store` takes any document of XML for a listing: an error, or a page of a proxy, that comes with status 200 is one without
-//! keys for it, and one that goes on, but does not say where, is complete. But space is given back for what no listing names.
+//! `object_store` accepts any XML document as a listing. An error, or a page of a proxy, with status 200
+//! becomes a listing without keys. A listing that is truncated but has no continuation token becomes a
+//! complete one. But the store gives back the space of keys that are in no listing.
 
 use std::fmt;
 
@@ -15,7 +17,8 @@ use object_store::client::{
 use crate::s3::body::read_up_to;
 use crate::s3::busy::Busy;
 
-/// The longest answer that is not an object: a page of a listing has a thousand keys of at most a kilobyte.
+/// The longest answer that is not an object. A page of a listing has a thousand keys of at most a kilobyte
+/// each.
 const ANSWER_MAX_BYTES: usize = 16 << 20;
 /// The longest name of a document in a message, in bytes.
 const NAME_MAX_BYTES: usize = 40;
@@ -31,7 +34,7 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Sends requests, and looks at the answers that `object_store` reads whole.
+/// Sends requests, and checks the answers that `object_store` reads as a whole.
 #[derive(Debug)]
 struct Looking {
     client: HttpClient,
@@ -44,14 +47,14 @@ impl Looking {
         let answer = self.client.execute(request).await?;
         let is_success = answer.status().is_success();
         if is_success && !is_listing && !is_post {
-            // Of an object, which whoever asked for it reads as it comes, or without a body that is read.
+            // The answer is an object, whose reader takes it as it arrives, or its body is not read.
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
         let body = read_up_to(body.bytes_stream(), ANSWER_MAX_BYTES).await?.ok_or_else(too_long)?;
         let retry_after = head.headers.get("retry-after").and_then(|value| value.to_str().ok());
         if let Some(busy) = Busy::of(head.status.as_u16(), retry_after, &body) {
-            // `object_store` keeps no headers of an error.
+            // `object_store` drops the headers of an error answer.
             return Err(HttpError::new(HttpErrorKind::Unknown, busy));
         }
         if is_success && is_listing {
@@ -61,7 +64,7 @@ impl Looking {
     }
 }
 
-// As the macro writes it that the trait is declared with.
+// Written as the macro expands that declares the trait.
 impl HttpService for Looking {
     fn call<'life0, 'async_trait>(
         &'life0 self,
@@ -84,12 +87,12 @@ fn is_listing(query: &str) -> bool {
     query.split('&').any(|pair| pair == "list-type=2")
 }
 
-/// Why an answer is not all of a listing.
+/// Why an answer is not a complete listing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoListing {
-    /// It is another document, with this name.
+    /// It is another document. Holds the name of its root element.
     Other(String),
-    /// There is more, and nothing says where.
+    /// It is truncated, and has no continuation token.
     Endless,
 }
 
@@ -107,11 +110,11 @@ impl fmt::Display for NoListing {
 
 impl std::error::Error for NoListing {}
 
-/// Whether a document is a listing, and says where it goes on if it does. That it is whole is seen by who reads it: the end of its
-/// outermost element would be missing.
+/// Checks that a document is a listing and, if it is truncated, says where it continues. The reader of the
+/// listing notices a document that is cut off, because the end of its root element is missing.
 fn look_at(document: &str) -> Result<(), NoListing> {
     let root = root(document).unwrap_or_default();
-    // `ListBucketResult`, also with a prefix.
+    // `ListBucketResult`, which may have a namespace prefix.
     if !root.rsplit(':').next().is_some_and(|name| name.starts_with("ListBucket")) {
         let name = root.chars().filter(char::is_ascii_graphic).take(NAME_MAX_BYTES).collect();
         return Err(NoListing::Other(name));
@@ -121,7 +124,7 @@ fn look_at(document: &str) -> Result<(), NoListing> {
     if goes_on && !says_where { Err(NoListing::Endless) } else { Ok(()) }
 }
 
-/// The name of the outermost element.
+/// The name of the root element.
 fn root(document: &str) -> Option<&str> {
     let mut rest = document.trim_start_matches('\u{feff}').trim_start();
     loop {
@@ -137,7 +140,8 @@ fn root(document: &str) -> Option<&str> {
     rest.strip_prefix('<')?.split(|c: char| c.is_whitespace() || c == '>' || c == '/').next()
 }
 
-/// What is in the first element of this name. No key can look like one, as `<` is escaped in it.
+/// The text of the first element of this name. No key can look like an element, because `<` is escaped in
+/// keys.
 fn text_of<'a>(document: &'a str, element: &str) -> Option<&'a str> {
     let (_, after) = document.split_once(&format!("{element}>"))?;
     after.split_once('<').map(|(text, _)| text.trim())
@@ -150,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers with so many of them.
+    /// Answers with this many spaces.
     #[derive(Debug)]
     struct Spaces(usize);
 

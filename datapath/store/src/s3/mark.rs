@@ -1,25 +1,28 @@
-//! Marks: small keys that say who uses what, renewed while they are held.
+//! Marks: small keys that say which process uses what. Their holders renew them.
 //!
 //! ```text
 //!   locks/writer-OWNER-N   a publication is under way: nothing may be reclaimed
-//!   locks/exclusive        somebody removes versions or reclaims: no publication or pin may begin
+//!   locks/exclusive        a process removes versions or reclaims: no publication or pin may begin
 //!   locks/sweep            there may be something to reclaim; not held by anybody
 //!   locks/clock-OWNER-N    written to learn the server's time, and removed at once
 //!   pins/HASH/OWNER-N      the version with this manifest is in use
 //! ```
-//! Those in `holds/` (see [`crate::root`]) are set in the same order, and are neither renewed nor lapse.
+//! Keys in `holds/` (see [`crate::root`]) are set in the same order. They are not renewed and never become
+//! stale.
 //!
 //! # Why nothing in use is removed
-//! S3 shows every write to every later read. Who starts to publish or to pin writes a mark first and looks for
-//! `locks/exclusive` then; who removes takes `locks/exclusive` first and looks for marks then. So at least one of two
-//! that start at the same time sees the other, and gives way.
+//! S3 shows every write to every later read. A process that publishes or pins first writes a mark, and then
+//! looks for `locks/exclusive`. A process that removes first takes `locks/exclusive`, and then looks for
+//! marks. So if two start at the same time, at least one of them sees the other and gives way.
 //!
 //! # When a holder dies
-//! A mark that was not renewed for [`STALE_AFTER`] by the server's own clock (the time that the server gives a key
-//! that was just written, against the time it gave the mark) counts for nothing, and is removed. A holder that was
-//! only asleep finds its mark gone: a publication then fails before it commits, a pin is set again. Who finds
-//! `locks/exclusive` stale takes it before going on, to publish or to pin as well, so that a holder that wakes up removes nothing
-//! that came to be needed meanwhile. Clocks of hosts do not matter.
+//! A mark is stale if it was not renewed for [`STALE_AFTER`]. Its age is measured by the server's clock: the
+//! time of a key that was just written, minus the time of the mark. Clocks of hosts do not matter. A stale
+//! mark is ignored and removed. A holder that was only suspended then finds its mark gone: a publication
+//! fails before it commits, and a pin is set again.
+//!
+//! A process that finds a stale `locks/exclusive` takes that lock before it continues, even to publish or to
+//! pin. So the previous holder, if it wakes up, removes nothing that is needed by now.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,13 +34,13 @@ use tokio::task::AbortHandle;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
 
-/// How long a mark counts that is not renewed.
+/// The age from which a mark that is not renewed is stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(600);
 /// Renewals in that time.
 const RENEWALS: u32 = 10;
-/// How long an operation waits for another that removes.
+/// How long an operation waits for another process to finish removing.
 pub(super) const EXCLUSIVE_WAIT: Duration = Duration::from_secs(30);
-/// The pause between two looks.
+/// The pause between two checks of the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) const EXCLUSIVE: &str = "locks/exclusive";
@@ -47,13 +50,13 @@ pub(super) const PINS: &str = "pins";
 pub(super) const HOLDS: &str = "holds";
 pub(super) const WRITER_PREFIX: &str = "writer-";
 const MARK_MAX_BYTES: u64 = 4096;
-/// The pause before a mark is tried again that could not be set yet.
+/// The pause before setting a mark is tried again.
 const SET_AGAIN: Duration = Duration::from_secs(5);
 
-/// Whether a holder that lost its mark may set it again.
+/// Whether a holder may set a mark again that it has lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
-    /// No: somebody may have acted on its absence.
+    /// No: another process may have acted on its absence.
     OnlyMine,
     /// Yes.
     Always,
@@ -61,7 +64,7 @@ pub(super) enum Renewal {
     IfAllowed,
 }
 
-/// Makes marks for one opened store.
+/// Creates the marks of one opened store.
 #[derive(Clone, Debug)]
 pub(super) struct Marks {
     bucket: Bucket,
@@ -82,15 +85,17 @@ impl Marks {
         format!("{}-{}", self.owner, self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Sets a mark, and then waits until nobody removes.
+    /// Sets a mark, and then waits until no process removes.
     pub(super) fn shared(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {
         let until = Instant::now() + EXCLUSIVE_WAIT;
         loop {
             let mark = self.set(key, renewal)?;
             let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? else { return Ok(mark) };
-            // Not held while waiting, or who removes would wait for us in turn.
+            // The mark is not held during the wait. Otherwise the process that removes would wait for this
+            // one in turn.
             drop(mark);
-            // Its holder may only be asleep, and would go on removing: it must find that the lock is not its own any more.
+            // The holder may only be suspended, and would go on removing when it wakes up. It must find that
+            // the lock is no longer its own.
             if self.is_stale(at_s)? && self.exclusive(Duration::ZERO)?.is_some() {
                 continue;
             }
@@ -101,7 +106,8 @@ impl Marks {
         }
     }
 
-    /// Writes a key that does not lapse, and then waits until nobody removes. After an error it may be there.
+    /// Writes a key that never becomes stale, and then waits until no process removes. After an error the key
+    /// may exist.
     pub(super) fn lasting(&self, key: &str, content: &Bytes) -> Result<(), StoreError> {
         let until = Instant::now() + EXCLUSIVE_WAIT;
         match self.bucket.put(key, content, &Condition::Any) {
@@ -109,7 +115,8 @@ impl Marks {
             Err(Refusal::Failed(e)) => return Err(e),
             Err(_) => return Err(self.busy()),
         }
-        // It stays meanwhile: who removes does not wait for it, and one who begins now heeds it.
+        // The key stays during the wait. The process that removes now does not wait for it, and one that
+        // begins later respects it.
         while let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? {
             if self.is_stale(at_s)? && self.exclusive(Duration::ZERO)?.is_some() {
                 continue;
@@ -122,8 +129,8 @@ impl Marks {
         Ok(())
     }
 
-    /// A mark that is set as soon as the bucket can be reached, and again whenever it is lost. Who may not write there
-    /// (`must_be_set` says that it may) does without.
+    /// Creates a mark that is set as soon as the bucket can be reached, and again whenever it is lost. If
+    /// `must_be_set` is false, a process without the permission to write works without the mark.
     pub(super) fn later(&self, key: &str, must_be_set: bool) -> Mark {
         let renewal = if must_be_set { Renewal::Always } else { Renewal::IfAllowed };
         Mark::keep(self, key, self.content(), None, renewal)
@@ -142,7 +149,7 @@ impl Marks {
         Bytes::from(format!("{}\n", self.unique()))
     }
 
-    /// Takes the right to remove, which one at a time has. Waits for it as long as that is said.
+    /// Takes the exclusive right to remove, and waits up to `wait` for it. `None`: another process has it.
     pub(super) fn exclusive(&self, wait: Duration) -> Result<Option<Mark>, StoreError> {
         let until = Instant::now() + wait;
         let content = self.content();
@@ -170,7 +177,8 @@ impl Marks {
         }
     }
 
-    /// Makes a stale mark one of ours, so that its holder finds that it was taken for dead. `false`: it lives.
+    /// Replaces a stale mark by one of this process, so that its holder notices that it was considered dead.
+    /// `false`: the holder is alive.
     pub(super) fn take_over(&self, key: &str) -> Result<bool, StoreError> {
         let Some((_, tag)) = self.bucket.get(key, MARK_MAX_BYTES)? else { return Ok(true) };
         let Some((_, at_s)) = self.bucket.head(key)? else { return Ok(true) };
@@ -184,7 +192,7 @@ impl Marks {
         }
     }
 
-    /// The error where the right to remove is not to be had.
+    /// The error if another process has the right to remove.
     pub(super) fn busy(&self) -> StoreError {
         let holder = self.bucket.get(EXCLUSIVE, MARK_MAX_BYTES).ok().flatten();
         let first_line =
@@ -204,7 +212,7 @@ impl Marks {
         )
     }
 
-    /// Whether a mark of this age counts for nothing.
+    /// Whether a mark written at this time is stale.
     pub(super) fn is_stale(&self, at_s: i64) -> Result<bool, StoreError> {
         Ok(self.age_s(self.server_time_s()?, at_s) > self.stale_after.as_secs())
     }
@@ -221,11 +229,11 @@ impl Marks {
             Err(_) => None,
         };
         self.bucket.remove(&key)?;
-        // Without an answer nothing is stale.
+        // Without a known time nothing is stale.
         Ok(told.unwrap_or(i64::MIN))
     }
 
-    /// Keys below `folder` that were not written for so long.
+    /// Keys below `folder` that were last written longer ago than `age`.
     pub(super) fn older_than(&self, folder: &str, age: Duration) -> Result<Vec<Entry>, StoreError> {
         let mut found = self.bucket.list(folder)?;
         if !found.is_empty() {
@@ -235,7 +243,7 @@ impl Marks {
         Ok(found)
     }
 
-    /// Marks below `folder` that count, and those that do not and can be removed.
+    /// Marks below `folder`: those that count, and the stale ones, which can be removed.
     pub(super) fn live_and_stale(
         &self,
         folder: &str,
@@ -252,31 +260,31 @@ impl Marks {
     }
 }
 
-/// A mark that is held. Dropping it removes it.
+/// A mark that is held. Dropping it removes the mark.
 pub(super) struct Mark {
     bucket: Bucket,
     held: Arc<Held>,
     renewing: AbortHandle,
-    /// From when it was written on nobody takes its holder for dead for twice as long.
+    /// After each write of the mark, no process considers its holder dead for twice this time.
     sure_for: Duration,
 }
 
 /// What the holder and the renewing task share.
 struct Held {
     key: String,
-    /// Nobody else writes this. Behind it is the number of the write, so that each has a tag of its own: that of many servers is a hash of
-    /// what was written.
+    /// Content that no other process writes. The number of the write is appended, so that each write has a
+    /// tag of its own: on many servers the tag is a hash of the content.
     content: Bytes,
     writes: AtomicU64,
-    /// The tag of the last write. Whoever writes the mark holds this meanwhile, so that nobody takes a write of our own
-    /// for that of another. It is never waited for by a thread, but by tasks: the threads that wait for S3 are few,
-    /// and the writer that holds it needs one of them.
+    /// The tag of the last write. A task that writes the mark holds this lock, so that it does not take a
+    /// write of this process for a foreign one. Only tasks wait for the lock, never threads: few threads wait
+    /// for S3, and the task that holds the lock needs one of them.
     tag: tokio::sync::Mutex<String>,
     lost: AtomicBool,
 }
 
 impl Mark {
-    /// One that was written with this tag, or is yet to be.
+    /// Creates a mark that was written with this tag or, without a tag, has yet to be written.
     fn keep(marks: &Marks, key: &str, content: Bytes, tag: Option<String>, renewal: Renewal) -> Self {
         let is_set = tag.is_some();
         let held = Held {
@@ -293,7 +301,7 @@ impl Mark {
         Self { bucket, held, renewing, sure_for: marks.stale_after / 2 }
     }
 
-    /// Makes sure that the mark was there all the time, right now.
+    /// Makes sure that the mark existed without interruption until now.
     pub(super) fn confirm(&self) -> Result<(), StoreError> {
         let (bucket, held) = (self.bucket.clone(), Arc::clone(&self.held));
         match self.bucket.wait(async move { held.write(&bucket, Renewal::OnlyMine).await })? {
@@ -312,25 +320,27 @@ impl Mark {
 }
 
 impl Mark {
-    /// Confirms it and removes keys, which ends long before others may take us for dead and need them: what is left then stays.
+    /// Confirms the mark and then removes keys. The removal ends long before other processes may consider
+    /// this one dead and need the keys. Keys that are left by then stay.
     pub(super) fn remove_all(&self, keys: Vec<String>) -> Result<(), StoreError> {
         if keys.is_empty() {
             return Ok(());
         }
-        // The server takes the mark after that.
+        // Measured from before the write, because the server takes the mark after this moment.
         let until = Instant::now() + self.sure_for;
         self.confirm()?;
         self.bucket.remove_all_until(keys, until)
     }
 
-    /// Stops renewing it, and leaves it to lapse.
+    /// Stops renewing the mark and lets it become stale.
     pub(super) fn leave(self) {
         self.held.lost.store(true, Ordering::Release);
     }
 }
 
 impl Held {
-    /// Writes the mark once more. Where it may not be set again and is not ours any more, it is lost for good.
+    /// Writes the mark once more. If it belongs to another process by now and may not be set again, it is
+    /// lost for good.
     async fn write(&self, bucket: &Bucket, renewal: Renewal) -> Result<(), Refusal> {
         let mut tag = self.tag.lock().await;
         if self.lost.load(Ordering::Acquire) {
@@ -353,7 +363,8 @@ impl Held {
                 Err((Refusal::Failed(e), _)) => return Err(Refusal::Failed(e)),
                 Err((refusal, _)) => refusal,
             };
-            // What is there may be ours all the same, written by a request whose answer was lost, and its tag with it.
+            // The key may still hold this process's mark: a request whose answer was lost wrote it, with a
+            // tag that is not known here.
             if is_first
                 && let Some((there, found)) =
                     bucket.clone().get_later(self.key.clone(), MARK_MAX_BYTES).await?
@@ -385,7 +396,7 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
                 return;
             }
             Err(Refusal::Failed(e)) if !is_set && e.kind() == StoreErrorKind::Unreachable => {
-                // What it is to keep from being removed is in use already.
+                // What the mark protects is in use already.
                 tracing::debug!(error = %e, "a mark in S3 cannot be set yet");
                 pause = every.min(SET_AGAIN);
             }
@@ -402,8 +413,9 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
 impl Drop for Mark {
     fn drop(&mut self) {
         self.renewing.abort();
-        // The exclusive lock has one name for all: what is there now may be that of who took us for dead. Once it is
-        // written anew nobody does so for long enough to remove it. All other marks have names of their own.
+        // All processes use the same key for the exclusive lock, so the key may belong to a process that
+        // considered this one dead. After a fresh write nobody does so for long enough to remove it. All
+        // other marks have unique names.
         let removed = if self.held.key == EXCLUSIVE { self.confirm() } else { Ok(()) };
         if self.held.lost.load(Ordering::Acquire) {
             return;
@@ -433,7 +445,7 @@ mod tests {
             assert_eq!(marks.bucket.timeout(operation), PROMPT_MAX);
         }
         assert!(PROMPT_MAX * options.attempts < marks.stale_after / 2);
-        // One that is shorter stays.
+        // A shorter timeout is kept.
         options.timeout = Some(Duration::from_secs(5));
         let marks = Marks::new(Bucket::new(&url, &options).unwrap(), "tester", STALE_AFTER);
         assert_eq!(marks.bucket.timeout(Operation::Write), Duration::from_secs(5));

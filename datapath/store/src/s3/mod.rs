@@ -1,29 +1,30 @@
-//! A store in a bucket of S3, or of anything that speaks its protocol.
+//! A store in a bucket of S3, or of any server that speaks its protocol.
 //!
 //! ```text
 //!   s3://BUCKET/PREFIX/store            as in a directory: the same keys, the same bytes
-//!                      images/NAME      replaced as a whole, on the condition that nobody else did
+//!                      images/NAME      replaced as a whole, on the condition that nobody else changed it
 //!                      manifests/HASH   immutable
 //!                      objects/HASH     immutable, and always whole
-//!                      holed/HASH.LIST  immutable: the object HASH but for its holes; see `partial_copies`
+//!                      holed/HASH.LIST  immutable: the object HASH without what is in its holes; see `partial_copies`
 //!                      traces/HASH
 //!                      locks/, pins/    who uses what: see `mark`; and for a moment the key of a `probe`
-//!                      holds/           who needs what also while it is off: see `crate::root`
+//!                      holds/           who needs what, even while its daemon does not run: see `crate::root`
 //!                      tmp/HASH.upload, tmp/HASH.LIST.upload
-//!                                       how far a copy that was interrupted is
+//!                                       the progress of an interrupted copy
 //! ```
 //!
 //! # Many writers
-//! Unlike a directory, a bucket has no one writer. The list of versions of an image is written with `If-Match` (with
-//! `If-None-Match` for a new image); who comes second reads it again and does its change to what it finds, so that no
-//! update is lost. Where an attempt got no answer and the list then is not what it was to be, the change fails, and it says that it may
-//! have been made, or may yet be: done again, it could be done twice. What is removed is removed under `locks/exclusive`, and space is given back only while nobody
-//! publishes.
+//! Unlike a directory, a bucket can have several writers. The list of versions of an image is written with
+//! `If-Match` (with `If-None-Match` for a new image). The second writer reads the list again and applies its
+//! change to the new content, so no update is lost. Suppose that an attempt got no answer, and that the list
+//! afterwards is not the one that was to be written. Then the change fails, and the error says that the
+//! change may have been made or may still be made. A repetition could apply it twice. Removals need
+//! `locks/exclusive`, and space is given back only while nobody publishes.
 //!
 //! # After a crash
-//! A publication that was stopped anywhere leaves {nothing}, {an upload in parts that never appears}, {an object
-//! nobody needs}, {an object and a manifest nobody needs} or {the whole version}, and a mark that lapses. The next
-//! [`S3Store::open`] for writing after that removes what nobody needs.
+//! A publication that is interrupted at any point leaves {nothing}, {an upload in parts that never appears},
+//! {an object that nobody needs}, {an object and a manifest that nobody needs} or {the whole version}, and a
+//! mark that becomes stale. The next [`S3Store::open`] for writing after that removes what nobody needs.
 
 mod body;
 mod bucket;
@@ -79,10 +80,10 @@ const CHANGES_MAX: u32 = 50;
 /// Where keys for S3 come from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Keys {
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and the other variables of that family, or the role of the
-    /// machine, of its container or of its pod.
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and the related variables, or the role of the machine, of
+    /// its container or of its pod.
     Environment,
-    /// These.
+    /// This key.
     Given {
         /// The key's name.
         id: String,
@@ -102,26 +103,27 @@ impl std::fmt::Debug for Keys {
 pub struct S3Options {
     /// Where keys come from.
     pub keys: Keys,
-    /// Who we are, for others who wait for us, and different for everybody who opens the store.
+    /// The name of this process for others that wait for it. Each process that opens the store has a
+    /// different one.
     pub owner: String,
     /// Where an object is written until its hash, and so its key, is known.
     pub spool_dir: PathBuf,
-    /// How long one request may take; otherwise as the URL says.
+    /// How long one request may take, instead of the time in the URL.
     pub timeout: Option<Duration>,
-    /// How long a connection may take to come about.
+    /// How long establishing a connection may take.
     pub connect_timeout: Duration,
-    /// How often a request is sent at most.
+    /// The most attempts for one request.
     pub attempts: u32,
-    /// The pause before the second time.
+    /// The pause before the second attempt.
     pub pause: Duration,
-    /// How long a mark counts that is not renewed.
+    /// The age from which a mark that is not renewed is stale.
     pub stale_after: Duration,
     /// How long a request waits for a server that says that it is busy.
     pub while_busy: WhileBusy,
 }
 
 impl S3Options {
-    /// The usual ones, for an owner that nobody else is.
+    /// The default options, for an owner name that nobody else has.
     pub fn new(owner: impl Into<String>) -> Self {
         Self {
             keys: Keys::Environment,
@@ -149,14 +151,15 @@ struct Inner {
     marks: Marks,
     chunk_bytes: u32,
     is_writable: bool,
-    /// Whether the bucket was seen to hold a store of this chunk size, on a server that keeps conditions if the store is writable.
+    /// Whether the bucket was seen to hold a store of this chunk size and, if the store is writable, its
+    /// server to respect conditions.
     is_seen: AtomicBool,
     spool_dir: PathBuf,
     replica_rotation: Arc<ReplicaRotation>,
 }
 
 impl S3Store {
-    /// Opens, and for writing makes, the store at `url`. The bucket must exist.
+    /// Opens the store at `url`; with write access, creates it if it is missing. The bucket must exist.
     pub fn open(url: &S3Url, access: Access, options: &S3Options) -> Result<Self, StoreError> {
         let bucket = Bucket::new(url, options)?;
         let marks = Marks::new(bucket.clone(), &options.owner, options.stale_after);
@@ -165,7 +168,7 @@ impl S3Store {
             (Some(chunk_bytes), Access::Read) => chunk_bytes,
             (Some(chunk_bytes), Access::Write { .. } | Access::Copy { .. }) => {
                 match probe::must_keep_conditions(&bucket, &marks.unique()) {
-                    // Nothing can be written now. The first write after that asks again.
+                    // Nothing can be written now. The first write after that tests the server again.
                     Err(e) if e.kind() == StoreErrorKind::NoSpace => is_seen = false,
                     kept => kept?,
                 }
@@ -189,8 +192,8 @@ impl S3Store {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The same where the chunk size is known, whether or not the bucket can be reached. What a writer left is cleaned up by
-    /// the next one that reaches it.
+    /// As [`S3Store::open`] with a known chunk size, whether or not the bucket can be reached. What a dead
+    /// writer left is removed by the next writer that reaches the bucket.
     pub fn open_unseen(
         url: &S3Url,
         access: Access,
@@ -204,13 +207,14 @@ impl S3Store {
     }
 }
 
-/// The chunk size of the store that is there, if one is.
+/// The chunk size of the existing store, if there is one.
 fn settings(bucket: &Bucket) -> Result<Option<u32>, StoreError> {
     let url = bucket.url().to_string();
     bucket.get("store", 4096)?.map(|(bytes, _)| chunk_bytes_of(&url, &bytes)).transpose()
 }
 
-/// What to do about a prefix where nothing but marks is: whoever has a version open renews them, also where all else was deleted.
+/// The advice for a prefix that holds only marks. A process with an open version renews its marks, even if
+/// everything else was deleted.
 const MARKS_ARE_LEFT: &str = "; or, where a store was here that was emptied, end the daemons and commands that used it, and delete the \
                               keys that are left below pins/ and locks/";
 
@@ -219,14 +223,15 @@ fn is_of_a_mark(entry: &Entry) -> bool {
     entry.name.split_once('/').is_some_and(|(folder, _)| [PINS, LOCKS].contains(&folder))
 }
 
-/// Writes the file that says what this is, unless somebody else does at the same time.
+/// Writes the file `store`, unless another process does so at the same time.
 fn make(bucket: &Bucket, marks: &Marks, chunk_bytes: u32) -> Result<u32, StoreError> {
     let bytes = Bytes::from(settings_bytes(chunk_bytes)?);
-    // A making that was interrupted leaves nothing: this is its only key. What else is there is of others, whatever its name.
+    // An interrupted creation leaves nothing, because this is its only key. Everything else here belongs to
+    // somebody else, whatever its name.
     let mut there = bucket.list("")?;
     there.retain(|entry| !probe::is_of_a_probe(&entry.name));
     if let Some(other) = there.first() {
-        // Unless somebody has made the store since it was looked for.
+        // Another process may have created the store since the first check.
         if let Some(chunk_bytes) = settings(bucket)? {
             return Ok(chunk_bytes);
         }
@@ -286,7 +291,7 @@ impl Inner {
         if self.is_seen.load(Ordering::Acquire) {
             return Ok(());
         }
-        // What was known of it may be old, and versions of another chunk size would not be read.
+        // The known chunk size may be outdated, and versions of another chunk size could not be read.
         if settings(&self.bucket)? == Some(self.chunk_bytes) {
             probe::must_keep_conditions(&self.bucket, &self.marks.unique())?;
             self.is_seen.store(true, Ordering::Release);
@@ -296,7 +301,7 @@ impl Inner {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    /// The list of versions, and its tag.
+    /// The list of versions of an image, and its tag.
     fn image(&self, name: &ImageName) -> Result<Option<(Image, String)>, StoreError> {
         let Some((bytes, tag)) = self.bucket.get(&image_key(name), REFS_MAX_BYTES)? else { return Ok(None) };
         Ok(Some((Image::decode(name, &bytes)?, tag)))
@@ -309,14 +314,15 @@ impl Inner {
                 tracing::warn!(key = entry.name, "not an image; ignored");
                 continue;
             };
-            // Some programs put a key without a byte for a folder, `images/NAME/`, which is listed without its last slash. Where there is
-            // one of that very name it is a list that was lost, and what its image needs is not known.
+            // Some programs write an empty key for a folder, `images/NAME/`, which a listing shows without
+            // its last slash. If a key of exactly that name exists, it is a lost list, and what its image
+            // needs is not known.
             if entry.len_bytes > 0 || self.bucket.head(&image_key(&name))?.is_some() {
                 names.push(name);
             }
         }
         names.sort_unstable();
-        // A folder beside a list has its name.
+        // A list and a folder beside it have the same name.
         names.dedup();
         Ok(names)
     }
@@ -325,7 +331,7 @@ impl Inner {
         let names = self.image_names()?;
         let mut images = Vec::with_capacity(names.len());
         for name in &names {
-            // One that was removed since is not there, and that is no error.
+            // An image that was removed since the listing is missing, which is no error.
             images.extend(self.image(name)?.map(|(image, _)| image));
         }
         Ok(images)
@@ -336,8 +342,8 @@ impl Inner {
         self.bucket.put(&image_key(&image.name), &bytes, condition).map(drop)
     }
 
-    /// Does `change` to the list of versions of an image until nobody else changes it at the same time. It gets an
-    /// empty image where there is none, and says whether to write.
+    /// Applies `change` to the list of versions of an image until no other writer interferes. `change` gets
+    /// an empty image if none exists, and says whether to write.
     fn change_image<T>(
         &self,
         name: &ImageName,
@@ -355,7 +361,7 @@ impl Inner {
             match self.put_image(&image, &condition) {
                 Ok(()) => return Ok(outcome),
                 Err(Refusal::Failed(e)) => return Err(e.into()),
-                // Once more could be twice.
+                // A repetition could apply the change twice.
                 Err(Refusal::Unknown(why)) => return Err(self.not_known(name, why)),
                 Err(_) => tracing::debug!(%name, "somebody else changed the image; once more"),
             }
@@ -411,7 +417,7 @@ impl Inner {
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
         let key = manifest_key(id);
-        // Twice: what was changed on its way here is right the second time.
+        // Twice: bytes that were damaged in transit are right the second time.
         for _ in 0..2 {
             let found = self.bucket.get(&key, MANIFEST_MAX_BYTES)?;
             let Some((bytes, _)) = found else {
@@ -485,7 +491,7 @@ impl Store for S3Store {
         Ok(Arc::new(S3Object::find(&self.inner, id)?))
     }
 
-    /// The first read tells whether it is there and has that length.
+    /// The first read shows whether the object exists and has that length.
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
         Ok(Arc::new(S3Object::unseen(&self.inner, id, len_bytes)))
     }
@@ -498,7 +504,7 @@ impl Store for S3Store {
     fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
         let key = trace_key(manifest);
         let Some(trace) = trace else { return self.inner.bucket.remove(&key) };
-        // Held, so that the trace does not outlive a version that is being removed.
+        // The pin keeps the trace from outliving a version that is being removed.
         let _pin = self.inner.pin(manifest)?;
         match self.inner.bucket.put(&key, &Bytes::copy_from_slice(trace), &Condition::Any) {
             Err(Refusal::Failed(e)) => Err(e),

@@ -23,14 +23,14 @@ pub(super) struct S3Object {
     bucket: Bucket,
     len_bytes: u64,
     kept: RwLock<Kept>,
-    /// Of the store: who finds something wrong opens the object anew.
+    /// Shared with the store, because a reader that got wrong bytes opens the object again.
     replica_rotation: Arc<ReplicaRotation>,
 }
 
-/// How the bucket has an object.
+/// How the bucket keeps an object.
 #[derive(Clone)]
 enum Kept {
-    /// Nobody has asked: as a whole, unless that is not there.
+    /// Not looked up yet: assumed to be whole until the whole object turns out to be missing.
     Unknown,
     Whole,
     PartialCopies(Arc<PartialCopies>),
@@ -55,17 +55,17 @@ pub(super) struct Piece {
 }
 
 impl S3Object {
-    /// One that is there as a whole, or is looked for when it is not.
+    /// An object that is assumed to be whole. If the whole object is missing, other copies are looked for.
     pub(super) fn unseen(store: &Inner, id: Hash, len_bytes: u64) -> Self {
         Self::of(store, id, len_bytes, Kept::Unknown)
     }
 
-    /// One that is there as a whole.
+    /// An object that exists as a whole.
     pub(super) fn whole(store: &Inner, id: Hash, len_bytes: u64) -> Self {
         Self::of(store, id, len_bytes, Kept::Whole)
     }
 
-    /// Looks for an object: as a whole, or else for copies with holes.
+    /// Looks for the whole object or, if it is missing, for copies with holes.
     pub(super) fn find(store: &Inner, id: Hash) -> Result<Self, StoreError> {
         let (len_bytes, kept) = look(&store.bucket, id, None)?;
         Ok(Self::of(store, id, len_bytes, kept))
@@ -76,17 +76,17 @@ impl S3Object {
         Self { id, bucket, len_bytes, kept: RwLock::new(kept), replica_rotation }
     }
 
-    /// Whether copies with holes are all that was found of it.
+    /// Whether only copies with holes were found.
     pub(super) fn is_partial(&self) -> bool {
         matches!(*self.kept.read(), Kept::PartialCopies(_))
     }
 
-    /// Looks for it once more. Returns whether it is kept in another way than it was.
+    /// Looks the object up again. Returns whether it is now kept in another way.
     fn look_again(&self) -> Result<bool, StoreError> {
         let (_, kept) = look(&self.bucket, self.id, Some(self.len_bytes))?;
         let mut before = self.kept.write();
         let is_same = before.is_same(&kept);
-        // The same copies keep their order.
+        // If the copies are the same, their order is kept.
         if !is_same || matches!(*before, Kept::Unknown) {
             *before = kept;
         }
@@ -98,7 +98,7 @@ impl S3Object {
         let ways = match &kept {
             Kept::Unknown | Kept::Whole => {
                 let all = Piece { key: object_key(self.id), offset, len };
-                // What was changed on its way here is right the second time.
+                // Bytes that were damaged in transit are right the second time.
                 vec![vec![all.clone()], vec![all]]
             }
             Kept::PartialCopies(partial_copies) => {
@@ -119,7 +119,8 @@ impl S3Object {
         reading
     }
 
-    /// What to do about a piece that could not be read, or about bytes that all came and were refused.
+    /// Decides how to continue after a piece could not be read, or after all bytes arrived and failed the
+    /// check.
     fn go_on(
         &self,
         reading: &mut Reading,
@@ -137,7 +138,7 @@ impl S3Object {
         if reading.has_looked || !may_be_elsewhere {
             return Err(error);
         }
-        // A thread waits here, but seldom: once for an object with holes, whose server has answered just now.
+        // A thread waits here, but rarely: once for each object with holes, and its server has just answered.
         match self.look_for(reading) {
             Ok(true) => {
                 *reading = self.begin((offset, len), reading.turn, true);
@@ -149,7 +150,8 @@ impl S3Object {
         }
     }
 
-    /// Returns whether the object is kept in another way by now than a read took it to be. Another read may have looked already.
+    /// Returns whether the object is now kept in another way than the read assumed. Another read may have
+    /// looked it up already.
     fn look_for(&self, reading: &Reading) -> Result<bool, StoreError> {
         if self.kept.read().is_same(&reading.kept) {
             self.look_again()?;
@@ -157,7 +159,7 @@ impl S3Object {
         Ok(!self.kept.read().is_same(&reading.kept))
     }
 
-    /// All of it came, and was right.
+    /// Notes that all bytes arrived and were right.
     fn was_read(&self, reading: &Reading) {
         if matches!(reading.kept, Kept::Unknown) {
             let mut kept = self.kept.write();
@@ -215,8 +217,8 @@ impl S3Object {
     }
 }
 
-/// How an object is kept, and its length. One of copies with holes is what all have that are not damaged, and that have the length where
-/// it is known.
+/// How an object is kept, and its length. A partial copy counts if it is not damaged and, if the length is
+/// known, has that length.
 fn look(bucket: &Bucket, id: Hash, len_bytes: Option<u64>) -> Result<(u64, Kept), StoreError> {
     let key = object_key(id);
     if let Some((len_bytes, _)) = bucket.head(&key)? {
@@ -232,16 +234,16 @@ fn look(bucket: &Bucket, id: Hash, len_bytes: Option<u64>) -> Result<(u64, Kept)
 /// A read under way.
 struct Reading {
     kept: Kept,
-    /// What is tried when this is of no use.
+    /// What to try if the current way fails.
     ways: VecDeque<Vec<Piece>>,
-    /// What is to come, of which the first is asked for.
+    /// Pieces that have not arrived yet. The first one has been requested.
     pieces: VecDeque<Piece>,
-    /// What came before these.
+    /// The bytes that arrived before these pieces.
     came: Vec<Bytes>,
     part: Option<Part>,
-    /// Of the copies with holes.
+    /// Which of the copies with holes to read.
     turn: Replica,
-    /// Whether it was looked for meanwhile how the object is kept.
+    /// Whether this read has looked up again how the object is kept.
     has_looked: bool,
 }
 
@@ -258,7 +260,7 @@ impl Reading {
         self.came.push(bytes);
     }
 
-    /// Puts together what came.
+    /// Assembles the bytes that arrived.
     fn fill(&self, into: &mut [u8]) {
         let mut rest = into;
         for bytes in &self.came {
@@ -285,7 +287,8 @@ impl Object for S3Object {
         self.read_checked(offset, into, &mut |_| Ok(()))
     }
 
-    /// From the other copies with holes in turn. One that is whole has no others, and is read once more.
+    /// Reads from the other copies with holes in turn. A whole object has no other copies and is read once
+    /// more.
     fn read_range_past_caches(
         &self,
         offset: u64,
@@ -352,7 +355,7 @@ impl Object for S3Object {
         }
     }
 
-    /// What none of its copies has. Only of one that was not looked for the bucket is asked.
+    /// The holes that all copies share. Asks the bucket only if the object was never looked up.
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
         if matches!(*self.kept.read(), Kept::Unknown) {
             self.look_again()?;
@@ -363,7 +366,7 @@ impl Object for S3Object {
         })
     }
 
-    /// Of several copies with holes one may be damaged, and others may have come.
+    /// One of several copies with holes may be damaged, and others may have been added.
     fn was_wrong(&self) -> bool {
         let kept = self.kept.read().clone();
         let Kept::PartialCopies(partial_copies) = kept else { return false };

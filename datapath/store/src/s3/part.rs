@@ -1,4 +1,4 @@
-//! Parts of objects that are on their way, whether or not a thread waits for them.
+//! Reads of parts of objects under way, whether or not a thread waits for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,16 +12,18 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::bucket::Bucket;
 use crate::waiting::ReadFor;
 
-/// Parts of one bucket that may be on their way for reads that can wait without a thread: as many as threads fetch, so that a slow
-/// line is not shared by more than can come in the time that a request has.
+/// The most parts of one bucket under way for reads that can wait without a thread. It is the number of
+/// fetching threads, so that a slow line is not shared by more parts than can arrive before their requests
+/// time out.
 const UNDER_WAY_MAX: usize = 8;
-/// Of which so many may be parts that nobody waits for yet.
+/// At most this many of them may be parts that nobody waits for yet.
 const AHEAD_MAX: usize = 6;
-/// Parts of copies, beside all of these.
+/// Parts of copies, in addition to all of these.
 const COPIED_MAX: usize = 2;
-/// So long a thread waits for a part: most are here by then, and whoever waits without a thread looks only now and then.
+/// How long a thread waits for a part. Most parts arrive in that time, and a reader that waits without a
+/// thread looks only now and then.
 const THREAD_WAITS: Duration = Duration::from_secs(1);
-/// The same while parts of the bucket take longer.
+/// The same limit while parts of the bucket take longer.
 const THREAD_WAITS_LATE: Duration = Duration::from_millis(50);
 
 /// The parts of one bucket.
@@ -29,7 +31,7 @@ pub(super) struct Parts {
     room: Arc<Semaphore>,
     room_ahead: Arc<Semaphore>,
     room_copied: Arc<Semaphore>,
-    /// Whether the last part that was heard of took longer than [`THREAD_WAITS`].
+    /// Whether the last part with a known outcome took longer than [`THREAD_WAITS`].
     are_late: AtomicBool,
 }
 
@@ -46,12 +48,12 @@ impl Default for Parts {
 }
 
 impl Parts {
-    /// Whether one more part can be asked for.
+    /// Whether one more part can be requested.
     pub(super) fn has_room(&self, read_for: ReadFor) -> bool {
         self.rooms(read_for).into_iter().flatten().all(|room| room.available_permits() > 0)
     }
 
-    /// Where a part takes room.
+    /// The semaphores from which a part needs a permit.
     fn rooms(&self, read_for: ReadFor) -> [Option<&Arc<Semaphore>>; 2] {
         match read_for {
             ReadFor::Now => [None, Some(&self.room)],
@@ -61,7 +63,7 @@ impl Parts {
     }
 }
 
-/// A part that was asked for. Dropping it gives it up.
+/// A part that was requested. Dropping it cancels the request.
 pub(super) struct Part {
     parts: Arc<Parts>,
     began: Instant,
@@ -73,7 +75,7 @@ pub(super) struct Part {
     _rooms: Vec<OwnedSemaphorePermit>,
 }
 
-/// Says that it is over, also where the work panics or is aborted.
+/// Sets the flag on drop, so also if the work panics or is aborted.
 struct Over(Arc<AtomicBool>);
 
 impl Drop for Over {
@@ -83,7 +85,7 @@ impl Drop for Over {
 }
 
 impl Part {
-    /// Asks for it. `None`: too many are on their way.
+    /// Requests a part. `None`: too many are under way.
     pub(super) fn ask(
         bucket: &Bucket,
         key: &str,
@@ -99,7 +101,7 @@ impl Part {
         let over = Over(Arc::clone(&is_over));
         let asked = bucket.clone().get_range_later(key.to_owned(), offset, len);
         let work = bucket.spawn(async move {
-            // Dropped after the outcome is there.
+            // Dropped after the outcome is sent.
             let _over = over;
             let _ = done.send(asked.await);
         });
@@ -107,7 +109,7 @@ impl Part {
         Some(Self { parts, began, outcome, is_over, work, read_for, _rooms: rooms })
     }
 
-    /// Waits for it, not for long. `Err`: it is still on its way.
+    /// Waits a short time for the part. `Err`: it is still under way.
     pub(super) fn wait(self) -> Result<Result<Bytes, StoreError>, Self> {
         let are_late = self.parts.are_late.load(Ordering::Relaxed);
         let outcome = match self.outcome.recv_timeout(if are_late { THREAD_WAITS_LATE } else { THREAD_WAITS })
@@ -125,14 +127,15 @@ impl Part {
         Ok(outcome)
     }
 
-    /// What is copied comes when there is room on the line, and says nothing of what others wait for.
+    /// Parts of copies do not count: they wait for free capacity, so their time says nothing about reads that
+    /// others wait for.
     fn note_late(&self, is_late: bool) {
         if self.read_for != ReadFor::Copy {
             self.parts.are_late.store(is_late, Ordering::Relaxed);
         }
     }
 
-    /// Says whether it is over, for who does not wait.
+    /// Returns a check of whether the part is over, for a reader that does not block.
     pub(super) fn is_over(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let is_over = Arc::clone(&self.is_over);
         move || is_over.load(Ordering::Acquire)

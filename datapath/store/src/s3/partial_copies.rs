@@ -4,10 +4,11 @@
 //!   holed/HASH.LIST    | the object's bytes, with zeroes in its holes | the list of its holes | length of that list |
 //!                        as many as the object HASH has                 its hash begins with LIST  8 bytes
 //! ```
-//! Nothing is punched in a bucket. What is copied there from a directory in which it has holes is no whole object, though, and another copy
-//! may have what this one lacks, at the same time and by another writer. So `objects/HASH` is always whole, and what is not goes to a key
-//! that says what it lacks: the same holes always give the same bytes, and nothing is ever overwritten by something else. An object of
-//! which no whole copy is there is read from all of these keys, and has as holes what all of them lack.
+//! A bucket cannot punch holes. But if an object with holes is copied from a directory to a bucket, the copy
+//! is not a whole object. Another writer may copy the missing parts at the same time. So `objects/HASH` is
+//! always whole, and a partial copy gets a key that names its list of holes. The same holes always give the
+//! same bytes, so no key is ever overwritten with different bytes. If there is no whole copy, the object is
+//! read from all of these keys. Its holes are those that all copies share.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -27,22 +28,23 @@ use crate::s3::upload::{self, Sending};
 use crate::s3::{Inner, object_key};
 use crate::store::Object;
 
-/// Where they are kept.
+/// The folder of partial copies.
 pub(super) const PARTIAL: &str = "holed";
-/// The length of the list.
+/// The length of the field that holds the list's length.
 const LENGTH_BYTES: usize = 8;
-/// So much of the end is read at once: the list of more than a thousand holes.
+/// How much of a key's end is read at once. It holds a list of more than a thousand holes.
 const END_BYTES: u64 = 64 << 10;
 
-/// Digits of the hash of a list in the name of a key. With all of them it would be too long for some servers that keep keys in files.
+/// How many digits of a list's hash are in the name of a key. With all digits the name would be too long for
+/// some servers that keep keys as files.
 const LIST_DIGITS: usize = 32;
 
-/// What the name of a key says of a list.
+/// The digits of a list's hash that go into a key's name.
 fn digits_of(list: &[u8]) -> String {
     Hash::of(list).to_string().chars().take(LIST_DIGITS).collect()
 }
 
-/// The object and the digits of its list that the name of a key is made of.
+/// Parses a key's name into the object and the digits of its list.
 pub(super) fn named(name: &str) -> Option<(Hash, &str)> {
     let (id, list) = name.split_once('.')?;
     let is_hex = list.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
@@ -58,7 +60,7 @@ fn usize_of(number: u64) -> usize {
 }
 
 impl Inner {
-    /// Sends an object of another store but for its holes, and checks its hash before it appears.
+    /// Copies an object of another store except its holes, and checks its hash before the copy appears.
     pub(super) fn copy_partial(
         &self,
         source: &dyn Object,
@@ -68,7 +70,7 @@ impl Inner {
         let (id, len_bytes) = (source.id(), source.len_bytes());
         let whole = object_key(id);
         if self.bucket.head(&whole)?.is_some() {
-            // Whoever reads the object reads that one, so that is the one to put right.
+            // Readers use the whole copy, so that copy has to be repaired.
             let own: Arc<dyn Object> = Arc::new(S3Object::whole(self, id, len_bytes));
             let filled = Filled::new(source, holes, own)?;
             let sent = send_object(self, &filled, &[], Some(upload::state_key(&whole)), copied);
@@ -86,7 +88,7 @@ impl Inner {
         end.extend_from_slice(&u64_of(end.len()).to_le_bytes());
         let begun = || ObjectHashing::new(&holes, len_bytes);
         let hashing = RefCell::new(begun());
-        // The list is no part of the object.
+        // The list is not part of the object.
         let mut left_bytes = len_bytes;
         let sending = Sending {
             key: &key,
@@ -95,7 +97,7 @@ impl Inner {
             read: &mut |offset, into: &mut [u8]| {
                 let (object, rest) = split(into, len_bytes.saturating_sub(offset));
                 read_around(source, &holes, offset, object)?;
-                // It may be read from its beginning a second time.
+                // The source may be read a second time from its beginning.
                 if offset == 0 {
                     *hashing.borrow_mut() = begun();
                 }
@@ -119,7 +121,7 @@ impl Inner {
     }
 }
 
-/// Reads what an object with these holes has, and zeroes in place of what is gone.
+/// Reads the parts outside the holes, and fills the holes with zeroes.
 fn read_around(source: &dyn Object, holes: &Holes, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
     let end = offset.saturating_add(u64_of(into.len()));
     let (mut at, mut rest) = (offset, into);
@@ -140,31 +142,32 @@ fn split(bytes: &mut [u8], at: u64) -> (&mut [u8], &mut [u8]) {
     bytes.split_at_mut(at)
 }
 
-/// What a bucket has of an object of which it has no whole copy.
+/// The partial copies of an object that has no whole copy.
 pub(super) struct PartialCopies {
     pub(super) len_bytes: u64,
-    /// Those that lack least come first.
+    /// Ordered by how much they lack; the least first.
     copies: Vec<PartialCopy>,
-    /// What none of them has.
+    /// The holes that all copies share.
     pub(super) common: Arc<Holes>,
-    /// Which one is read first.
+    /// The index of the copy that is read first.
     first: AtomicUsize,
 }
 
 struct PartialCopy {
     key: String,
-    /// What it lacks and another one has, by their places. What none has is zeroes in all of them, and can be read from each.
+    /// Ranges that this copy lacks and another copy has, in order. Ranges that all copies lack are zeroes in
+    /// each copy, so they can be read from any.
     lacks: Vec<Range<u64>>,
 }
 
 impl PartialCopy {
-    /// Where what it has from here on ends.
+    /// The end of the stretch that this copy has from `at` on.
     fn ends(&self, at: u64) -> u64 {
         let next = self.lacks.partition_point(|lack| lack.end <= at);
         self.lacks.get(next).map_or(u64::MAX, |lack| lack.start.max(at))
     }
 
-    /// Where what it has, or what it lacks, from here on ends.
+    /// The next offset after `at` at which this copy changes between having and lacking.
     fn changes(&self, at: u64) -> u64 {
         let next = self.lacks.partition_point(|lack| lack.end <= at);
         self.lacks.get(next).map_or(u64::MAX, |lack| if lack.start > at { lack.start } else { lack.end })
@@ -181,7 +184,8 @@ impl PartialCopy {
 }
 
 impl PartialCopies {
-    /// Looks for copies of an object, of this length where that is known. What is damaged is left out, unless nothing else is there.
+    /// Looks for copies of an object, of this length if it is known. Damaged copies are left out, unless
+    /// there are no others.
     pub(super) fn find(
         bucket: &Bucket,
         id: Hash,
@@ -196,7 +200,7 @@ impl PartialCopies {
                     len_bytes = Some(of_bytes);
                     found.push((format!("{PARTIAL}/{}", entry.name), holes));
                 }
-                // It was removed since it was listed.
+                // The key was removed after the listing.
                 Err(e) if e.kind() == StoreErrorKind::NotFound => {}
                 Err(e) if matches!(e.kind(), StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat) => {
                     tracing::warn!(error = %e, "a copy of a data object with holes is left out");
@@ -228,7 +232,7 @@ impl PartialCopies {
         Self { len_bytes, copies, common: Arc::new(common), first: AtomicUsize::new(0) }
     }
 
-    /// Whether the same copies were found another time.
+    /// Whether both lookups found the same copies.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let keys = |partial_copies: &Self| {
             partial_copies.copies.iter().map(|copy| copy.key.clone()).collect::<Vec<_>>()
@@ -236,7 +240,7 @@ impl PartialCopies {
         keys(self) == keys(other)
     }
 
-    /// Has another copy read first from now on, if there is one that was not.
+    /// From now on reads the next copy first. `false`: every copy has been first already.
     pub(super) fn turn(&self) -> bool {
         let last = self.copies.len().saturating_sub(1);
         let next = |first: usize| (first < last).then(|| first.saturating_add(1));
@@ -249,14 +253,14 @@ impl PartialCopies {
         sooner.iter().chain(later)
     }
 
-    /// The ways in which a stretch can be read, each of which is for when what came before was wrong.
+    /// The ways to read a stretch, in order. Each is tried if the bytes of the previous way were wrong.
     pub(super) fn ways(&self, stretch: &Range<u64>, turn: Replica) -> Vec<Vec<Piece>> {
         let whole = self.in_order().filter(|copy| copy.ends(stretch.start) >= stretch.end);
         let mut ways: Vec<Vec<Piece>> = whole.map(|copy| vec![copy.piece(stretch)]).collect();
         if ways.is_empty() {
             ways.push(self.pieces(stretch));
         }
-        // What was changed on its way here is right the second time.
+        // Bytes that were damaged in transit are right the second time.
         let again = match ways.as_slice() {
             [only] => Some(only.clone()),
             _ => None,
@@ -271,11 +275,11 @@ impl PartialCopies {
         ways
     }
 
-    /// A stretch that no copy has all of.
+    /// Assembles a stretch that no single copy has in full.
     fn pieces(&self, stretch: &Range<u64>) -> Vec<Piece> {
         let (mut pieces, mut at) = (Vec::new(), stretch.start);
         while at < stretch.end {
-            // One has what is here, as what none has counts as there.
+            // Some copy has this offset, because ranges that all copies lack count as present.
             let Some(copy) = self.in_order().find(|copy| copy.ends(at) > at) else { break };
             let end = copy.ends(at).min(stretch.end);
             pieces.push(copy.piece(&(at..end)));
@@ -284,8 +288,9 @@ impl PartialCopies {
         pieces
     }
 
-    /// A stretch from other copies than those that are left out, wherever others have it; `usual` is how it is read otherwise. One copy may be
-    /// damaged in what another one has, next to what only the damaged one has.
+    /// Assembles a stretch without the copy that `turn` leaves out, wherever other copies have the bytes.
+    /// `usual` is the normal way to read it. A damaged copy may lie next to a stretch that only the damaged
+    /// copy has, so the choice is made for each part.
     fn of_others(&self, stretch: &Range<u64>, turn: Replica, usual: &[Piece]) -> Vec<Piece> {
         let (mut pieces, mut at) = (Vec::<Piece>::new(), stretch.start);
         while at < stretch.end {
@@ -293,8 +298,8 @@ impl PartialCopies {
             let (left_out, times) = match turn {
                 Replica::Usual => (None, 0),
                 Replica::Other(times) => (gave(), times),
-                // The first one, from which most was read before, when it is read again for the first time. What several others have comes
-                // of each of them in turn.
+                // The first rereading leaves out the copy that was read first before, because it gave most of
+                // the bytes. Bytes that several other copies have come from each of them in turn.
                 Replica::Reading(reading) => {
                     let number = usize::try_from(reading).unwrap_or(usize::MAX).saturating_sub(1);
                     let number = number.checked_rem(self.copies.len()).unwrap_or(0);
@@ -305,7 +310,7 @@ impl PartialCopies {
             let others: Vec<&PartialCopy> =
                 having().filter(|copy| Some(copy.key.as_str()) != left_out).collect();
             let other = times.checked_rem(others.len()).and_then(|number| others.get(number).copied());
-            // One has what is here, as what none has counts as there.
+            // Some copy has this offset, because ranges that all copies lack count as present.
             let Some(copy) = other.or_else(|| having().next()) else { break };
             let ends = self.copies.iter().map(|copy| copy.changes(at));
             let piece = copy.piece(&(at..ends.fold(stretch.end, u64::min)));
@@ -319,7 +324,8 @@ impl PartialCopies {
     }
 }
 
-/// What of some stretches is in none of the others. Both are by their places, and none touches the next.
+/// The parts of `stretches` that are in none of `others`. Both are sorted, and no two ranges in one list
+/// touch.
 fn without(stretches: &[Range<u64>], others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     for stretch in stretches {
@@ -339,7 +345,7 @@ fn without(stretches: &[Range<u64>], others: &[Range<u64>]) -> Vec<Range<u64>> {
     rest
 }
 
-/// The length of the object that a key has a copy of, and its holes, from the end of the key.
+/// Reads the length of the copied object, and its holes, from the end of a key.
 fn holes_of(
     bucket: &Bucket,
     entry: &Entry,
@@ -394,7 +400,7 @@ mod tests {
         plan_holes(&map, &Holes::default(), &mut read).unwrap().holes
     }
 
-    /// An object that must not be read in its holes.
+    /// An object that panics if it is read in its holes.
     struct Careful {
         bytes: Vec<u8>,
         holes: Arc<Holes>,
@@ -460,7 +466,7 @@ mod tests {
             holes(&bytes, &[24 * K..40 * K, 40 * K..64 * K]),
         );
         let partial_copies = PartialCopies::of(128 * K, vec![("a".to_owned(), one), ("b".to_owned(), other)]);
-        // The first block is in both of them.
+        // Both copies have the first block.
         assert_eq!(partial_copies.common.stretches(), [4 * K..16 * K, 64 * K..100 * K, 104 * K..128 * K]);
         let ways = |stretch: Range<u64>| -> Vec<String> {
             let shown = |piece: &Piece| format!("{}{}+{}", piece.key, piece.offset / K, piece.len as u64 / K);
@@ -470,7 +476,7 @@ mod tests {
         for ordered in 0..2 {
             assert_eq!(ways(16 * K..24 * K), ["a16+8"; 2]);
             assert_eq!(ways(24 * K..104 * K), ["b24+76 a100+4"; 2]);
-            // Also over what none has.
+            // A way may cross ranges that all copies lack.
             assert_eq!(ways(4 * K..24 * K), ["a4+20"; 2]);
             let both = if ordered == 0 { ["b0+16", "a0+16"] } else { ["a0+16", "b0+16"] };
             assert_eq!(ways(0..16 * K), both);
@@ -492,14 +498,14 @@ mod tests {
         let ways = |stretch: &Range<u64>, turn: Replica| -> Vec<String> {
             partial_copies.ways(stretch, turn).iter().map(way).collect()
         };
-        // Those that lack least come first.
+        // The copy that lacks least comes first.
         let usual = ways(&(0..4 * K), Replica::Usual);
         assert_eq!(usual, ["c0+4", "b0+4", "a0+4"]);
         let first = |stretch: &Range<u64>, turn: Replica| ways(stretch, turn).remove(0);
         for (times, other) in ["b0+4", "a0+4", "b0+4"].iter().enumerate() {
             let again = ways(&(0..4 * K), Replica::Other(times));
             assert_eq!(again[0], *other);
-            // Where that is gone, as otherwise.
+            // If the other way fails too, the normal ways follow.
             assert_eq!(again[1..], usual);
         }
         for (reading, next) in (0..).zip(["c0+4", "b0+4", "a0+4", "c0+4", "b0+4"]) {
@@ -510,14 +516,14 @@ mod tests {
             assert_eq!(first(&at_24, Replica::Other(times)), "c24+16");
             assert_eq!(first(&at_40, Replica::Other(times)), "b40+24");
         }
-        // What gave it may be the only one that has all of it, or a part.
+        // The copy that gave the bytes may be the only one that has them, or some of them.
         let to_64 = 0..64 * K;
         assert_eq!(ways(&to_64, Replica::Usual), ["c0+16 b16+8 c24+40"; 2]);
         assert_eq!(first(&to_64, Replica::Other(0)), "b0+16 a16+8 c24+16 b40+24");
         assert_eq!(first(&to_64, Replica::Other(1)), "a0+24 c24+16 b40+24");
         assert_eq!(ways(&(0..24 * K), Replica::Usual), ["b0+24", "a0+24"]);
         assert_eq!(first(&(0..24 * K), Replica::Other(0)), "c0+16 a16+8");
-        // Each is left out of one of the readings, but for what only that one has.
+        // Each rereading leaves out one copy, except for ranges that only that copy has.
         assert_eq!(first(&to_64, Replica::Reading(1)), "b0+24 c24+16 b40+24");
         assert_eq!(first(&to_64, Replica::Reading(2)), "a0+24 c24+40");
         assert_eq!(first(&to_64, Replica::Reading(3)), "c0+16 b16+8 c24+40");

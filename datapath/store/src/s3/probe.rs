@@ -1,9 +1,11 @@
-//! Whether a server keeps the conditions on which a store is written: asked once, before the first write.
+//! Tests once, before the first write, whether a server respects the conditions on which a store is written.
 //!
-//! Lists of versions and the lock of removals are written with `If-None-Match` and `If-Match`. A server that ignores these
-//! headers answers 200 to two writers at the same time, and the change of the first writer is lost.
+//! Lists of versions and the lock of removals are written with `If-None-Match` and `If-Match`. A server that
+//! ignores these headers answers 200 to two writers at the same time, and the change of the first writer is
+//! lost.
 //!
-//! The probe writes a key of its own three times. The server must take the first write and refuse the other two:
+//! The probe writes a key of its own three times. The server must take the first write and refuse the other
+//! two:
 //!
 //! | write | condition | answer |
 //! |---|---|---|
@@ -11,8 +13,9 @@
 //! | 2 | `If-None-Match: *` | 412 or 409 |
 //! | 3 | `If-Match` with a tag that the key does not have | 412 or 409 |
 //!
-//! The key is removed at the end. A process that dies before that leaves its key. The next probe removes keys of probes that are older
-//! than [`STALE_AFTER`] by the server's clock, and so does a removal of stale marks. No probe takes that long.
+//! The key is removed at the end. A process that dies before that leaves its key. The next probe removes keys
+//! of probes that are older than [`STALE_AFTER`] by the server's clock, and so does a removal of stale marks.
+//! No probe takes that long.
 
 use bytes::Bytes;
 
@@ -21,17 +24,17 @@ use crate::s3::STALE_AFTER;
 use crate::s3::bucket::{Bucket, Condition, Refusal};
 use crate::s3::mark::LOCKS;
 
-/// How the names of these keys begin, in the folder of the marks that lapse.
+/// The prefix of these keys' names, in the folder of the marks.
 const PREFIX: &str = "probe-";
 /// A tag that no key has.
 const WRONG_TAG: &str = "\"00000000000000000000000000000000\"";
 
-/// Whether a key, by its name below the store's prefix, is that of a probe.
+/// Whether a key is that of a probe, judged by its name below the store's prefix.
 pub(super) fn is_of_a_probe(name: &str) -> bool {
     name.split_once('/').is_some_and(|(folder, name)| folder == LOCKS && name.starts_with(PREFIX))
 }
 
-/// Fails unless the server keeps both conditions. Nobody else uses `unique`.
+/// Fails unless the server respects both conditions. No other process uses `unique`.
 pub(super) fn must_keep_conditions(bucket: &Bucket, unique: &str) -> Result<(), StoreError> {
     let bucket = &bucket.prompt();
     let name = format!("{PREFIX}{unique}");

@@ -19,16 +19,16 @@ use crate::store::{
 
 pub(super) struct S3Publication {
     store: Arc<Inner>,
-    /// Taken out when the publication is over.
+    /// Taken out when the publication ends.
     mark: Option<Mark>,
     writing: Option<Writing>,
     /// The data object, once it is in place.
     finished: Option<(Hash, u64)>,
-    /// Whether something is in place that only a commit makes needed.
+    /// Whether keys are in place that only a commit makes necessary.
     left_something: bool,
 }
 
-/// The data object while it grows, in a local file without a name: its key is known at its end.
+/// The data object while it grows, in a local file without a name. Its key is known at its end.
 struct Writing {
     file: File,
     hasher: blake3::Hasher,
@@ -56,7 +56,8 @@ impl S3Publication {
         Ok(Writing { file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    /// Where the server may yet add the version to the list, nobody may reclaim what it needs: the mark stays until it lapses.
+    /// If the server may still add the version to the list, nobody may reclaim what the version needs: the
+    /// mark stays until it becomes stale.
     fn not_listed(&mut self, why: Unchanged) -> StoreError {
         if matches!(why, Unchanged::Unknown(_))
             && let Some(mark) = self.mark.take()
@@ -72,7 +73,7 @@ impl S3Publication {
         match self.store.bucket.get(&key, len_bytes) {
             Ok(Some((there, _))) if there == bytes => return Ok(0),
             Ok(_) => {}
-            // It is longer, and so not the same.
+            // The existing manifest is longer, so it is not the same.
             Err(e) if e.kind() == StoreErrorKind::Damaged => {}
             Err(e) => return Err(e),
         }
@@ -81,7 +82,7 @@ impl S3Publication {
     }
 }
 
-/// Puts a manifest in its place, whatever is there.
+/// Writes a manifest, whatever is there.
 pub(super) fn send_manifest(store: &Inner, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
     let sending = Sending {
         key: &manifest_key(id),
@@ -169,7 +170,7 @@ impl Publication for S3Publication {
             && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
         {
             let newest = newest.clone();
-            // It may have been damaged since.
+            // The existing manifest may have been damaged since.
             self.put_manifest(id, new.manifest)?;
             return Ok(Committed { version: newest, is_new: false, production: None });
         }
@@ -197,8 +198,8 @@ impl Publication for S3Publication {
         manifest: &[u8],
     ) -> Result<Option<Adopted>, StoreError> {
         check_manifest_size(name, manifest)?;
-        // What is left when this fails is part of a copy, as are the objects that came before it: nothing is reclaimed, so
-        // that the next copy goes on with them.
+        // If this fails, the manifest and the objects before it are part of an incomplete copy. They are not
+        // reclaimed, so that the next copy continues with them.
         self.put_manifest(version.manifest, manifest)?;
         let store = Arc::clone(&self.store);
         let adopted = store.change_image(name, |image, _| {
@@ -212,7 +213,8 @@ impl Publication for S3Publication {
 
 impl Drop for S3Publication {
     fn drop(&mut self) {
-        // Nobody reclaims while the mark is there, and without it nobody would know what a crash left from here on.
+        // Nobody reclaims while the mark exists. After its removal nobody would know about keys that a crash
+        // leaves from here on.
         let noted = if self.left_something { self.store.want_sweep() } else { Ok(()) };
         self.mark = None;
         let outcome = noted.and_then(|()| self.store.bucket.head(SWEEP_WANTED)).and_then(|wanted| {
@@ -227,7 +229,8 @@ impl Drop for S3Publication {
     }
 }
 
-/// Sends an object of another store, or the same one with `patches`, and checks its hash before it appears.
+/// Copies an object of another store, or the same object with `patches`, and checks its hash before the copy
+/// appears.
 pub(super) fn send_object(
     store: &Inner,
     source: &dyn Object,
@@ -245,7 +248,7 @@ pub(super) fn send_object(
         read: &mut |offset, into: &mut [u8]| {
             source.read_range(offset, into)?;
             patched(patches, offset, into);
-            // It may be read from its beginning a second time.
+            // The source may be read a second time from its beginning.
             if offset == 0 {
                 checked.borrow_mut().reset();
             }

@@ -1,4 +1,4 @@
-//! Removing versions, and giving back the space of what no version needs, while nobody publishes.
+//! Removes versions, and gives back the space of keys that no version needs while nobody publishes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::s3::partial_copies::{self, PARTIAL};
 use crate::s3::{Inner, image_key, upload};
 use crate::store::Removed;
 
-/// Keys that are removed before the right to remove is confirmed again.
+/// How many keys are removed before the right to remove is confirmed again.
 const REMOVED_AT_ONCE: usize = 32;
 
 impl Inner {
-    /// Removes what a writer that died, or a removal during a publication, left.
+    /// Removes what a dead writer, or a removal during a publication, left.
     pub(super) fn clean_up_after_others(&self) -> Result<(), StoreError> {
         let locks = self.bucket.list(LOCKS)?;
         if locks.is_empty() {
             return Ok(());
         }
-        // Of writers, and of one that removed or reclaimed.
+        // Marks of writers, and of a process that removed or reclaimed.
         let (_, stale) = self.marks.live_and_stale(LOCKS, "")?;
         let is_wanted = locks.iter().any(|entry| format!("{LOCKS}/{}", entry.name) == SWEEP_WANTED);
         if stale.is_empty() && !is_wanted {
@@ -43,7 +43,7 @@ impl Inner {
         }
     }
 
-    /// Gives space back, if nobody publishes or removes at this time.
+    /// Gives space back, unless a process publishes or removes at this time.
     pub(super) fn sweep(&self) -> Result<u64, StoreError> {
         match self.marks.exclusive(Duration::ZERO)? {
             Some(alone) => self.reclaim(&alone),
@@ -51,10 +51,11 @@ impl Inner {
         }
     }
 
-    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. A manifest that is pinned all
-    /// the same stays for a later time, with all objects. Returns the bytes freed.
+    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. If an unneeded
+    /// manifest is still pinned, it stays for a later sweep, with all objects. Returns the bytes freed.
     fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
-        // Before it is looked at what is needed: a writer that wakes up after that does not commit what refers to an object that goes.
+        // This check comes before the needed keys are collected. A writer that wakes up later then cannot
+        // commit a version that refers to a removed object.
         if self.living_writer(alone, "")?.is_some() {
             self.want_sweep()?;
             return Ok(0);
@@ -77,13 +78,13 @@ impl Inner {
                 going.push(format!("{folder}/{}", entry.name));
                 freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
             }
-            // Which objects it refers to is not known here.
+            // The objects to which the pinned manifest refers are not known here.
             if is_postponed {
                 break;
             }
         }
         for batch in going.chunks(REMOVED_AT_ONCE) {
-            // Somebody who took us for dead may publish by now, and need what is to go.
+            // A process that considered this one dead may publish by now, and need these keys.
             alone.remove_all(batch.to_vec())?;
         }
         self.forget_abandoned(alone)?;
@@ -96,8 +97,9 @@ impl Inner {
         Ok(freed_bytes)
     }
 
-    /// A writer that lives, by the name of its mark. Where there is none, the marks of those that died are taken over and gone: one that
-    /// wakes up after that finds that it was taken for dead, and does not commit. With them go other marks with this prefix that died.
+    /// The mark's name of a living writer. If there is none, the stale marks of dead writers are taken over
+    /// and removed. A writer that wakes up after that finds that it was considered dead, and does not commit.
+    /// Other stale marks with this prefix are removed too.
     fn living_writer(&self, alone: &Mark, prefix: &str) -> Result<Option<String>, StoreError> {
         let (live, stale) = self.marks.live_and_stale(LOCKS, prefix)?;
         if let Some(writer) = live.into_iter().find(|mark| mark.name.starts_with(WRITER_PREFIX)) {
@@ -110,11 +112,12 @@ impl Inner {
             return Ok(None);
         }
         alone.confirm()?;
-        // Without their marks nobody knows what they left, should what comes next fail.
+        // Recorded first: if a later step fails, only these marks would tell that dead writers left
+        // something.
         self.want_sweep()?;
         for (key, name) in &stale {
             if !self.marks.take_over(key)? {
-                // It woke up just now.
+                // The writer has just woken up.
                 return Ok(Some(name.clone()));
             }
         }
@@ -122,8 +125,9 @@ impl Inner {
         Ok(None)
     }
 
-    /// What the versions of all images need. Whoever removes an image takes the exclusive lock, which the caller holds: that one is
-    /// listed and then not there is a wrong answer, such as the 404 of a proxy whose server restarts. Nothing may go for that.
+    /// The hashes that the versions of all images need. A process that removes an image holds the exclusive
+    /// lock, and the caller has that lock. So if an image is listed but missing, the answer is wrong, for
+    /// example the 404 of a proxy whose server restarts. Nothing may be removed because of such an answer.
     fn needed(&self) -> Result<HashSet<Hash>, StoreError> {
         let mut needed = HashSet::new();
         for name in self.image_names()? {
@@ -144,7 +148,8 @@ impl Inner {
         Ok(needed)
     }
 
-    /// Gives back what copies sent that were interrupted long ago. None goes on now: nobody publishes.
+    /// Discards the parts of copies that were interrupted long ago. No such copy continues now, because
+    /// nobody publishes.
     fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
         for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
             alone.confirm()?;
@@ -155,8 +160,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Manifests that somebody uses or holds. Who pins or holds one from here on waits for the exclusive lock, which the caller holds, and
-    /// looks for the manifest then.
+    /// Manifests that are pinned or held. A process that pins or holds a manifest from now on waits for the
+    /// exclusive lock, which the caller has, and then checks that the manifest exists.
     fn pinned(&self) -> Result<HashSet<Hash>, StoreError> {
         let (live, _) = self.marks.live_and_stale(PINS, "")?;
         let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
@@ -179,7 +184,8 @@ impl Inner {
         }
     }
 
-    /// Removes a version, or the whole image: that `with_channels` also where they point somewhere.
+    /// Removes a version or the whole image. With `with_channels`, the image is removed even if its channels
+    /// point to versions.
     pub(super) fn remove(
         &self,
         name: &ImageName,
@@ -210,22 +216,25 @@ impl Inner {
         });
         let going = match changed {
             Err(why @ Unchanged::Unknown(_)) => {
-                // The server may yet take the versions off the list: nobody may begin to use them until the lock has lapsed. Whoever
-                // opens the store for writing then gives back what nothing needs.
+                // The server may still remove the versions from the list, so nobody may begin to use them
+                // until the lock is stale. The next process that opens the store for writing gives the space
+                // back.
                 self.want_sweep_if_possible();
                 alone.leave();
                 return Err(why.into());
             }
             changed => changed?,
         };
-        // The list is empty by now, so that no change can come to it any more, and nobody publishes, unless somebody took
-        // us for dead meanwhile: what they published is in the list then.
+        // The list is empty now, so no other process can change it. Nobody publishes either, unless a process
+        // considered this one dead; the list then contains what that process published.
         if number.is_none()
             && let Err(e) = alone.confirm().and_then(|()| self.bucket.remove(&image_key(name)))
         {
-            // The versions are gone all the same. Who has the lock by now need not be one who gives back what is left.
+            // The versions are removed in any case. The process that has the lock now may not be one that
+            // gives space back.
             self.want_sweep_if_possible();
-            // The server may yet take away the list, and must not find the one of an image that was made anew: the lock is to lapse first.
+            // The server may still remove the list, and must not remove the list of an image that was created
+            // again: the lock must become stale first.
             if e.kind() == StoreErrorKind::Unreachable {
                 alone.leave();
             }
@@ -234,7 +243,8 @@ impl Inner {
         let freed_bytes = match self.reclaim(&alone) {
             Ok(freed_bytes) => freed_bytes,
             Err(e) => {
-                // The versions are gone all the same. Who has the lock by now need not be one who gives back what is left.
+                // The versions are removed in any case. The process that has the lock now may not be one that
+                // gives space back.
                 tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
                 self.want_sweep_if_possible();
                 0
@@ -243,8 +253,9 @@ impl Inner {
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
 
-    /// A list of versions that goes as a whole must not take along a version that comes in this moment, nor one of a writer that wakes up
-    /// between the change that empties the list and its removal.
+    /// Before a whole list of versions is removed, makes sure that nobody publishes. Otherwise a version that
+    /// is published at this moment would be lost with the list, or the version of a writer that wakes up
+    /// between the emptying of the list and its removal.
     fn must_have_no_writers(&self, name: &ImageName, alone: &Mark) -> Result<(), StoreError> {
         let Some(writer) = self.living_writer(alone, WRITER_PREFIX)? else { return Ok(()) };
         let writer = writer.trim_start_matches(WRITER_PREFIX);

@@ -1,7 +1,9 @@
-//! From which of several copies of an object is read: from others by who found wrong what came of it.
+//! Chooses which of several copies of an object is read. A reader that got wrong bytes gets them from other
+//! copies.
 //!
-//! Nobody says from which copy wrong bytes came, and each asks for better ones with an object that is opened anew. So the store counts how
-//! often it was asked so for the same bytes, and answers from the other copies in turn.
+//! Nobody can tell which copy the wrong bytes came from, and each reader asks again with a newly opened
+//! object. So the store counts how often the same bytes were requested again, and answers from the other
+//! copies in turn.
 
 use std::collections::VecDeque;
 
@@ -9,30 +11,31 @@ use parking_lot::Mutex;
 
 use crate::hash::Hash;
 
-/// So many reads are counted: those of the last minutes, where a copy is damaged in many places. What is forgotten is counted anew.
+/// How many reads are counted: those of the last minutes, if a copy is damaged in many places. A forgotten
+/// read is counted from zero.
 const COUNTED_MAX: usize = 1024;
 
-/// Who reads, and so from which copies.
+/// Which copies a read uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Replica {
-    /// Somebody, from those that are always read first.
+    /// A normal read: the copies that always come first.
     Usual,
-    /// Who found wrong what these gave, from the others; so often others were asked before.
+    /// A read after wrong bytes: other copies than those. Holds how often other copies were requested before.
     Other(usize),
-    /// Who reads all of the object once more and counts that: another copy is left out each time.
+    /// A numbered full rereading of the object: each one leaves out another copy.
     Reading(u32),
 }
 
-/// Reads by those who found wrong what they got before. The lock is never held across I/O.
+/// Counts repeated reads after wrong bytes. The lock is never held across I/O.
 #[derive(Debug, Default)]
 pub(super) struct ReplicaRotation {
-    /// An object, where in it was read and how often; who was counted last is at the end.
+    /// Object, offset in it, and number of reads. The most recent entry is last.
     counted: Mutex<VecDeque<(Hash, u64, usize)>>,
 }
 
 impl ReplicaRotation {
-    /// Counts a read of what is at this place. Each place has a count of its own: an answer is read in several pieces, and each of them is to
-    /// come from another copy when the same is asked for again.
+    /// Counts a read at this offset. Each offset has its own count, because a request is read in several
+    /// pieces. Each piece must come from another copy when the request is repeated.
     pub(super) fn next(&self, object: Hash, offset: u64) -> Replica {
         let mut counted = self.counted.lock();
         let known = counted.iter().position(|(id, at, _)| *id == object && *at == offset);
@@ -66,7 +69,7 @@ mod tests {
             times(Hash::of(b"many"), offset);
             assert!(replica_rotation.counted.lock().len() <= COUNTED_MAX);
         }
-        // One of the three is left, the last.
+        // Of the three entries only the last one is left.
         assert_eq!(times(other, 0), 3);
         assert_eq!(times(one, 0), 0);
     }

@@ -1,4 +1,5 @@
-//! Holds in a bucket: keys that do not lapse, and are set and heeded in the order of marks (see `mark`).
+//! Retention roots in a bucket: keys in `holds/` that never become stale. They are set and checked in the
+//! same order as marks (see `mark`).
 
 use bytes::Bytes;
 
@@ -10,7 +11,7 @@ use crate::s3::Inner;
 use crate::s3::bucket::Entry;
 use crate::s3::mark::HOLDS;
 
-/// The longest text that is read of one.
+/// The longest text of such a key that is read.
 const TEXT_MAX_BYTES: u64 = 4096;
 
 impl Inner {
@@ -19,9 +20,11 @@ impl Inner {
         let path = root.path()?;
         let key = format!("{HOLDS}/{path}");
         self.marks.lasting(&key, &Bytes::from(root.text()))?;
-        // Whoever removes from here on sees it. Who did so before is done.
+        // A process that begins to remove after this write sees the key. A process that began earlier has
+        // finished.
         let may_stay = self.may_retain(root, &path);
-        // That of an image may be there for other machines. It goes with the next comparison if nobody needs it.
+        // The key of an image may exist for other machines. If nobody needs it, the next comparison removes
+        // it.
         if let Err(e) = &may_stay
             && root.manifest != ANY_VERSION
             && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::InUse)
@@ -38,7 +41,7 @@ impl Inner {
             return Err(retention::gone(root));
         }
         if root.purpose != RetentionPurpose::MaintenanceSession {
-            // Nothing else excludes another.
+            // No other purpose is exclusive.
             return Ok(());
         }
         let others = self.holds()?.into_iter().filter(|entry| entry.name != path);
@@ -51,7 +54,7 @@ impl Inner {
         Ok(())
     }
 
-    /// All of them, also those of a later release.
+    /// All keys in `holds/`, including those of a later release.
     pub(super) fn holds(&self) -> Result<Vec<Entry>, StoreError> {
         self.bucket.list(HOLDS)
     }
@@ -73,8 +76,9 @@ impl Inner {
         Ok(holds.filter(|root| root.daemon == daemon).collect())
     }
 
-    /// Refuses to remove what is held of an image, also where another of its versions has the same bytes: holders open theirs by its
-    /// number. And the last version of an image that is held as such.
+    /// Refuses to remove what is held of an image. A version is held even if another number with the same
+    /// bytes is held, because holders open theirs by its number. The last version of an image that is held as
+    /// a whole is refused, too.
     pub(super) fn must_not_be_held(
         &self,
         name: &ImageName,
@@ -88,7 +92,7 @@ impl Inner {
         };
         for version in going {
             let of_it = holds.iter().filter(|entry| retention::is_of(&entry.name, version.manifest, name));
-            // An edit holds it twice, and that it is one says more.
+            // A maintenance session holds the version twice, and its name says more.
             let is_edit = |entry: &&Entry| {
                 RetentionRoot::parse(&entry.name)
                     .is_some_and(|root| root.purpose == RetentionPurpose::MaintenanceSession)

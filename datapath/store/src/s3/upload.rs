@@ -1,17 +1,21 @@
-//! Sending an object to S3: at once when it is small, otherwise in parts, several at a time.
+//! Sends an object to S3: in one request if it is small, otherwise in parts, several at a time.
 //!
-//! The parts of an object that is copied from another store are written down in `tmp/HASH.upload`, those of a copy with holes in
-//! `tmp/HASH.LIST.upload`, so that a copy that was interrupted goes on where it was, from whatever host. All of the source is read again
-//! then: a part that is there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
-//! What nobody went on with for [`ABANDONED_AFTER`] is given back with the next space that is.
+//! # Continuing an interrupted copy
+//! The parts of an object that is copied from another store are recorded in a state file: `tmp/HASH.upload`,
+//! or `tmp/HASH.LIST.upload` for a copy with holes. With it any host can continue an interrupted copy. All of
+//! the source is then read again. A part counts only if it was made of the same bytes, so the hash of what
+//! was read is also the hash of what was sent. If nobody continues a copy for [`ABANDONED_AFTER`], the next
+//! reclaim discards its parts.
 //!
-//! Two copies of one object at the same time send the parts of one upload, where the second one finds the state of the first. One of
-//! them completes it, or gives it up; the other finds that the server knows it no more. If the object is there by then, it is done, else
-//! it begins anew, with an upload that is its own: that is not written down, as the state may by then be that of a third copy, and
-//! nothing is left of it where it fails.
+//! # Two copies of one object at the same time
+//! If the second copy finds the state of the first, both send parts of the same upload. One of them completes
+//! or aborts it, and the server then no longer knows the upload for the other. If the object exists by then,
+//! the other copy is done. Otherwise it starts again with an upload of its own. That upload is not recorded,
+//! because the state may belong to a third copy by then. If that upload fails, its parts are discarded.
 //!
-//! A state is written only where there is none, or over one of the same upload, or that nobody can go on with. So of two copies that
-//! begin at the same time, each with an upload, one writes its state, and the upload of the other is not written down, either.
+//! A state is written only if there is none, or over a state of the same upload, or over one with which
+//! nobody can continue. So if two copies begin at the same moment, each with an upload, one of them writes
+//! its state. The upload of the other is not recorded either.
 
 use std::time::Duration;
 
@@ -23,29 +27,30 @@ use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
 use crate::s3::object_key;
 use crate::s3::partial_copies::{self, PARTIAL};
 
-/// Larger objects are sent in parts of this size, or of larger ones where there would be too many.
+/// Larger objects are sent in parts of this size, or of a larger size if there would be too many parts.
 pub(super) const PART_BYTES: u64 = 16 << 20;
-/// The most parts that S3 allows is 10,000.
+/// S3 allows at most 10,000 parts.
 const PARTS_MAX: u64 = 9_000;
-/// Parts that are sent at the same time; each is in memory meanwhile.
+/// Parts that are sent concurrently. Each of them is in memory until it is sent.
 const PARTS_AT_ONCE: usize = 4;
-/// The largest part. What would take larger ones is not sent.
+/// The largest part. An object that would need larger parts is refused.
 const PART_MAX_BYTES: u64 = 1 << 30;
 const STATE_MAX_BYTES: u64 = 4 << 20;
 
-/// Where states are kept.
+/// The folder of states.
 pub(super) const STATES: &str = "tmp";
 const STATE_SUFFIX: &str = ".upload";
-/// How long an interrupted sending is kept to go on with: parts cost as much as objects, and no listing shows them.
+/// How long an interrupted upload is kept so that a copy can continue it. Its parts cost as much as objects,
+/// and no listing shows them.
 pub(super) const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Where the state of the sending of an object, or of a copy with holes, is kept: under the name of its key.
+/// The key of the state for an upload to `key`.
 pub(super) fn state_key(key: &str) -> String {
     let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
     format!("{STATES}/{name}{STATE_SUFFIX}")
 }
 
-/// The key of which the state with this name says how far it is.
+/// The key whose upload the state with this name describes.
 fn key_of(state: &str) -> Option<String> {
     let name = state.strip_suffix(STATE_SUFFIX)?;
     let whole = name.parse::<Hash>().ok().map(object_key);
@@ -55,34 +60,35 @@ fn key_of(state: &str) -> Option<String> {
 /// Fills a buffer with the bytes at an offset.
 pub(super) type Read<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError> + 'a;
 
-/// What is sent: where to, how much, and from where.
+/// What to send: the destination, the length and the source.
 pub(super) struct Sending<'a> {
     pub(super) key: &'a str,
     pub(super) len_bytes: u64,
-    /// Where the state of an interrupted sending is kept, for one that can go on.
+    /// Where the state of an interrupted upload is kept. `None`: the upload cannot be continued.
     pub(super) state_key: Option<String>,
-    /// Called for all bytes, in order, also for those that an earlier sending sent. From the first one on again where it begins anew.
+    /// Called for all bytes in order, including those that an earlier upload sent. If the upload starts
+    /// again, the calls start again from the first byte.
     pub(super) read: &'a mut Read<'a>,
-    /// Called when this many bytes more are there.
+    /// Called when this many more bytes have been sent.
     pub(super) sent: &'a mut dyn FnMut(u64) -> Result<(), StoreError>,
-    /// Called before the object appears: its last chance to be refused.
+    /// Called before the object appears: the last chance to refuse it.
     pub(super) check: &'a mut dyn FnMut() -> Result<(), StoreError>,
 }
 
-/// A part that is there.
+/// A part that the server has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The server's name of it.
+    /// The server's name of the part.
     pub(crate) name: String,
-    /// Of its bytes, as they were sent.
+    /// The hash of its bytes as they were sent.
     pub(crate) hash: Hash,
 }
 
-/// A sending in parts, as far as it is.
+/// The progress of an upload in parts.
 pub(crate) struct Parts {
     pub(crate) upload: String,
     part_bytes: u64,
-    /// The parts that the server has, from the first on.
+    /// The parts that the server has, from the first one on.
     pub(crate) there: Vec<Part>,
 }
 
@@ -105,11 +111,11 @@ impl Parts {
         };
         let parts =
             Self { upload: upload.to_owned(), part_bytes, there: lines.map(part).collect::<Option<_>>()? };
-        // What was cut or changed by hand could name a part that is another one: the sending begins anew.
+        // A state that was cut off or edited by hand could name a wrong part, so the upload starts again.
         (fits && parts.encode() == bytes).then_some(parts)
     }
 
-    /// Takes note of a part that was sent, in place of another one or after the last.
+    /// Records a part that was sent, either instead of another or after the last.
     fn sent(&mut self, number: usize, part: Part) {
         match self.there.get_mut(number) {
             Some(there) => *there = part,
@@ -122,17 +128,18 @@ impl Parts {
     }
 }
 
-/// Where it is written down how far a sending is.
+/// The key that records the progress of an upload.
 struct State {
     key: String,
-    /// What was there when it was last looked at: another one is not written over.
+    /// What the key held when it was last read. Any other content is not overwritten.
     there: Condition,
-    /// Whether that is the state of this upload.
+    /// Whether that content is the state of this upload.
     is_ours: bool,
 }
 
 impl State {
-    /// Writes down how far the sending is. `false`: what is there is that of another upload, or this one was given up.
+    /// Records the progress of the upload. `false`: the key holds the state of another upload, or this upload
+    /// was aborted.
     fn write(&mut self, bucket: &Bucket, parts: &Parts) -> Result<bool, StoreError> {
         match bucket.put(&self.key, &parts.encode(), &self.there) {
             Ok(tag) => {
@@ -143,7 +150,7 @@ impl State {
             Err(Refusal::Absent | Refusal::Conflict | Refusal::Unknown(None)) => {}
         }
         match bucket.get(&self.key, STATE_MAX_BYTES)? {
-            // Of another copy that sends the same one: what it has written down can be gone on with as well.
+            // Another copy sends the same upload, and what it recorded can be continued as well.
             Some((there, tag)) if upload_in(&there) == Some(parts.upload.as_str()) => {
                 (self.there, self.is_ours) = (Condition::Tag(tag), true);
                 Ok(true)
@@ -153,7 +160,7 @@ impl State {
     }
 }
 
-/// The upload that a state of any release names.
+/// The upload that a state of any format names.
 fn upload_in(state: &[u8]) -> Option<&str> {
     let mut lines = std::str::from_utf8(state).ok()?.lines();
     let is_state = lines.next()?.starts_with("headwater upload ");
@@ -199,8 +206,8 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
             Err(Stopped::Lost(e)) => e,
             Err(Stopped::ForNow(e) | Stopped::ForGood(e)) => return Err(e),
         };
-        // Completed by another copy, or by an attempt whose answer was lost. What was there before tells nothing: where an object is mended
-        // it is the damaged one.
+        // Another copy, or an attempt whose answer was lost, may have completed the upload. An object that
+        // existed before proves nothing: during a repair it is the damaged one.
         let there = bucket.head(sending.key)?;
         if there != before && there.is_some_and(|(len_bytes, _)| len_bytes == sending.len_bytes) {
             return (sending.sent)(sending.len_bytes.saturating_sub(told_bytes));
@@ -231,7 +238,7 @@ fn part_bytes_of(bucket: &Bucket, sending: &Sending<'_>) -> Result<u64, StoreErr
     ))
 }
 
-/// Sends an object as one upload. Of one that nobody will go on with nothing is left.
+/// Sends an object as one upload. If nobody can continue it after a failure, its parts are discarded.
 fn send_as(
     bucket: &Bucket,
     sending: &mut Sending<'_>,
@@ -248,7 +255,8 @@ fn send_as(
     if is_ours && matches!(outcome, Err(Stopped::ForNow(_))) {
         return outcome;
     }
-    // What was sent is sent, and what was not has its parts given back, whatever becomes of the state.
+    // Whatever happens to the state, a finished upload stays finished, and the parts of a failed upload are
+    // discarded.
     if let Some(state) = state
         && let Err(e) = remove_state(bucket, &state.key, &parts.upload)
     {
@@ -262,7 +270,7 @@ fn send_as(
     outcome
 }
 
-/// Removes the state of an upload. What is there may by now be that of another copy's upload, which stays.
+/// Removes the state of an upload. If the key holds the state of another copy's upload by now, it stays.
 fn remove_state(bucket: &Bucket, state: &str, upload: &str) -> Result<(), StoreError> {
     match bucket.get(state, STATE_MAX_BYTES)? {
         Some((bytes, _)) if upload_in(&bytes) == Some(upload) => bucket.remove(state),
@@ -285,7 +293,7 @@ fn begin(
             state.is_ours = true;
             return Ok((parts, Some(state)));
         }
-        // Of another release, or of parts of another size: nobody will go on with it.
+        // The state has another format or part size, so nobody will continue it.
         if let Some(upload) = upload_in(&bytes)
             && let Err(e) = bucket.abort_parts(sending.key, upload)
         {
@@ -299,7 +307,7 @@ fn begin_again_from_start(bucket: &Bucket, key: &str, part_bytes: u64) -> Result
     Ok(Parts { upload: bucket.begin_parts(key)?, part_bytes, there: Vec::new() })
 }
 
-/// Gives back the parts of a sending that was abandoned, and its state after them.
+/// Discards the parts of an abandoned upload, and then its state.
 pub(super) fn forget(bucket: &Bucket, abandoned: &Entry) -> Result<(), StoreError> {
     let Some(key) = key_of(&abandoned.name) else { return Ok(()) };
     let state = state_key(&key);
@@ -313,15 +321,15 @@ pub(super) fn forget(bucket: &Bucket, abandoned: &Entry) -> Result<(), StoreErro
 
 /// Why a sending stopped.
 enum Stopped {
-    /// What was sent so far can be gone on with.
+    /// The upload can be continued.
     ForNow(StoreError),
-    /// It is of no use any more.
+    /// The upload is useless.
     ForGood(StoreError),
-    /// The server knows the upload, or a part of it, no more.
+    /// The server no longer knows the upload or one of its parts.
     Lost(StoreError),
 }
 
-/// What a refusal means for the upload, and what it does unless the upload is lost.
+/// Converts a refusal to the reason why the upload stopped; `otherwise` is the reason unless the upload is lost.
 fn stopped(bucket: &Bucket, key: &str, refusal: Refusal, otherwise: fn(StoreError) -> Stopped) -> Stopped {
     let means: fn(StoreError) -> Stopped = match refusal {
         Refusal::Absent => Stopped::Lost,
@@ -330,7 +338,7 @@ fn stopped(bucket: &Bucket, key: &str, refusal: Refusal, otherwise: fn(StoreErro
     means(must(bucket, key, refusal))
 }
 
-/// Tells how much is there by now. What is sent a second time is told once.
+/// Reports the bytes sent so far. Bytes that are sent a second time are reported once.
 fn tell(sending: &mut Sending<'_>, there_bytes: u64, told_bytes: &mut u64) -> Result<(), Stopped> {
     let more_bytes = there_bytes.saturating_sub(*told_bytes);
     *told_bytes = there_bytes.max(*told_bytes);

@@ -7,21 +7,21 @@ use crate::error::{StoreError, StoreErrorKind};
 
 /// How long one request may take, unless the URL says otherwise.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a request is sent before it is given up, the first time included.
+/// The most attempts for one request, including the first.
 pub const REQUEST_ATTEMPTS: u32 = 5;
-/// The pause before a request is sent a second time; it doubles with each time.
+/// The pause before the second attempt; it doubles with each further attempt.
 pub const REQUEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A place in a bucket. Keys and secrets are not part of it: they come from the environment.
+/// A store's location in a bucket. Keys and secrets are not part of it: they come from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct S3Url {
     /// The bucket.
     pub bucket: String,
-    /// What all keys start with, without slashes at its ends; may be empty.
+    /// The prefix of all keys, without slashes at its ends; may be empty.
     pub prefix: String,
-    /// The server, for all but Amazon's own: `http://127.0.0.1:9000`.
+    /// The server, unless it is Amazon's: `http://127.0.0.1:9000`.
     pub endpoint: Option<String>,
-    /// The region, where it is not that of the environment.
+    /// The region, if it differs from that of the environment.
     pub region: Option<String>,
     /// Whether the bucket is part of the host name instead of the path.
     pub virtual_hosted: bool,
@@ -117,7 +117,7 @@ impl S3Url {
     }
 }
 
-/// As people write it, without what is left at its default.
+/// The URL as people write it, without defaults.
 impl std::fmt::Display for S3Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "s3://{}", self.bucket)?;
