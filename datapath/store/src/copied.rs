@@ -1,19 +1,19 @@
-//! What a copy did to an image, noted with each of its changes: others may change the image between them, and what they did is no
-//! part of it.
+//! A record of what a copy did to an image. The copy notes each of its own changes, because others may change
+//! the image in between, and their changes do not belong to the record.
 
 use crate::error::StoreError;
 use crate::name::ImageName;
 use crate::refs::{Channel, Image, Pointer};
 use crate::store::Adopted;
 
-/// A channel that points elsewhere now.
+/// A channel that was moved to another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelMove {
     /// The channel; never `maintenance`, which nobody sets.
     pub channel: Channel,
     /// The version that it pointed to. `None`: it was not set.
     pub from: Option<u32>,
-    /// The one that it points to. `None`: it is not set any more.
+    /// The version that it points to now. `None`: it is no longer set.
     pub to: Option<u32>,
 }
 
@@ -24,33 +24,33 @@ pub struct CopiedImage {
     pub name: ImageName,
     /// The numbers of the versions that are new in it, ascending.
     pub versions: Vec<u32>,
-    /// Whether one of these was the newest version when it came.
+    /// Whether one of these was the newest version when it was added.
     pub has_newest: bool,
-    /// Whether channels, scheduled promotions, notes or retired versions are the source's now, and were not.
+    /// Whether channels, scheduled promotions, notes or retired versions were changed to those of the source.
     pub is_followed: bool,
-    /// Its channels that were moved. One that somebody else moved meanwhile may be there twice.
+    /// Its channels that were moved. A channel that somebody else moved in between may be listed twice.
     pub moves: Vec<ChannelMove>,
-    /// Promotions to come that will not happen.
+    /// Scheduled promotions that were cancelled.
     pub forgotten: Vec<Pointer>,
-    /// Promotions to come that were not to come before.
+    /// Scheduled promotions that are new.
     pub scheduled: Vec<Pointer>,
-    /// Versions that have another note.
+    /// Versions whose note changed.
     pub noted: Vec<u32>,
-    /// Versions that were taken out of use.
+    /// Versions that were retired.
     pub retired: Vec<u32>,
-    /// Versions that were brought back.
+    /// Versions that are no longer retired.
     pub unretired: Vec<u32>,
-    /// The version that machines booted which name the image alone, `None` where there was none. The same as in `boots` where the
-    /// copy did not change that.
+    /// The version that a machine booted before if it named only the image; `None` if there was none. Equal
+    /// to `boots` if the copy did not change it.
     pub booted: Option<u32>,
-    /// The one that they boot now.
+    /// The version that such a machine boots now.
     pub boots: Option<u32>,
-    /// The error of a change of which it is not known whether it was made. The copy ended with it.
+    /// The error of a change whose outcome is unknown. The copy ended with it.
     pub tried: Option<StoreError>,
 }
 
 impl CopiedImage {
-    /// Nothing was done yet.
+    /// A record without any change.
     pub(crate) fn nothing(name: &ImageName) -> Self {
         Self {
             name: name.clone(),
@@ -69,22 +69,22 @@ impl CopiedImage {
         }
     }
 
-    /// Whether there is anything to tell.
+    /// Whether there is anything to report.
     pub(crate) fn is_something(&self) -> bool {
         !self.versions.is_empty() || self.is_followed || self.tried.is_some()
     }
 
-    /// A version was taken in.
+    /// Records that a version was adopted.
     pub(crate) fn adopted(&mut self, number: u32, adopted: Adopted) {
         self.versions.push(number);
         self.has_newest |= adopted.is_newest;
         self.now_boots(adopted.booted, adopted.boots);
     }
 
-    /// One change made the image this from what it was before.
+    /// Records one change, which made the image `after` from `before`.
     pub(crate) fn changed(&mut self, mut before: Image, after: &Image) {
         self.now_boots(before.booted(), after.booted());
-        // From where numbers go on is nothing that anybody sees.
+        // The next version number is not visible to users.
         before.next_number = after.next_number;
         if before == *after {
             return;
@@ -122,13 +122,14 @@ impl CopiedImage {
         let last = self.moves.iter_mut().rev().find(|known| known.channel == step.channel);
         match last {
             Some(known) if known.to == step.from => known.to = step.to,
-            // The first step, or somebody else moved it in between.
+            // This is the first step, or somebody else moved the channel in between.
             _ => self.moves.push(step),
         }
         self.moves.retain(|known| known.from != known.to);
     }
 
-    /// What machines boot was one version before a change, and is another one after it. What others made of it in between is left out.
+    /// Records which version machines booted before a change, and which they boot after it. Changes that
+    /// others made in between are left out.
     fn now_boots(&mut self, before: Option<u32>, after: Option<u32>) {
         let is_as_it_was = self.booted == self.boots;
         if is_as_it_was {
@@ -140,7 +141,8 @@ impl CopiedImage {
     }
 }
 
-/// Notes a scheduled promotion among these. One that is among the others is taken away there: the two together are nothing.
+/// Adds a scheduled promotion to `these`. If `others` has it, it is removed there instead, because the two
+/// cancel each other out.
 fn note(pointer: &Pointer, these: &mut Vec<Pointer>, others: &mut Vec<Pointer>) {
     match others.iter().position(|other| other == pointer) {
         Some(at) => {
@@ -156,7 +158,7 @@ mod tests {
     use crate::hash::Hash;
     use crate::refs::Version;
 
-    /// An image with as many versions.
+    /// An image with this many versions.
     fn image(versions: u32) -> Image {
         let mut image = Image::empty("deb".parse().unwrap());
         for number in 1..=versions {
@@ -182,7 +184,7 @@ mod tests {
         Pointer { channel, version, at_s, author: "anna".into() }
     }
 
-    /// Changes an image, and has that noted.
+    /// Changes an image and records the change.
     fn step(did: &mut CopiedImage, image: &mut Image, change: impl FnOnce(&mut Image)) {
         let before = image.clone();
         change(image);
@@ -199,7 +201,7 @@ mod tests {
         let moved = |channel, from, to| ChannelMove { channel, from, to };
         assert_eq!(did.moves, [moved(Production, None, Some(2))]);
         assert_eq!((did.booted, did.boots), (Some(4), Some(2)));
-        // Somebody else.
+        // A change by somebody else.
         image.promote(to(Production, 3, 7)).unwrap();
         image.promote(to(Test, 3, 7)).unwrap();
         step(&mut did, &mut image, |image| {

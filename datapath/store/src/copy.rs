@@ -1,18 +1,22 @@
-//! Copying versions from one store to another: what is missing, checked, references last.
+//! Copies versions from one store to another. It copies only what is missing, checks it, and writes
+//! references last.
 //!
 //! ```text
 //!   1 pin each version at the source, read its manifest: which objects does the target not have?
 //!   then, version by version:
-//!   2 copy those, hash checked, going on where an earlier copy stopped      3 manifest, and its place in the list
-//!   4 boot trace; where it is production's version, production; after the last version of an image its channels
+//!   2 copy those, hash checked, continuing where an earlier copy stopped      3 manifest, and its entry in the list
+//!   4 boot trace; for production's version, also production; after the last version of an image its channels
 //! ```
-//! While a copy is under way the target reclaims nothing. One that is stopped leaves whole objects, and the beginning
-//! of one, for the next copy to go on with; no version appears before all of it is there. A version that the source does not
-//! have whole stands in the way of itself only, and so does an object of the target that is damaged where the source lacks something of it.
-//! Where the target fails, or the source cannot be reached, the copy ends.
+//! While a copy is under way the target reclaims nothing. An interrupted copy leaves whole objects, and the
+//! beginning of one object, for the next copy to continue with. No version appears before all of it is there.
 //!
-//! A source with several servers may say that more of an object is gone than is, while some of them are not heard. So where the target lacks
-//! something that a version needs after its objects were copied, the source is asked once more what it has of them.
+//! If the source has only a part of a version, only that version is not copied. The same holds if an object
+//! is damaged in the target and the source does not have all of it. If the target fails, or the source cannot
+//! be reached, the copy ends.
+//!
+//! If some servers of a source do not answer, the source may report more of an object as gone than really is.
+//! So if the target still lacks something after a version's objects were copied, the source is asked once
+//! more for those objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,21 +32,22 @@ use crate::needs::Needs;
 use crate::refs::{Channel, Image, Pointer, Version};
 use crate::store::{Object, Pin, Publication, Store};
 
-/// Manifests that wait in memory until their version's turn; others are read a second time.
+/// Memory for manifests that wait for their version's turn. Other manifests are read a second time.
 const MANIFESTS_MAX_BYTES: usize = 64 << 20;
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyProgress {
-    /// Bytes of objects that were missing and are there now.
+    /// Bytes of missing objects that have been copied.
     pub done_bytes: u64,
-    /// Bytes of objects that were missing. It grows until all manifests are read, and where an object is copied once more.
+    /// Bytes of missing objects. The number grows until all manifests are read, and if an object is copied
+    /// once more.
     pub total_bytes: u64,
-    /// Versions that are to be in the target.
+    /// Versions that the copy should bring to the target.
     pub versions: u64,
-    /// Those whose manifests were read, to find what is missing.
+    /// Versions whose manifests were read to find what is missing.
     pub read_versions: u64,
-    /// Those that were dealt with: they are there, or it is known why not.
+    /// Versions that are finished: they are in the target, or it is known why not.
     pub done_versions: u64,
 }
 
@@ -57,8 +62,8 @@ pub struct Copied {
     pub objects: u32,
     /// Their bytes.
     pub bytes: u64,
-    /// Images whose channels, scheduled promotions, notes or retired versions were others in the target than in the source, and were
-    /// made the source's.
+    /// Images whose channels, scheduled promotions, notes or retired versions differed, and were changed to
+    /// those of the source.
     pub followed: u32,
     /// Versions that were not copied.
     pub failed: Vec<NotCopied>,
@@ -71,22 +76,24 @@ pub struct NotCopied {
     pub image: ImageName,
     /// Its number.
     pub number: u32,
-    /// Why not.
+    /// Why it was not copied.
     pub error: StoreError,
 }
 
 /// Called now and then; an error ends the copy.
 pub type OnProgress<'a> = dyn FnMut(CopyProgress) -> Result<(), StoreError> + 'a;
 
-/// Told what was done to an image when that is over, also where the copy then ends. What is as it was is not told.
+/// Called when an image is finished, even if the copy then ends with an error, with what was done to it. Not
+/// called for an unchanged image.
 pub type OnImage<'a> = dyn FnMut(CopiedImage) + 'a;
 
-/// What came of one version or object. The outer error ends the copy, the inner one is the version's own.
+/// The outcome of one version or object. The outer error ends the copy; the inner error concerns this version
+/// only.
 type Outcome<T> = Result<Result<T, StoreError>, StoreError>;
 
-/// Copies versions, each under its own number. With `channels`, those of their images are made the source's too. A
-/// list of versions has no signature, so what it says of a version's objects must be what the manifest says. What the source has not
-/// whole is in [`Copied::failed`].
+/// Copies versions, each under its own number. With `channels`, the channels of their images become those of
+/// the source, too. A list of versions has no signature, so a version is copied only if the list names the
+/// same objects as the manifest. Versions that the source does not have in full are in [`Copied::failed`].
 pub fn copy(
     source: &dyn Store,
     target: &dyn Store,
@@ -98,7 +105,7 @@ pub fn copy(
     copy_telling(source, target, what, needs, channels, (progress, &mut |_| {}))
 }
 
-/// The same, for who wants to know what was done to each image.
+/// As [`copy`], for a caller that needs to know what was done to each image.
 pub fn copy_telling(
     source: &dyn Store,
     target: &dyn Store,
@@ -109,7 +116,7 @@ pub fn copy_telling(
 ) -> Result<Copied, StoreError> {
     refuse_other_chunks(source, target)?;
     let at = CopyProgress { versions: what.iter().map(versions_of).sum(), ..CopyProgress::default() };
-    // Lists of versions may take long to read, in which somebody may want it to end.
+    // Reading the lists of versions may take long, and the user may want to stop the copy meanwhile.
     refuse_conflicts(target, what, &mut || progress(at))?;
     let mut copying = Copying {
         source,
@@ -159,16 +166,17 @@ fn refuse_other_chunks(source: &dyn Store, target: &dyn Store) -> Result<(), Sto
 /// A version whose manifest was read.
 struct Planned<'a> {
     version: &'a Version,
-    /// `None`: it is read again when it is needed.
+    /// `None`: the manifest is read again when it is needed.
     manifest: Option<Vec<u8>>,
-    /// What it needs, and how long that is.
+    /// The objects that the version needs, and their lengths.
     objects: Vec<(Hash, u64)>,
-    /// A removal at the source must not come before its turn, which may be hours away. `None`: the target has it already.
+    /// Keeps the version from being removed at the source until its turn, which may be hours away. `None`:
+    /// the target has the version already.
     pin: Option<Pin>,
 }
 
 impl Planned<'_> {
-    /// Keeps its manifest for its turn, if there is room.
+    /// Keeps the manifest in memory until its turn, if there is room.
     fn keep(&mut self, manifest: Vec<u8>, room_bytes: &mut usize) {
         if let Some(left) = room_bytes.checked_sub(manifest.len()) {
             *room_bytes = left;
@@ -183,19 +191,22 @@ struct Copying<'a> {
     target: &'a dyn Store,
     needs: &'a dyn Needs,
     channels: bool,
-    /// Held to the end: nothing of what is copied or relied upon is reclaimed meanwhile.
+    /// Held to the end, so that the target reclaims nothing that this copy copied or relies on.
     holder: Box<dyn Publication>,
     /// Objects that the target does not have yet.
     missing: BTreeSet<Hash>,
-    /// What is gone of objects that the target has.
+    /// The holes of objects that the target has.
     there: BTreeMap<Hash, Arc<Holes>>,
-    /// Objects of which a version lacked something when they had been copied, and the source was asked once more what it has of them.
+    /// Objects that still lacked something after they had been copied, so that the source was asked for them
+    /// once more.
     again: BTreeSet<Hash>,
-    /// Objects that the source has not whole, at these lengths: other versions that need them do not read them again.
+    /// Objects, with lengths, that the source does not have in full. Other versions that need them do not
+    /// read them again.
     no_good: BTreeMap<(Hash, u64), StoreError>,
-    /// Bytes of objects that are there to their ends. What was done of one that failed is told until the next one begins.
+    /// Bytes of objects that are complete. The bytes of a failed object count in the progress until the next
+    /// object begins.
     settled_bytes: u64,
-    /// Manifests whose boot traces were dealt with: several versions may have one.
+    /// Manifests whose boot traces are done. Several versions may have the same manifest.
     traced: BTreeSet<Hash>,
     /// How much of [`MANIFESTS_MAX_BYTES`] is left.
     room_bytes: usize,
@@ -204,7 +215,7 @@ struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    /// Pins and reads what can be copied, and counts what is missing.
+    /// Pins and reads the versions that can be copied, and counts what is missing.
     fn plan<'w>(
         &mut self,
         what: &'w [(Image, Vec<Version>)],
@@ -215,7 +226,8 @@ impl Copying<'_> {
             let there = self.target.image(&image.name)?;
             let mut readable = Vec::new();
             for version in versions {
-                // Reading the manifests of a large store takes minutes, in which somebody may want it to end.
+                // Reading the manifests of a large store takes minutes, and the user may want to stop the
+                // copy meanwhile.
                 progress(self.at)?;
                 match self.read(image, version) {
                     Ok((mut read, manifest)) => {
@@ -233,7 +245,8 @@ impl Copying<'_> {
                 }
                 self.at.read_versions = self.at.read_versions.saturating_add(1);
             }
-            // Ascending, so that production's version comes before newer ones, or is known not to come.
+            // Ascending, so that production's version comes before newer versions, or its failure is known
+            // before them.
             readable.sort_by_key(|read| read.version.number);
             planned.push((image, readable));
         }
@@ -248,7 +261,7 @@ impl Copying<'_> {
         Ok((Planned { version, manifest: None, objects, pin: Some(pin) }, manifest))
     }
 
-    /// Returns whether the target has all of them, as far as this manifest needs them.
+    /// Returns whether the target has everything that this manifest needs of these objects.
     fn count_missing(&mut self, objects: &[(Hash, u64)], manifest: &[u8]) -> Result<bool, StoreError> {
         let mut is_whole = true;
         let lacking = self.lacking(objects, manifest)?;
@@ -267,7 +280,7 @@ impl Copying<'_> {
         Ok(is_whole)
     }
 
-    /// Those of the objects of which the target has not all that the version with this manifest needs.
+    /// The objects of which the target lacks something that the version with this manifest needs.
     fn lacking(&mut self, objects: &[(Hash, u64)], manifest: &[u8]) -> Result<BTreeSet<Hash>, StoreError> {
         let (mut lacking, mut with_holes) = (BTreeSet::new(), BTreeMap::new());
         for (id, _) in objects {
@@ -280,7 +293,7 @@ impl Copying<'_> {
                     }
                     self.there.insert(*id, holes);
                 }
-                // A list of holes that is damaged says nothing of what is there: a copy of the object puts it right.
+                // A damaged list of holes does not tell what is there. A copy of the object repairs it.
                 Err(e) if matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged) => {
                     lacking.insert(*id);
                 }
@@ -291,7 +304,7 @@ impl Copying<'_> {
         Ok(lacking)
     }
 
-    /// Adds those of which something is gone that the version with this manifest needs.
+    /// Adds the objects whose holes overlap something that the version with this manifest needs.
     fn add_needed(
         &self,
         manifest: &[u8],
@@ -308,8 +321,8 @@ impl Copying<'_> {
         })
     }
 
-    /// Those of the objects that are missing, also for the version with this manifest: what is gone in the target of one that is there may be
-    /// what only others need.
+    /// The objects that are missing for the version with this manifest. The target may have an object with
+    /// holes that only affect other versions; that object is not missing.
     fn missing_of(&self, objects: &[(Hash, u64)], manifest: &[u8]) -> Result<BTreeSet<Hash>, StoreError> {
         let (mut missing, mut with_holes) = (BTreeSet::new(), BTreeMap::new());
         for (id, _) in objects.iter().filter(|(id, _)| self.missing.contains(id)) {
@@ -322,7 +335,7 @@ impl Copying<'_> {
         Ok(missing)
     }
 
-    /// Copies what can be copied of an image, and tells what that did.
+    /// Copies the copyable versions of an image, and reports what that did.
     fn image(
         &mut self,
         image: &Image,
@@ -339,7 +352,7 @@ impl Copying<'_> {
         outcome
     }
 
-    /// Copies its versions, then its channels.
+    /// Copies the versions of an image, then its channels.
     fn versions(
         &mut self,
         image: &Image,
@@ -381,7 +394,7 @@ impl Copying<'_> {
         let version = planned.version;
         let manifest = match planned.manifest.map_or_else(|| self.source.manifest(version.manifest), Ok) {
             Ok(manifest) => manifest,
-            // The target had all of it, so it was not pinned, and was removed at the source since.
+            // The target had all of it, so it was not pinned, and it has since been removed at the source.
             Err(e)
                 if e.kind() == StoreErrorKind::NotFound
                     && planned.pin.is_none()
@@ -397,7 +410,8 @@ impl Copying<'_> {
             return Ok(Err(e));
         }
         let (mut publication, mut lacking) = self.begin(&planned.objects, &manifest)?;
-        // The source may have given back what other versions needed since it was asked, or have several servers of which one did.
+        // Since the first answer the source may have given back what other versions needed. Or it has several
+        // servers, and one of them did.
         if !lacking.is_empty() {
             drop(publication);
             if let Err(e) = self.objects_again(&planned.objects, &lacking, progress)? {
@@ -421,7 +435,8 @@ impl Copying<'_> {
             }
             None => self.copied.present = self.copied.present.saturating_add(1),
         }
-        // At once: newer versions come next, the channels hours later, and the copy may be stopped in between.
+        // Done at once: newer versions come next, the channels possibly hours later, and the copy may be
+        // stopped in between.
         let is_production = |to: &Pointer| to.version == version.number;
         if self.channels && image.channel(Channel::Production).is_some_and(is_production) {
             keep_production(self.target, image, did)?;
@@ -432,21 +447,22 @@ impl Copying<'_> {
         Ok(Ok(()))
     }
 
-    /// Begins to publish a version, and says of which of its objects the target has not all then that it needs.
+    /// Begins to publish a version. Returns also the objects of which the target still lacks something that
+    /// the version needs.
     fn begin(
         &mut self,
         objects: &[(Hash, u64)],
         manifest: &[u8],
     ) -> Result<(Box<dyn Publication>, BTreeSet<Hash>), StoreError> {
         let publication = self.target.publish()?;
-        // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
-        // that slept meanwhile may have been taken for dead.
+        // The new publication only knows what was reclaimed since it began. The objects were found or copied
+        // earlier. If the host was suspended in between, others may have considered it dead.
         self.holder.confirm()?;
         let lacking = self.lacking(objects, manifest)?;
         Ok((publication, lacking))
     }
 
-    /// Copies those of the objects that are missing.
+    /// Copies those objects that are missing.
     fn objects(
         &mut self,
         objects: &[(Hash, u64)],
@@ -469,7 +485,7 @@ impl Copying<'_> {
         Ok(Ok(()))
     }
 
-    /// Copies once more those of the objects that are lacking, each once in all of the copy.
+    /// Copies the lacking objects once more, each at most once during the whole copy.
     fn objects_again(
         &mut self,
         objects: &[(Hash, u64)],
@@ -483,7 +499,7 @@ impl Copying<'_> {
             if !self.again.insert(*id) {
                 continue;
             }
-            // The source may be waited for.
+            // Waiting for the source may take long.
             progress(self.at)?;
             let there = self.there.get(id).cloned();
             let copied = match self.open_again(*id, *len_bytes, there.as_deref()) {
@@ -503,7 +519,7 @@ impl Copying<'_> {
         Ok(Ok(()))
     }
 
-    /// An object of which the source has something after all that is among these holes.
+    /// Opens an object again. `None`: the source still lacks everything that is in the holes `before`.
     fn open_again(
         &self,
         id: Hash,
@@ -512,7 +528,7 @@ impl Copying<'_> {
     ) -> Result<Option<Watched>, StoreError> {
         let object = self.open(id, len_bytes)?;
         let now = object.holes_uncached()?;
-        // By their bytes: what is gone in both may be made of smaller nodes.
+        // Compared by bytes, because the same stretch may be divided into smaller nodes.
         let is_as_before = before.is_some_and(|before| now.common(before).bytes() == before.bytes());
         Ok((!is_as_before).then_some(object))
     }
@@ -523,7 +539,8 @@ impl Copying<'_> {
             Err(e) => return Ok(Err(e)),
         };
         let copied = self.copy_opened(&object, progress)?;
-        // A source that turns out to have all of it puts right what is damaged here.
+        // If the source turns out to have all of the object, another copy repairs the damaged object in the
+        // target.
         if copied.as_ref().is_err_and(StoreError::is_of_own_object)
             && self.again.insert(id)
             && let Ok(before) = object.holes()
@@ -537,7 +554,8 @@ impl Copying<'_> {
         Ok(copied)
     }
 
-    /// With the length that the manifest says: of several servers, one may have another one.
+    /// Opens an object with the length from the manifest. One of several servers may have it with another
+    /// length.
     fn open(&self, id: Hash, len_bytes: u64) -> Result<Watched, StoreError> {
         let object = self.source.open_object_of(id, len_bytes)?;
         Ok(Watched { object, failed: Mutex::new(None) })
@@ -559,7 +577,8 @@ impl Copying<'_> {
         if is_source || e.is_of_own_object() {
             return Ok(Err(e));
         }
-        // Its length is what a manifest says. Where the source says that it has not that much it is not the target that fails.
+        // The length comes from a manifest. If the source has less than that, the source is to blame and not
+        // the target.
         if e.kind() == StoreErrorKind::NoSpace
             && let Some(last) = len_bytes.checked_sub(1)
             && !object.holes().is_ok_and(|holes| holes.overlap(&(last..len_bytes)))
@@ -571,7 +590,7 @@ impl Copying<'_> {
         Err(e)
     }
 
-    /// Notes why a version is not copied, and ends the copy where the others would fare no better.
+    /// Records why a version is not copied. Ends the copy if other versions would fail for the same reason.
     fn failed(
         &mut self,
         image: &Image,
@@ -585,7 +604,7 @@ impl Copying<'_> {
             return Err(error);
         }
         let error = match error.kind() {
-            // What is listed and is not there is lost.
+            // A version that is listed but missing is lost.
             StoreErrorKind::NotFound if self.is_listed(image, version)? => {
                 StoreError::new(StoreErrorKind::Damaged, error.to_string())
             }
@@ -595,7 +614,7 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// A version was dealt with.
+    /// Counts a version as finished.
     fn count_done(&mut self) {
         self.at.done_versions = self.at.done_versions.saturating_add(1);
     }
@@ -604,7 +623,7 @@ impl Copying<'_> {
         self.copied.failed.push(NotCopied { image: image.name.clone(), number: version.number, error });
     }
 
-    /// Whether the source has not removed a version meanwhile.
+    /// Whether the source still lists a version.
     fn is_listed(&self, image: &Image, version: &Version) -> Result<bool, StoreError> {
         Ok(self.source.image(&image.name)?.is_some_and(|there| lists(&there, version)))
     }
@@ -615,9 +634,10 @@ impl Copying<'_> {
         of_image.map(|failed| failed.number).collect()
     }
 
-    /// Why a version is not copied although it could be. Machines boot the newest version where production is not set, and
-    /// it cannot be set to one that is not there: so none comes that is newer than that, such as one that was sealed. It is no
-    /// more damaged than that one is: the error is of the same kind.
+    /// A reason not to copy a version that could be copied. If production is not set in the target, machines
+    /// boot the newest version, and production cannot be set to a missing version. So if production's version
+    /// was not copied, no newer version is copied, such as a sealed one. The error has the same kind as that
+    /// of production's version.
     fn held_back(&self, image: &Image, version: &Version) -> Result<Option<StoreError>, StoreError> {
         let Some(pointer) = image.channel(Channel::Production).filter(|_| self.channels) else {
             return Ok(None);
@@ -652,7 +672,8 @@ fn lists(image: &Image, version: &Version) -> bool {
     image.versions.iter().any(is_it)
 }
 
-/// An object of the source. It notes how a read failed last: what else fails is the target.
+/// An object of the source that remembers the kind of its last read error. Any other error comes from the
+/// target.
 struct Watched {
     object: Arc<dyn Object>,
     failed: Mutex<Option<StoreErrorKind>>,
@@ -690,7 +711,8 @@ impl Object for Watched {
     }
 }
 
-/// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be.
+/// Sets production before newer versions come, if the copy is going to set it. Without production, machines
+/// boot the newest version.
 fn keep_production(target: &dyn Store, image: &Image, did: &mut CopiedImage) -> Result<(), StoreError> {
     let Some(pointer) = image.channel(Channel::Production) else { return Ok(()) };
     let manifest_in = |image: &Image| {
@@ -704,14 +726,15 @@ fn keep_production(target: &dyn Store, image: &Image, did: &mut CopiedImage) -> 
     if !target.image(&image.name)?.as_ref().is_some_and(is_meant) {
         return Ok(());
     }
-    // Somebody may have changed it meanwhile, also since it was changed here last: what counts is the last time.
+    // Others may change the image at any time, so the condition is checked again inside the change.
     change(target, &image.name, did, &mut |there| {
         if is_meant(there) { there.promote(pointer.clone()).map(drop) } else { Ok(()) }
     })
 }
 
-/// Makes the channels those of the source. Where one points to a version that was not copied they stay: it would be gone, and
-/// without production machines boot the newest version. Where one pointed earlier does not matter: such places are left out.
+/// Changes the channels to those of the source. If a channel points to a version that was not copied, the
+/// channels stay as they are: the channel would be unset, and without production machines boot the newest
+/// version. Earlier positions of a channel that were not copied are left out.
 fn follow(
     target: &dyn Store,
     image: &Image,
@@ -728,7 +751,7 @@ fn follow(
     })
 }
 
-/// Changes an image of the target, and notes what that did: no more than what was stored in the end.
+/// Changes an image of the target, and records only what was stored in the end.
 fn change(
     target: &dyn Store,
     name: &ImageName,
@@ -770,8 +793,8 @@ fn must_list_all(
     ))
 }
 
-/// Copies an object to a store, and once more while what came is wrong and there is somewhere else to read it. `there`
-/// is told how many bytes of it are there, and can end the copy with an error.
+/// Copies an object to a store. If wrong bytes arrive, it tries again as long as there is another place to
+/// read from. `there` gets the number of bytes that are in the store, and can end the copy with an error.
 pub fn copy_object(
     target: &mut dyn Publication,
     object: &dyn Object,
@@ -792,14 +815,15 @@ pub fn copy_object(
     }
 }
 
-/// A boot trace is advice: without it a boot is slower, and the copy is as good.
+/// Copies a boot trace. A trace is advice: without it a boot is slower, and the copy is still good.
 fn copy_trace(source: &dyn Store, target: &dyn Store, manifest: Hash) {
     let outcome = target.trace(manifest).and_then(|there| match there {
         Some(_) => Ok(()),
         None => match source.trace(manifest) {
             Ok(Some(trace)) => target.set_trace(manifest, Some(&trace)),
             Ok(None) => Ok(()),
-            // One that answers, as the version came, has none. Those that are away mostly have none either.
+            // The servers that answered have no trace, as for most versions. Servers that are away probably
+            // have none either.
             Err(e) if e.kind() == StoreErrorKind::Unreachable && has_several_servers(source) => {
                 tracing::debug!(error = %e, "no boot trace of version {} is known", manifest.short());
                 Ok(())
@@ -816,7 +840,8 @@ fn has_several_servers(store: &dyn Store) -> bool {
     store.traffic().is_some_and(|traffic| traffic.servers > 1)
 }
 
-/// Two stores that each made a version of their own under one number: found before anything is copied. An error of `go_on` ends it.
+/// Refuses to copy if both stores made a different version under the same number. Checked before anything is
+/// copied. An error of `go_on` ends the check.
 fn refuse_conflicts(
     target: &dyn Store,
     what: &[(Image, Vec<Version>)],
@@ -838,8 +863,8 @@ pub fn everything(source: &dyn Store) -> Result<Vec<(Image, Vec<Version>)>, Stor
     Ok(images.into_iter().map(|image| (image.clone(), image.versions)).collect())
 }
 
-/// As [`everything`], but for images whose list of versions is damaged or of a later release: these, and why they cannot be
-/// read, are told apart.
+/// As [`everything`], but images whose list of versions is damaged or of a later format are returned
+/// separately with the reason.
 pub fn everything_readable(source: &dyn Store) -> Result<Readable, StoreError> {
     let listed = source.listed()?;
     let what = listed.images.into_iter().map(|image| (image.clone(), image.versions)).collect();
@@ -847,8 +872,8 @@ pub fn everything_readable(source: &dyn Store) -> Result<Readable, StoreError> {
 }
 
 impl Readable {
-    /// Leaves out the images whose lists of versions in the target are damaged or of a later release: nothing can be
-    /// added to them.
+    /// Leaves out the images whose list of versions in the target is damaged or of a later format, because
+    /// nothing can be added to them.
     pub fn writable_in(mut self, target: &dyn Store) -> Result<Self, StoreError> {
         for (name, e) in target.listed()?.unreadable {
             if self.what.iter().any(|(image, _)| image.name == name) {
@@ -860,11 +885,11 @@ impl Readable {
     }
 }
 
-/// What of a store can be read.
+/// The readable part of a store.
 pub struct Readable {
     /// All versions of the images, for [`copy`].
     pub what: Vec<(Image, Vec<Version>)>,
-    /// The other images, and why not.
+    /// The other images, with the reason why they cannot be read.
     pub unreadable: Vec<(ImageName, StoreError)>,
 }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 pub enum StoreErrorKind {
     /// No such store, image, version, manifest or object.
     NotFound,
-    /// A name, number, note or setting that is not allowed, or a place that holds something else than a store.
+    /// A name, number, note or setting that is not allowed, or a location that holds something other than a
+    /// store.
     Invalid,
     /// The version is pinned by a running machine or an export.
     InUse,
@@ -15,17 +16,17 @@ pub enum StoreErrorKind {
     Locked,
     /// The store was opened for reading only.
     ReadOnly,
-    /// Bytes are not what was written.
+    /// Bytes differ from those that were written.
     Damaged,
     /// Written by a later release.
     UnknownFormat,
-    /// No room on the disk.
+    /// The disk is full.
     NoSpace,
-    /// A server does not answer, or has trouble of its own: what is asked for may be had later.
+    /// A server does not answer or has a problem of its own. The request may succeed later.
     Unreachable,
-    /// The answer to a change was lost: whether it was made, or may yet be, is not known.
+    /// The answer to a change was lost. The change may have been made, or may still be made.
     Unknown,
-    /// The disk or file system failed, or a server refuses what it is asked for.
+    /// The disk or file system failed, or a server refused the request.
     Io,
 }
 
@@ -38,7 +39,8 @@ pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
     source: Option<Arc<std::io::Error>>,
-    /// Of an object that was to make up for what another store lacks of it; see [`StoreError::of_own_object`].
+    /// The target's own object is damaged, and the source cannot replace it; see
+    /// [`StoreError::of_own_object`].
     is_of_own_object: bool,
 }
 
@@ -48,13 +50,14 @@ impl StoreError {
         Self { kind, message: message.into(), source: None, is_of_own_object: false }
     }
 
-    /// An object of the store that is copied to is damaged where the source lacks something of it. It is not
-    /// [`StoreErrorKind::Damaged`]: no source is to blame, and asking others makes no difference. Other objects can be copied all the same.
+    /// An object of the copy's target is damaged, and the source lacks a part of it. The kind is not
+    /// [`StoreErrorKind::Damaged`], because no source is to blame and asking other sources does not help.
+    /// Other objects can still be copied.
     pub(crate) fn of_own_object(message: impl Into<String>) -> Self {
         Self { is_of_own_object: true, ..Self::new(StoreErrorKind::Io, message) }
     }
 
-    /// Whether it is one of [`StoreError::of_own_object`].
+    /// Whether it was made by [`StoreError::of_own_object`].
     pub(crate) fn is_of_own_object(&self) -> bool {
         self.is_of_own_object
     }
@@ -78,8 +81,8 @@ impl StoreError {
         }
     }
 
-    /// An operating-system error of a read of what was written before. A place that the disk cannot read is damaged like one whose
-    /// bytes are wrong, and helped in the same way: by writing it anew.
+    /// An operating-system error while reading data that was written before. Data that the disk cannot read
+    /// counts as damaged, like wrong bytes, and is repaired in the same way: by writing it again.
     pub(crate) fn from_read(tried: impl std::fmt::Display, error: std::io::Error) -> Self {
         let is_lost = error.raw_os_error() == Some(EIO);
         let told = Self::from_os(tried, error);
@@ -102,7 +105,7 @@ impl std::fmt::Display for StoreError {
 impl std::error::Error for StoreError {}
 
 impl StoreError {
-    /// The operating-system error below, if that was the cause.
+    /// The operating-system error that caused it, if there is one.
     pub fn os_error(&self) -> Option<&std::io::Error> {
         self.source.as_deref()
     }

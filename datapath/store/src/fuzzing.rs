@@ -1,6 +1,8 @@
-//! What must hold of every byte sequence that a store can be given: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Properties that must hold for every byte sequence that a store may read: for the fuzzers in `fuzz/`, and
+//! for a bounded test.
 //!
-//! Each function takes bytes, reads them, and panics when what was read breaks a promise. Refusing them is always right.
+//! Each function reads the bytes, and panics if the result breaks a property. Refusing the bytes is always
+//! right.
 
 use crate::hash::Hash;
 use crate::hash_tree::{GROUP_BYTES, HashTree};
@@ -12,10 +14,10 @@ use crate::retention::{self, RetentionPurpose, RetentionRoot};
 use crate::s3::S3Url;
 use crate::s3::upload::Parts;
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check that a fuzzer or a test calls with bytes.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let mut settings = [4096, 65_536, 4 << 20].map(|size| settings_bytes(size).unwrap_or_default()).to_vec();
     settings.extend(settings_bytes_with_holes(65_536));
@@ -47,7 +49,7 @@ fn trees() -> Vec<Vec<u8>> {
     lengths.iter().filter_map(|len| HashTree::of(&vec![7; len + 1])).map(|tree| tree.encode()).collect()
 }
 
-/// A hash tree: one tree has one encoding, and is one of what has its root's hash only.
+/// A hash tree: one tree has one encoding, and it is accepted only for content with its root hash.
 pub fn hash_tree(bytes: &[u8]) {
     let len_bytes =
         bytes.get(16..24).and_then(|len| len.first_chunk()).map_or(0, |len| u64::from_le_bytes(*len));
@@ -78,11 +80,11 @@ fn lists_of_holes() -> Vec<Vec<u8>> {
     needed.iter().map(list).collect()
 }
 
-/// Bytes of an object that [`list_of_holes`] hashes, at most.
+/// The most bytes of an object that [`list_of_holes`] hashes.
 const HASHED_MAX: u64 = 1 << 20;
 
-/// A list of holes, with its checksum put right: one list has one encoding, what it says of stretches agrees, and an object is hashed with it to
-/// the end, whatever lies in its holes.
+/// A list of holes with a corrected checksum. One list has one encoding, its methods agree with each other,
+/// and an object can be hashed to its end with it, whatever lies in its holes.
 pub fn list_of_holes(bytes: &[u8]) {
     let len_bytes =
         bytes.get(16..24).and_then(|len| len.first_chunk()).map_or(0, |len| u64::from_le_bytes(*len));
@@ -130,7 +132,8 @@ fn holds() -> Vec<Vec<u8>> {
     rests.map(|rest| format!("{}/{rest}", Hash::of(b"m")).into_bytes()).to_vec()
 }
 
-/// Where a hold is noted: read a second time, byte by byte, and found again where it says that it is.
+/// The path of a retention root: a second, bytewise parser agrees, and the parsed root gives the same path
+/// again.
 pub fn root_path(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else { return };
     let found = RetentionRoot::parse(path);
@@ -153,7 +156,7 @@ pub fn root_path(bytes: &[u8]) {
     assert!(!retention::is_of(path, Hash::of(bytes), &root.image), "{path} is one of another version");
 }
 
-/// Manifest, image, purpose, daemon and id of a hold, as `docs/format.md` says that they are written.
+/// Manifest, image, purpose, daemon and id of a retention root, parsed as `docs/format.md` describes.
 fn plain_root(path: &[u8]) -> Option<[&[u8]; 5]> {
     let mut folders = path.splitn(3, |byte| *byte == b'/');
     let (manifest, image, name) = (folders.next()?, folders.next()?, folders.next()?);
@@ -206,8 +209,9 @@ fn lists() -> Vec<Vec<u8>> {
     out
 }
 
-/// A list of versions: what is read is written the same way again, and what it says is consistent. The checksum is
-/// put right first, or hardly anything would get past it; the bytes as they are, are read too.
+/// A list of versions: what is read is written the same way again, and its content is consistent. The
+/// checksum is corrected first, because otherwise hardly any input would pass it. The uncorrected bytes are
+/// read, too.
 pub fn list_of_versions(bytes: &[u8]) {
     let Ok(name) = "disk".parse::<ImageName>() else { return };
     let _ = Image::decode(&name, bytes);
@@ -232,7 +236,7 @@ pub fn list_of_versions(bytes: &[u8]) {
     }
 }
 
-/// The file that says what a store is: only what this release writes is taken.
+/// The file `store`: only what this release writes is accepted.
 pub fn store_settings(bytes: &[u8]) {
     let sum_at = bytes.len().min(32);
     let body = bytes.get(..sum_at).unwrap_or_default();
@@ -246,7 +250,7 @@ pub fn store_settings(bytes: &[u8]) {
     }
 }
 
-/// How far a copy to S3 is: only what is written is taken, and each part in it has a name.
+/// The state of an upload to S3: only what is written is accepted, and each of its parts has a name.
 pub fn upload_state(bytes: &[u8]) {
     let Some(parts) = Parts::decode(bytes, PART_BYTES) else { return };
     assert!(parts.encode() == bytes, "one state has two encodings");
@@ -254,7 +258,7 @@ pub fn upload_state(bytes: &[u8]) {
     assert!(Parts::decode(bytes, PART_BYTES + 1).is_none(), "a state of parts of another size was taken");
 }
 
-/// The name of a store in S3: what is read is shown in a way that reads back, and shows no secret.
+/// The URL of a store in S3: its displayed form parses to the same URL, and shows no secret.
 pub fn store_name(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(url) = text.parse::<S3Url>() else { return };
@@ -271,7 +275,7 @@ pub fn store_name(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

@@ -1,8 +1,9 @@
-//! Checking a part of something whose BLAKE3 is known, without reading the rest.
+//! Checks a part of something whose BLAKE3 hash is known, without reading the rest.
 //!
-//! BLAKE3 hashes a tree: each kibibyte is a leaf, and each inner node is the hash of its two children (section 2.1 of the BLAKE3
-//! paper). [`HashTree`] keeps the nodes above each [`GROUP_BYTES`] of the bytes. They are what they should be if they merge to
-//! the hash at the root, and a group is if it hashes to its node. So they need not be trusted, wherever they come from.
+//! BLAKE3 hashes a tree: each kibibyte is a leaf, and each inner node is the hash of its two children
+//! (section 2.1 of the BLAKE3 paper). [`HashTree`] keeps the nodes above each [`GROUP_BYTES`] of the bytes.
+//! The nodes are right if they merge to the root hash, and a group is right if its hash is its node. So the
+//! tree may come from an untrusted source.
 
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
@@ -15,14 +16,15 @@ const MAGIC: [u8; 8] = *b"HWTREE\n\0";
 const FORMAT: u32 = 1;
 const HEADER_BYTES: usize = 24;
 
-/// The nodes above the groups of some bytes. There are at least two groups: the hash of one is the root itself.
+/// The nodes above the groups of some bytes. There are at least two groups, because the hash of a single
+/// group is the root itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashTree {
     len_bytes: u64,
     groups: Vec<[u8; 32]>,
 }
 
-/// Where a group starts.
+/// The offset of a group.
 fn start_of(group: usize) -> u64 {
     u64::try_from(group).unwrap_or(u64::MAX).saturating_mul(GROUP_BYTES)
 }
@@ -31,12 +33,13 @@ fn node_of(group: usize, bytes: &[u8]) -> [u8; 32] {
     blake3::Hasher::new().set_input_offset(start_of(group)).update(bytes).finalize_non_root()
 }
 
-/// The number of groups below the left child of a node above so many: the largest power of two that leaves something.
+/// The number of groups below the left child of a node above `groups` groups: the largest power of two that
+/// is smaller.
 fn left_of(groups: usize) -> usize {
     groups.next_power_of_two() / 2
 }
 
-/// The node above several groups that is not the root.
+/// The node above several groups, unless it is the root.
 fn merge(groups: &[[u8; 32]]) -> [u8; 32] {
     match groups {
         [] => [0; 32],
@@ -49,7 +52,7 @@ fn merge(groups: &[[u8; 32]]) -> [u8; 32] {
 }
 
 impl HashTree {
-    /// That of `bytes`; `None` where they are one group.
+    /// The tree of `bytes`; `None` if they are a single group.
     pub fn of(bytes: &[u8]) -> Option<Self> {
         let len_bytes = u64::try_from(bytes.len()).ok().filter(|len| *len > GROUP_BYTES)?;
         let group_bytes = usize::try_from(GROUP_BYTES).ok()?;
@@ -64,7 +67,7 @@ impl HashTree {
         merge_subtrees_root(&merge(left), &merge(right), Mode::Hash).into()
     }
 
-    /// Whether these are the bytes of a group. Only where the tree's root is what it should be does that say anything.
+    /// Whether these are the bytes of a group. The answer is reliable only if the tree's root hash is right.
     pub fn holds(&self, group: usize, bytes: &[u8]) -> bool {
         let len = self.len_bytes.saturating_sub(start_of(group)).min(GROUP_BYTES);
         u64::try_from(bytes.len()).is_ok_and(|given| given == len && given > 0)
@@ -82,12 +85,13 @@ impl HashTree {
         out
     }
 
-    /// That of `len_bytes` whose hash is `root`, from a file's bytes. `None` where they are anything else.
+    /// Reads the tree of `len_bytes` bytes with the hash `root` from a file's bytes. `None`: they are
+    /// anything else.
     pub fn decode(bytes: &[u8], root: Hash, len_bytes: u64) -> Option<Self> {
         Self::parse(bytes, len_bytes).filter(|tree| tree.root() == root)
     }
 
-    /// One of `len_bytes`, whatever its root is.
+    /// A tree of `len_bytes` bytes with any root.
     pub(crate) fn parse(bytes: &[u8], len_bytes: u64) -> Option<Self> {
         let groups = bytes.get(HEADER_BYTES..)?.as_chunks::<32>().0.to_vec();
         let tree = Self { len_bytes, groups };
@@ -96,7 +100,7 @@ impl HashTree {
     }
 }
 
-/// The most bytes that the file of a tree of so many has.
+/// The most bytes in the file of a tree of `len_bytes` bytes.
 pub fn tree_bytes_max(len_bytes: u64) -> u64 {
     len_bytes.div_ceil(GROUP_BYTES).saturating_mul(32).saturating_add(24)
 }

@@ -1,4 +1,4 @@
-//! Step 5 of the data path: where the bytes of images live, and which versions there are.
+//! Step 5 of the data path: stores the bytes of images, and which versions exist.
 //!
 //! ```text
 //!   image name --refs--> channel test, production   images/NAME      replaced as a whole, by rename
@@ -15,30 +15,33 @@
 //!
 //! # Guarantees
 //! - Objects and manifests are immutable and named by the BLAKE3 of their bytes. They are written under a
-//!   temporary name, synced and renamed, the data object before the manifest and the manifest before the
-//!   reference; whatever stops a [`Publication`] leaves the store as it was, apart from orphans that the next
-//!   [`LocalDir::open`] removes.
-//! - One process writes at a time; any number read. A version that somebody holds with [`Store::pin`], in
-//!   any process, cannot be removed.
-//! - Version numbers count up and are not used again while the image exists, even without versions. What a
-//!   channel points to, or will, cannot be removed, but with its whole image where that is asked for.
-//! - Removing a version frees exactly the objects that no other version needs, and none while a publication
-//!   that may refer to them is under way. [`Store::trim`] frees what no version needs of the other objects, in a directory.
-//! - Every file says what it is and in which format version; an unknown one is refused, never guessed at.
+//!   temporary name, synced and renamed: the data object before the manifest, and the manifest before the
+//!   reference. If a [`Publication`] is interrupted, the store stays as it was, apart from orphans that the
+//!   next [`LocalDir::open`] removes.
+//! - One process writes at a time; any number read. A version that any process has pinned with [`Store::pin`]
+//!   cannot be removed.
+//! - Version numbers increase and are not used again while the image exists, even without versions. A version
+//!   cannot be removed if a channel points to it or will by a scheduled promotion, unless the whole image is
+//!   removed with its channels.
+//! - Removing a version frees exactly the objects that no other version needs. It frees none while a
+//!   publication that may refer to them is under way. In a directory, [`Store::trim`] frees the unneeded
+//!   parts of the other objects.
+//! - Every file says what it is and in which format version. An unknown format is refused, never guessed at.
 //! - No clock: times come from the caller.
 //!
 //! # Limits
 //! - Image name: 1 to 63 characters of `[a-z0-9._-]`, starting with a letter or digit.
-//! - [`CHANNEL_PAST_MAX`] places that a channel remembers, [`AUTHOR_MAX_BYTES`], [`NOTE_MAX_BYTES`], [`MANIFEST_MAX_BYTES`], [`VERSIONS_MAX`] versions of an image, [`VERSION_OBJECTS_MAX`]
-//!   objects of a version.
+//! - [`CHANNEL_PAST_MAX`] positions that a channel remembers, [`AUTHOR_MAX_BYTES`], [`NOTE_MAX_BYTES`],
+//!   [`MANIFEST_MAX_BYTES`], [`VERSIONS_MAX`] versions of an image, [`VERSION_OBJECTS_MAX`] objects of a
+//!   version.
 //!
 //! # Errors
 //! [`StoreError`]: a kind for programs, a message and a source for people.
 //!
 //! # Not here
-//! What a manifest says, chunks, compression, hashing of chunks: that is `headwater-image`. The store counts
-//! references with the list of objects that [`NewVersion`] gives it, and asks [`Needs`] for more. No caching. Who
-//! carries out scheduled promotions is the caller: there is no clock here.
+//! What a manifest says, chunks, compression, and hashing of chunks: that is `headwater-image`. The store
+//! counts references with the list of objects in [`NewVersion`], and asks [`Needs`] for more. No caching. The
+//! caller carries out scheduled promotions, because there is no clock here.
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
 

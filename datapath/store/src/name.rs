@@ -1,4 +1,4 @@
-//! Names of images, and how people point at one of their versions.
+//! Names of images, and how people refer to one of their versions.
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::refs::Channel;
@@ -58,17 +58,18 @@ impl std::str::FromStr for ImageName {
 /// Which version of an image is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// What the channel `production` points to; where that was never set, the newest that is not retired.
+    /// The version that `production` points to. If production was never set, the newest version that is not
+    /// retired.
     Default,
-    /// What this channel points to.
+    /// The version that this channel points to.
     Channel(Channel),
-    /// The one with this number.
+    /// The version with this number.
     Number(u32),
-    /// The one whose hash starts with these hexadecimal digits (at least [`HASH_PREFIX_MIN`]).
+    /// The version whose hash starts with these hexadecimal digits (at least [`HASH_PREFIX_MIN`]).
     HashPrefix(String),
 }
 
-/// The shortest hash prefix that selects a version, in digits. Shorter ones would be taken for numbers.
+/// The shortest hash prefix that selects a version, in digits. A shorter one could be taken for a number.
 pub const HASH_PREFIX_MIN: usize = 8;
 
 /// `IMAGE`, `IMAGE:test`, `IMAGE@3` or `IMAGE@0123abcd`.

@@ -1,4 +1,4 @@
-//! What versions need. The store does not know what manifests say: who does tells it.
+//! What versions need. The store does not know what manifests say, so its caller provides this.
 
 use std::ops::Range;
 
@@ -10,11 +10,12 @@ pub trait Needs: Sync {
     /// The data objects that the version with this manifest needs, and how long each is.
     fn objects(&self, manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError>;
 
-    /// Tells each stretch of a data object that the version needs, in any order; one may be told several times.
+    /// Calls `needed` for each stretch of a data object that the version needs, in any order. A stretch may
+    /// be reported several times.
     fn stretches(&self, manifest: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError>;
 }
 
-/// What a function says of objects, all of which are needed whole.
+/// A function that lists objects, all of which are needed as a whole.
 impl<F: Fn(&[u8]) -> Result<Vec<(Hash, u64)>, StoreError> + Sync> Needs for F {
     fn objects(&self, manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
         self(manifest)

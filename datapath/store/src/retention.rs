@@ -1,17 +1,17 @@
-//! Holds: notes in a store of who needs a version also while nobody has the store open.
+//! Retention roots: notes in a store that say who needs a version, even while nobody has the store open.
 //!
-//! A pin ends with its process. A disk that is kept outlives the runs of its machine, and cannot be read without the version below
-//! it; so its daemon notes in the store that there is one, and other daemons of the same store heed that before they remove a
-//! version.
+//! A pin ends with its process. A persistent disk outlives the runs of its machine, and cannot be read
+//! without the version below it. So its daemon records the need in the store. Other daemons of the same store
+//! respect that before they remove a version.
 //!
 //! ```text
 //!   holds/MANIFEST/IMAGE/PURPOSE.DAEMON.ID    a line of text: the holder, for people
 //! ```
-//! Machines that boot what a channel says need some version of the image and none in particular: MANIFEST is zero then, and the image
-//! keeps one version at least.
+//! A machine that follows a channel needs some version of the image, and no particular one. MANIFEST is then
+//! zero, and the image keeps at least one version.
 //!
-//! A hold does not lapse. Whoever sets it takes it away: it is there before what it is for is noted elsewhere, and goes after
-//! that, so that a crash leaves one too many and never one too few.
+//! A retention root never expires; whoever sets it also removes it. It is set before the need is recorded
+//! elsewhere, and removed after that record. So a crash leaves a root too many, and never one too few.
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
@@ -22,19 +22,19 @@ pub(crate) const HOLDER_MAX_BYTES: usize = 512;
 /// The longest [`RetentionRoot::id`], in bytes.
 const ID_MAX_BYTES: usize = 128;
 
-/// The manifest of a hold that is of an image, whichever versions it has.
+/// The manifest of a root that keeps an image, whichever versions it has.
 pub const ANY_VERSION: Hash = Hash([0; 32]);
 
-/// What a version is held for.
+/// Why a version is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RetentionPurpose {
-    /// A disk over it is kept.
+    /// A persistent disk over it.
     Disk,
-    /// It is edited: one holder in all daemons may do that to an image.
+    /// A maintenance session of the image. All daemons together may have one holder for each image.
     MaintenanceSession,
-    /// Machines are to boot it, by its number.
+    /// Machines boot it, by its number.
     Pin,
-    /// Machines are to boot what the channels of the image say: it is of [`ANY_VERSION`].
+    /// Machines boot what the channels of the image say. Used with [`ANY_VERSION`].
     Follow,
 }
 
@@ -60,25 +60,25 @@ impl RetentionPurpose {
     }
 }
 
-/// Somebody's need of a version. Two with the same fields but [`RetentionRoot::holder`] are one.
+/// One need of a version. Two roots that differ only in [`RetentionRoot::holder`] are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetentionRoot {
-    /// The image, which must have the version, too: data under another name is of no use.
+    /// The image. The version must be in this image, because its data under another name is of no use.
     pub image: ImageName,
     /// The version's manifest, or [`ANY_VERSION`].
     pub manifest: Hash,
-    /// What for.
+    /// Why it is needed.
     pub purpose: RetentionPurpose,
-    /// Which daemon: letters, digits and `-`; no two have the same.
+    /// The daemon: letters, digits and `-`. Each daemon has a different one.
     pub daemon: String,
-    /// What of that daemon: letters, digits, `-`, `_` and `.`.
+    /// The name of the need within that daemon: letters, digits, `-`, `_` and `.`.
     pub id: String,
     /// The holder, for people: `machine 'lab' of host pxe-1`.
     pub holder: String,
 }
 
 impl RetentionRoot {
-    /// Where it is noted, below the folder of all.
+    /// The path of its file below the folder of all roots.
     pub(crate) fn path(&self) -> Result<String, StoreError> {
         let sound = |text: &str, others: &[char]| {
             !text.is_empty()
@@ -93,7 +93,7 @@ impl RetentionRoot {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    /// Reads what [`RetentionRoot::path`] gave. The holder is not in it.
+    /// Parses a path from [`RetentionRoot::path`]. The holder is not part of the path.
     pub(crate) fn parse(path: &str) -> Option<Self> {
         let (manifest, rest) = path.split_once('/')?;
         let (image, name) = rest.split_once('/')?;
@@ -111,7 +111,7 @@ impl RetentionRoot {
         (root.path().ok()? == path).then_some(root)
     }
 
-    /// What is written there.
+    /// The content of its file.
     pub(crate) fn text(&self) -> String {
         let mut text: String = self.holder.chars().filter(|c| !c.is_control()).collect();
         text.truncate(text.floor_char_boundary(HOLDER_MAX_BYTES));
@@ -119,7 +119,7 @@ impl RetentionRoot {
         text
     }
 
-    /// Whether both cannot be: each daemon knows its own edits.
+    /// Whether the two roots cannot exist together. Each daemon keeps track of its own maintenance sessions.
     pub(crate) fn excludes(&self, other: &Self) -> bool {
         let both_edit = self.purpose == RetentionPurpose::MaintenanceSession
             && other.purpose == RetentionPurpose::MaintenanceSession;
@@ -127,17 +127,18 @@ impl RetentionRoot {
     }
 }
 
-/// The manifest that a path below the folder of all holds is of, whatever comes after that.
+/// The manifest of a path below the folder of all roots, whatever follows it.
 pub(crate) fn manifest_of(path: &str) -> Option<Hash> {
     path.split_once('/')?.0.parse().ok()
 }
 
-/// Holds of this version of the image, also those of a later release.
+/// Whether a path is a root of this version of the image. Purposes of a later release count, too.
 pub(crate) fn is_of(path: &str, manifest: Hash, image: &ImageName) -> bool {
     path.starts_with(&format!("{manifest}/{image}/"))
 }
 
-/// Why `what`, a version or an image, stays: `text` is what is written at `path`, and `shown` where that is.
+/// The error that says why `what`, a version or an image, stays. `text` is the content of the file at `path`,
+/// and `shown` its full name.
 pub(crate) fn in_use(what: &str, path: &str, text: &[u8], shown: &str) -> StoreError {
     let text: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect();
     let holder = if text.is_empty() { "somebody" } else { &text };
@@ -148,7 +149,7 @@ pub(crate) fn in_use(what: &str, path: &str, text: &[u8], shown: &str) -> StoreE
     )
 }
 
-/// Why an image is not edited by a second one.
+/// The error for a second maintenance session of an image.
 pub(crate) fn edited(root: &RetentionRoot, text: &[u8], shown: &str) -> StoreError {
     let text: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect();
     let (image, holder) = (&root.image, if text.is_empty() { "another daemon" } else { &text });
@@ -158,7 +159,7 @@ pub(crate) fn edited(root: &RetentionRoot, text: &[u8], shown: &str) -> StoreErr
     )
 }
 
-/// The version that was to be held is gone.
+/// The error if the version does not exist any more.
 pub(crate) fn gone(root: &RetentionRoot) -> StoreError {
     let (image, manifest) = (&root.image, root.manifest.short());
     let what = match root.manifest {

@@ -1,21 +1,23 @@
-//! A store whose reads wait while it is gone, as a disk does whose cable is out.
+//! A store whose reads wait while it cannot be reached, like a disk whose cable is unplugged.
 //!
 //! ```text
 //!   volume --read_checked--> RetryingObject --> Object of the store below
 //!                                 |  it cannot be reached, although the store below tried several times
-//!                                 +--> say so once, wait, try again --- it answers: say so, go on
+//!                                 +--> log once, wait, retry --- it answers: log, continue
 //! ```
 //!
-//! Only reads of objects that are open wait: opening, lists, manifests and all that changes the store fail as they do below. What
-//! opens a version fails at once where the same was found out a moment ago: each answer of a store that hangs takes minutes.
-//! What the store answers is passed on at once, also that an object is not there, that its bytes are wrong, or that the
-//! server refuses it: reads wait for [`StoreErrorKind::Unreachable`] only.
+//! Only reads of open objects wait. Opening, lists, manifests and all changes fail as they do in the store
+//! below. Opening a version fails at once if another attempt failed a moment ago, because each attempt at a
+//! store that hangs takes minutes. Answers of the store are passed on at once, even if an object does not
+//! exist, its bytes are wrong, or the server refuses it: reads only wait after
+//! [`StoreErrorKind::Unreachable`].
 //!
-//! # Who waits how long
-//! Each read has pauses of its own, which double. When the store answers any read, all others try again at once, but each
-//! of them once: one that fails all the same, because only a part of the store is away, keeps its pauses. The store counts
-//! as gone from the first read that waits until the last one has been answered, so it is said once that it is.
-//! Who can wait without a thread ([`Object::read_or_wait`]) has none during a pause, nor while the store below needs none.
+//! # How long a read waits
+//! Each read has pauses of its own, which double. When the store answers any read, all others retry at once,
+//! but each of them only once. A read that then fails again, because only a part of the store is away, keeps
+//! its pauses. The store counts as gone from the first read that waits until the last of them has been
+//! answered, so the outage is logged once. A read that can wait without a thread ([`Object::read_or_wait`])
+//! uses none during a pause, nor while the store below needs none.
 //!
 //! # Lock order
 //! `Outage::state` and `Outage::away`, each alone; never held across I/O.
@@ -36,17 +38,18 @@ use crate::retrying::outage::{Outage, as_ms};
 use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Store, Traffic};
 use crate::waiting::Waiting;
 
-/// So long after it could not be reached the store is not asked for what opens a version: that is asked for one after the other.
+/// How long attempts to open a version fail at once after the store could not be reached. Several things are
+/// read to open a version, one after the other.
 const AWAY_FOR: Duration = Duration::from_secs(3);
 
-/// A store of which reads wait.
+/// A store whose reads wait.
 pub struct RetryingStore<S> {
     below: S,
     outage: Arc<Outage>,
 }
 
 impl<S: Store + Clone> RetryingStore<S> {
-    /// Reads of `below` that wait.
+    /// Wraps `below` so that its reads wait.
     pub fn new(below: S) -> Self {
         let outage = Arc::new(Outage::new(below.shown()));
         Self { below, outage }
@@ -60,7 +63,7 @@ impl<S: Store + Clone> RetryingStore<S> {
         }
         let began = Instant::now();
         let outcome = ask();
-        // One that says so at once costs little to ask again.
+        // An attempt that fails quickly costs little to repeat.
         let is_away =
             |e: &&StoreError| e.kind() == StoreErrorKind::Unreachable && began.elapsed() >= AWAY_FOR;
         let why = outcome.as_ref().err().filter(is_away);
@@ -210,7 +213,8 @@ struct RetryingObject {
 }
 
 impl RetryingObject {
-    /// Waits as a read does. A store that knows of none without being asked has answered nothing.
+    /// Reads the holes, and waits like a read. A store that can tell the holes without asking has not
+    /// answered anything.
     fn holes_when_there(
         &self,
         ask: &dyn Fn() -> Result<Arc<Holes>, StoreError>,
@@ -276,7 +280,7 @@ mod tests {
     use super::*;
     use crate::holes::{Needed, plan_holes};
 
-    /// An object that is there or not, and may have wrong bytes.
+    /// A test object that may be away and may have wrong bytes.
     #[derive(Default)]
     struct Fickle {
         gone: AtomicBool,
@@ -314,7 +318,7 @@ mod tests {
             self.read_range(0, &mut [0]).map(|()| Arc::new(self.holes.clone()))
         }
 
-        /// Nothing: another place has all of it.
+        /// No holes: another place has all of it.
         fn holes_uncached(&self) -> Result<Arc<Holes>, StoreError> {
             self.read_range(0, &mut [0]).map(|()| Arc::default())
         }
@@ -418,7 +422,7 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| object.read_range(0, &mut [0]));
             wait_until(|| outage.traffic().waiting == 1);
-            // As long as its pauses of 0.1, 0.2, 0.4 .. s have it asked for four times, and once for the first answer.
+            // During its pauses of 0.1, 0.2, 0.4 .. s it is asked four times, and once for the first answer.
             let mut answers = 0u64;
             while away.asked.load(Ordering::SeqCst) < 5 {
                 other.read_range(0, &mut [0]).unwrap();
@@ -452,7 +456,7 @@ mod tests {
             assert_eq!((traffic.waiting, traffic.waits, traffic.servers_up), (1, 0, 0));
             assert!(!waiting.is_due(before) && waiting.is_due(before + Duration::from_secs(3600)));
         }
-        // Woken by an answer, and by the next ones no more, as the store is still away for it.
+        // The first answer wakes it, but later answers do not, because the store is still away for it.
         other.read_range(0, &mut [0]).unwrap();
         assert!(waiting.is_due(before));
         assert!(!read(&mut waiting).unwrap());

@@ -1,4 +1,4 @@
-//! A read that waits for its store, and takes no thread meanwhile.
+//! A read that waits for its store without using a thread.
 
 use std::any::Any;
 use std::fmt;
@@ -7,19 +7,20 @@ use std::time::Instant;
 
 type IsDue = Arc<dyn Fn(Instant) -> bool + Send + Sync>;
 
-/// Who a read is for. A store that does only so much at a time leaves room for those that somebody waits for.
+/// Who a read is for. A store with limited capacity keeps some of it for reads that somebody waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadFor {
-    /// Somebody who waits.
+    /// A client that waits for it.
     #[default]
     Now,
-    /// Somebody who will perhaps ask.
+    /// A prediction: a client may ask for it later.
     Later,
-    /// A copy, which nobody asks for.
+    /// A copy of a whole version in the background.
     Copy,
 }
 
-/// How far a read has come that waits; see [`Object::read_or_wait`](crate::Object::read_or_wait). Dropping it gives the read up.
+/// The progress of a waiting read; see [`Object::read_or_wait`](crate::Object::read_or_wait). Dropping it
+/// cancels the read.
 #[derive(Default)]
 pub struct Waiting {
     state: Option<(Box<dyn Any + Send>, IsDue)>,
@@ -27,7 +28,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Says who the read is for.
+    /// Sets who the read is for.
     pub fn set_read_for(&mut self, read_for: ReadFor) {
         self.read_for = read_for;
     }
@@ -37,12 +38,13 @@ impl Waiting {
         self.read_for
     }
 
-    /// Whether the read is to go on: its store has changed, or it has waited long enough to look again.
+    /// Whether to repeat the read: its store has changed, or it has waited long enough to look again.
     pub fn is_due(&self, now: Instant) -> bool {
         self.state.as_ref().is_none_or(|(_, is_due)| is_due(now))
     }
 
-    /// Has the read wait, with what it needs to go on. `is_due` is asked often, and must not block.
+    /// Makes the read wait, and keeps what it needs to continue. `is_due` is called often, and must not
+    /// block.
     pub fn begin(
         &mut self,
         state: impl Any + Send,
@@ -51,7 +53,7 @@ impl Waiting {
         self.state = Some((Box::new(state), Arc::new(is_due)));
     }
 
-    /// [`Waiting::is_due`] for a read that waits with this one as a part of it.
+    /// [`Waiting::is_due`], for an outer read of which this one is a part.
     pub(crate) fn due(&self) -> impl Fn(Instant) -> bool + Send + Sync + use<> {
         let is_due = self.state.as_ref().map(|(_, is_due)| Arc::clone(is_due));
         move |now| is_due.as_ref().is_none_or(|is_due| is_due(now))
@@ -62,7 +64,7 @@ impl Waiting {
         self.state.is_some()
     }
 
-    /// What the read needs to go on, where it has waited.
+    /// What the read needs to continue, if it has waited.
     pub fn end<T: Any>(&mut self) -> Option<T> {
         let (state, _) = self.state.take()?;
         state.downcast().ok().map(|state| *state)

@@ -1,13 +1,14 @@
-//! How long requests wait for a server that is there, and says that it is busy.
+//! How long requests wait for a server that answers that it is busy.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Is given the reason of a wait. `false` ends the wait.
+/// Called with the reason of a wait. `false` ends the wait.
 type Told = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// How long requests wait for a server that is busy, and who hears of it. A server that is gone is not waited for like this.
+/// How long requests wait for a busy server, and who is informed. A server that cannot be reached is not
+/// waited for in this way.
 #[derive(Clone)]
 pub struct WhileBusy {
     longest: Duration,
@@ -15,7 +16,7 @@ pub struct WhileBusy {
 }
 
 impl Default for WhileBusy {
-    /// As long as somebody who waits for an image may be kept waiting.
+    /// The longest time that a user who waits for an image should be kept waiting.
     fn default() -> Self {
         Self { longest: Self::LONGEST, told: None }
     }
@@ -38,32 +39,33 @@ impl WhileBusy {
         Self { longest: Duration::ZERO, told: None }
     }
 
-    /// A request waits as long as it takes. `told` is called about twice a second with the reason; `false` ends the wait.
+    /// A request waits as long as it takes. `told` is called about twice a second with the reason; `false`
+    /// ends the wait.
     pub fn as_long_as(told: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         Self { longest: Duration::MAX, told: Some(Arc::new(told)) }
     }
 
-    /// The same, and no longer than this.
+    /// The same, but at most for this time.
     pub fn at_most(&self, longest: Duration) -> Self {
         Self { longest: self.longest.min(longest), told: self.told.clone() }
     }
 
-    /// Whether a request waits so long.
+    /// Whether a request keeps waiting after this time.
     pub fn goes_on(&self, waited: Duration) -> bool {
         waited <= self.longest && !self.longest.is_zero()
     }
 
-    /// Until when a request waits that began at `since`. `None`: as long as it takes.
+    /// The deadline of a request that began to wait at `since`. `None`: it waits as long as it takes.
     pub fn until(&self, since: Instant) -> Option<Instant> {
         since.checked_add(self.longest)
     }
 
-    /// Says why a request waits. `false`: it is to wait no longer.
+    /// Reports why a request waits. `false`: it must stop waiting.
     pub fn tell(&self, why: &str) -> bool {
         self.told.as_ref().is_none_or(|told| told(why))
     }
 
-    /// Waits, and says why meanwhile. `false`: the wait was ended.
+    /// Waits and reports the reason meanwhile. `false`: the wait was ended.
     pub(crate) async fn wait_later(&self, pause: Duration, why: &str) -> bool {
         let until = Instant::now() + pause;
         while self.tell(why) {

@@ -1,4 +1,4 @@
-//! An object of another store, with what is missing there taken from the store that it is copied to.
+//! An object of a copy's source whose holes are filled from the copy's target.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,21 +8,21 @@ use crate::hash::Hash;
 use crate::holes::{Holes, hash_of};
 use crate::store::Object;
 
-/// An object with the bytes of `source`, and in its holes those of `own`. A copy of `source` alone would take from the versions of this store what only
-/// they need.
+/// An object with the bytes of `source` and, in its holes, those of `own`. Without it a copy of `source`
+/// would overwrite bytes that only versions of this store need.
 pub(crate) struct Filled<'a> {
     source: &'a dyn Object,
     own: Arc<dyn Object>,
-    /// Those of the source.
+    /// The holes of the source.
     holes: Arc<Holes>,
-    /// What neither has.
+    /// The holes that both objects have.
     common: Arc<Holes>,
     /// Whether a read of the source failed.
     source_failed: AtomicBool,
 }
 
 impl<'a> Filled<'a> {
-    /// Where `own` has what the source, with these holes, has not.
+    /// Creates the filled object of a source with these holes.
     pub(crate) fn new(
         source: &'a dyn Object,
         holes: Arc<Holes>,
@@ -32,9 +32,10 @@ impl<'a> Filled<'a> {
         Ok(Self { source, own, holes, common, source_failed: AtomicBool::new(false) })
     }
 
-    /// What a copy of this that failed with `error` fails with: where what is here is to blame, with what `ours` makes of the reason. Then
-    /// it makes no difference what other bytes the source gives. What is here is read for that, and the source where that is wrong; `copied` is
-    /// told that it goes on, and can end it.
+    /// Decides what to blame for `error`, with which a copy of this object failed. If the own object is
+    /// wrong, the result is `ours` with the reason, and other bytes of the source would not help. For this
+    /// the own object is read and, if it is wrong, the source as well. `copied` is called meanwhile and can
+    /// end the search.
     pub(crate) fn blame(
         &self,
         error: StoreError,
@@ -47,12 +48,12 @@ impl<'a> Filled<'a> {
         let why = match hash_of(self.own.as_ref(), &mut |_| copied(0)) {
             Ok(hash) if hash == self.id() => return error,
             Ok(_) => "it does not have the hash that is its name".to_owned(),
-            // It is cut off, or its disk cannot read it.
+            // The own object is cut off, or its disk cannot read it.
             Err(e) if e.kind() == StoreErrorKind::Damaged => e.to_string(),
-            // It was ended, or it is not known who is wrong, so that the source is not to be asked again.
+            // The search was ended, or the culprit is not known. So the source is not asked again.
             Err(e) => return e,
         };
-        // What is wrong here may be what the source has, as where it is being repaired.
+        // The source may have the part that is wrong in the own object, as during a repair.
         match hash_of(self.source, &mut |_| copied(0)) {
             Ok(hash) if hash == self.id() => ours(&why),
             Ok(_) => error,

@@ -1,4 +1,4 @@
-//! The hash of an object with holes, from the bytes that are there and the nodes above those that are not.
+//! Computes the hash of an object with holes, from the bytes that are there and the tree nodes of the holes.
 //!
 //! ```text
 //!   bytes       0        4k        8k                  16k       20k   21k
@@ -6,8 +6,9 @@
 //!   nodes       4k       4k        8k                  4k        1k
 //!   stack       4  ->  4 4 -> 8    8 8 -> 16           16 4      16 4 1   from the right: ((16)((4)(1)))
 //! ```
-//! Each stretch of data is cut into nodes of the tree, as holes are. Two nodes of one length that stand side by side are merged, but only when
-//! something comes after them: the last merge has the flag of the root, and which one it is is known at the end.
+//! Each stretch of data is cut into nodes of the tree, as holes are. Two adjacent nodes of one length are
+//! merged, but only when something comes after them: the last merge needs the flag of the root, and only the
+//! end shows which merge is the last.
 
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
@@ -16,10 +17,11 @@ use crate::hash::Hash;
 use crate::holes::{Hole, Holes, Node};
 use crate::store::Object;
 
-/// Stretches of data are cut into nodes of at most this, and read in such pieces.
+/// The longest node into which data is cut, and the length of the pieces in which it is read.
 const STRETCH_BYTES_MAX: u64 = 1 << 20;
 
-/// Hashes an object, from its first byte to its last, with the nodes of its holes in place of what lies there.
+/// Hashes an object from its first to its last byte, with the nodes of its holes instead of the bytes in
+/// them.
 #[derive(Debug)]
 pub struct ObjectHashing(How);
 
@@ -34,15 +36,15 @@ enum How {
 struct Nodes {
     len_bytes: u64,
     at: u64,
-    /// Those that come, the next one last.
+    /// The holes to come; the next one is last.
     holes: Vec<Hole>,
-    /// What is being passed.
+    /// The node that is in progress.
     now: Option<Now>,
-    /// Nodes of what was passed, by their places, with their lengths.
+    /// Finished nodes in order, with their lengths.
     stack: Vec<(u64, Node)>,
 }
 
-/// A node of which not all was passed.
+/// A node that is not finished.
 #[derive(Debug)]
 struct Now {
     start: u64,
@@ -57,7 +59,7 @@ enum Stretch {
 }
 
 impl ObjectHashing {
-    /// Begins with an object of this length.
+    /// Begins to hash an object of this length.
     pub fn new(holes: &Holes, len_bytes: u64) -> Self {
         if holes.is_empty() {
             return Self(How::Whole(Box::default()));
@@ -66,7 +68,7 @@ impl ObjectHashing {
         Self(How::Nodes(Nodes { len_bytes, at: 0, holes, now: None, stack: Vec::new() }))
     }
 
-    /// Takes in the bytes that come next. What is in holes does not matter.
+    /// Adds the next bytes. Bytes in holes do not matter.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             How::Whole(hasher) => {
@@ -76,14 +78,14 @@ impl ObjectHashing {
         }
     }
 
-    /// Passes so many bytes, all of which are in holes.
+    /// Skips `bytes` bytes that are all in holes.
     pub fn pass(&mut self, bytes: u64) {
         if let How::Nodes(nodes) = &mut self.0 {
             nodes.pass(bytes);
         }
     }
 
-    /// The hash of the object. Where not all of its bytes came, or more of them, it is that of no object.
+    /// The hash of the object. If it got too few or too many bytes, the result is the hash of no object.
     pub fn finish(self) -> Hash {
         match self.0 {
             How::Whole(hasher) => hasher.finalize().into(),
@@ -92,8 +94,8 @@ impl ObjectHashing {
     }
 }
 
-/// The hash of an object as it is read, which should be its name. What is in holes is not read. `goes_on` is told before each read how long it is,
-/// and can end it with an error.
+/// Hashes an object by reading it. The result should be its name. Holes are not read. `goes_on` is called
+/// before each read with its length, and can end the hashing with an error.
 pub fn hash_of(
     object: &dyn Object,
     goes_on: &mut dyn FnMut(usize) -> Result<(), StoreError>,
@@ -142,7 +144,7 @@ impl Nodes {
                 return;
             };
             if let Stretch::Data(_) = now.what {
-                // The caller is wrong about it, and so is the hash.
+                // The caller is wrong about the holes, so the hash must be wrong too.
                 self.at = u64::MAX;
                 return;
             }
@@ -155,7 +157,7 @@ impl Nodes {
         self.at = self.at.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    /// The node that is being passed, or begins here; `None` behind the end.
+    /// The node in progress, or the one that begins here; `None` after the end.
     fn take_now(&mut self) -> Option<Now> {
         if self.at >= self.len_bytes {
             return None;
@@ -172,14 +174,14 @@ impl Nodes {
             Stretch::Hole(node) => node,
             Stretch::Data(hasher) => hasher.finalize_non_root(),
         };
-        // Something comes after those that stand here, so none of these merges is the last.
+        // More bytes follow these nodes, so none of these merges is the last.
         while let [.., (_, _), (_, _)] = self.stack.as_slice()
             && self.merge_two()
         {}
         self.stack.push((now.end.saturating_sub(now.start), node));
     }
 
-    /// Merges the last two nodes if they are the children of one.
+    /// Merges the last two nodes if they are the children of one node.
     fn merge_two(&mut self) -> bool {
         let [.., left, right] = self.stack.as_slice() else { return false };
         if left.0 != right.0 {
@@ -222,7 +224,7 @@ impl Nodes {
             }
             right = merge_subtrees_non_root(&left, &right, Mode::Hash);
         }
-        // A single node: the first block is no hole, so there are several.
+        // Not a single node, because the first block is never a hole.
         no_objects
     }
 }
@@ -238,7 +240,7 @@ mod tests {
         (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
     }
 
-    /// The holes of these bytes where nothing but `needed` is.
+    /// The holes of these bytes if only `needed` is needed.
     fn holes(bytes: &[u8], needed: &[(u64, u64)]) -> Holes {
         let mut map = Needed::of(bytes.len() as u64);
         needed.iter().for_each(|(from, to)| map.mark(&(*from..*to)));
@@ -275,7 +277,7 @@ mod tests {
                         "{len} {needed:?} {piece}"
                     );
                 }
-                // A byte that is there is wrong, the object is cut, or it goes on.
+                // A wrong byte outside the holes; a truncated object; an object that is too long.
                 gone[1] ^= 1;
                 assert_ne!(hash_in_pieces(&holes, &gone, 4096), Hash::of(&right));
                 gone[1] ^= 1;
@@ -300,7 +302,7 @@ mod tests {
         let mut at = 0;
         for hole in holes.stretches() {
             hashing.update(&right[at as usize..hole.start as usize]);
-            // In two steps, of which neither ends where a node does.
+            // Two steps, neither of which ends at the end of a node.
             hashing.pass(5000.min(hole.end - hole.start));
             hashing.pass((hole.end - hole.start).saturating_sub(5000));
             at = hole.end;

@@ -1,14 +1,16 @@
-//! Holes in data objects: stretches that no version of a store needs any more, and whose space was given back.
+//! Holes in data objects: stretches that no version of a store needs, and whose space was given back.
 //!
-//! An object is named by the hash of all of its bytes, also of those that are gone. BLAKE3 hashes a tree (section 2.1 of the BLAKE3
-//! paper), so the node above a stretch is all that its hash takes of it: [`Holes`] keeps these nodes, and with them
-//! [`ObjectHashing`] has the object's hash without the bytes. So an object with holes can be checked, and copied to other stores, like any
-//! other. The nodes need not be trusted: with wrong ones the hash is not the object's name.
+//! An object is named by the hash of all its bytes, including those in holes. BLAKE3 hashes a tree (section
+//! 2.1 of the BLAKE3 paper), so the hash of the object depends on a stretch only through the node above it.
+//! [`Holes`] keeps these nodes, and with them [`ObjectHashing`] computes the object's hash without the bytes
+//! in the holes. So an object with holes can be checked, and copied to other stores, like any other. The
+//! nodes need not be trusted: with wrong nodes the hash differs from the object's name.
 //!
-//! A hole is a whole node of the tree, of [`HOLE_BYTES_MIN`] or more; a longer stretch is several. The first block is never one (it has the
-//! object's header), and neither is a last one that is not full.
+//! A hole is a whole node of the tree, of at least [`HOLE_BYTES_MIN`]; a longer stretch is several holes. The
+//! first block is never a hole, because it has the object's header. An incomplete last block is never a hole
+//! either.
 //!
-//! Start reading at [`Holes`]; how they are made is in [`punch`].
+//! Start reading at [`Holes`]; [`punch`] decides where holes are made.
 
 mod filled;
 mod hashing;
@@ -26,10 +28,10 @@ pub(crate) use punch::{Needed, Plan, plan_holes};
 /// The shortest hole: the block of most file systems.
 pub const HOLE_BYTES_MIN: u64 = 4096;
 
-/// The longest list. Where an object would get more holes than it has room for it gets the longest ones.
+/// The longest list. An object that would get more holes than fit gets the longest ones.
 pub const HOLES_MAX_BYTES: u64 = 32 << 20;
 
-/// The holes that this is enough for: 2.7 GB of the shortest ones.
+/// The number of holes that fit into it: 2.7 GB of the shortest holes.
 const HOLES_MAX: usize = 699_000;
 
 const MAGIC: [u8; 8] = *b"HWHOLES\n";
@@ -40,14 +42,14 @@ const HOLE_ENTRY_BYTES: usize = 48;
 /// A node of the tree over an object.
 pub(crate) type Node = [u8; 32];
 
-/// A stretch of an object that is gone.
+/// A stretch of an object that is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hole {
     /// A multiple of `len`.
     offset: u64,
     /// A power of two.
     len: u64,
-    /// What the hash of the object takes of it.
+    /// The tree node above the stretch, from which the object's hash is computed.
     node: Node,
 }
 
@@ -62,23 +64,23 @@ impl Hole {
 pub struct Holes(Vec<Hole>);
 
 impl Holes {
-    /// Whether all of the object is there.
+    /// Whether the object has no holes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many bytes are gone.
+    /// How many bytes are in holes.
     pub fn bytes(&self) -> u64 {
         self.0.iter().fold(0, |sum, hole| sum.saturating_add(hole.len))
     }
 
-    /// Whether something of a stretch is gone.
+    /// Whether a stretch overlaps a hole.
     pub fn overlap(&self, stretch: &Range<u64>) -> bool {
         let first = self.0.partition_point(|hole| hole.end() <= stretch.start);
         !stretch.is_empty() && self.0.get(first).is_some_and(|hole| hole.offset < stretch.end)
     }
 
-    /// The stretches that are gone, by their places; none touches the next.
+    /// The stretches in holes, in order; no two of them touch.
     pub fn stretches(&self) -> Vec<Range<u64>> {
         let mut stretches: Vec<Range<u64>> = Vec::new();
         for hole in &self.0 {
@@ -90,7 +92,7 @@ impl Holes {
         stretches
     }
 
-    /// The parts of a stretch that are gone, by their places.
+    /// The parts of a stretch that are in holes, in order.
     pub(crate) fn within(&self, stretch: &Range<u64>) -> Vec<Range<u64>> {
         let first = self.0.partition_point(|hole| hole.end() <= stretch.start);
         let holes = self.0.get(first..).unwrap_or_default().iter();
@@ -98,12 +100,13 @@ impl Holes {
         holes.map(|hole| hole.offset.max(stretch.start)..hole.end().min(stretch.end)).collect()
     }
 
-    /// Of how many nodes it is made.
+    /// The number of nodes.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether the byte at an offset is gone, and where what is so, too, ends: at the latest at the end of all offsets.
+    /// Whether the byte at an offset is in a hole, and where the run with the same answer ends: at `u64::MAX`
+    /// at the latest.
     pub fn run_at(&self, offset: u64) -> (bool, u64) {
         let mut rest = self.0.iter().skip(self.0.partition_point(|hole| hole.end() <= offset)).peekable();
         match rest.next_if(|hole| hole.offset <= offset) {
@@ -118,7 +121,7 @@ impl Holes {
         }
     }
 
-    /// What is gone both here and there, of the same object.
+    /// The holes that both lists have, of the same object.
     pub fn common(&self, other: &Self) -> Self {
         let (mut ours, _) = self.below(other, true);
         let (theirs, _) = other.below(self, false);
@@ -127,7 +130,8 @@ impl Holes {
         Self(ours)
     }
 
-    /// The holes that are part of one of the others, and the rest. Two nodes of a tree are apart, or one is below the other.
+    /// Splits these holes into those that lie within a hole of `others`, and the rest. Two nodes of a tree
+    /// are either disjoint or one contains the other.
     fn below(&self, others: &Self, or_same: bool) -> (Vec<Hole>, Vec<Hole>) {
         self.0.iter().partition(|hole| {
             let at = others.0.partition_point(|above| above.end() <= hole.offset);
@@ -136,7 +140,7 @@ impl Holes {
         })
     }
 
-    /// The node above a stretch, if that is one hole.
+    /// The node above a stretch, if the stretch is exactly one hole.
     fn node(&self, offset: u64, len: u64) -> Option<Node> {
         let at = self.0.partition_point(|hole| hole.offset < offset);
         self.0.get(at).filter(|hole| (hole.offset, hole.len) == (offset, len)).map(|hole| hole.node)
@@ -160,7 +164,8 @@ impl Holes {
         out
     }
 
-    /// The holes of an object of this length, from a file's bytes. `place` is where that was read from.
+    /// The holes of an object of this length, from a file's bytes. `place` says where the bytes were read
+    /// from.
     pub fn decode(place: &str, bytes: &[u8], len_bytes: u64) -> Result<Self, StoreError> {
         let damaged = |why: &str| {
             StoreError::new(StoreErrorKind::Damaged, format!("the list of holes {place} is damaged: {why}"))
@@ -184,7 +189,8 @@ impl Holes {
         let (_, rest) = rest.split_first_chunk::<20>().ok_or_else(cut)?;
         let (entries, _) = rest.split_last_chunk::<32>().ok_or_else(cut)?;
         let holes = Self(entries.as_chunks::<HOLE_ENTRY_BYTES>().0.iter().map(hole_of).collect());
-        // One comparison for all that is fixed: length, reserved bytes, the number of holes and the checksum.
+        // One comparison checks everything that is fixed: length, reserved bytes, the number of holes and the
+        // checksum.
         if holes.encode(len_bytes) != bytes {
             return Err(damaged("its checksum does not match, or it is that of an object of another length"));
         }
@@ -203,7 +209,8 @@ impl Holes {
 }
 
 impl Holes {
-    /// Holes of these blocks of the shortest holes' length, with nodes of no object: for tests of who reads lists.
+    /// Holes at these blocks of the shortest length, with nodes of no real object, for tests of code that
+    /// reads lists.
     #[doc(hidden)]
     pub fn of_blocks(blocks: &[u64]) -> Self {
         let hole = |block: &u64| Hole {
@@ -230,7 +237,7 @@ mod tests {
 
     const K: u64 = 1024;
 
-    /// Holes at these places, each of which is a node.
+    /// Holes at these offsets and lengths, each of which is a node.
     pub(super) fn holes(places: &[(u64, u64)]) -> Holes {
         let hole = |(offset, len): &(u64, u64)| Hole { offset: *offset, len: *len, node: [7; 32] };
         Holes(places.iter().map(hole).collect())
@@ -279,16 +286,16 @@ mod tests {
         let outcome = |places: &[(u64, u64)]| Holes::decode("x", &holes(places).encode(len_bytes), len_bytes);
         assert!(outcome(&[]).is_ok() && outcome(&[(36 * K, 4 * K)]).is_ok());
         let odd: [&[(u64, u64)]; 9] = [
-            // The first block; a block that is not full; beyond the end; far beyond it.
+            // The first block; an incomplete block; past the end; far past the end.
             &[(0, 4 * K)],
             &[(4 * K, 2 * K)],
             &[(40 * K, 4 * K)],
             &[(1 << 63, 1 << 63)],
-            // No node.
+            // Not a node.
             &[(4 * K, 8 * K)],
             &[(12 * K, 12 * K)],
             &[(8 * K, 0)],
-            // In another order; one within the other.
+            // Unsorted; one within the other.
             &[(16 * K, 4 * K), (8 * K, 4 * K)],
             &[(8 * K, 8 * K), (12 * K, 4 * K)],
         ];

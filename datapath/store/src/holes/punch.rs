@@ -1,4 +1,4 @@
-//! Which holes an object gets: where no version needs anything.
+//! Decides which holes an object gets: where no version needs anything.
 
 use std::ops::Range;
 
@@ -10,19 +10,19 @@ use crate::holes::{HOLE_BYTES_MIN, HOLES_MAX, Hole, Holes, Node};
 /// How much is read and hashed at a time. A power of two.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What of an object is needed, block by block.
+/// Which blocks of an object are needed.
 #[derive(Debug)]
 pub(crate) struct Needed {
-    /// Blocks that can be holes, from the first one on.
+    /// The number of blocks that can be holes, counted from the first block.
     blocks: u64,
-    /// A bit for each.
+    /// One bit for each block.
     bits: Vec<u64>,
 }
 
 impl Needed {
-    /// Of an object of this length, of which nothing is known but that it has a header.
+    /// For an object of this length. Only its header is known to be needed.
     pub(crate) fn of(len_bytes: u64) -> Self {
-        // What lies behind the last full block stays.
+        // Bytes after the last full block are never a hole.
         let blocks = len_bytes / HOLE_BYTES_MIN;
         let words = usize::try_from(blocks.div_ceil(64)).unwrap_or(usize::MAX);
         let mut needed = Self { blocks, bits: vec![0; words] };
@@ -30,7 +30,7 @@ impl Needed {
         needed
     }
 
-    /// A stretch is needed.
+    /// Marks a stretch as needed.
     pub(crate) fn mark(&mut self, stretch: &Range<u64>) {
         if stretch.is_empty() {
             return;
@@ -41,7 +41,7 @@ impl Needed {
             let Some(word) = usize::try_from(block / 64).ok().and_then(|at| self.bits.get_mut(at)) else {
                 return;
             };
-            // To the end of the word, or of the stretch.
+            // To the end of the word or of the stretch, whichever comes first.
             let until = (block / 64 + 1).saturating_mul(64).min(end).min(self.blocks);
             let count = until.saturating_sub(block);
             let ones = if count >= 64 { u64::MAX } else { (1 << count) - 1 };
@@ -50,20 +50,20 @@ impl Needed {
         }
     }
 
-    /// Whether something of a stretch is needed.
+    /// Whether any part of a stretch is needed.
     fn is_any(&self, stretch: &Range<u64>) -> bool {
         let first = stretch.start / HOLE_BYTES_MIN;
         self.unneeded_from(first)
             .is_none_or(|unneeded| unneeded.start > stretch.start || unneeded.end < stretch.end)
     }
 
-    /// Stretches of full blocks of which nothing is needed.
+    /// Stretches of full blocks that are not needed.
     fn unneeded(&self) -> impl Iterator<Item = Range<u64>> {
         let next = |before: &Range<u64>| self.unneeded_from(before.end / HOLE_BYTES_MIN);
         std::iter::successors(self.unneeded_from(0), next)
     }
 
-    /// The first of them that does not end before this block, from there on.
+    /// The first of these stretches that ends after this block, cut to begin at the block or later.
     fn unneeded_from(&self, mut block: u64) -> Option<Range<u64>> {
         let mut begun = None;
         while block < self.blocks {
@@ -85,7 +85,8 @@ impl Needed {
     }
 }
 
-/// The longest node that begins at a place and ends in a stretch that does. No stretch begins at 0, where the header is.
+/// The longest node that begins where the stretch begins and ends within it. No stretch begins at 0, where
+/// the header is.
 fn longest_node(stretch: &Range<u64>) -> u64 {
     let left = stretch.end.saturating_sub(stretch.start);
     (1 << stretch.start.trailing_zeros().min(63)).min(1 << left.checked_ilog2().unwrap_or(0))
@@ -104,21 +105,22 @@ fn nodes(stretch: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// Reads what an object has at a place.
+/// Reads bytes of an object at an offset.
 pub(crate) type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError> + 'a;
 
 /// The holes that an object may have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Those before, and more where nothing is needed: the longest ones, if there are too many for a list.
+    /// The earlier holes, and new ones where nothing is needed. If there are too many for a list, the longest
+    /// ones.
     pub(crate) holes: Holes,
-    /// Those before of which nothing is needed.
+    /// The earlier holes of which nothing is needed.
     pub(crate) free: Holes,
 }
 
-/// Plans the holes of an object. What is not a hole yet is read: nobody checks whether it is what it was, and where
-/// it is not the object does not have its hash, as before. Where something is needed that the list says to be gone nothing more goes: a repair
-/// has to bring it back.
+/// Plans the holes of an object. Bytes that become a hole are read to compute their node, but not checked. If
+/// they are wrong, the object does not have its hash, as before. If a version needs something that is in a
+/// hole already, no holes are added: a repair has to bring the bytes back.
 pub(crate) fn plan_holes(needed: &Needed, before: &Holes, read: &mut ReadAt<'_>) -> Result<Plan, StoreError> {
     plan_at_most(HOLES_MAX, needed, before, read)
 }
@@ -158,7 +160,8 @@ struct Making<'a, 'b> {
 }
 
 impl Making<'_, '_> {
-    /// The node above a stretch, which is one. It goes down to what is known, or is read at once: at most as deep as a length has bits.
+    /// Computes the node above a stretch, which must be a node. The recursion stops at known nodes and at
+    /// stretches that are read in one piece, so it is at most as deep as a length has bits.
     fn node(&mut self, offset: u64, len: u64) -> Result<Node, StoreError> {
         if let Some(node) = self.before.node(offset, len) {
             return Ok(node);
@@ -240,10 +243,10 @@ mod tests {
         let later = plan(&needed_later, &first.holes);
         assert_eq!((&later.holes, &later.free), (&plan(&needed_later, &none).holes, &first.holes));
         assert!(later.holes.bytes() > first.holes.bytes());
-        // The same again, of which nothing is read.
+        // The same plan again reads nothing.
         let again = plan_holes(&needed_later, &later.holes, &mut |_, _| panic!("read")).unwrap();
         assert_eq!((&again.holes, &again.free), (&later.holes, &later.holes));
-        // Something is needed that is gone: what is gone stays, and nothing more goes.
+        // Something in a hole is needed: the holes stay, and no more are added.
         let contradicted = plan_holes(&needed, &later.holes, &mut |_, _| panic!("read")).unwrap();
         assert_eq!(contradicted.holes, later.holes);
         assert!(!contradicted.free.is_empty() && contradicted.free.bytes() < later.holes.bytes());
@@ -272,7 +275,7 @@ mod tests {
             let some = plan_at_most(most, &needed, &Holes::default(), &mut read).unwrap().holes;
             assert!(some.0.len() <= most && some.bytes() <= before, "{most}: {}", some.0.len());
             assert_eq!(some.common(&all), some);
-            // What is there from before stays, and the rest comes with room.
+            // Earlier holes stay, and others are added as long as there is room.
             let more = plan_at_most(usize::MAX, &needed, &some, &mut read).unwrap().holes;
             assert_eq!(more, all);
             let same = plan_at_most(most, &needed, &some, &mut read).unwrap().holes;

@@ -1,11 +1,15 @@
-//! Objects of other stores, and bytes in place of damaged ones, also of manifests.
+//! Copies objects of other stores, and repairs damaged objects and manifests.
 //!
-//! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. Where the store was opened to copy versions to it, one
-//! that was interrupted goes on where it was: until another writer opens the store, which empties `tmp`, or for a week. A power cut may
-//! leave other bytes than were written: where the hash at the end is wrong, it begins once more, before the source is blamed. What fills
-//! the disk is not kept, and what there is no room for is not begun; a copy that takes the place of a damaged object leaves some room, for
-//! machines may write there. Where an object is being copied already, as two repairs at once do, the second copy grows in a file of its
-//! own, which is not kept either.
+//! A copy grows in `tmp/HASH.part` and is renamed when its hash is right.
+//!
+//! - If the store was opened to copy versions, an interrupted copy continues where it stopped. Its file is
+//!   kept for a week, or until another writer opens the store and empties `tmp`.
+//! - A power cut may leave other bytes than were written. So if the hash at the end is wrong, the copy starts
+//!   once more before the source is blamed.
+//! - A copy that fills the disk is not kept, and a copy that does not fit is not begun. A copy that replaces
+//!   a damaged object leaves some space free, because machines may write to the same disk.
+//! - If the same object is being copied already, as in two concurrent repairs, the second copy grows in a
+//!   file of its own, which is not kept either.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
@@ -26,15 +30,16 @@ use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
-/// For people, who are told of room in these.
+/// The unit in which messages show disk space.
 const MIB: u64 = 1 << 20;
-/// How long a part of an object is kept for the copy to go on with.
+/// How long the part of an interrupted copy is kept.
 const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How often a copy is begun because others put copies of the same object in place.
+/// The most attempts at a copy if others keep putting copies of the same object in place.
 const PLACED_MAX: usize = 4;
-/// What of a file system a copy in place of a damaged object leaves to others who write there, as machines do: one part in so many.
+/// The fraction of a file system that a copy of a damaged object leaves free for other writers such as
+/// machines: one part in this many.
 const RESERVE_PART: u64 = 64;
-/// More than this is not left.
+/// The upper limit of that space.
 const RESERVE_MAX_BYTES: u64 = 1 << 30;
 
 impl Inner {
@@ -48,7 +53,7 @@ impl Inner {
             return Ok(());
         }
         for _ in 1..PLACED_MAX {
-            // All its bytes were told once.
+            // All its bytes were reported once.
             if self.copy_once(source, &holes, &mut |_| copied(0))? {
                 return Ok(());
             }
@@ -59,7 +64,8 @@ impl Inner {
         ))
     }
 
-    /// Copies an object of a source where it has these holes. `false`: meanwhile another one was put in place that has something which this one has not.
+    /// Copies an object of a source that has it with these holes. `false`: meanwhile another copy was put in
+    /// place, and it has bytes that this copy lacks.
     fn copy_once(
         &self,
         source: &dyn Object,
@@ -77,7 +83,7 @@ impl Inner {
         });
         part.is_kept = match &outcome {
             Ok(is_placed) => *is_placed,
-            // What an earlier copy left took its room then.
+            // The part of an earlier copy took the space.
             Err(e) => {
                 self.keeps_parts && part.is_named && (part.is_refused || e.kind() != StoreErrorKind::NoSpace)
             }
@@ -85,7 +91,7 @@ impl Inner {
         outcome
     }
 
-    /// The object that is here already, where one with these holes is to take its place.
+    /// The existing object that a copy with these holes would replace.
     fn own(&self, id: Hash, holes: &Holes) -> Result<Option<Arc<dyn Object>>, StoreError> {
         if holes.is_empty() {
             return Ok(None);
@@ -97,7 +103,7 @@ impl Inner {
         }
     }
 
-    /// Returns whether it was put in place.
+    /// Returns whether the copy was put in place.
     fn copy_to(
         &self,
         part: &mut Part<'_>,
@@ -116,10 +122,10 @@ impl Inner {
         if taken_up > 0 && hash != id {
             tracing::warn!(%id, "what an interrupted copy left of it may be wrong: it is copied anew");
             step().and_then(|()| file.set_len(0)).and_then(|()| file.rewind()).map_err(failed)?;
-            // What was a hole then took none.
+            // Holes took no space before, so check again for a copy without them.
             part.check_room(&holes, len_bytes)?;
             hashing = ObjectHashing::new(&holes, len_bytes);
-            // All its bytes were told once.
+            // All its bytes were reported once.
             part.append(&mut file, (source, &holes), (0, &mut hashing), &mut |_| copied(0))?;
             hash = hashing.finish();
         }
@@ -137,8 +143,8 @@ impl Inner {
         self.place(part, &holes, len_bytes)
     }
 
-    /// Puts a copy in place, with its holes. What is said to be gone may be there, and never the other way round. `false`: what is in place has
-    /// something that this one has not, since just now.
+    /// Puts a copy in place with its list of holes. Bytes that are listed as gone may exist, but never the
+    /// other way round. `false`: the object in place has got bytes that this copy lacks.
     fn place(&self, part: &Part<'_>, holes: &Holes, len_bytes: u64) -> Result<bool, StoreError> {
         let (id, target) = (part.id, self.layout.object(part.id));
         let _placing = self.placing.lock();
@@ -157,14 +163,15 @@ impl Inner {
         Ok(true)
     }
 
-    /// Writes right bytes over damaged ones. In place: whoever has the object open has them too.
+    /// Writes right bytes over damaged ones. It writes in place, so processes that have the object open see
+    /// them too.
     pub(super) fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.must_be_writable()?;
         let path = self.layout.object(object);
         let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
         let file = File::options().write(true).open(&path).map_err(failed)?;
         let len_bytes = file.metadata().map_err(failed)?.len();
-        // Where the list is damaged, what is in it may be punched by nobody: it does not matter here.
+        // If the list of holes is damaged, nobody can punch by it, so it does not matter here.
         let holes = read_holes(&self.layout.holes_of(object), len_bytes).unwrap_or_default();
         for patch in patches {
             let end = u64::try_from(patch.bytes.len()).ok().and_then(|len| patch.offset.checked_add(len));
@@ -186,8 +193,8 @@ impl Inner {
 }
 
 impl Inner {
-    /// Writes a manifest over what is there. In place, because pins are locks on the file: a crash leaves it as damaged as
-    /// it was.
+    /// Writes a manifest over the existing one. It writes in place, because pins are locks on the file. A
+    /// crash leaves the manifest as damaged as it was.
     pub(super) fn repair_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
         self.must_be_writable()?;
         if Hash::of(bytes) != id {
@@ -214,10 +221,11 @@ impl Inner {
 }
 
 impl Inner {
-    /// Removes from `tmp` what no copy will go on with. Where that fails there is less room, and copying is tried all the same.
+    /// Removes parts from `tmp` that no copy will continue. If that fails, there is less space, and the copy
+    /// is tried anyway.
     pub(super) fn remove_abandoned(&self) {
         let modified = |file: io::Result<fs::Metadata>| file.and_then(|file| file.modified()).ok();
-        // It was written just now, on the clock of the file system.
+        // The lock file was written just now, so its time shows the file system's clock.
         let now = self.writer_lock.as_ref().and_then(|lock| modified(lock.metadata()));
         let Ok(entries) = fs::read_dir(self.layout.tmp()) else { return };
         for entry in entries.flatten() {
@@ -233,16 +241,16 @@ impl Inner {
     }
 }
 
-/// Where a copy grows. It goes with this, unless it is kept.
+/// The file in which a copy grows. Dropping it removes the file, unless it is kept.
 struct Part<'a> {
     store: &'a Inner,
     id: Hash,
     path: PathBuf,
     /// It has the object's name, and no other copy uses it.
     is_named: bool,
-    /// There is no room for what is left of it.
+    /// There is no space for the rest of it.
     is_refused: bool,
-    /// It is in place, or the next copy of the object can go on with it.
+    /// It is in place, or the next copy of the object can continue it.
     is_kept: bool,
 }
 
@@ -260,19 +268,19 @@ impl<'a> Part<'a> {
         let mut options = File::options();
         match self.is_named {
             true => options.append(true),
-            // A process that was killed may have left one of this name.
+            // A process that was killed may have left a file of this name.
             false => options.write(true).truncate(true),
         };
         options.read(true).create(true).open(&self.path)
     }
 
-    /// Refuses an object of this length, with these holes, where what is left of it does not fit: one that fills the disk has all others who
-    /// write there fail, until it has failed itself.
+    /// Refuses an object of this length, with these holes, if the rest of it does not fit. A copy that fills
+    /// the disk would make all other writes there fail until it fails itself.
     fn check_room(&self, holes: &Holes, len_bytes: u64) -> Result<(), StoreError> {
-        // Where nobody says how much room there is, the disk says it when it is full.
+        // If the free space is unknown, a full disk is noticed when it is full.
         let Ok(space) = rustix::fs::statvfs(self.store.layout.tmp()) else { return Ok(()) };
         let there = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
-        // What is gone takes none, neither of what was copied nor of what is to come.
+        // Holes take no space, neither in the part that was copied nor in the rest.
         let gone = holes.within(&(there..len_bytes)).into_iter();
         let gone_bytes = gone.fold(0u64, |sum, hole| sum.saturating_add(hole.end.saturating_sub(hole.start)));
         let more_bytes = len_bytes.saturating_sub(there).saturating_sub(gone_bytes);
@@ -299,7 +307,7 @@ impl<'a> Part<'a> {
         ))
     }
 
-    /// Appends what an object with these holes has from an offset on, and hashes it. Where it has a hole the copy gets one.
+    /// Appends the object from an offset on, and hashes it. The copy gets the same holes.
     fn append(
         &self,
         file: &mut File,
@@ -338,7 +346,7 @@ impl<'a> Part<'a> {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        // Before another copy can take it up.
+        // Before another copy can take it over.
         if !self.is_kept {
             remove_quietly(&self.path);
         }
@@ -355,12 +363,12 @@ fn ours_is_damaged(id: Hash, why: &str) -> StoreError {
     ))
 }
 
-/// What a repair leaves free of a file system of this size.
+/// The space that a repair leaves free on a file system of this size.
 fn reserve_bytes(total_bytes: u64) -> u64 {
     (total_bytes / RESERVE_PART).min(RESERVE_MAX_BYTES)
 }
 
-/// Reads what an interrupted copy left. Returns where to go on.
+/// Reads what an interrupted copy left. Returns the offset at which to continue.
 fn take_up(file: &File, len_bytes: u64, hashing: &mut ObjectHashing) -> std::io::Result<u64> {
     let there = file.metadata()?.len();
     if there > len_bytes {
@@ -390,7 +398,7 @@ mod tests {
     use crate::local_dir::{Access, LocalDir};
     use crate::store::Store;
 
-    /// An object that is nothing but zeroes, and counts how often it is read.
+    /// An object that consists of zeroes, and counts how often it is read.
     struct Zeroes {
         id: Hash,
         len_bytes: u64,
@@ -403,13 +411,13 @@ mod tests {
             Self { id, len_bytes, holes: Arc::default(), reads: AtomicU64::new(0) }
         }
 
-        /// With the name that it has by right.
+        /// An object of zeroes with its right name.
         fn named(len_bytes: u64) -> Self {
             let bytes = vec![0_u8; usize::try_from(len_bytes).unwrap()];
             Self::new(Hash::of(&bytes), len_bytes)
         }
 
-        /// The same where this part is gone.
+        /// The same object with this hole.
         fn without(mut self, gone: std::ops::Range<u64>) -> Self {
             let blocks: Vec<u64> = (gone.start / 4096..gone.end / 4096).collect();
             self.holes = Arc::new(Holes::of_blocks(&blocks));
@@ -461,7 +469,7 @@ mod tests {
     fn an_object_for_which_there_is_no_room_is_not_begun() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
-        // More than any disk has.
+        // Longer than any disk.
         let source = Zeroes::new(Hash::of(b"large"), 1 << 60);
         let error = store.publish().unwrap().copy_object(&source, &mut |_| Ok(())).unwrap_err();
         assert_eq!((error.kind(), source.reads()), (StoreErrorKind::NoSpace, 0));
@@ -477,7 +485,7 @@ mod tests {
         on_small_file_system(this, dir.path(), 16, in_it);
     }
 
-    /// The child's part of the test above.
+    /// The child process of the test above.
     fn in_it(dir: &Path) {
         let place = dir.join("store");
         let store = LocalDir::open(&place, Access::Copy { new_chunk_bytes: 4096 }).unwrap();
@@ -492,7 +500,7 @@ mod tests {
             let len = usize::try_from(free_bytes(dir) - left_bytes).unwrap();
             fs::write(&ballast, vec![7_u8; len]).unwrap();
         };
-        // An interrupted copy stays where the rest of it has no room now, and counts.
+        // If the rest does not fit now, the part of an interrupted copy stays, and counts.
         let mut told = 0;
         let interrupted = copy(&mut |bytes| {
             told += bytes;
@@ -507,7 +515,7 @@ mod tests {
         copy(&mut |_| Ok(())).unwrap();
         assert_eq!(fs::metadata(&object).unwrap().len(), 6 * MIB);
 
-        // In place of one that is there, some room is left.
+        // A copy that replaces an existing object leaves some space free.
         fill(6 * MIB + MIB / 8);
         let reads = source.reads();
         let refused = copy(&mut |_| Ok(())).unwrap_err();
@@ -517,7 +525,8 @@ mod tests {
         copy(&mut |_| Ok(())).unwrap();
         assert!(is_empty(&place.join("tmp")));
 
-        // What the source has not takes room as well where it is here, and none where it is nowhere, also in what was copied before.
+        // A hole of the source takes space if the existing object has its bytes, and none if neither has
+        // them. That also holds for the part that was copied before.
         let refused = |source: &Zeroes| {
             let refused = store.publish().unwrap().copy_object(source, &mut |_| Ok(())).unwrap_err();
             assert_eq!((refused.kind(), source.reads()), (StoreErrorKind::NoSpace, 0), "{refused}");
@@ -534,7 +543,8 @@ mod tests {
         assert!(says.contains(": 2 MiB more are to be written"), "{says}");
         assert_eq!(fs::metadata(&part).unwrap().len(), 3 * MIB);
 
-        // What is begun anew, as that was wrong, needs all of it: a hole took none.
+        // A copy that starts again because its bytes were wrong needs all of its space, because its holes
+        // took none.
         fill(4 * MIB);
         let source = Zeroes::new(other, 6 * MIB);
         let refused = store.publish().unwrap().copy_object(&source, &mut |_| Ok(())).unwrap_err();

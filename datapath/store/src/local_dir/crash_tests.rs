@@ -1,8 +1,10 @@
-//! The process ends before any change on disk: nothing that somebody uses is lost, nothing is left behind.
+//! Simulates a process that ends before each change on disk: nothing in use is lost, and nothing is left
+//! behind.
 //!
-//! A history of random operations runs until the step where the process "ends": from then on no change reaches
-//! the disk. Then a new process opens the store, and what it finds is compared with a model: all operations
-//! that were answered happened, and the one that was not happened whole or not at all.
+//! A history of random operations runs until the step where the process "ends". From then on no change
+//! reaches the disk. Then a new process opens the store, and its content is compared with a model. All
+//! operations that were answered must have happened. The unanswered one must have happened completely or not
+//! at all.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -28,7 +30,7 @@ use crate::{StoreError, StoreErrorKind};
 thread_local! {
     /// Changes on disk that this thread may still make.
     pub(super) static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
-    /// Whether the disk has no room.
+    /// Whether the disk is full.
     pub(super) static IS_FULL: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -53,12 +55,12 @@ pub(super) fn ended() -> bool {
 
 #[derive(Clone, Debug)]
 pub(super) enum Operation {
-    /// Imports content into an image: its own object, and one that other contents share.
+    /// Imports content into an image: an object of its own, and one that other contents share.
     Publish {
         image: usize,
         content: u8,
     },
-    /// Starts a publication and drops it after its object is in place.
+    /// Begins a publication and drops it after its object is in place.
     GiveUp {
         content: u8,
     },
@@ -96,25 +98,25 @@ pub(super) enum Operation {
     RemoveImage {
         image: usize,
     },
-    /// Copies a version of another store here, with the objects that are missing.
+    /// Copies a version of another store, with the objects that are missing.
     Copy {
         image: usize,
         version: u32,
     },
-    /// Two bytes of an object of a version have gone wrong, and are put right.
+    /// Two bytes of a version's object are wrong and are repaired.
     Repair {
         image: usize,
         version: u32,
     },
-    /// Keeps a boot trace of a version, or none.
+    /// Sets or removes the boot trace of a version.
     SetTrace {
         image: usize,
         version: u32,
         trace: Option<u8>,
     },
-    /// Space of what no version needs of objects that others need is given back.
+    /// Gives back the space of object parts that no version needs.
     Trim,
-    /// From now on the disk has no room, or has room again.
+    /// From now on the disk is full, or has space again.
     Fill(bool),
 }
 
@@ -156,14 +158,14 @@ fn own_object(content: u8) -> Vec<u8> {
     vec![content; 40]
 }
 
-/// Shared by the contents with the same remainder. Each needs some of a block of its own.
+/// The object that contents with the same remainder share. Each content needs some of a block of its own.
 fn shared_object(content: u8) -> Vec<u8> {
     (0..5 * BLOCK + 30).map(|at| 200 + content % 2 + u8::try_from(at / BLOCK).unwrap()).collect()
 }
 
 const BLOCK: usize = 4096;
 
-/// What of a shared object no content needs.
+/// The part of a shared object that no content needs.
 const UNNEEDED: Range<u64> = 4 * 4096..5 * 4096;
 
 fn needed_of_shared(content: u8) -> Range<u64> {
@@ -171,7 +173,7 @@ fn needed_of_shared(content: u8) -> Range<u64> {
     from as u64..from as u64 + 50
 }
 
-/// What versions need, by their manifests.
+/// What versions need, according to their manifests.
 struct Contents;
 
 impl Needs for Contents {
@@ -190,7 +192,8 @@ impl Needs for Contents {
     }
 }
 
-/// Of a content with so many of its objects: with one only, it is another content. Some have a hash tree.
+/// The manifest of a content with this many of its objects. With one object it is another content. Some have
+/// a hash tree.
 fn manifest(content: u8, objects: usize) -> Vec<u8> {
     let len = if content % 3 == 1 { TREE_FROM_BYTES } else { 20 };
     let mut manifest = vec![100 + content; usize::try_from(len).unwrap()];
@@ -206,8 +209,8 @@ fn pointer(channel: bool, version: u32) -> Pointer {
 pub(super) fn publish(store: &LocalDir, image: usize, content: u8) -> Result<(), StoreError> {
     let mut objects = Vec::new();
     for bytes in [shared_object(content), own_object(content)] {
-        // Each is the own object of a version of its own, as an import makes them.
-        // What is gone of one that is here is known to nobody, and written again.
+        // Each object is the own object of one version, as an import makes them. The publisher does not know
+        // the holes of an existing object, and writes the object again.
         let needed = if objects.is_empty() { needed_of_shared(content) } else { 0..bytes.len() as u64 };
         if let Ok(there) = store.open_object(Hash::of(&bytes))
             && !there.holes()?.overlap(&needed)
@@ -236,7 +239,7 @@ fn commit(
     publication.commit(version(&name(image), &manifest(content, objects.len()), objects)).map(drop)
 }
 
-/// A version of which only this matters.
+/// A new version of which only these fields matter.
 pub(super) fn version<'a>(name: &'a ImageName, manifest: &'a [u8], objects: &'a [Hash]) -> NewVersion<'a> {
     NewVersion {
         name,
@@ -317,12 +320,12 @@ pub(super) fn apply(
     }
 }
 
-/// One of a few traces, of different lengths.
+/// One of a few traces of different lengths.
 fn trace_bytes(trace: u8) -> Vec<u8> {
     vec![trace; 50 + usize::from(trace)]
 }
 
-/// Has two bytes of an object go wrong on the disk, and puts them right.
+/// Damages two bytes of an object on the disk, and repairs them.
 fn repair_object(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     const WRONG: [usize; 2] = [5, 25];
     let path = store.path().join("objects").join(id.to_string());
@@ -340,7 +343,7 @@ fn repair_object(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     if outcome.is_ok() {
         assert!(found == right, "it was mended and is not right");
     } else {
-        // The next process finds it damaged again, and mends it as well.
+        // The next process finds the object damaged again, and repairs it as well.
         let left = LEFT.with(|left| left.replace(u64::MAX));
         store.repair_object(id, &WRONG.map(patch)).unwrap();
         LEFT.with(|now| now.set(left));
@@ -348,8 +351,8 @@ fn repair_object(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     outcome
 }
 
-/// Another store, which has five versions of each image. They share contents with those that are made here, some under
-/// the same number.
+/// Another store with five versions of each image. They share contents with the versions made here, some
+/// under the same number.
 struct Other;
 
 impl Other {
@@ -358,7 +361,7 @@ impl Other {
     }
 }
 
-/// An object of the other store. The block of the shared ones that nobody ever needs is gone there.
+/// An object of the other store. A shared object has a hole at the block that no content needs.
 struct InMemory(Vec<u8>);
 
 impl Object for InMemory {
@@ -457,7 +460,7 @@ impl Store for Other {
 
 pub(super) type Lists = BTreeMap<String, Image>;
 
-/// The boot traces of all versions that have one. Each is one of those that were to be kept, whole.
+/// The boot traces of all versions that have one. Each is one of the traces that were set, and complete.
 pub(super) fn traces(store: &LocalDir) -> BTreeMap<Hash, Vec<u8>> {
     let listed = lists(store);
     let manifests = listed.values().flat_map(|image| &image.versions).map(|version| version.manifest);
@@ -465,7 +468,7 @@ pub(super) fn traces(store: &LocalDir) -> BTreeMap<Hash, Vec<u8>> {
     kept.inspect(|(_, trace)| assert!((0..3).any(|kind| *trace == trace_bytes(kind)), "{trace:?}")).collect()
 }
 
-/// Traces of versions that were and are there are what they were.
+/// Checks that the traces of versions that existed before and still exist are unchanged.
 pub(super) fn check_traces(
     store: &LocalDir,
     before: &BTreeMap<Hash, Vec<u8>>,
@@ -485,7 +488,8 @@ pub(super) fn lists(store: &LocalDir) -> Lists {
     store.images().unwrap().into_iter().map(|image| (image.name.to_string(), image)).collect()
 }
 
-/// Everything that is listed is there and whole, channels point to what is there, and nothing else is there.
+/// Checks that everything listed is there and complete, that channels point to existing versions, and that
+/// there is nothing else.
 pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
     let mut needed = std::collections::BTreeSet::new();
     for image in lists(store).values() {
@@ -519,7 +523,7 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
         for sub in ["manifests", "objects", "holes", "traces", "trees", "tmp"] {
             for entry in std::fs::read_dir(dir.join(sub)).unwrap() {
                 let file = entry.unwrap().file_name().into_string().unwrap();
-                // A trace that was being written goes with its version.
+                // An interrupted trace is removed with its version.
                 let stem = file.split_once('.').filter(|_| sub == "traces").map_or(&*file, |(stem, _)| stem);
                 assert!(needed.contains(stem), "{sub}/{file} is left");
             }
@@ -563,8 +567,8 @@ fn states(history: &[Operation]) -> Vec<Lists> {
     states
 }
 
-/// An operation that was cut short happened whole or not at all. A publication here makes up to two versions, each whole
-/// or not at all.
+/// Whether an interrupted operation happened completely or not at all. A publication here makes up to two
+/// versions, each completely or not at all.
 fn is_between(operation: &Operation, before: &Lists, after: &Lists, found: &Lists) -> bool {
     if found == before || found == after {
         return true;
@@ -577,14 +581,14 @@ fn is_between(operation: &Operation, before: &Lists, after: &Lists, found: &List
         && found.pointers() == after.pointers()
 }
 
-/// Runs a history until the end of the process at `steps`.
+/// Runs a history until the process ends at `steps`.
 fn run(history: &[Operation], steps: u64) {
     let states = states(history);
     let dir = tempfile::tempdir().unwrap();
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     let mut pins = Vec::new();
-    // What the model allows: how the lists were before the operation that was not answered, and what it may
-    // have made of them.
+    // What the model allows: the lists before the unanswered operation, and all lists that it may have
+    // produced.
     let mut before = lists(&store);
     let mut traces_before = traces(&store);
     let mut cut_short = None;
@@ -609,7 +613,8 @@ fn run(history: &[Operation], steps: u64) {
         assert_eq!(before, states[number + 1], "{operation:?} does something else this time");
         check(dir.path(), &store, false);
     }
-    // The process ends: its pins and its lock go, and what it had in hand does not reach the disk.
+    // The process ends: its pins and its lock are released, and changes that it had begun do not reach the
+    // disk.
     drop((pins, store));
     LEFT.with(|left| left.set(u64::MAX));
     IS_FULL.set(false);
@@ -634,7 +639,7 @@ fn run(history: &[Operation], steps: u64) {
                     .collect()
             };
             assert_eq!(others(&after), others(&before), "{operation:?} touched another image");
-            // The store goes on, and numbers never go back while the image is there.
+            // The store continues to work, and numbers never decrease while the image exists.
             if let Some(name) = touched
                 && let (Some(was), Some(is)) = (before.get(&name), after.get(&name))
             {
@@ -681,7 +686,7 @@ fn a_making_that_ends_before_each_change_in_turn_is_done_by_the_next_process() {
         let made = LocalDir::open(dir.path(), Access::WRITE);
         let is_over = !ended();
         LEFT.set(u64::MAX);
-        // The process ends, and its lock goes.
+        // The process ends, and its lock is released.
         drop(made);
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         publish(&store, 0, 1).unwrap();
@@ -707,7 +712,7 @@ fn a_copy_that_ends_before_each_change_in_turn_is_gone_on_with() {
         let is_over = !ended();
         LEFT.set(u64::MAX);
         drop(store);
-        // What it left stays, as a copy empties nothing.
+        // Its leftover part stays, because a copy does not empty `tmp`.
         let store = open();
         copy(&store).unwrap();
         check(dir.path(), &store, is_over);
@@ -738,7 +743,7 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         SetTrace { image: 0, version: 3, trace: Some(1) },
         SetTrace { image: 0, version: 3, trace: Some(2) },
         Fill(true),
-        // It takes the spare file, and the second finds none.
+        // It uses up the spare file, so the second one finds none.
         Operation::PromoteDue { image: 0 },
         Revert { image: 0, channel: true },
         Fill(false),
@@ -749,17 +754,18 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         Stop,
         RemoveVersion { image: 0, version: 2 },
         Trim,
-        // It needs what is gone of the shared object: here it is written again, and there it is copied.
+        // It needs the hole of the shared object. Here the object is written again; in the other case it is
+        // copied.
         Publish { image: 0, content: 5 },
         RemoveVersion { image: 0, version: 5 },
         Trim,
         Copy { image: 1, version: 4 },
         RemoveVersion { image: 1, version: 4 },
-        // Of its two objects one is here.
+        // One of its two objects is here.
         Copy { image: 1, version: 4 },
         Repair { image: 1, version: 4 },
         RemoveVersion { image: 1, version: 4 },
-        // Removed, and brought back from there.
+        // Removed, and copied again from the other store.
         Copy { image: 1, version: 4 },
         RemoveImage { image: 1 },
         RemoveImage { image: 0 },

@@ -1,4 +1,4 @@
-//! Writing and reading whole files so that a crash never leaves half of one.
+//! Reads and writes whole files, so that a crash never leaves half a file.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{Error, ErrorKind, Read, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
 
-/// How often is looked whether a lock can be had.
+/// How often a lock is tried.
 const LOOKED_EVERY: Duration = Duration::from_millis(20);
 
 /// Reads a file of at most `max_bytes`.
@@ -22,17 +22,17 @@ pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> 
     Ok(bytes)
 }
 
-/// Opens a file that is to be locked for one alone. Where the kernel asks an NFS server for that, it takes a file that is open for
+/// Opens a file for an exclusive lock. On NFS, the server grants that lock only to a file that is open for
 /// writing.
 pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
     match File::options().read(true).write(true).open(path) {
-        // One that was copied here as read-only: other file systems lock it all the same.
+        // The file was copied here as read-only. File systems other than NFS lock it anyway.
         Err(e) if e.kind() == ErrorKind::PermissionDenied => File::open(path),
         opened => opened,
     }
 }
 
-/// Locks a file as others may at the same time. `false`: somebody had it locked for himself for as long as this.
+/// Takes a shared lock on a file. `false`: another process held an exclusive lock during all of this time.
 pub(super) fn lock_shared(file: &File, patience: Duration) -> Result<bool, Error> {
     let until = Instant::now() + patience;
     loop {
@@ -45,8 +45,8 @@ pub(super) fn lock_shared(file: &File, patience: Duration) -> Result<bool, Error
     }
 }
 
-/// Puts `bytes` at `path`, durably, by way of `temporary` on the same file system. After an error `path` is
-/// as it was and `temporary` is gone.
+/// Writes `bytes` to `path`, durably, by way of `temporary` on the same file system. After an error `path` is
+/// unchanged and `temporary` does not exist.
 pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let written = write_synced(temporary, path, bytes).and_then(|()| rename(temporary, path));
     if let Err(e) = written {
@@ -68,13 +68,13 @@ fn write_synced(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), Error
     sync_file(&file, temporary)
 }
 
-/// Has those read a file who can read the directory in which it will be `path`: whose the store is says there who reads it,
-/// and not the umask of a process that has secrets elsewhere.
+/// Gives a file the read permissions of the directory in which it will be `path`. The owner of the store
+/// decides there who may read it, and not the umask of a process that has secrets elsewhere.
 pub(super) fn share_file(file: &File, path: &Path) -> Result<(), Error> {
     path.parent().map_or(Ok(()), |dir| share(file, dir, 0o044))
 }
 
-/// The same for a directory that comes later, after another one of the store.
+/// The same for a directory that is created later than another one of the store.
 pub(super) fn share_dir(path: &Path, like: &Path) -> Result<(), Error> {
     share(&File::open(path)?, like, 0o055)
 }
@@ -86,7 +86,7 @@ fn share(file: &File, dir: &Path, bits: u32) -> Result<(), Error> {
         return Ok(());
     }
     match file.set_permissions(Permissions::from_mode(mode | granted)) {
-        // Of some file systems the mount says who reads what.
+        // On some file systems the mount decides who may read.
         Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
             tracing::warn!(dir = %dir.display(), error = %e, "a new file is not opened to those who can read its directory");
             Ok(())
@@ -103,20 +103,20 @@ pub(super) fn sync_file(file: &File, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The tests here know what would be durable, and do not wait for the disk thousands of times.
+/// These tests track what would be durable, and do not wait for the disk thousands of times.
 fn sync(file: &File) -> Result<(), Error> {
     if cfg!(test) { Ok(()) } else { file.sync_all() }
 }
 
-/// In tests: what a power cut leaves is what was synced.
+/// In tests: what is synced here survives a simulated power cut.
 #[cfg(not(test))]
 pub(super) fn is_durable(_: &Path) {}
 
 #[cfg(test)]
 pub(super) use crate::local_dir::power_tests::is_durable;
 
-/// Every change on disk begins with this. It does nothing but in tests, where the process can end before any
-/// of them.
+/// Called before every change on disk. It does nothing except in tests, where the process can end at this
+/// point.
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "in tests it can fail")]
 pub(super) fn step() -> Result<(), Error> {
@@ -126,7 +126,7 @@ pub(super) fn step() -> Result<(), Error> {
 #[cfg(test)]
 pub(super) use crate::local_dir::crash_tests::step;
 
-/// What needs room on the disk begins with this. In tests there can be none.
+/// Called before a change that needs space. In tests the disk can be full.
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "in tests it can fail")]
 fn room() -> Result<(), Error> {
@@ -136,7 +136,7 @@ fn room() -> Result<(), Error> {
 #[cfg(test)]
 use crate::local_dir::crash_tests::room;
 
-/// Appends to a file. A crash can leave a part of it.
+/// Appends to a file. A crash can leave only a part of it.
 pub(super) fn write(file: &mut File, bytes: &[u8]) -> Result<(), Error> {
     step()?;
     room()?;
@@ -148,7 +148,7 @@ pub(super) fn write(file: &mut File, bytes: &[u8]) -> Result<(), Error> {
     file.write_all(tail)
 }
 
-/// Gives a file another name.
+/// Renames a file.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     step()?;
     fs::rename(from, to)
@@ -169,7 +169,7 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
         .map_err(|e| StoreError::from_os(format!("cannot sync the directory {}", dir.display()), e))
 }
 
-/// Removes a temporary file in a path that reports another error already.
+/// Removes a temporary file on a path that already reports another error.
 pub(super) fn remove_quietly(path: &Path) {
     match remove(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
@@ -179,7 +179,7 @@ pub(super) fn remove_quietly(path: &Path) {
     }
 }
 
-/// What all files below a directory take on the disk.
+/// The disk space of all files below a directory.
 pub(super) fn directory_bytes(dir: &Path) -> Result<u64, Error> {
     let mut total = 0u64;
     for entry in fs::read_dir(dir)? {

@@ -1,4 +1,4 @@
-//! Which file is where, and the file that says what the directory is.
+//! The paths of all files, and the file that says what the directory is.
 
 use std::fs;
 use std::io::Error;
@@ -18,10 +18,11 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"HWSTORE\n";
 const FORMAT: u32 = 1;
-/// Of a store with holes: a release that knows nothing of them would take what has some for whole.
+/// The format of a store with holes. A release that does not know holes would treat an object with holes as
+/// whole.
 const FORMAT_WITH_HOLES: u32 = 2;
 const SETTINGS_BYTES: usize = 64;
-/// The longest file that a making that was interrupted leaves: neither the settings nor the lock have more.
+/// The longest file that an interrupted creation leaves. Neither the settings nor the lock are longer.
 const LEFT_MAX_BYTES: u64 = 64;
 const DIRS: [&str; 7] = ["images", "manifests", "objects", "holes", "traces", "trees", "tmp"];
 
@@ -71,7 +72,7 @@ impl Layout {
         self.holes().join(object.to_string())
     }
 
-    /// Which objects are to be trimmed.
+    /// The list of objects to trim.
     pub(super) fn trim(&self) -> PathBuf {
         self.root.join("trim")
     }
@@ -104,7 +105,7 @@ impl Layout {
         self.root.join("store")
     }
 
-    /// What is to become that.
+    /// The temporary file of the settings.
     fn new_settings(&self) -> PathBuf {
         self.tmp().join("store")
     }
@@ -121,7 +122,8 @@ impl Layout {
         }
     }
 
-    /// The chunk size of the store, which is made if there is none. The caller holds the writer's lock.
+    /// The chunk size of the store, which is created if it does not exist. The caller holds the writer's
+    /// lock.
     pub(super) fn read_or_make_settings(&self, new_chunk_bytes: u32) -> Result<u32, StoreError> {
         match self.read_settings() {
             Err(e) if e.kind() == StoreErrorKind::NotFound => {}
@@ -133,12 +135,12 @@ impl Layout {
             fs::create_dir_all(&dir).map_err(failed)?;
         }
         sync_dir(&self.root)?;
-        // Last: a store without this file is one whose making was interrupted, and is made again.
+        // Written last: a directory without this file is an interrupted creation, and is created again.
         replace_file(&self.new_settings(), &self.settings(), &settings)?;
         Ok(new_chunk_bytes)
     }
 
-    /// Has releases that know nothing of holes refuse the store from now on.
+    /// Makes releases that do not know holes refuse the store from now on.
     pub(super) fn allow_holes(&self, temporary: &Path, chunk_bytes: u32) -> Result<(), StoreError> {
         let settings = encode_settings(chunk_bytes, FORMAT_WITH_HOLES);
         if read_small(&self.settings(), 4096).is_ok_and(|there| there == settings) {
@@ -147,8 +149,8 @@ impl Layout {
         replace_file(temporary, &self.settings(), &settings)
     }
 
-    /// A directory without a store, and with files in it that no interrupted making leaves, is not taken over: somebody may have mistyped its
-    /// name, and what another program keeps in `tmp` or `objects` would be removed as what nobody needs.
+    /// Refuses a directory that has no store but has files that no interrupted creation leaves. Its name may
+    /// be a typing error, and files of another program in `tmp` or `objects` would be removed as unneeded.
     pub(super) fn refuse_foreign_files(&self) -> Result<(), StoreError> {
         let is_store = || match self.read_settings() {
             Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(false),
@@ -161,7 +163,7 @@ impl Layout {
         let foreign = foreign
             .map_err(|e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e))?;
         let Some(foreign) = foreign else { return Ok(()) };
-        // Another process may have made the store since it was looked for, and have written to it.
+        // Another process may have created the store since the first check, and may have written to it.
         if is_store()? {
             return Ok(());
         }
@@ -175,7 +177,8 @@ impl Layout {
         ))
     }
 
-    /// Something that a making that was interrupted did not leave: that makes the lock, empty folders, and the settings in `tmp`.
+    /// A file that an interrupted creation did not leave. A creation makes the lock, empty folders, and the
+    /// settings in `tmp`.
     fn foreign_file(&self) -> Result<Option<PathBuf>, Error> {
         for entry in fs::read_dir(&self.root)? {
             let path = entry?.path();
@@ -197,17 +200,17 @@ impl Layout {
     }
 }
 
-/// Whether there is a file, and what is in it can be of a making.
+/// Whether a file exists and its content can come from a creation.
 fn is_left(path: &Path, is_ours: fn(&[u8]) -> bool) -> bool {
     path.is_file() && read_small(path, LEFT_MAX_BYTES).is_ok_and(|bytes| is_ours(&bytes))
 }
 
-/// The number of a process, or nothing yet.
+/// A process number, or nothing yet.
 fn is_lock(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n')
 }
 
-/// The settings, or as much of them as was written.
+/// The settings, or a beginning of them.
 fn begins_settings(bytes: &[u8]) -> bool {
     bytes.iter().zip(MAGIC).all(|(there, ours)| *there == ours)
 }
@@ -226,7 +229,7 @@ pub fn settings_bytes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
     ))
 }
 
-/// The same of a store with holes, which a release that knows nothing of them refuses.
+/// The same bytes for a store with holes, which a release that does not know holes refuses.
 pub fn settings_bytes_with_holes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
     settings_bytes(chunk_bytes)?;
     Ok(encode_settings(chunk_bytes, FORMAT_WITH_HOLES))
@@ -243,7 +246,8 @@ fn encode_settings(chunk_bytes: u32, format: u32) -> Vec<u8> {
     out
 }
 
-/// The chunk size of a store, from the bytes of its file `store`. `place` is where that was read from.
+/// The chunk size of a store, from the bytes of its file `store`. `place` says where the bytes were read
+/// from.
 pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
     let damaged = |why: &str| {
         StoreError::new(StoreErrorKind::Damaged, format!("the file 'store' in {place} is damaged: {why}"))
@@ -271,7 +275,7 @@ pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
         return Err(damaged("it is cut short"));
     };
     let chunk_bytes = u32::from_le_bytes(*chunk_bytes);
-    // One comparison for all that is fixed: length, reserved bytes and checksum.
+    // One comparison checks everything that is fixed: length, reserved bytes and checksum.
     if bytes != encode_settings(chunk_bytes, format) {
         return Err(damaged("its checksum does not match"));
     }

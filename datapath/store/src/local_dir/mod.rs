@@ -5,24 +5,24 @@
 //!   DIR/lock           locked by the one process that writes
 //!   DIR/images/NAME    the versions of an image
 //!   DIR/manifests/HASH immutable; a shared lock on it is a pin
-//!   DIR/objects/HASH   immutable, but that no version needs what is in its holes any more
-//!   DIR/holes/HASH     what of an object is gone, and the nodes of its hash above that
+//!   DIR/objects/HASH   immutable, except that it may get holes where no version needs it
+//!   DIR/holes/HASH     the holes of an object, and the nodes of its hash above them
 //!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
 //!   DIR/trees/HASH     the hash tree of a long manifest, to check parts of it
 //!   DIR/trim           objects of which less is needed since a version was removed
-//!   DIR/spare          room for the list of an image on a full disk
-//!   DIR/tmp/           being written; emptied when a writer opens the store, but for what another copy goes on with
+//!   DIR/spare          reserved space for the list of an image on a full disk
+//!   DIR/tmp/           files being written; a writer empties it when it opens the store, except for interrupted copies
 //! ```
 //!
 //! # After a crash
-//! A publication that was stopped anywhere leaves {nothing}, {files in `tmp`}, {an object nobody needs}, {an
-//! object and a manifest nobody needs} or {the whole version}. A removal that was stopped leaves {everything}
-//! or {files nobody needs}. The next writer removes what nobody needs before it does anything else, unless somebody has
-//! pinned a version meanwhile that is in no list any more.
+//! A publication that is interrupted at any point leaves {nothing}, {files in `tmp`}, {an object that nobody
+//! needs}, {an object and a manifest that nobody needs} or {the whole version}. An interrupted removal leaves
+//! {everything} or {files that nobody needs}. The next writer removes unneeded files before it does anything
+//! else, unless somebody has pinned a version that is no longer in a list.
 //!
 //! # Lock order
-//! `Inner::trimming`, which is held while bytes of objects are read, then `Inner::state` or `Inner::placing`, then the lock of a manifest. None
-//! of these three is held while bytes of objects are read or written.
+//! `Inner::trimming`, which is held while bytes of objects are read, then `Inner::state` or `Inner::placing`,
+//! then the lock of a manifest. None of the last three is held while bytes of objects are read or written.
 
 mod copying;
 #[cfg(test)]
@@ -69,7 +69,8 @@ pub use crate::local_dir::layout::{
 /// The largest file in `images/`: far more than [`refs::VERSIONS_MAX`] versions of a few objects need.
 const REFS_MAX_BYTES: u64 = 1 << 30;
 
-/// How long a pin waits for who has its manifest locked: far longer than a removal takes, also on a disk that is slow to sync.
+/// How long a pin waits for an exclusive lock on its manifest. A removal takes far less time, even on a disk
+/// that is slow to sync.
 const PIN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a store is opened for.
@@ -77,13 +78,14 @@ const PIN_PATIENCE: Duration = Duration::from_secs(60);
 pub enum Access {
     /// Reading. The store must exist; another process may write to it.
     Read,
-    /// Reading and writing, as the only writer. The store is made if it does not exist, with this chunk
-    /// size, which an existing one ignores.
+    /// Reading and writing, as the only writer. The store is created if it does not exist. An existing store
+    /// ignores this chunk size.
     Write {
         /// Chunk size of a new store: a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
         new_chunk_bytes: u32,
     },
-    /// As `Write`, to copy versions here: what an interrupted copy left is kept for a week, to go on with.
+    /// As `Write`, to copy versions here: the part of an interrupted copy is kept for a week so that the copy
+    /// can continue.
     Copy {
         /// Chunk size of a new store.
         new_chunk_bytes: u32,
@@ -91,7 +93,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Writing; a new store gets the chunk size that suits most.
+    /// Writing; a new store gets the default chunk size.
     pub const WRITE: Self = Self::Write { new_chunk_bytes: CHUNK_BYTES_DEFAULT };
 }
 
@@ -105,44 +107,45 @@ pub struct LocalDir {
 struct Inner {
     layout: Layout,
     chunk_bytes: u32,
-    /// Held locked while this process writes; `None` when reading.
+    /// Locked while this process writes; `None` when reading.
     writer_lock: Option<File>,
     state: Mutex<State>,
     next_temporary: AtomicU64,
-    /// Whether there was no room for the spare file, which has been said.
+    /// Whether there was no space for the spare file, which has been logged.
     lacks_spare: AtomicBool,
-    /// Whether what an interrupted copy left is kept.
+    /// Whether the parts of interrupted copies are kept.
     keeps_parts: bool,
-    /// Objects whose copies grow in files of their name.
+    /// Objects that are being copied to the file with their name.
     copying: Mutex<HashSet<Hash>>,
-    /// Held while an object and its list of holes are put in place: two of one object may have other holes.
+    /// Held while an object and its list of holes are put in place, because two copies of one object may have
+    /// different holes.
     placing: Mutex<()>,
-    /// Held by who trims.
+    /// Held while trimming.
     trimming: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Publications under way: while there are any, no object may be reclaimed, because they may refer to it.
+    /// Publications under way. While there are any, no object may be reclaimed, because they may refer to it.
     publications: usize,
-    /// Whether somebody wanted to reclaim in the meantime, or left something that was in use.
+    /// Whether a reclaim was postponed, or something in use was left.
     sweep_wanted: bool,
-    /// Publications that were ever begun, and removals: where it is what it was, nobody needs more than then.
+    /// Counts begun publications and removals. While it is unchanged, nothing more is needed than before.
     changes: u64,
     /// Objects to be trimmed.
     trim: Trim,
 }
 
-/// What a reclaim came to.
+/// The outcome of a reclaim.
 #[derive(Debug, Default)]
 struct Reclaimed {
     freed_bytes: u64,
-    /// Whether something was left because a version that is in no list any more is pinned.
+    /// Whether something was left because a version that is no longer in a list is pinned.
     is_postponed: bool,
 }
 
 impl LocalDir {
-    /// Opens, and for writing makes, the store in `dir`.
+    /// Opens the store in `dir`; with write access, creates it if it is missing.
     pub fn open(dir: &Path, access: Access) -> Result<Self, StoreError> {
         if dir.metadata().is_ok_and(|found| !found.is_dir()) {
             let why =
@@ -156,7 +159,7 @@ impl LocalDir {
                 fs::create_dir_all(dir).map_err(|e| {
                     StoreError::from_os(format!("cannot make the store {}", dir.display()), e)
                 })?;
-                // First: a file `lock` of another program would be written over.
+                // Checked first, because a file `lock` of another program would be overwritten.
                 layout.refuse_foreign_files()?;
                 let lock = lock_for_writing(&layout)?;
                 let chunk_bytes = layout.read_or_make_settings(new_chunk_bytes)?;
@@ -200,7 +203,7 @@ impl LocalDir {
     }
 }
 
-/// Takes the lock that only one writer can have. It goes with the process, however that ends.
+/// Takes the lock that only one writer can have. It is released when the process ends, in whatever way.
 fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
     let path = layout.lock();
     let tried = || format!("cannot lock the store {}", layout.root.display());
@@ -228,8 +231,8 @@ fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
         }
         Err(TryLockError::Error(e)) => return Err(StoreError::from_os(tried(), e)),
     }
-    // Only for the message above; the lock itself is what counts, also on a full disk. Written over what is there: nobody else takes
-    // its room in between.
+    // The number is only for the message above; what counts is the lock, even on a full disk. The file is
+    // overwritten in place, so that no other process can take its space in between.
     let note = format!("{}\n", std::process::id());
     let noted = file
         .write_all_at(note.as_bytes(), 0)
@@ -284,7 +287,7 @@ impl Inner {
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         let names = self.image_names()?;
         let images = names.iter().map(|name| self.image(name));
-        // One that was removed since the directory was read is not there, and that is no error.
+        // An image that was removed since the directory was read is missing, which is no error.
         images.filter_map(Result::transpose).collect()
     }
 
@@ -324,8 +327,9 @@ impl Inner {
         }
     }
 
-    /// Removes what no version needs. A manifest that is pinned all the same stays, and then all objects too: which of them it
-    /// refers to is not known here. Manifests in `locked` are locked by the caller, who also holds `state` or is alone.
+    /// Removes what no version needs. If an unneeded manifest is still pinned, it stays together with all
+    /// objects, because its objects are not known here. The caller has locked the manifests in `locked`, and
+    /// holds `state` or is the only user.
     fn reclaim(&self, locked: &HashMap<Hash, File>) -> Result<Reclaimed, StoreError> {
         let mut needed: HashSet<Hash> = HashSet::new();
         for image in self.images()? {
@@ -353,8 +357,8 @@ impl Inner {
         reclaimed: &mut Reclaimed,
     ) -> Result<(), StoreError> {
         let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
-        // A store of an earlier release lacks their folders. They may be made by another user than the rest, and what is left of them
-        // does no harm.
+        // A store of an earlier release lacks these folders. Another user may have created them, and files
+        // that are left in them do no harm.
         let is_advice =
             [self.layout.holes(), self.layout.traces(), self.layout.trees()].iter().any(|it| dir == it);
         let (mut is_told, mut are_holes_gone) = (false, false);
@@ -382,7 +386,7 @@ impl Inner {
                 entry => entry.map_err(failed)?,
             };
             let name = entry.file_name();
-            // What an interrupted write of a trace left goes with the trace's version.
+            // An interrupted trace is removed with its version.
             let stem = name.to_str().map(|name| name.split_once('.').map_or(name, |(stem, _)| stem));
             let hash = stem.and_then(|stem| stem.parse::<Hash>().ok());
             let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
@@ -394,7 +398,7 @@ impl Inner {
                     continue;
                 }
             }
-            // Of one with holes no more than it takes.
+            // An object with holes frees no more space than it takes.
             let len = entry.metadata().map_or(0, |file| file.len().min(file.blocks().saturating_mul(512)));
             match remove(&entry.path()) {
                 Err(e) if is_advice => {
@@ -404,11 +408,12 @@ impl Inner {
                 removed => removed.map_err(failed)?,
             }
             reclaimed.freed_bytes = reclaimed.freed_bytes.saturating_add(len);
-            // Held until it is gone: a pin that came before would be on a file without a name.
+            // Held until the file is removed. Otherwise a pin could lock a file that has no name any more.
             drop(lock);
             are_holes_gone |= dir == self.layout.holes();
         }
-        // A list that came back after a power cut would call gone what the object has that is written next.
+        // If a power cut brought a removed list back, it would claim holes in an object of that name that is
+        // written later.
         if are_holes_gone { sync_dir(dir) } else { Ok(()) }
     }
 
@@ -437,8 +442,8 @@ impl Inner {
         }
     }
 
-    /// Needs no writer's lock: the temporary file has this process's number in its name, and lies beside
-    /// the trace, where no writer empties it while it is being renamed.
+    /// No writer's lock is needed. The temporary file has this process's number in its name, and lies beside
+    /// the trace, where no writer empties it during the rename.
     fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
         let path = self.layout.trace(manifest);
         let failed = |e| StoreError::from_os(format!("cannot write {}", path.display()), e);
@@ -448,8 +453,8 @@ impl Inner {
                 _ => Ok(()),
             };
         };
-        // Under this lock no removal of the version is under way that would leave the trace behind; what
-        // another process removes meanwhile leaves one, which the next writer's start removes.
+        // While this pin is held, no removal of the version can leave the trace behind. If another process
+        // removes the version meanwhile, the next start of a writer removes the trace.
         let _pin = self.pin(manifest)?;
         let traces = self.layout.traces();
         self.make_folder(&traces).map_err(failed)?;
@@ -458,18 +463,18 @@ impl Inner {
         replace_file(&traces.join(part), &path, trace)
     }
 
-    /// Makes one that a store of an earlier release lacks.
+    /// Creates a folder that a store of an earlier release lacks.
     fn make_folder(&self, folder: &Path) -> Result<(), std::io::Error> {
         if folder.exists() {
             return Ok(());
         }
         fs::create_dir_all(folder)?;
         share_dir(folder, &self.layout.objects())?;
-        // What is in it counts from now on.
+        // Its content counts from now on.
         sync_dir(&self.layout.root).map_err(std::io::Error::other)
     }
 
-    /// Called when a publication is over. `left_something` if an object without a version may be there.
+    /// Called when a publication ends. `left_something`: an object without a version may exist.
     fn publication_over(&self, left_something: bool) {
         let mut state = self.state.lock();
         state.publications = state.publications.saturating_sub(1);
@@ -502,14 +507,15 @@ impl Inner {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(gone()),
             Err(e) => return Err(StoreError::from_os(tried(), e)),
         };
-        // Only a removal locks it for itself, and may yet fail: that is waited for. But so can everybody who may read it.
+        // Only a removal takes an exclusive lock, and it may still fail, so the pin waits for it. But anybody
+        // who may read the file can lock it as well.
         if !lock_shared(&file, PIN_PATIENCE).map_err(|e| StoreError::from_os(tried(), e))? {
             let why = "a process has had it locked for itself for a minute, as a removal of the version does for moments only: \
                        find it (lslocks) and end it";
             return Err(StoreError::new(StoreErrorKind::InUse, format!("{}: {why}", tried())));
         }
-        // A removal may have come before the lock: then the lock is on a file that has no
-        // name any more, and protects nothing.
+        // A removal may have come before the lock. Then the lock is on a file without a name, and protects
+        // nothing.
         let locked = file.metadata().map_err(|e| StoreError::from_os(tried(), e))?;
         match fs::metadata(&path) {
             Ok(named) if (named.dev(), named.ino()) == (locked.dev(), locked.ino()) => Ok(file),
@@ -517,7 +523,8 @@ impl Inner {
         }
     }
 
-    /// Removes a version, or the whole image: that `with_channels` also where they point somewhere.
+    /// Removes a version or the whole image. With `with_channels`, the image is removed even if its channels
+    /// point to versions.
     fn remove(
         &self,
         name: &ImageName,
@@ -543,10 +550,10 @@ impl Inner {
             still_needed.extend(version.objects);
         }
         state.changes = state.changes.wrapping_add(1);
-        // Held until the files are gone, so that nobody pins a version on its way out.
+        // Held until the files are removed, so that nobody pins a version that is being removed.
         let mut locks = HashMap::new();
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
-            // Two numbers can have one manifest, and its second lock would wait for the first.
+            // Two numbers can have one manifest, and the second lock would wait for the first.
             if locks.contains_key(&version.manifest) {
                 continue;
             }
@@ -555,14 +562,14 @@ impl Inner {
             }
         }
         let objects = going.iter().flat_map(|version| version.objects.iter().copied());
-        // Before the versions go: a crash after that leaves the note.
+        // Noted before the versions are removed, so that the note survives a crash after that.
         self.want_trim(&mut state, objects.filter(|id| still_needed.contains(id)).collect());
         match number {
             Some(_) => self.put_changed(&image)?,
             None => self.remove_image(name)?,
         }
         state.sweep_wanted = true;
-        // The versions are gone, whatever becomes of their space.
+        // The versions are removed, whatever happens to their space.
         let freed_bytes = self.reclaim_if_wanted(&mut state, &locks).unwrap_or_else(|e| {
             tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
             0
@@ -586,14 +593,14 @@ impl Inner {
                     "cannot remove {name}@{number}: a machine, an export, a check or a copy is using it; stop that first"
                 ),
             )),
-            // A version whose manifest is lost can be removed all the same.
+            // A version whose manifest is lost can still be removed.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e)),
         }
     }
 }
 
-/// Locks a manifest that is to go; `None` where it is pinned.
+/// Takes an exclusive lock on a manifest that is to be removed; `None` if it is pinned.
 fn lock_unless_pinned(path: &Path) -> std::io::Result<Option<File>> {
     let file = files::open_to_lock(path)?;
     match file.try_lock() {

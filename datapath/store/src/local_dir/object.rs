@@ -1,4 +1,4 @@
-//! Reading a data object, also when another file has taken its place.
+//! Reads a data object, even after another file has replaced it.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,12 +17,13 @@ use crate::store::{Check, Object};
 pub(super) struct LocalObject {
     id: Hash,
     path: PathBuf,
-    /// What was damaged as a whole is repaired by another file of its name: that is opened when this one fails.
+    /// An object that is damaged as a whole is repaired by a new file of the same name. If a read of this
+    /// file fails, the new file is opened.
     file: RwLock<Arc<File>>,
     len_bytes: u64,
     /// The list of its holes.
     holes_path: PathBuf,
-    /// What was in it when it was last read.
+    /// The list as it was last read.
     holes: Mutex<Option<Arc<Holes>>>,
 }
 
@@ -45,7 +46,8 @@ impl LocalObject {
         Ok(Self { id, path, file, len_bytes, holes_path, holes: Mutex::default() })
     }
 
-    /// Reads from the file that is open, and once more where that is no good and another one has its name.
+    /// Reads from the open file. If the bytes are bad and another file has the object's name now, reads that
+    /// one.
     fn read(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         let file = Arc::clone(&self.file.read());
         let outcome = self.read_from(&file, offset, into).and_then(|()| check(into));
@@ -67,7 +69,7 @@ impl LocalObject {
         })
     }
 
-    /// The file that has taken the place of this one, if any has.
+    /// The file that has replaced this one, if any.
     fn replaced(&self, file: &Arc<File>) -> Option<Arc<File>> {
         let mut current = self.file.write();
         // Another reader may have opened it.
@@ -110,7 +112,8 @@ impl Object for LocalObject {
         Ok(holes)
     }
 
-    /// While it was read it may have got holes, by another process too, or another file may have taken its place.
+    /// While the object was read it may have got holes, even by another process, or another file may have
+    /// replaced it.
     fn was_wrong(&self) -> bool {
         let before = self.holes.lock().take();
         let file = Arc::clone(&self.file.read());

@@ -15,11 +15,11 @@ use crate::local_dir::files::{read_small, replace_file};
 use crate::local_dir::layout::Layout;
 use crate::store::{MANIFEST_MAX_BYTES, Parts};
 
-/// A shorter manifest is read as a whole about as fast as the tree is.
+/// Reading a shorter manifest as a whole is about as fast as reading the tree.
 pub(super) const TREE_FROM_BYTES: u64 = 4 * GROUP_BYTES;
 
 impl Inner {
-    /// Writes the tree of a manifest, if it is long enough for one to help. A version without one is only slower to open.
+    /// Writes the tree of a manifest if it is long enough. A version without a tree only opens more slowly.
     pub(super) fn put_tree(&self, id: Hash, manifest: &[u8]) {
         let is_long = u64::try_from(manifest.len()).is_ok_and(|len| len >= TREE_FROM_BYTES);
         let Some(tree) = is_long.then(|| HashTree::of(manifest)).flatten() else { return };
@@ -37,7 +37,7 @@ impl Inner {
     }
 }
 
-/// `None` where there is no tree, or one that is not of this manifest.
+/// `None`: there is no tree, or it does not belong to this manifest.
 pub(super) fn open(layout: &Layout, id: Hash) -> Result<Option<Arc<dyn Parts>>, StoreError> {
     let path = layout.manifest(id);
     let failed = |e| StoreError::from_os(format!("cannot read the manifest {}", path.display()), e);
@@ -81,7 +81,7 @@ impl Parts for FileParts {
         }
         let groups = range.start / GROUP_BYTES..range.end.div_ceil(GROUP_BYTES);
         let read = self.read_groups(&self.file, groups.clone());
-        // One that was mended meanwhile is another file.
+        // A manifest that was repaired meanwhile is another file.
         let mut bytes = read.or_else(|error| {
             let repaired = File::open(&self.path).map_err(|e| self.failed(e));
             repaired.and_then(|file| self.read_groups(&file, groups.clone())).map_err(|_| error)
@@ -94,7 +94,7 @@ impl Parts for FileParts {
 }
 
 impl FileParts {
-    /// Reads and checks groups, of which the manifest has this many.
+    /// Reads and checks groups of a manifest.
     fn read_groups(&self, file: &File, groups: Range<u64>) -> Result<Vec<u8>, StoreError> {
         let from = groups.start * GROUP_BYTES;
         let to = groups.end.saturating_mul(GROUP_BYTES).min(self.len_bytes);
@@ -165,10 +165,10 @@ mod tests {
         assert!(parts.read(0..2 * GROUP_BYTES).is_ok() && parts.read(3 * GROUP_BYTES..len).is_ok());
         let error = parts.read(GROUP_BYTES..2 * GROUP_BYTES + 1).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
-        // Mended, as whoever publishes the same again does.
+        // Publishing the same manifest again repairs the tree.
         assert_eq!(publish(&store, &bytes), id);
         assert!(parts.read(0..len).unwrap() == bytes);
-        // Cut short since.
+        // The manifest was cut short after that.
         File::options().write(true).open(store.inner.layout.manifest(id)).unwrap().set_len(len - 1).unwrap();
         let parts = store.manifest_parts(id).unwrap();
         assert!(parts.is_none(), "the tree is of a longer one");
@@ -185,7 +185,7 @@ mod tests {
         let tree = store.inner.layout.tree(id);
         flip(&tree, 100);
         assert!(store.manifest_parts(id).unwrap().is_none());
-        // Whoever publishes the same again makes it anew, also in a store that has none.
+        // Publishing the same manifest again writes the tree again, even in a store without the folder.
         std::fs::remove_dir_all(store.inner.layout.trees()).unwrap();
         assert!(store.manifest_parts(id).unwrap().is_none());
         assert_eq!(publish(&store, &bytes(3)), id);

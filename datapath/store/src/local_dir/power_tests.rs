@@ -1,9 +1,10 @@
-//! The power goes away before any change on disk: of what was not synced, anything may be there or not.
+//! Simulates a power cut before any change on disk: data that was not synced may or may not have reached the
+//! disk.
 //!
-//! What is durable is written down whenever the store syncs a file (its bytes) or a directory (which names lead to
-//! which files). At the cut a new directory is made of that: each name leads to the file that it led to when its
-//! directory was synced last, or to the present one, as the dice say; a file that was not synced has its first bytes,
-//! or none. A store that answers before it has synced, or renames before it has, is found out.
+//! Whenever the store syncs a file (its bytes) or a directory (which names lead to which files), the test
+//! records it as durable. At the cut it builds a new directory from these records. Each name leads to the
+//! file of the last directory sync or to the present file, chosen at random. An unsynced file has its first
+//! bytes or none. A store that answers before it has synced, or renames before it has synced, fails the test.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,10 +20,10 @@ use crate::local_dir::crash_tests::{
 };
 use crate::local_dir::{Access, LocalDir};
 
-/// What a power cut cannot take away.
+/// What survives a power cut.
 #[derive(Default)]
 struct Durable {
-    /// Bytes of files by their number on the file system.
+    /// Contents of files by their number on the file system.
     files: BTreeMap<u64, Vec<u8>>,
     /// Names in directories, and the numbers of the files that they lead to.
     names: BTreeMap<PathBuf, BTreeMap<String, u64>>,
@@ -32,7 +33,7 @@ thread_local! {
     static DURABLE: RefCell<Option<Durable>> = const { RefCell::new(None) };
 }
 
-/// The store has synced this file or directory.
+/// Records that the store has synced this file or directory.
 pub(super) fn is_durable(path: &Path) {
     DURABLE.with_borrow_mut(|durable| {
         let Some(durable) = durable else { return };
@@ -44,14 +45,14 @@ pub(super) fn is_durable(path: &Path) {
     });
 }
 
-/// The files in a directory and their numbers; folders are made once and for all.
+/// The files in a directory and their numbers. Folders are created once and stay.
 fn names(dir: &Path) -> BTreeMap<String, u64> {
     let entries = fs::read_dir(dir).unwrap().map(Result::unwrap);
     let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
     files.map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().ino())).collect()
 }
 
-/// What is found after the power has come back.
+/// Builds the directory that is found after the power cut.
 fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) -> tempfile::TempDir {
     let found = tempfile::tempdir().unwrap();
     for folder in ["", "images", "manifests", "objects", "holes", "traces", "trees", "tmp"] {
@@ -69,7 +70,7 @@ fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) 
             let bytes = match durable.files.get(number) {
                 Some(bytes) => bytes.clone(),
                 None => {
-                    // Never synced: some of it may be there.
+                    // Never synced: a part of it may be there.
                     let mut bytes = fs::read(from.join(name)).unwrap_or_default();
                     bytes.truncate(usize::try_from(dice() % (bytes.len() as u64 + 1)).unwrap());
                     bytes
@@ -81,7 +82,7 @@ fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) 
     found
 }
 
-/// Runs a history until the power goes away at `steps`.
+/// Runs a history until the power cut at `steps`.
 fn run(history: &[Operation], steps: u64, seed: u64) {
     let dir = tempfile::tempdir().unwrap();
     DURABLE.set(Some(Durable::default()));
@@ -143,7 +144,7 @@ proptest! {
     }
 }
 
-/// One history, cut before each of its changes in turn, with several throws of the dice.
+/// One history, cut before each of its changes in turn, with several random seeds.
 #[test]
 fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
     use Operation::{

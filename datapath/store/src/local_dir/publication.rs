@@ -22,7 +22,7 @@ pub(super) struct LocalPublication {
     writing: Option<Writing>,
     /// The data object, once it is in place.
     finished: Option<(Hash, u64)>,
-    /// Whether something is in place that only a commit makes needed.
+    /// Whether files are in place that only a commit makes necessary.
     left_something: bool,
 }
 
@@ -47,7 +47,8 @@ impl LocalPublication {
         Ok(Writing { path, file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    /// Writes the manifest unless it is there and sound. Replacing a good one would take the pins on it away.
+    /// Writes the manifest unless it exists and is sound. Replacing a good manifest would invalidate the pins
+    /// on it.
     fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let path = self.store.layout.manifest(id);
         let is_there = read_small(&path, MANIFEST_MAX_BYTES).is_ok_and(|there| there == bytes);
@@ -78,7 +79,7 @@ impl Publication for LocalPublication {
         result
     }
 
-    /// It was written as it came, so there is nothing to tell.
+    /// The object was written as its bytes came, so there is nothing to report.
     fn finish_object_telling(
         &mut self,
         _: &mut dyn FnMut(u64) -> Result<(), StoreError>,
@@ -96,7 +97,7 @@ impl Publication for LocalPublication {
             return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
         }
         sync_dir(&self.store.layout.objects())?;
-        // One with holes that was there is whole again.
+        // An existing object with holes is whole again.
         self.store.put_holes(id, &Holes::default(), writing.len_bytes)?;
         self.finished = Some((id, writing.len_bytes));
         Ok(self.finished)
@@ -117,8 +118,8 @@ impl Publication for LocalPublication {
         manifest: &[u8],
     ) -> Result<Option<Adopted>, StoreError> {
         check_manifest_size(name, manifest)?;
-        // What is left when this fails is part of a copy, as are the objects that came before it: nothing is reclaimed, so
-        // that the next copy goes on with them.
+        // If this fails, the manifest and the objects before it are part of an incomplete copy. They are not
+        // reclaimed, so that the next copy continues with them.
         let store = Arc::clone(&self.store);
         let _giving_out_numbers = store.state.lock();
         let mut image = store.image(name)?.unwrap_or_else(|| Image::empty(name.clone()));
@@ -136,7 +137,7 @@ impl Publication for LocalPublication {
         let id = Hash::of(new.manifest);
 
         let store = Arc::clone(&self.store);
-        // Numbers are given out under the lock, and a removal must not run between manifest and reference.
+        // Numbers are assigned under the lock, and a removal must not run between manifest and reference.
         // (Dropped before `self`, whose drop takes the same lock.)
         let _giving_out_numbers = store.state.lock();
         let mut image = store.image(new.name)?.unwrap_or_else(|| Image::empty(new.name.clone()));
@@ -144,7 +145,7 @@ impl Publication for LocalPublication {
             && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
         {
             let newest = newest.clone();
-            // It may have been damaged since.
+            // The existing manifest may have been damaged since.
             self.put_manifest(id, new.manifest)?;
             return Ok(Committed { version: newest, is_new: false, production: None });
         }

@@ -1,15 +1,17 @@
-//! Trimming: space of what no version needs of objects that others need in part.
+//! Trimming: gives back the space of object parts that no version needs.
 //!
 //! ```text
-//!   1 which versions are left that name an object of a removed one? what of it do their manifests need?
+//!   1 which remaining versions name an object of a removed version? what do their manifests need of it?
 //!   2 the nodes of its hash above the rest                      reads only what will be gone
 //!   3 holes/HASH, synced                                        4 holes in objects/HASH
 //! ```
-//! Steps 1 and 2 run beside everything else, and end where somebody begins to publish. Before 3, and for each object, it is made sure that nobody
-//! publishes, or began to since 1: what is published may need anything that is there. After 3 nobody can come to need what is in the list. A crash
-//! there leaves a list of holes in which there still are the bytes: the note `trim` has them punched by the next writer.
+//! Steps 1 and 2 run beside everything else, and end if somebody begins to publish. Before step 3, for each
+//! object, it checks that nobody publishes or began to publish since step 1, because a published version may
+//! need anything that exists. After step 3 nobody can come to need what is in the list. A crash after step 3
+//! leaves a list of holes whose bytes are still there. The note `trim` makes the next writer punch them.
 //!
-//! A file system without holes leaves all as it is: then new versions carry chunks out of objects that are mostly out of use.
+//! On a file system without holes nothing is trimmed. There, new versions store chunks again that lie in
+//! mostly unused objects.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -31,22 +33,22 @@ use crate::needs::Needs;
 
 /// The longest note: the objects of a million versions.
 const NOTE_MAX_BYTES: u64 = 65 << 20;
-/// What is looked at is in memory with a bit for each block: of so many bytes of objects at a time.
+/// The most bytes of objects that are examined at a time. Each of their blocks takes a bit in memory.
 const AT_ONCE_BYTES: u64 = 2 << 40;
-/// An object that is longer stays as it is: a bit for each of its blocks would take more than 256 MiB.
+/// A longer object is not trimmed, because a bit for each of its blocks would take more than 256 MiB.
 const OBJECT_MAX_BYTES: u64 = 8 << 40;
-/// What failed is tried again after this, if nothing is removed before.
+/// A failed trim is tried again after this time, unless something is removed before.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
-/// What is to be trimmed.
+/// The objects to be trimmed.
 #[derive(Debug, Default)]
 pub(super) struct Trim {
     objects: BTreeSet<Hash>,
-    /// Whether some of it may have been ended in the middle.
+    /// Whether an earlier process may have been interrupted while trimming some of them.
     is_taken_up: bool,
-    /// Whether there is reason to try.
+    /// Whether there is a reason to try.
     is_due: bool,
     failed_at: Option<Instant>,
 }
@@ -57,15 +59,15 @@ impl Trim {
     }
 }
 
-/// What came of an object.
+/// The outcome for one object.
 enum Trimmed {
     Freed(u64),
-    /// Somebody publishes. That may take hours, and what is needed by then is found out anew.
+    /// Somebody publishes, which may take hours. What is needed must be determined again after that.
     Overtaken,
 }
 
 impl Inner {
-    /// Notes objects of which less is needed from now on, also for the next writer.
+    /// Notes that less of these objects is needed from now on. The next writer sees the note, too.
     pub(super) fn want_trim(&self, state: &mut State, objects: BTreeSet<Hash>) {
         if objects.is_empty() {
             return;
@@ -75,7 +77,7 @@ impl Inner {
         self.note_trim(&state.trim.objects);
     }
 
-    /// Without the note only a crash is a loss, of space.
+    /// Without the note, a crash costs only space.
     fn note_trim(&self, objects: &BTreeSet<Hash>) {
         let path = self.layout.trim();
         let noted = if objects.is_empty() {
@@ -94,7 +96,7 @@ impl Inner {
         }
     }
 
-    /// Goes on where another process was, or takes note of nothing.
+    /// Reads the note that another process left. If there is none, nothing is to be trimmed.
     pub(super) fn take_up_trim(&self) {
         let Ok(bytes) = read_small(&self.layout.trim(), NOTE_MAX_BYTES) else { return };
         let objects = std::str::from_utf8(&bytes).unwrap_or_default().lines();
@@ -105,11 +107,11 @@ impl Inner {
 
     pub(super) fn trim(&self, needs: &dyn Needs) -> Result<u64, StoreError> {
         let Some(file) = &self.writer_lock else { return Ok(0) };
-        // Whoever is at it goes on with what was removed since, later.
+        // The thread that trims now handles later removals afterwards.
         let Some(_alone) = self.trimming.try_lock() else { return Ok(0) };
         let (objects, changes, is_taken_up) = {
             let mut state = self.state.lock();
-            // Whoever is pinned and in no list any more needs what nobody knows.
+            // What a pinned version needs is unknown if the version is no longer in a list.
             if !state.trim.is_due() || state.publications > 0 || state.sweep_wanted {
                 return Ok(0);
             }
@@ -123,7 +125,7 @@ impl Inner {
         let (freed_bytes, left) = match outcome {
             Ok((freed_bytes, left)) => (freed_bytes, left),
             Err(e) => {
-                // Some may have holes in their lists by now that are none yet.
+                // The lists of some objects may contain holes that are not punched yet.
                 (state.trim.is_taken_up, state.trim.failed_at) = (true, Some(Instant::now()));
                 return Err(e);
             }
@@ -131,7 +133,7 @@ impl Inner {
         if state.changes == changes {
             state.trim.objects.retain(|id| left.contains(id) || !objects.contains(id));
         } else {
-            // Somebody publishes, or removed something: what is needed is found out anew.
+            // Somebody publishes or removed something, so what is needed must be determined again.
             state.trim.is_due = true;
         }
         state.trim.is_taken_up = !left.is_empty();
@@ -142,7 +144,7 @@ impl Inner {
         Ok(freed_bytes)
     }
 
-    /// Trims these objects. Returns the bytes freed, and which objects have to be tried again.
+    /// Trims these objects. Returns the bytes freed, and the objects that have to be tried again.
     fn trim_all(
         &self,
         objects: &BTreeSet<Hash>,
@@ -151,7 +153,8 @@ impl Inner {
         again: bool,
     ) -> Result<(u64, BTreeSet<Hash>), StoreError> {
         let (mut freed_bytes, mut left) = (0_u64, BTreeSet::new());
-        // The folder of the lists, and the settings, may have been made by who died before that was durable.
+        // A process that died may have created the folder of the lists, and the settings, without making them
+        // durable.
         sync_dir(&self.layout.root)?;
         for some in self.in_portions(objects) {
             for (id, needed) in self.needed_of(&some, needs, &mut left)? {
@@ -161,7 +164,7 @@ impl Inner {
                         left.extend(objects);
                         return Ok((freed_bytes, left));
                     }
-                    // One must not stand in the way of the others.
+                    // A failed object must not block the others.
                     Err(e) => {
                         tracing::warn!(error = %e, "space of a data object is not given back now; it will be later");
                         left.insert(id);
@@ -172,11 +175,11 @@ impl Inner {
         Ok((freed_bytes, left))
     }
 
-    /// Those of the objects that are there, as many at a time as there is room for.
+    /// The objects that exist, in portions that fit into memory.
     fn in_portions(&self, objects: &BTreeSet<Hash>) -> Vec<HashMap<Hash, u64>> {
         let (mut portions, mut room) = (vec![HashMap::new()], AT_ONCE_BYTES);
         for id in objects {
-            // One that is lost, or went with its last version, has nothing to give.
+            // An object that is lost, or was removed with its last version, has no space to give back.
             let Ok(object) = self.layout.object(*id).metadata() else { continue };
             if object.len() > OBJECT_MAX_BYTES {
                 tracing::warn!(%id, bytes = object.len(), "space of a data object is not given back: it is too long");
@@ -194,7 +197,7 @@ impl Inner {
         portions
     }
 
-    /// What the versions that are there need of these objects. One of which that is not known is left.
+    /// What the existing versions need of these objects. Objects for which it is unknown are left out.
     fn needed_of(
         &self,
         objects: &HashMap<Hash, u64>,
@@ -264,8 +267,8 @@ impl Inner {
         if !is_more && (!again || free.is_empty()) {
             return Ok(Trimmed::Freed(0));
         }
-        // Held until it is durable what goes. Where nobody published since, file and list belong together; who does so from here on puts
-        // another file in place.
+        // Held until the holes are recorded durably. If nobody has published since, file and list belong
+        // together. A later publication puts another file in place.
         let state = self.state.lock();
         if self.is_overtaken(&state, changes) {
             return Ok(Trimmed::Overtaken);
@@ -274,7 +277,7 @@ impl Inner {
             self.allow_holes()?;
             self.put_holes(id, &holes, len_bytes)?;
         } else {
-            // Who wrote the list may have died before that was.
+            // The process that wrote the list may have died before it was durable.
             sync_dir(&self.layout.holes())?;
         }
         drop(state);
@@ -286,12 +289,12 @@ impl Inner {
         state.publications > 0 || state.changes != changes
     }
 
-    /// Has releases that know nothing of holes refuse the store from now on.
+    /// Makes releases that do not know holes refuse the store from now on.
     pub(super) fn allow_holes(&self) -> Result<(), StoreError> {
         self.layout.allow_holes(&self.temporary("settings"), self.chunk_bytes)
     }
 
-    /// Writes what of an object is gone, durably; where nothing is, removes what says otherwise.
+    /// Writes the holes of an object durably or, if there are none, removes the list.
     pub(super) fn put_holes(&self, id: Hash, holes: &Holes, len_bytes: u64) -> Result<(), StoreError> {
         let path = self.layout.holes_of(id);
         let failed = |e| StoreError::from_os(format!("cannot write {}", path.display()), e);
@@ -307,7 +310,7 @@ impl Inner {
     }
 }
 
-/// Frees what is in holes.
+/// Frees the space of holes.
 fn punch(file: &File, path: &Path, holes: &Holes) -> std::io::Result<()> {
     for hole in holes.stretches() {
         step()?;
@@ -315,12 +318,13 @@ fn punch(file: &File, path: &Path, holes: &Holes) -> std::io::Result<()> {
             fallocate(file, PUNCH, hole.start, hole.end.saturating_sub(hole.start))
         })?;
     }
-    // It is not synced, and may be durable all the same.
+    // It is not synced, but may be durable anyway.
     is_durable(path);
     Ok(())
 }
 
-/// Whether the file system of a file knows holes: one is asked for that ends nothing, behind the end of the file.
+/// Whether the file system of a file supports holes. It tries to punch a hole past the end of the file, which
+/// changes nothing.
 fn can_have_holes(file: &File, path: &Path) -> Result<bool, StoreError> {
     let failed = |e| StoreError::from_os(format!("cannot make holes as in {}", path.display()), e);
     let len_bytes = file.metadata().map_err(failed)?.len();

@@ -1,18 +1,19 @@
-//! Channels: which version each role boots, where it pointed before, and scheduled promotions.
+//! Channels: which version each role boots, where its channel pointed before, and scheduled promotions.
 //!
 //! ```text
 //!   maintenance   the newest version that is not retired; nobody sets it
-//!   test          where a promotion pointed it
-//!   production    the same; until the first promotion or seal, what asks for the image gets the newest version that is generalised
+//!   test          the version that a promotion set
+//!   production    the same; until the first promotion or seal, a machine that names only the image gets the newest
+//!                 generalised version
 //!
-//!   promote  pushes a pointer, and forgets a scheduled promotion to the same channel
+//!   promote  pushes a pointer, and cancels a scheduled promotion of the same channel
 //!   schedule keeps a promotion for later; `promote_due` carries it out
-//!   revert   pops: the channel points where it pointed before, and nowhere where it was promoted once
+//!   revert   pops: the channel points where it pointed before; after a single promotion it is unset
 //! ```
-//! A version that a channel points to, or will, can be neither retired nor removed, and its image only where that is
-//! asked for with its channels. One that a channel pointed to in the past can: it is left out of what the channel can
-//! go back to. Where nothing else is left, the channel stays where it is: it is unset only from the first place that it
-//! ever had.
+//! If a channel points to a version, or will by a scheduled promotion, the version can be neither retired nor
+//! removed. Its image can be removed only with its channels, on request. A version to which a channel pointed
+//! in the past can be removed. The channel can then no longer go back to it. If no earlier version is left,
+//! the channel stays where it is: a revert unsets it only from the first position that it ever had.
 
 use std::collections::HashSet;
 
@@ -20,7 +21,8 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::refs::Image;
 use crate::store::NewVersion;
 
-/// How many places a channel remembers, the present one included. The oldest are forgotten; that there were such takes a place, too.
+/// How many positions a channel remembers, including the present one. The oldest are forgotten. The fact that
+/// older ones existed takes one position.
 pub const CHANNEL_PAST_MAX: usize = 32;
 
 /// A role that machines have.
@@ -28,9 +30,9 @@ pub const CHANNEL_PAST_MAX: usize = 32;
 pub enum Channel {
     /// The newest version.
     Maintenance,
-    /// What is tried before everybody gets it.
+    /// Versions that are tried before everybody gets them.
     Test,
-    /// What everybody gets.
+    /// Versions that everybody gets.
     Production,
 }
 
@@ -38,7 +40,7 @@ impl Channel {
     /// All channels.
     pub const ALL: [Self; 3] = [Self::Maintenance, Self::Test, Self::Production];
 
-    /// As written.
+    /// The name as users write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Maintenance => "maintenance",
@@ -47,7 +49,7 @@ impl Channel {
         }
     }
 
-    /// As stored.
+    /// The number as it is stored.
     pub(crate) const fn code(self) -> u32 {
         match self {
             Self::Maintenance => 0,
@@ -56,7 +58,7 @@ impl Channel {
         }
     }
 
-    /// What [`Channel::code`] gave, of a channel that can be set.
+    /// The reverse of [`Channel::code`], for a channel that can be set.
     pub(crate) const fn from_code(code: u32) -> Option<Self> {
         match code {
             1 => Some(Self::Test),
@@ -86,14 +88,14 @@ impl std::str::FromStr for Channel {
     }
 }
 
-/// Where a channel points, pointed, or will point.
+/// A present, past or scheduled position of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pointer {
     /// The channel.
     pub channel: Channel,
     /// Number of the version.
     pub version: u32,
-    /// Since when, or from when on, in seconds since 1970.
+    /// Since when, or for a scheduled promotion from when on, in seconds since 1970.
     pub at_s: u64,
     /// Who asked for it.
     pub author: String,
@@ -105,7 +107,7 @@ impl Image {
         self.pointers.iter().rev().find(|pointer| pointer.channel == channel)
     }
 
-    /// Where all channels point and pointed, in the order in which that happened.
+    /// The present and past positions of all channels, in the order in which they were set.
     pub fn pointers(&self) -> &[Pointer] {
         &self.pointers
     }
@@ -115,8 +117,8 @@ impl Image {
         &self.scheduled
     }
 
-    /// Points a channel to a version, now. A scheduled promotion to the same channel is forgotten. Returns where
-    /// the channel pointed, and what is forgotten.
+    /// Points a channel to a version now. A scheduled promotion of the same channel is cancelled. Returns the
+    /// earlier position, and the cancelled promotion.
     pub fn promote(&mut self, pointer: Pointer) -> Result<(Option<u32>, Option<Pointer>), StoreError> {
         self.check_target(&pointer)?;
         let forgets = self.forget_scheduled(pointer.channel);
@@ -127,7 +129,7 @@ impl Image {
         Ok((before, forgets))
     }
 
-    /// Keeps a promotion for later. It takes the place of an earlier one to the same channel, which is returned.
+    /// Schedules a promotion. It replaces an earlier one of the same channel, which is returned.
     pub fn schedule(&mut self, pointer: Pointer) -> Result<Option<Pointer>, StoreError> {
         self.check_target(&pointer)?;
         let forgets = self.forget_scheduled(pointer.channel);
@@ -135,12 +137,12 @@ impl Image {
         Ok(forgets)
     }
 
-    /// Takes the scheduled promotion of a channel away, where there is one.
+    /// Removes the scheduled promotion of a channel, if there is one.
     fn forget_scheduled(&mut self, channel: Channel) -> Option<Pointer> {
         self.scheduled.extract_if(.., |pointer| pointer.channel == channel).last()
     }
 
-    /// Forgets the scheduled promotion of a channel.
+    /// Cancels the scheduled promotion of a channel.
     pub fn cancel(&mut self, channel: Channel) -> Result<Pointer, StoreError> {
         self.forget_scheduled(channel).ok_or_else(|| {
             StoreError::new(
@@ -150,7 +152,7 @@ impl Image {
         })
     }
 
-    /// Carries out the promotions whose time has come. Returns them, with where the channels pointed before.
+    /// Carries out the promotions that are due. Returns them with the earlier positions of their channels.
     pub fn promote_due(&mut self, now_s: u64) -> Vec<(Pointer, Option<u32>)> {
         let (mut due, later): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.scheduled).into_iter().partition(|pointer| pointer.at_s <= now_s);
@@ -167,8 +169,8 @@ impl Image {
         done
     }
 
-    /// Points a channel where it pointed before; before its first promotion it was not set. Returns from where and
-    /// to where.
+    /// Points a channel where it pointed before. Before its first promotion it was not set. Returns the old
+    /// and the new position.
     pub fn revert(&mut self, channel: Channel) -> Result<(u32, Option<u32>), StoreError> {
         if channel == Channel::Maintenance {
             return Err(self.maintenance_is_not_set());
@@ -186,8 +188,8 @@ impl Image {
         }
         let before =
             rest.iter().rev().find(|pointer| pointer.channel == channel).map(|before| before.version);
-        // What was retired, removed or forgotten is left out, but with nothing beside it that is no way back to before
-        // all promotions.
+        // Versions that were retired, removed or forgotten are left out. If no other position is left, the
+        // channel cannot go back to the time before its first promotion.
         if before.is_none() && self.places_stored(channel) > 1 {
             return Err(StoreError::new(
                 StoreErrorKind::Invalid,
@@ -202,7 +204,7 @@ impl Image {
         Ok((now, before))
     }
 
-    /// Takes a version out of use, or brings it back.
+    /// Retires a version, or ends its retirement.
     pub fn retire(&mut self, number: u32, retired: bool) -> Result<(), StoreError> {
         self.select(&crate::name::Selector::Number(number))?;
         if let (true, Some(holder)) = (retired, self.held_by(number)) {
@@ -217,7 +219,7 @@ impl Image {
         Ok(())
     }
 
-    /// Which channels point, or will point, to a version, as a sentence about it.
+    /// A sentence that says which channels point to a version, or will.
     pub fn held_by(&self, number: u32) -> Option<String> {
         let names = |pointers: &mut dyn Iterator<Item = &Pointer>| {
             let of_version = pointers.filter(|pointer| pointer.version == number);
@@ -240,8 +242,8 @@ impl Image {
         (!all.is_empty()).then(|| all.join("; and "))
     }
 
-    /// Refuses the removal of a version, or with `None` of the image with all of them, where a channel points, or will point, to what
-    /// would go.
+    /// Refuses the removal of a version, or with `None` of the whole image, if a channel points to a version
+    /// that would be removed, or will.
     pub(crate) fn check_removal(&self, number: Option<u32>) -> Result<(), StoreError> {
         let name = &self.name;
         let message = match number {
@@ -259,7 +261,8 @@ impl Image {
         message.map_or(Ok(()), |message| Err(StoreError::new(StoreErrorKind::InUse, message)))
     }
 
-    /// Where the channels that are set point, and which promotions are to come, in words; `None` where there are neither.
+    /// The positions of the channels that are set, and the scheduled promotions, in words; `None` if there
+    /// are neither.
     fn promoted(&self) -> Option<String> {
         let now = Channel::ALL.into_iter().filter_map(|channel| self.channel(channel));
         let now = now.map(|pointer| format!("{} points to version {}", pointer.channel, pointer.version));
@@ -270,14 +273,14 @@ impl Image {
         (!all.is_empty()).then(|| all.join(", and "))
     }
 
-    /// Forgets a version: also as one that a channel pointed to.
+    /// Forgets a version, including channels' earlier positions at it.
     pub(crate) fn forget(&mut self, number: u32) {
         self.versions.retain(|version| version.number != number);
         (self.pointers, self.cut_short) = self.places_where(|pointer| pointer.version != number);
         self.scheduled.retain(|pointer| pointer.version != number);
     }
 
-    /// The places of which this holds, and the channels that had earlier ones than these.
+    /// The positions for which the condition holds, and the channels that had earlier positions than these.
     pub(super) fn places_where(
         &self,
         is_kept: impl Fn(&Pointer) -> bool,
@@ -291,7 +294,7 @@ impl Image {
         (self.pointers.iter().filter(|pointer| is_kept(pointer)).cloned().collect(), cut_short)
     }
 
-    /// How many places of a channel are in the file.
+    /// How many positions of a channel are in the file.
     fn places_stored(&self, channel: Channel) -> usize {
         let places = self.pointers.iter().filter(|pointer| pointer.channel == channel).count();
         places.saturating_add(usize::from(self.cut_short.contains(&channel)))
@@ -337,7 +340,8 @@ impl Image {
         Ok(())
     }
 
-    /// Points `production`, where it is not set, to what it stands for before this version. Returns where to.
+    /// If `production` is not set, points it to the version that it stands for before this new version.
+    /// Returns that version.
     pub(super) fn keep_production(&mut self, new: &NewVersion<'_>) -> Option<u32> {
         let channel = Channel::Production;
         if self.channel(channel).is_some() {
@@ -441,7 +445,7 @@ mod tests {
         assert_eq!(image.revert(Production).unwrap(), (1, None));
         assert_eq!(at(&image, &Selector::Default), 3);
         assert_eq!(image.revert(Production).unwrap_err().kind(), StoreErrorKind::NotFound);
-        // It was not set before version 1, but that is not where it pointed last.
+        // Before version 1 the channel was not set, but that is not its last position.
         image.promote(to(Production, 1, 5)).unwrap();
         image.promote(to(Production, 2, 6)).unwrap();
         image.retire(1, true).unwrap();
@@ -469,7 +473,7 @@ mod tests {
         use Channel::{Production, Test};
         let mut image = image(3);
         image.check_removal(None).unwrap();
-        // The newest is always there, and nobody asked for it.
+        // The newest version is always there, and nobody set it.
         image.promote(to(Production, 1, 5)).unwrap();
         image.schedule(to(Test, 2, 100)).unwrap();
         let refused = image.check_removal(None).unwrap_err();
@@ -485,7 +489,7 @@ mod tests {
             assert_eq!(image.check_removal(Some(number)).unwrap_err().kind(), kind, "{number}");
         }
         image.check_removal(Some(3)).unwrap();
-        // As soon as nothing of it is left, it goes.
+        // It is removed as soon as none of its versions is left.
         image.cancel(Test).unwrap();
         image.revert(Production).unwrap();
         image.check_removal(None).unwrap();
@@ -502,7 +506,7 @@ mod tests {
         let done = image.promote_due(5000);
         assert_eq!((done[0].0.version, done[0].1), (2, Some(1)));
         assert_eq!(at(&image, &Selector::Default), 2);
-        // The clock is set back: nothing is undone, nothing happens twice.
+        // The clock was set back: nothing is undone, and nothing happens twice.
         image.revert(Production).unwrap();
         assert_eq!(image.promote_due(50), []);
         assert_eq!(image.promote_due(6000), []);
@@ -517,11 +521,11 @@ mod tests {
         assert_eq!(image.schedule(to(Production, 3, 200)).unwrap(), Some(to(Production, 2, 100)));
         assert_eq!(image.schedule(to(Test, 2, 100)).unwrap(), None);
         assert_eq!(image.scheduled().len(), 2);
-        // What is refused forgets nothing.
+        // A refused promotion cancels nothing.
         image.promote(to(Production, 9, 5)).unwrap_err();
         assert_eq!(image.promote(to(Production, 1, 5)).unwrap(), (None, Some(to(Production, 3, 200))));
         assert_eq!(image.scheduled().len(), 1);
-        // Also where the channel points there already.
+        // The same if the channel points there already.
         image.schedule(to(Production, 2, 300)).unwrap();
         assert_eq!(image.promote(to(Production, 1, 6)).unwrap(), (Some(1), Some(to(Production, 2, 300))));
         assert_eq!(image.cancel(Test).unwrap().version, 2);
@@ -565,12 +569,12 @@ mod tests {
         for round in 0..100 {
             image.promote(to(Channel::Test, 1 + round % 2, u64::from(round))).unwrap();
         }
-        // And one for that there were more.
+        // One more, which stands for older positions.
         assert_eq!(image.pointers().len(), CHANNEL_PAST_MAX - 1);
         assert_eq!(image.channel(Channel::Test).unwrap().at_s, 99);
     }
 
-    /// As it is read again.
+    /// The image as it is read again.
     fn stored(image: &Image) -> Image {
         let read = Image::decode(&image.name, &image.encode().unwrap()).unwrap();
         assert_eq!(&read, image);
@@ -594,11 +598,11 @@ mod tests {
         image.promote(to(Production, 2, 6)).unwrap();
         image.forget(1);
         let mut image = stored(&image);
-        // What is shown has each place once, and the other channel is where it was first.
+        // Each position is shown once, and the other channel is still at its first position.
         assert_eq!(image.pointers(), [to(Test, 2, 5), to(Production, 2, 6)]);
         stays_at(image.clone(), 2);
         assert_eq!(image.clone().revert(Test).unwrap(), (2, None));
-        // It is known still after steps on and back, and after another removal.
+        // It is still known after steps forward and back, and after another removal.
         image.promote(to(Production, 3, 7)).unwrap();
         assert_eq!(image.revert(Production).unwrap(), (3, Some(2)));
         stays_at(stored(&image), 2);
@@ -606,7 +610,7 @@ mod tests {
         image.revert(Test).unwrap();
         image.forget(2);
         stays_at(stored(&image), 3);
-        // Nothing is left of it with the last version.
+        // Nothing of it is left after the last version is removed.
         for number in [3, 4, 5] {
             image.forget(number);
         }
@@ -634,7 +638,7 @@ mod tests {
             image.promote(to(Production, version, 5)).unwrap();
             image = stored(&image);
         }
-        // The oldest that it has is version 10.
+        // The oldest position that it has is version 10.
         for version in (11..=40).rev() {
             assert_eq!(image.revert(Production).unwrap(), (version, Some(version - 1)));
         }
@@ -653,7 +657,7 @@ mod tests {
         here.follow(&there);
         assert_eq!(here.pointers(), [to(Production, 2, 5)]);
         stays_at(stored(&here), 2);
-        // And where the other one knows no more than that.
+        // Even if the other store knows no more than that.
         there.forget(1);
         let mut here = image(3);
         here.follow(&there);

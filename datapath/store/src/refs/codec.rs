@@ -1,10 +1,10 @@
-//! The file that lists the versions of an image: bytes out, bytes in.
+//! The file that lists the versions of an image: encoding and decoding.
 //!
-//! Format 2 is written. Format 1, of before there were channels, is read: its note was where the version came
-//! from.
+//! Format 2 is written. Format 1, from before channels existed, can be read. Its note is the source of a
+//! version.
 //!
-//! Where a channel pointed elsewhere before its oldest place, that place is written twice. Releases that do not
-//! know of this read two places.
+//! If a channel pointed elsewhere before its oldest remembered position, that position is written twice. A
+//! release that does not know this rule reads two positions.
 
 use std::collections::HashSet;
 
@@ -52,7 +52,7 @@ impl Image {
         Ok(out)
     }
 
-    /// Reads the bytes of the file in `images/`. `name` is what the file is called.
+    /// Reads the bytes of a file in `images/`. `name` is the file's name.
     pub fn decode(name: &ImageName, bytes: &[u8]) -> Result<Self, StoreError> {
         let damaged = |why: &str| {
             StoreError::new(
@@ -97,7 +97,7 @@ impl Image {
         Ok(image)
     }
 
-    /// The places as they are written.
+    /// The positions as they are written.
     fn marked_places(&self) -> Vec<&Pointer> {
         let mut to_mark = self.cut_short.clone();
         let mut places = Vec::new();
@@ -189,7 +189,7 @@ fn take_image(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Image> {
     Some(Image { name, versions, pointers, cut_short, scheduled, next_number })
 }
 
-/// The reverse of [`Image::marked_places`]. Of two that are the same but for their time, neither is a mark.
+/// The reverse of [`Image::marked_places`]. Two positions that differ only in their time are not a mark.
 fn without_marks(places: Vec<Pointer>) -> (Vec<Pointer>, HashSet<Channel>) {
     let (mut pointers, mut cut_short, mut seen) = (Vec::new(), HashSet::new(), HashSet::new());
     let mut places = places.into_iter().peekable();
@@ -343,7 +343,8 @@ mod tests {
         let mut image = sample();
         image.cut_short.insert(Channel::Production);
         let marked = image.encode().unwrap();
-        // The places begin after the name; that of production is the second one, and there is one more in their count.
+        // The positions begin after the name. The second position is production's, and the count includes one
+        // more.
         let (second, third) = (38 + 23, 38 + 2 * 23);
         let body = plain.len() - 32;
         let head = [&plain[..24], &[3, 0, 0, 0], &plain[28..third]].concat();
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(Image::decode(&image.name, &marked).unwrap(), image);
     }
 
-    /// As the releases wrote it that knew no channels.
+    /// A list as a release without channels wrote it.
     fn format_1() -> Vec<u8> {
         let mut out = b"HWREFS\n\0\x01\0\0\0\x04\0\0\0\x02\0\0\0\x06\0\0\0debian".to_vec();
         for (number, note, objects) in [(1u32, "first", &[b"a"][..]), (3, "", &[b"a", b"b"])] {

@@ -1,6 +1,6 @@
 //! The versions of an image, its channels, and the file that lists them.
 //!
-//! Pure: values in, values out; `codec` makes bytes of them. The layout is in `docs/format.md`.
+//! No I/O: values in, values out; `codec` converts them to bytes. The layout is in `docs/format.md`.
 
 mod channel;
 mod codec;
@@ -16,7 +16,7 @@ pub use channel::{CHANNEL_PAST_MAX, Channel, Pointer};
 
 /// The longest note and the longest source, in bytes of UTF-8.
 pub const NOTE_MAX_BYTES: usize = 1024;
-/// The longest name of who made a version or moved a channel, in bytes of UTF-8.
+/// The longest author of a version or of a channel's move, in bytes of UTF-8.
 pub const AUTHOR_MAX_BYTES: usize = 256;
 /// The most versions that an image can have at a time.
 pub const VERSIONS_MAX: usize = 65_536;
@@ -38,31 +38,32 @@ pub struct Version {
     pub stored_bytes: u64,
     /// Where it came from: a path, a URI.
     pub source: String,
-    /// What people say about it.
+    /// A note for people.
     pub note: String,
     /// Who made it.
     pub author: String,
-    /// Whether it was taken out of use: it is not chosen by itself any more, and no channel can point to it.
+    /// Whether it is retired: nothing selects it by default, and no channel can point to it.
     pub retired: bool,
-    /// Whether it may hold the identity of one machine, such as its private SSH host key; see [`NewVersion::keeps_identity`].
+    /// Whether it may hold the identity of one machine, such as its private SSH host key; see
+    /// [`NewVersion::keeps_identity`].
     pub keeps_identity: bool,
     /// The data objects it needs, its own and older ones.
     pub objects: Vec<Hash>,
 }
 
-/// An image: its versions, oldest first, and its channels. There may be no versions left; the name and the
-/// count of numbers stay until the image itself is removed.
+/// An image: its versions, oldest first, and its channels. Even without versions, the name and the next
+/// number stay until the image itself is removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// Its name.
     pub name: ImageName,
-    /// By number, ascending.
+    /// In ascending order of their numbers.
     pub versions: Vec<Version>,
-    /// For each channel, where it pointed: the last of a channel is where it points now.
+    /// The positions of all channels. The last position of a channel is its present one.
     pointers: Vec<Pointer>,
-    /// Channels that pointed elsewhere before the oldest place that is known of them. Each has a place.
+    /// Channels that pointed elsewhere before their oldest known position. Each of them has a position.
     cut_short: HashSet<Channel>,
-    /// Promotions to come, at most one for a channel.
+    /// Scheduled promotions, at most one for each channel.
     scheduled: Vec<Pointer>,
     pub(crate) next_number: u32,
 }
@@ -128,7 +129,8 @@ impl Image {
         })
     }
 
-    /// Takes a version of another store in, under its number. Returns what that did; `None` where it was there.
+    /// Adopts a version of another store under its number. Returns what that did; `None` if the version was
+    /// there already.
     pub(crate) fn adopt(&mut self, version: &Version) -> Result<Option<Adopted>, StoreError> {
         match self.versions.binary_search_by_key(&version.number, |there| there.number) {
             Ok(at) if self.versions.get(at).is_some_and(|there| there.manifest == version.manifest) => {
@@ -152,8 +154,8 @@ impl Image {
         }
     }
 
-    /// Makes channels, scheduled promotions, retired versions and notes those of the same image in another store, as far
-    /// as its versions are here. Numbers go on after those of both.
+    /// Changes channels, scheduled promotions, retired versions and notes to those of the same image in
+    /// another store, as far as its versions exist here. The next number becomes the higher of both.
     pub fn follow(&mut self, other: &Self) {
         for version in &mut self.versions {
             if let Some(there) = other.versions.iter().find(|there| there.number == version.number)
@@ -178,7 +180,7 @@ impl Image {
         self.next_number = self.next_number.max(other.next_number);
     }
 
-    /// Changes the note of a version, also of a retired one; an empty one takes it away. Returns the one that it had.
+    /// Changes the note of a version, even of a retired one. An empty note removes it. Returns the old note.
     pub fn set_note(&mut self, number: u32, note: &str) -> Result<String, StoreError> {
         let len = note.len();
         if len > NOTE_MAX_BYTES {
@@ -196,8 +198,9 @@ impl Image {
         self.versions.iter().rev().find(|version| !version.retired)
     }
 
-    /// What the image's name alone means until `production` is set: the newest version that is not retired, and does not hold the
-    /// identity of one machine. Such a version comes with a copy of another store, where it was sealed.
+    /// The version that the image's name alone means until `production` is set: the newest version that is
+    /// not retired and does not hold the identity of one machine. A version with an identity comes with a
+    /// copy of another store, where it was sealed.
     fn newest_for_all(&self) -> Result<&Version, StoreError> {
         let mut versions = self.versions.iter().rev().filter(|version| !version.retired);
         versions.clone().find(|version| !version.keeps_identity).ok_or_else(|| match versions.next() {
@@ -213,12 +216,12 @@ impl Image {
         })
     }
 
-    /// The number of the version that machines boot which name the image alone; `None` where there is none.
+    /// The number of the version that a machine boots if it names only the image; `None` if there is none.
     pub fn booted(&self) -> Option<u32> {
         self.select(&Selector::Default).ok().map(|version| version.number)
     }
 
-    /// The version that is meant, or an error that says what there is.
+    /// The version that the selector means, or an error that lists the existing versions.
     pub fn select(&self, selector: &Selector) -> Result<&Version, StoreError> {
         match selector {
             Selector::Default => match self.channel(Channel::Production) {
@@ -252,8 +255,9 @@ impl Image {
                     format!("more than one version of '{}' starts with {prefix}", self.name),
                 ));
             }
-            // The same content imported twice has one hash. The newest number is meant, retired or not: were it the newest one in use, who
-            // retires or removes it by its hash, and does so once more, would take two.
+            // The same content imported twice has one hash. The hash means the newest of these numbers, even
+            // if it is retired. Otherwise a user who retires or removes a version by its hash, and repeats
+            // the command, would hit a second version.
             found = Some(version);
         }
         found.ok_or_else(|| self.missing(prefix))
@@ -319,7 +323,7 @@ mod tests {
         assert_eq!(image.set_note(1, &longest).unwrap(), "note 1");
         assert_eq!(image.set_note(2, "").unwrap(), "note 2");
         assert_eq!(notes(&image), [longest.as_str(), ""]);
-        // As long as it may be, it can be written.
+        // A note of the maximal length can be written.
         assert_eq!(Image::decode(&image.name, &image.encode().unwrap()).unwrap(), image);
         for number in [1, 2] {
             image.set_note(number, &format!("note {number}")).unwrap();
@@ -332,7 +336,7 @@ mod tests {
         let mut image = image();
         image.forget(1);
         let before = image.clone();
-        // Bytes count, not characters.
+        // The limit counts bytes, not characters.
         let long = image.set_note(2, &"\u{e9}".repeat(NOTE_MAX_BYTES / 2 + 1)).unwrap_err();
         assert_eq!(long.kind(), StoreErrorKind::Invalid);
         assert_eq!(long.to_string(), "the note has 1026 bytes, and at most 1024 are allowed");
@@ -352,18 +356,18 @@ mod tests {
         let by_hash = Selector::HashPrefix(again.manifest.to_string());
         let meant = |image: &Image| image.select(&by_hash).unwrap().number;
         let retired = |image: &Image| image.versions.iter().map(|it| it.retired).collect::<Vec<_>>();
-        // Twice is no more than once.
+        // Doing it twice has the same effect as once.
         for _ in 0..2 {
             image.retire(meant(&image), true).unwrap();
             assert_eq!(retired(&image), [false, false, true]);
         }
         image.retire(meant(&image), false).unwrap();
         assert_eq!(retired(&image), [false; 3]);
-        // What goes is the one that was retired.
+        // The retired version is removed.
         image.retire(meant(&image), true).unwrap();
         image.forget(meant(&image));
         assert_eq!((image.versions.len(), retired(&image)), (2, vec![false; 2]));
-        // Also where an older one is.
+        // The same if an older version is retired.
         image.retire(1, true).unwrap();
         assert!(image.adopt(&again).unwrap().is_some());
         assert_eq!(meant(&image), 3);
@@ -375,7 +379,7 @@ mod tests {
         here.set_note(1, "ours").unwrap();
         there.set_note(1, "theirs").unwrap();
         there.set_note(2, "theirs").unwrap();
-        // Each has made a second version of its own.
+        // Each store has made a second version of its own.
         there.versions[1].manifest = Hash::of(b"another");
         here.follow(&there);
         assert_eq!(notes(&here), ["theirs", "note 2"]);

@@ -1,4 +1,4 @@
-//! Whether the store is there, and the reads that wait for it.
+//! Whether the store can be reached, and the reads that wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,17 +10,18 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::store::Traffic;
 use crate::waiting::Waiting;
 
-/// The pause before a read is tried again; it doubles with each time, up to [`PAUSE_MAX`].
+/// The pause before the first retry of a read. It doubles with each retry, up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
-/// Whether the store is there, and who waits for it.
+/// Whether the store can be reached, and the reads that wait for it.
 #[derive(Default)]
 pub(super) struct Outage {
     shown: String,
     state: Mutex<State>,
-    /// When what opens versions was last asked for, if it could not be reached then, and why.
+    /// The last failed attempt to open a version because the store could not be reached: its time and its
+    /// error.
     pub(super) away: Mutex<Option<(Instant, StoreError)>>,
     changed: Condvar,
     closed: AtomicBool,
@@ -36,9 +37,9 @@ pub(super) struct Outage {
 
 #[derive(Default)]
 struct State {
-    /// Reads that wait, or try again.
+    /// Reads that wait or retry.
     waiting: u64,
-    /// Since when there are such reads.
+    /// Since when there have been such reads.
     gone_since: Option<Instant>,
     why: String,
 }
@@ -48,12 +49,12 @@ struct WaitingRead {
     outage: Arc<Outage>,
     since: Instant,
     pause: Duration,
-    /// It failed again after the store had answered another read: it keeps its pauses from now on.
+    /// It failed again after the store had answered another read, so it keeps its pauses from now on.
     was_woken: bool,
 }
 
 impl WaitingRead {
-    /// Says so when it is the first.
+    /// Begins to wait. The first waiting read logs the outage.
     fn begin(outage: &Arc<Outage>, why: &StoreError) -> Self {
         let since = Instant::now();
         let mut state = outage.state.lock();
@@ -67,7 +68,7 @@ impl WaitingRead {
         Self { outage: Arc::clone(outage), since, pause: PAUSE, was_woken: false }
     }
 
-    /// Begins a pause, which ends with its time, or when another read is answered, the first time that this happens.
+    /// Begins a pause. It ends after its time or, for the first time only, when another read is answered.
     fn pause(&mut self, why: &StoreError) -> Pause {
         let until = Instant::now() + self.pause;
         self.pause = self.pause.saturating_mul(2).min(PAUSE_MAX);
@@ -76,7 +77,7 @@ impl WaitingRead {
         Pause { outage: Arc::clone(&self.outage), until, answers, can_be_woken: !self.was_woken }
     }
 
-    /// A pause is over.
+    /// Called when a pause is over.
     fn has_paused(&mut self, pause: &Pause) {
         self.was_woken |= pause.is_woken();
     }
@@ -101,12 +102,12 @@ impl Drop for WaitingRead {
     }
 }
 
-/// A pause of a read that waits.
+/// A pause of a waiting read.
 #[derive(Clone)]
 struct Pause {
     outage: Arc<Outage>,
     until: Instant,
-    /// Answers to other reads before it.
+    /// Number of answers to other reads before the pause.
     answers: u64,
     can_be_woken: bool,
 }
@@ -131,10 +132,10 @@ impl Pause {
 /// A read that waits without a thread.
 struct SuspendedRead {
     started: Instant,
-    /// Where the store was away.
+    /// Set while the store is away.
     away: Option<WaitingRead>,
     pause: Option<Pause>,
-    /// What is under way.
+    /// The read under way in the store below.
     below: Waiting,
 }
 
@@ -142,19 +143,19 @@ pub(super) fn as_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Reads once.
+/// Tries to read once.
 pub(super) type Attempt<'a> = dyn FnMut() -> Result<(), StoreError> + 'a;
 
-/// Reads once, or waits below.
+/// Tries to read once, or waits in the store below.
 pub(super) type AttemptOrWait<'a> = dyn FnMut(&mut Waiting) -> Result<bool, StoreError> + 'a;
 
 impl Outage {
-    /// Of the store that people call so.
+    /// For the store with this displayed name.
     pub(super) fn new(shown: String) -> Self {
         Self { shown, ..Self::default() }
     }
 
-    /// Reads `len` bytes, as often as it takes.
+    /// Reads `len` bytes, with as many retries as it takes.
     pub(super) fn read(self: &Arc<Self>, len: u64, attempt: &mut Attempt<'_>) -> Result<(), StoreError> {
         let started = Instant::now();
         let mut away: Option<WaitingRead> = None;
@@ -176,7 +177,7 @@ impl Outage {
         }
     }
 
-    /// The same without a thread while it waits; see [`Object::read_or_wait`].
+    /// As [`Outage::read`], without using a thread while it waits; see [`Object::read_or_wait`].
     pub(super) fn read_or_wait(
         self: &Arc<Self>,
         len: u64,
@@ -222,7 +223,8 @@ impl Outage {
             let state = self.state.lock();
             let mut message = "the store was closed during a read".to_owned();
             if state.gone_since.is_some() {
-                // Not the end is what was wrong, but why the read still waited.
+                // The read ended because the store was closed. The message also says why the read was
+                // waiting.
                 message.push_str(&format!(", which waited: {}", state.why));
             }
             return Err(StoreError::new(StoreErrorKind::Io, message));
@@ -230,7 +232,7 @@ impl Outage {
         Ok(())
     }
 
-    /// A read has its answer.
+    /// Called when a read ends.
     fn ended(&self, len: u64, started: Instant, outcome: &Result<(), StoreError>) {
         self.answered();
         if outcome.is_ok() {
@@ -239,7 +241,7 @@ impl Outage {
         self.longest_read_ms.fetch_max(as_ms(started.elapsed()), Ordering::Relaxed);
     }
 
-    /// Has those who wait look again.
+    /// Wakes the waiting reads.
     fn answered(&self) {
         let state = self.state.lock();
         if state.waiting > 0 {
@@ -250,7 +252,7 @@ impl Outage {
 
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        // Whoever looks at the flag and then waits does so under the lock.
+        // A thread checks the flag and starts to wait under this lock.
         drop(self.state.lock());
         self.changed.notify_all();
     }

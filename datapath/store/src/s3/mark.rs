@@ -7,7 +7,7 @@
 //!   locks/clock-OWNER-N    written to learn the server's time, and removed at once
 //!   pins/HASH/OWNER-N      the version with this manifest is in use
 //! ```
-//! Keys in `holds/` (see [`crate::root`]) are set in the same order. They are not renewed and never become
+//! Keys in `holds/` (see [`crate::retention`]) are set in the same order. They are not renewed and never become
 //! stale.
 //!
 //! # Why nothing in use is removed

@@ -8,7 +8,7 @@
 //!                      holed/HASH.LIST  immutable: the object HASH without what is in its holes; see `partial_copies`
 //!                      traces/HASH
 //!                      locks/, pins/    who uses what: see `mark`; and for a moment the key of a `probe`
-//!                      holds/           who needs what, even while its daemon does not run: see `crate::root`
+//!                      holds/           who needs what, even while its daemon does not run: see `crate::retention`
 //!                      tmp/HASH.upload, tmp/HASH.LIST.upload
 //!                                       the progress of an interrupted copy
 //! ```
