@@ -1,4 +1,4 @@
-//! One chunk: is it zero, what is its hash, packing and unpacking it.
+//! One chunk: the test for zeroes, its hash, packing and unpacking.
 
 use std::cell::RefCell;
 
@@ -19,7 +19,7 @@ pub(crate) fn object_header(chunk_bytes: u32) -> [u8; 16] {
     out
 }
 
-/// What is wrong with the start of a data object.
+/// What is wrong with the start of a data object, if anything.
 pub(crate) fn header_fault(header: &[u8; 16], chunk_bytes: u32) -> Option<String> {
     if *header == object_header(chunk_bytes) {
         return None;
@@ -33,15 +33,15 @@ pub(crate) fn header_fault(header: &[u8; 16], chunk_bytes: u32) -> Option<String
     }
 }
 
-/// Whether all bytes are zero. Stops at the first 128 that are not.
+/// Whether all bytes are zero. Stops at the first 128 bytes that are not.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (groups, rest) = bytes.as_chunks::<128>();
-    // A whole group is folded before it is looked at, so that the compiler can use wide registers.
+    // A whole group is combined before the test, so that the compiler can use wide registers.
     groups.iter().all(|group| group.iter().fold(0, |all, byte| all | byte) == 0)
         && rest.iter().all(|byte| *byte == 0)
 }
 
-/// Compresses chunks one after another with one context.
+/// Compresses chunks one after another with one zstd context.
 pub(crate) struct Packer(zstd::bulk::Compressor<'static>);
 
 impl Packer {
@@ -51,12 +51,12 @@ impl Packer {
             .map_err(|e| ImageError::from_os(format!("cannot set up compression at level {level}"), &e))
     }
 
-    /// Packs `chunk` into the start of `into`, which is at least as long. Returns the packed length; that
-    /// of the chunk means that it is stored as it is.
+    /// Packs `chunk` into the start of `into`, which is at least as long. Returns the packed length. If that
+    /// is the chunk's length, the chunk is stored uncompressed.
     pub(crate) fn pack(&mut self, chunk: &[u8], into: &mut [u8]) -> usize {
         let shorter = chunk.len().saturating_sub(1).min(into.len());
         let (target, _) = into.split_at_mut(shorter);
-        // The only error for a sound context is that it does not get shorter.
+        // With a sound context the only error is that the result would not be shorter.
         if let Ok(len) = self.0.compress_to_buffer(chunk, target) {
             return len;
         }
@@ -68,7 +68,7 @@ impl Packer {
 }
 
 thread_local! {
-    /// A context takes some 160 KiB; the threads that unpack are few and live long.
+    /// A context takes some 160 KiB. Only a few long-lived threads unpack.
     static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
@@ -135,7 +135,7 @@ mod tests {
         fn packing_round_trips_and_damage_is_noticed(
             seed in any::<u64>(), random in 0usize..4096, flip in 1u8.., at in any::<usize>(),
         ) {
-            // From all random (stored as it is) to all equal.
+            // From all random (stored uncompressed) to all equal.
             let mut state = seed | 1;
             let chunk: Vec<u8> = (0..4096).map(|i| {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -150,7 +150,7 @@ mod tests {
             let at = at % len;
             packed[at] ^= flip;
             let unpacked = unpack(&packed, &mut out, &Hash::of(&chunk));
-            // A bit that zstd ignores gives the right bytes; anything else is an error.
+            // zstd ignores one bit, so changing it gives the right bytes. Any other change is an error.
             prop_assert!(unpacked.is_err() || out == chunk);
         }
     }

@@ -1,24 +1,28 @@
-//! The chunks of images in memory, once for all machines of the host.
+//! The cache of chunks in memory, shared by all machines of the host.
 //!
-//! | state of a chunk | lookup | fetch ends well | fetch fails |
+//! | state of a chunk | lookup | fetch succeeds | fetch fails |
 //! |---|---|---|---|
 //! | absent | becomes *fetching*; the caller fetches | | |
-//! | fetching from this place | the caller is added to those who wait | becomes *ready*; all who wait get it, wherever from | those who wait for this place get the error; absent once nobody waits |
-//! | fetching from others | the caller is added, and fetches | the same | the same |
+//! | fetching from this place | the caller joins the waiters | becomes *ready*; all waiters get it, whatever their place | the waiters for this place get the error; absent if no waiter is left |
+//! | fetching from other places | the caller joins the waiters, and fetches | the same | the same |
 //! | ready | hit | stays | stays |
 //!
-//! So each chunk is fetched once however many wait for it, and it is checked once, before it becomes *ready*.
-//! Chunks are found by hash: two versions with an equal chunk share it. Where they have it in different places, since it was carried
-//! out of an object or stored again as it was damaged, each place is fetched from: the server of one may be away, and what lies there be
-//! damaged, while the other is sound. Whichever comes first is for all.
+//! So a chunk is fetched once however many requests wait for it, and it is checked once, before it becomes
+//! *ready*.
 //!
-//! Who fetches ahead is told as well, and is not waited for: a fetch is in a hurry once one of those who joined it is.
+//! Chunks are found by hash: two versions with an equal chunk share it. They may refer to it in different
+//! places, because a later version stored it again. Then it is fetched from each place: one place may be
+//! damaged or on a server that is away, while another is sound. The first fetch that succeeds serves all
+//! waiters.
 //!
-//! When a part is full, the chunk that came first goes, unless it was used since it was last looked at:
-//! then it gets another round (second chance).
+//! A prefetch joins the waiters, too, but nobody waits for its answer. A fetch is urgent as soon as one of
+//! its waiters is a real read.
+//!
+//! When a part is full, the oldest chunk is dropped, unless it was used since it was last examined. Then it
+//! gets another round (second chance).
 //!
 //! # Lock order
-//! One part's lock at a time; it is never held while somebody who waits is called, nor across I/O.
+//! One part's lock at a time. It is never held while a waiter is called, nor across I/O.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -37,17 +41,18 @@ use crate::manifest::ChunkRef;
 use crate::open_maps::OpenMaps;
 use crate::units::{u64_of, usize_of};
 
-/// The most parts with a lock of their own.
+/// The most parts, each with a lock of its own.
 const SHARDS_MAX: usize = 64;
-/// A part is not made smaller than this, so that a small cache does not turn into many tiny ones.
+/// The smallest part. Without this limit a small cache would be divided into many tiny parts.
 const SHARD_MIN_BYTES: u64 = 4 << 20;
-/// Memory of dropped chunks that is kept for the next fetches: what two long reads of a store across a network unpack.
+/// Memory of dropped chunks that is kept for the next fetches: as much as two long reads of a store across a
+/// network unpack.
 const SPARE_MAX_BYTES: usize = 2 << 20;
 
 /// A checked chunk.
 pub(crate) type Chunk = SharedPages;
 
-/// Called once with the chunk, or with why there is none.
+/// Called once, with the chunk or with the error.
 pub(crate) type Waiter = Box<dyn FnOnce(Result<&[u8], &IoError>) + Send>;
 
 /// Where a chunk is fetched from. Equal chunks may lie in several objects.
@@ -59,16 +64,16 @@ pub(crate) struct ChunkPlace {
 }
 
 impl ChunkPlace {
-    /// That of a chunk which a manifest names in this object.
+    /// The place of a chunk that a manifest names in this object.
     pub(crate) fn new(object: Hash, chunk: &ChunkRef) -> Self {
         Self { object, offset: chunk.offset, stored_bytes: chunk.stored_bytes }
     }
 }
 
-/// Somebody who waits for a chunk, and from where it is to come.
+/// A waiter for a chunk, and the place from which it expects the chunk.
 struct Waiting {
     place: ChunkPlace,
-    /// Whether it is waited for, and not fetched ahead.
+    /// Whether a read waits for it. Otherwise it is a prefetch.
     is_urgent: bool,
     tell: Waiter,
 }
@@ -78,38 +83,38 @@ enum Slot {
         chunk: Chunk,
         used: bool,
     },
-    /// Those who wait, at least one: it is fetched from the places that they name, once from each.
+    /// At least one waiter. The chunk is fetched from the places that they name, once from each.
     Fetching(Vec<Waiting>),
 }
 
 #[derive(Default)]
 struct Shard {
     slots: HashTable<Slot>,
-    /// Ready chunks, those that came first in front.
+    /// Ready chunks, oldest first.
     order: VecDeque<Hash>,
     bytes: u64,
 }
 
-/// What a chunk cache did since it was made.
+/// What a chunk cache has done since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkCacheCounters {
     /// Lookups that found the chunk.
     pub hits: u64,
-    /// Chunks fetched, each time one was needed and absent.
+    /// Fetches, one each time that a chunk was needed and absent.
     pub fetches: u64,
-    /// Requests that joined a fetch that was under way already.
+    /// Requests that joined a fetch under way.
     pub joined: u64,
     /// Fetches that failed, for instance because the chunk is damaged.
     pub failures: u64,
     /// Chunks dropped to make room.
     pub evictions: u64,
-    /// Chunks fetched before anybody asked for them; they are among `fetches`.
+    /// Chunks that were prefetched; `fetches` includes them.
     pub ahead: u64,
     /// Bytes that were read from stores, packed.
     pub fetched_bytes: u64,
-    /// Memory of chunks held now.
+    /// Memory of the chunks held now.
     pub held_bytes: u64,
-    /// The most memory of chunks that is held.
+    /// The limit of that memory.
     pub capacity_bytes: u64,
 }
 
@@ -126,9 +131,9 @@ struct Counters {
 
 /// A cache of chunks, bounded in bytes, shared by all readers of the host.
 ///
-/// Holds at most its capacity (or one chunk a part, if the capacity is smaller than that), and beyond it the
-/// chunks being fetched: what one read of a store brings for each of [`crate::FETCH_THREADS`], and memory for the next ones
-/// (2 MiB, or that of one chunk). With a disk below
+/// It holds at most its capacity (or one chunk a part, if the capacity is smaller than that). In addition
+/// there are the chunks being fetched: as much as one read of a store brings for each of
+/// [`crate::FETCH_THREADS`], and memory for the next ones (2 MiB, or that of one chunk). With a disk below
 /// it, chunks of remote stores are kept there too.
 pub struct ChunkCache {
     shards: Vec<Mutex<Shard>>,
@@ -142,9 +147,9 @@ pub struct ChunkCache {
 /// What [`ChunkCache::join`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
-    /// The waiter was called, or will be by whoever fetches the chunk.
+    /// The waiter was called, or the thread that fetches the chunk will call it.
     Waiting,
-    /// The waiter waits for the caller, who has to fetch the chunk and to call [`ChunkCache::fetched`].
+    /// The waiter is registered. The caller must fetch the chunk and call [`ChunkCache::fetched`].
     MustFetch,
 }
 
@@ -154,7 +159,7 @@ impl ChunkCache {
         Self::over(capacity_bytes, None)
     }
 
-    /// The same over a cache on the local disk, for the chunks of remote stores.
+    /// The same, with a cache on the local disk for the chunks of remote stores.
     pub fn with_disk(capacity_bytes: u64, disk: Arc<DiskCache>) -> Arc<Self> {
         Self::over(capacity_bytes, Some(disk))
     }
@@ -176,27 +181,27 @@ impl ChunkCache {
         self.disk.as_ref()
     }
 
-    /// What the readers over this cache have open.
+    /// The chunk maps that the readers over this cache have open.
     pub(crate) fn maps(&self) -> &OpenMaps {
         &self.maps
     }
 
-    /// The most memory of chunks that is held.
+    /// The limit of the memory of chunks.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.shard_bytes * u64_of(self.shards.len())
     }
 
-    /// Whether a chunk is here or on its way.
+    /// Whether a chunk is in memory or being fetched.
     pub(crate) fn is_known(&self, hash: &Hash) -> bool {
         self.shard(hash).is_some_and(|shard| shard.lock().slots.contains_key(hash))
     }
 
-    /// Whether somebody waits for a chunk that is on its way, and not only those who fetch it ahead.
+    /// Whether a read waits for a chunk that is being fetched, and not only prefetches.
     pub(crate) fn is_waited_for(&self, hash: &Hash) -> bool {
         self.is_awaited(hash, |waiting| waiting.is_urgent)
     }
 
-    /// Whether somebody still waits for a chunk from this place: it may have come from another one.
+    /// Whether somebody still waits for a chunk from this place. It may have come from another place already.
     pub(crate) fn is_awaited_from(&self, hash: &Hash, place: &ChunkPlace) -> bool {
         self.is_awaited(hash, |waiting| waiting.place == *place)
     }
@@ -214,7 +219,7 @@ impl ChunkCache {
         self.counters.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// What it did, and how full it is.
+    /// Counters, and the memory in use.
     pub fn counters(&self) -> ChunkCacheCounters {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ChunkCacheCounters {
@@ -231,12 +236,13 @@ impl ChunkCache {
     }
 
     fn shard(&self, hash: &Hash) -> Option<&Mutex<Shard>> {
-        // The table inside mixes all of the hash with numbers of this process, so any byte tells parts apart.
+        // The table inside mixes all of the hash with random numbers of this process, so any byte can select
+        // the part.
         let [.., last] = hash.0;
         self.shards.get(usize::from(last) % self.shards.len())
     }
 
-    /// The chunk, if it is here; neither counted nor kept for that.
+    /// The chunk, if it is in memory. The lookup does not count as a use.
     pub(crate) fn peek(&self, hash: &Hash) -> Option<Chunk> {
         match self.shard(hash)?.lock().slots.get(hash) {
             Some(Slot::Ready { chunk, .. }) => Some(chunk.clone()),
@@ -244,7 +250,7 @@ impl ChunkCache {
         }
     }
 
-    /// The chunk, if it is here. Allocates nothing.
+    /// The chunk, if it is in memory. Allocates nothing.
     pub(crate) fn get(&self, hash: &Hash) -> Option<Chunk> {
         let mut shard = self.shard(hash)?.lock();
         match shard.slots.get_mut(hash) {
@@ -259,7 +265,7 @@ impl ChunkCache {
         }
     }
 
-    /// Has `waiter` called with the chunk, at once or when it was fetched: from this place, or from another one before.
+    /// Calls `waiter` with the chunk, at once or when it has been fetched from this place or from another.
     pub(crate) fn join(&self, hash: &Hash, place: ChunkPlace, urgency: Urgency, waiter: Waiter) -> Joined {
         let Some(shard) = self.shard(hash) else {
             return Joined::MustFetch;
@@ -283,7 +289,7 @@ impl ChunkCache {
                     self.counters.joined.fetch_add(1, Ordering::Relaxed);
                     return Joined::Waiting;
                 }
-                // It came between the caller's lookup and now.
+                // It arrived between the caller's lookup and now.
                 Slot::Ready { chunk, used } => {
                     *used = true;
                     chunk.clone()
@@ -296,7 +302,8 @@ impl ChunkCache {
         Joined::Waiting
     }
 
-    /// Ends a fetch from this place: keeps the chunk, makes room, and tells all who wait; after an error those who wait for this place.
+    /// Ends a fetch from this place. On success it keeps the chunk, makes room, and calls all waiters. On
+    /// failure it calls the waiters for this place.
     pub(crate) fn fetched(&self, hash: &Hash, place: &ChunkPlace, outcome: Result<Pages, IoError>) {
         let outcome = outcome.map(Pages::share);
         let mut evicted = Vec::new();
@@ -319,14 +326,14 @@ impl ChunkCache {
         }
     }
 
-    /// Memory for `count` chunks of `len` bytes, with any content: of dropped chunks if there are some.
+    /// Memory for `count` chunks of `len` bytes, with arbitrary content. It reuses memory of dropped chunks.
     pub(crate) fn pages(&self, count: usize, len: usize) -> Result<Vec<Pages>, ImageError> {
         let mut pages: Vec<Pages> = {
             let mut spare = self.spare.lock();
             let first = spare.len().saturating_sub(count);
             spare.drain(first..).collect()
         };
-        // Those of another length go without the lock: each is a system call.
+        // Memory of another length is freed without the lock, because each free is a system call.
         pages.retain(|pages| pages.len() == len);
         let missing = count.saturating_sub(pages.len());
         if missing > 0 {
@@ -340,11 +347,12 @@ impl ChunkCache {
 
     fn keep_spare(&self, evicted: Vec<Chunk>) {
         for chunk in evicted {
-            // One at a time: dropping what there is no room for is a system call, for which others are not kept waiting.
+            // One thread at a time: freeing surplus memory is a system call, and other threads should not
+            // wait for it.
             if self.spare.lock().iter().map(Pages::memory_bytes).sum::<usize>() >= SPARE_MAX_BYTES {
                 return;
             }
-            // A chunk that somebody is still copying from is not used again.
+            // The memory is not reused while somebody still copies from the chunk.
             if let Some(pages) = chunk.take_back() {
                 self.spare.lock().push(pages);
             }
@@ -353,7 +361,7 @@ impl ChunkCache {
 }
 
 impl Shard {
-    /// Keeps a chunk, unless it came from another place before. Returns all who wait for it.
+    /// Keeps a chunk, unless it came from another place before. Returns all its waiters.
     fn came(
         &mut self,
         hash: &Hash,
@@ -366,7 +374,8 @@ impl Shard {
             Some(Slot::Fetching(waiting)) => std::mem::take(waiting),
             None => Vec::new(),
         };
-        // Before it is in the line itself: where all others were used it would be the first to go.
+        // Before it is in the queue itself: if all other chunks were used, it would be the first to be
+        // dropped.
         let bytes = u64_of(chunk.memory_bytes());
         self.make_room(bytes, limit_bytes, evicted);
         self.bytes += bytes;
@@ -375,7 +384,7 @@ impl Shard {
         waiting
     }
 
-    /// Returns those who wait for a chunk from a place that does not give it. Others go on waiting for theirs.
+    /// Returns the waiters for a chunk from a place that failed. Waiters for other places keep waiting.
     fn did_not_come(&mut self, hash: &Hash, place: &ChunkPlace) -> Vec<Waiting> {
         let Some(Slot::Fetching(waiting)) = self.slots.get_mut(hash) else { return Vec::new() };
         let told = waiting.extract_if(.., |waiting| waiting.place == *place).collect();
@@ -385,7 +394,7 @@ impl Shard {
         told
     }
 
-    /// Drops chunks until so many bytes more fit, or none is left.
+    /// Drops chunks until `bytes` more fit, or none is left.
     fn make_room(&mut self, bytes: u64, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
         while self.bytes.saturating_add(bytes) > limit_bytes {
             let Some(hash) = self.order.pop_front() else {
@@ -440,7 +449,7 @@ mod tests {
         cache.fetched(&hash(n), &place(0), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
     }
 
-    /// What a chunk takes on this machine.
+    /// The memory that a chunk takes on this machine.
     fn memory_bytes(len: usize) -> u64 {
         u64_of(Pages::new(len).unwrap().memory_bytes())
     }
@@ -481,7 +490,7 @@ mod tests {
         assert!(cache.is_waited_for(&hash(1)));
         assert_eq!(join(2, Urgency::Waited), Joined::MustFetch);
         assert!(cache.is_waited_for(&hash(2)) && !cache.is_waited_for(&hash(3)));
-        // It is here.
+        // It is in memory.
         cache.fetched(&hash(1), &place(0), chunk(1));
         assert!(!cache.is_waited_for(&hash(1)));
     }
@@ -514,16 +523,16 @@ mod tests {
         assert_eq!(join("a", 0), Joined::MustFetch);
         assert_eq!(join("b", 1), Joined::MustFetch);
         assert_eq!((join("c", 1), join("d", 0)), (Joined::Waiting, Joined::Waiting));
-        // The first place is damaged, and that is no news of the other one.
+        // The first place is damaged, which says nothing about the other place.
         cache.fetched(&hash(1), &place(0), bad());
         assert_eq!(told(), [("a", false), ("d", false)]);
         assert!(cache.is_waited_for(&hash(1)) && cache.is_awaited_from(&hash(1), &place(1)));
         assert!(!cache.is_awaited_from(&hash(1), &place(0)));
-        // It is tried again, and does not answer. What comes is for all.
+        // It is tried again, and does not answer. A chunk that arrives serves all waiters.
         assert_eq!(join("e", 0), Joined::MustFetch);
         cache.fetched(&hash(1), &place(1), chunk(1));
         assert_eq!(told(), [("b", true), ("c", true), ("e", true)]);
-        // However it ends then, the chunk stays, and counts once.
+        // However that fetch ends, the chunk stays and counts once.
         let held_bytes = cache.counters().held_bytes;
         cache.fetched(&hash(1), &place(0), bad());
         cache.fetched(&hash(1), &place(0), chunk(1));
@@ -531,7 +540,7 @@ mod tests {
         let counters = cache.counters();
         assert_eq!((counters.held_bytes, counters.fetches, counters.joined), (held_bytes, 3, 2));
         assert_eq!((counters.failures, counters.evictions), (2, 0));
-        // The last one who waits leaves nothing behind.
+        // After the last waiter nothing is left.
         assert_eq!(cache.join(&hash(2), place(0), Urgency::Waited, Box::new(|_| {})), Joined::MustFetch);
         cache.fetched(&hash(2), &place(0), bad());
         assert!(!cache.is_known(&hash(2)));
@@ -555,7 +564,7 @@ mod tests {
         let cache = ChunkCache::new(64 * memory_bytes(LEN));
         (0..64).for_each(|n| fill(&cache, n, LEN));
         assert_eq!(cache.spare.lock().len(), 0);
-        // A read of 16 chunks has all of its memory before it drops others.
+        // A read of 16 chunks has all of its memory before others are dropped.
         (64..80).for_each(|n| fill(&cache, n, LEN));
         assert_eq!(cache.spare.lock().len(), 16);
         let taken = cache.pages(16, LEN).unwrap();
@@ -578,7 +587,7 @@ mod tests {
         assert!(cache.get(&hash(98)).is_some());
         assert!(cache.get(&hash(50)).is_none());
         assert_eq!(cache.counters().evictions, 90);
-        // A cache without room for anything still holds what came last.
+        // A cache without capacity still holds the last chunk.
         let none = ChunkCache::new(0);
         fill(&none, 1, 4096);
         fill(&none, 2, 4096);

@@ -1,10 +1,12 @@
-//! Which chunk of an open version is where.
+//! Where each chunk of an open version is stored.
 //!
-//! A manifest is read as a whole, but for a long one of a store that reads and checks it in parts ([`Store::manifest_parts`]): of
-//! that the [`Outline`] is read when the version is opened, and the chunks by pages when somebody first needs one of them. So a
-//! version is opened in the same time whatever its size, and takes memory for the parts of the disk that are used.
+//! A manifest is normally read as a whole. If a manifest is long and its store can read and check it in parts
+//! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened. Its chunk entries
+//! are read page by page when somebody first needs them. So opening takes the same time whatever the
+//! version's size, and the map takes memory only for the parts of the disk that are used.
 //!
-//! A look-up never reads: who finds that a page is missing calls [`ChunkMap::load`], on a thread that may wait for a disk.
+//! A lookup never reads. A caller that finds a page missing calls [`ChunkMap::load`], on a thread that may
+//! wait for a disk.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,7 +21,8 @@ use crate::manifest::{CHUNK_BYTES, ChunkRef, Manifest, decode_chunks};
 use crate::outline::{HEADER_BYTES, Header, Outline};
 use crate::units::{u64_of, usize_of};
 
-/// Chunks of a page: 48 KiB of the manifest, so that it takes one part of it or two. At 64 KiB each they are 64 MiB of a disk.
+/// Chunks in a page: 48 KiB of the manifest, so that a page lies in one or two of its parts. With chunks of
+/// 64 KiB it covers 64 MiB of a disk.
 const PAGE_CHUNKS: usize = 1024;
 
 /// The outline of a version. If the store can read a long manifest in parts, only the outline is read.
@@ -33,7 +36,7 @@ pub(crate) enum ChunkMap {
     Paged(Pages),
 }
 
-/// What a look-up needs was not read yet.
+/// The lookup needs a page that has not been read yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotRead;
 
@@ -44,7 +47,8 @@ impl From<NotRead> for IoError {
 }
 
 impl ChunkMap {
-    /// That of a version of `store`. A manifest that is to be kept on the local disk is needed whole.
+    /// Opens the map of a version of `store`. A manifest that is to be kept on the local disk is read as a
+    /// whole.
     pub(crate) fn open(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Self, ImageError> {
         let parts = if disk.is_none() { store.manifest_parts(id)? } else { None };
         match parts {
@@ -53,7 +57,7 @@ impl ChunkMap {
         }
     }
 
-    /// That of a manifest that is read in parts.
+    /// The map of a manifest that is read in parts.
     pub(crate) fn in_parts(parts: Arc<dyn Parts>) -> Result<Self, ImageError> {
         Pages::open(parts).map(Self::Paged)
     }
@@ -81,7 +85,7 @@ impl ChunkMap {
         }
     }
 
-    /// Reads what it takes to look these chunks up. Waits for a disk.
+    /// Reads the pages needed to look these chunks up. Waits for a disk.
     pub(crate) fn load(&self, chunks: Range<u64>) -> Result<(), ImageError> {
         match self {
             Self::Whole(_) => Ok(()),
@@ -89,7 +93,7 @@ impl ChunkMap {
         }
     }
 
-    /// All of the manifest, which may have to be read for it.
+    /// The whole manifest, which may have to be read.
     pub(crate) fn whole(&self) -> Result<Cow<'_, Manifest>, ImageError> {
         match self {
             Self::Whole(manifest) => Ok(Cow::Borrowed(manifest)),
@@ -105,7 +109,7 @@ impl ChunkMap {
 pub(crate) struct Pages {
     outline: Outline,
     parts: Arc<dyn Parts>,
-    /// Where the chunks begin in the manifest.
+    /// Where the chunk entries begin in the manifest.
     chunks_at: u64,
     pages: Vec<OnceLock<Box<[ChunkRef]>>>,
 }
@@ -128,7 +132,7 @@ impl Pages {
         page.get(place % PAGE_CHUNKS).map(Some).ok_or(NotRead)
     }
 
-    /// The pages that these chunks need and that were not read.
+    /// The pages of these chunks that have not been read.
     fn missing(&self, chunks: Range<u64>) -> impl Iterator<Item = usize> {
         let places = self.outline.places_before(chunks.start)..self.outline.places_before(chunks.end);
         let pages = if places.is_empty() {
@@ -148,13 +152,14 @@ impl Pages {
         for (place, chunk) in (first..).zip(&chunks) {
             self.outline.check_chunk(|| self.outline.numbers().nth(place).unwrap_or(0), chunk)?;
         }
-        // Another one that needed it may have been faster.
+        // Another reader that needed the page may have been faster.
         let _ = page.set(chunks.into_boxed_slice());
         Ok(())
     }
 }
 
-/// Reads, parses and checks a manifest as a whole. It is kept on the local disk, and comes from there while no server answers.
+/// Reads, parses and checks a whole manifest. It is kept on the local disk, and read from there while no
+/// server answers.
 pub(crate) fn read_manifest(
     store: &dyn Store,
     id: Hash,
@@ -211,7 +216,7 @@ mod tests {
         }
     }
 
-    /// A version of `chunks` chunks, of which those have data that `has` says, in two objects.
+    /// A manifest of `chunks` chunks in two objects; `has` says which of them have data.
     fn manifest(chunks: u64, has: impl Fn(u64) -> bool) -> Manifest {
         let objects = [b"a", b"b"].map(|name| ObjectRef { id: Hash::of(name), len_bytes: 1 << 40 });
         let mut builder = ManifestBuilder::new(chunks * u64::from(CHUNK), CHUNK, None);
@@ -237,7 +242,7 @@ mod tests {
         let read = || parts.read_bytes.swap(0, Ordering::Relaxed);
         assert_eq!(read(), u64_of(whole.encoded_bytes()), "what is in front of the chunks");
         assert_eq!(*map.outline(), *whole);
-        // What is zero is known from the first moment on.
+        // Which chunks are zero is known from the beginning.
         assert_eq!((map.chunk(2000), map.chunk(5000)), (Ok(None), Ok(None)));
         assert_eq!(map.chunk(1023), Err(NotRead));
         assert!(!map.has(1023..1024) && map.has(2000..2001) && map.has(5000..9000) && map.has(7..7));
@@ -248,7 +253,7 @@ mod tests {
         assert!(map.has(0..1024) && !map.has(1023..1025));
         map.load(0..1025).unwrap();
         assert_eq!(read(), 48 * 1024, "the first page is there");
-        // The hole moves what follows by one: chunk 4096 is the last but one of the fourth page.
+        // The hole shifts the entries behind it by one: chunk 4096 is the second to last of the fourth page.
         map.load(4095..5000).unwrap();
         assert_eq!(read(), 48 * (4999 - 3 * 1024), "the last page is short");
         assert!(!map.has(0..5000));

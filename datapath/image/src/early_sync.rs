@@ -1,4 +1,4 @@
-//! A long file that goes to the disk while the rest of it is made, rather than all at the end.
+//! Syncs a long file to the disk while it is being written, rather than all of it at the end.
 
 use std::fs::File;
 use std::io;
@@ -6,40 +6,40 @@ use std::thread::ScopedJoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-/// So much is left to the last sync, or to the next one: enough for a disk to be busy with, and little beside what
-/// the system lets wait in memory.
+/// How much is left to the next sync: enough to keep a disk busy, and little compared with what the system
+/// buffers in memory.
 const STEP_BYTES: u64 = 16 << 20;
-/// So much may be written before the disk has it. Who writes faster waits: else one sync would come to have a part of all
-/// memory before it, and whoever cancels would wait for that.
+/// How much may be written before the disk has it. A faster writer waits. Otherwise a sync could have to
+/// write a large part of all memory, and a cancellation would wait for that.
 const AHEAD_MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Default)]
 struct State {
     written_bytes: u64,
-    /// Of which so many were written before a sync that has ended.
+    /// How many of these bytes were written before a sync that has ended.
     synced_bytes: u64,
-    /// Nobody writes any more, or wants what was written.
+    /// The writer has ended, or nobody wants the file.
     is_over: bool,
-    /// Nothing is synced any more: a sync failed, if it is not over.
+    /// The syncing thread has ended. If `is_over` is false, a sync failed.
     has_ended: bool,
 }
 
-/// What is told of what was written.
+/// Tracks what was written and synced.
 #[derive(Default)]
 pub(crate) struct EarlySync {
     state: Mutex<State>,
-    /// There is a step to be synced, or the end.
+    /// Signals that there is a step to sync, or the end.
     to_sync: Condvar,
-    /// The disk has more of it, or takes no more.
+    /// Signals that the disk has more of the file, or that the thread has ended.
     synced: Condvar,
 }
 
 impl EarlySync {
-    /// Runs `write`, which tells what it wrote to `file`, with a thread beside it that syncs that. The file is not durable
-    /// afterwards: its last part is not, and what the system keeps of the file itself.
+    /// Runs `write`, which reports what it wrote to `file`, with a thread beside it that syncs the file.
+    /// Afterwards the file is not durable yet: its last part and its metadata still have to be synced.
     ///
-    /// What the thread met is the error first: the system tells it once, so that a later sync knows nothing of it, and
-    /// `write` only heard that there is one.
+    /// An error of the thread takes precedence. The system reports a failed sync only once, so a later sync
+    /// would not notice it, and `write` only knows that there was an error.
     pub(crate) fn beside<E>(
         file: &File,
         failed: impl Fn(io::Error) -> E,
@@ -63,7 +63,8 @@ impl EarlySync {
         })
     }
 
-    /// More was written. Waits for the disk where that is far behind, and fails where a sync has failed, so that nobody writes on in vain.
+    /// Reports that more was written. Waits if the disk is far behind. Fails if a sync has failed, so that
+    /// nobody keeps writing for nothing.
     pub(crate) fn wrote(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.written_bytes = state.written_bytes.saturating_add(bytes);
@@ -82,7 +83,7 @@ impl EarlySync {
             while !state.is_over && state.waiting_bytes() < STEP_BYTES {
                 self.to_sync.wait(&mut state);
             }
-            // What is left is for the sync of all, or goes with the file.
+            // The rest is left to the final sync, or is removed with the file.
             if state.is_over {
                 return Ok(());
             }
@@ -103,7 +104,7 @@ impl State {
     }
 }
 
-/// Ends the thread, also where the writer panics.
+/// Ends the thread, even if the writer panics.
 struct Over<'a>(&'a EarlySync);
 
 impl Drop for Over<'_> {
@@ -113,7 +114,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Lets nobody wait for a thread that is gone.
+/// Releases waiting writers if the thread ends.
 struct Ended<'a>(&'a EarlySync);
 
 impl Drop for Ended<'_> {
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_sync_that_fails_ends_the_writing_and_is_the_error() {
-        // What is no file on a disk cannot be synced.
+        // Something that is no file on a disk cannot be synced.
         let file = File::options().write(true).open("/dev/null").unwrap();
         let mut steps = 0;
         let ended = EarlySync::beside(
@@ -157,7 +158,7 @@ mod tests {
             &file,
             |e| e,
             |early| {
-                // Less than a step, a step, and a part that is over one.
+                // Less than a step, a step, and a part that exceeds one.
                 for bytes in [STEP_BYTES - 1, 1, 5 * STEP_BYTES + 3, 0] {
                     early.wrote(bytes)?;
                 }

@@ -8,28 +8,29 @@ use headwater_store::{StoreError, StoreErrorKind};
 pub enum ImageErrorKind {
     /// No such file, image or version.
     NotFound,
-    /// A file, name or size that cannot be used, whatever is done again.
+    /// A file, name or size that cannot be used, however often it is tried.
     Invalid,
-    /// What was to be a new version has the bytes of the one that it was made from.
+    /// The new version would have the same bytes as the version that it is made from.
     Unchanged,
     /// A format or feature that this program does not read; the message says what to do.
     Unsupported,
-    /// Bytes are not what was written.
+    /// Bytes differ from those that were written.
     Damaged,
     /// The version is in use, or the store is in use by another process.
     Busy,
-    /// No room for what is written.
+    /// The disk is full.
     NoSpace,
     /// The caller cancelled it.
     Cancelled,
-    /// Whether a version was made, or may yet be, is not known: the store's answer was lost.
+    /// The store's answer was lost, so a version may have been made, or may still be made.
     Unknown,
     /// A disk, file or server failed.
     Io,
 }
 
 impl ImageErrorKind {
-    /// Whether the store answered, and what it has is no good. After any other error of a read nothing is known of it.
+    /// Whether the store answered and its data is bad. After any other read error the state of the data is
+    /// unknown.
     pub(crate) fn is_damage(self) -> bool {
         matches!(self, Self::Damaged | Self::NotFound)
     }
@@ -67,7 +68,7 @@ impl ImageError {
         self.kind
     }
 
-    /// The same error with what was being done in front.
+    /// The same error, preceded by the action that failed.
     pub fn context(self, doing: impl std::fmt::Display) -> Self {
         Self { kind: self.kind, message: format!("{doing}: {}", self.message) }
     }
@@ -116,7 +117,7 @@ impl From<IoError> for ImageError {
     }
 }
 
-/// As an answer to a disk request.
+/// The error as an answer to a disk request.
 impl From<ImageError> for IoError {
     fn from(error: ImageError) -> Self {
         let kind = match error.kind {

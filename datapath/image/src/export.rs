@@ -1,4 +1,5 @@
-//! Export: a version as a raw file, bit for bit, with holes where the image has none of its data, or as a qcow2 image.
+//! Export of a version as a raw file, bit for bit and with holes where the image has no data, or as a qcow2
+//! image.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
@@ -22,11 +23,11 @@ use crate::walk::Walk;
 /// How much of a qcow2 image's tables is written at a time.
 const TABLES_PIECE_BYTES: usize = 1 << 20;
 
-/// Writes the version with this manifest to the raw file `to`, which nothing may be called yet: it has its name when everything is
-/// written and durable. After an error nothing is left behind.
+/// Writes the version with this manifest to the raw file `to`, which must not exist. The file gets its name
+/// when everything is written and durable. After an error nothing is left behind.
 ///
-/// A process that is killed leaves `.NAME.ID.partial` beside it, which can be removed. Of two exports to a name
-/// the first that is ready makes the file, and the other one is told so.
+/// A process that is killed leaves `.NAME.ID.partial` beside it, which can be removed. Of two exports to the
+/// same name, the first to finish creates the file, and the other one fails.
 pub fn export_raw(
     store: &dyn Store,
     manifest: Hash,
@@ -48,7 +49,7 @@ pub fn export_qcow2(
     export(store, manifest, to, cancel, progress, |manifest| Some(Layout::new(manifest)))
 }
 
-/// Without a layout everything is where it is in the image.
+/// Without a layout everything has the same offset as in the image.
 fn export(
     store: &dyn Store,
     manifest: Hash,
@@ -126,7 +127,7 @@ fn export(
     Ok(file_bytes)
 }
 
-/// Bytes of the image that nothing has to be written for.
+/// Bytes of the image that need not be written.
 fn hole_bytes(manifest: &Manifest) -> u64 {
     let data_bytes = manifest.data_chunks() * u64::from(manifest.chunk_bytes());
     manifest.size_bytes().saturating_sub(data_bytes)
@@ -136,7 +137,7 @@ fn no_place() -> ImageError {
     ImageError::new(ImageErrorKind::Damaged, "a chunk has no place in the qcow2 image")
 }
 
-/// Makes the file that is written until all is there.
+/// Creates the temporary file for the export.
 fn create_partial(to: &Path) -> Result<(Partial, File), ImageError> {
     let shown = to.display();
     let invalid =
@@ -151,7 +152,7 @@ fn create_partial(to: &Path) -> Result<(Partial, File), ImageError> {
     if to.file_name().is_none() || to.as_os_str().as_bytes().ends_with(b"/") {
         return Err(invalid("it has no file name"));
     }
-    // It may have come since whoever asked for this looked.
+    // The file may have been created since the caller checked.
     if fs::symlink_metadata(to).is_ok() {
         let why =
             format!("cannot export to {shown}: it exists already; name another file, or remove it first");

@@ -1,9 +1,10 @@
-//! The threads that wait for files and servers, so that nobody else has to.
+//! The threads that wait for files and servers, so that no other thread has to.
 //!
-//! There are three pools in a process: one for what machines read of files and stores on this host, one for stores on
-//! others, one for files that images are made of. So servers that are gone do not hold up what lies here, and a file on a
-//! slow disk or a share that hangs holds up no machine. What somebody waits for goes first; what is fetched ahead never
-//! takes all threads. What waits for a server that is away takes none: it is put aside, and goes on when it says so.
+//! A process has three pools: for reads of files and stores on this host, for stores on other hosts, and for
+//! files that images are made of. So servers that are away do not delay local reads, and a file on a slow
+//! disk or a hanging share delays no machine. Reads that somebody waits for go first; prefetches never take
+//! all threads. A task that waits for a server takes no thread: it is put aside, and continues when it is
+//! due.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -14,32 +15,33 @@ use headwater_block::{IoError, IoErrorKind};
 use headwater_store::Hash;
 use parking_lot::{Condvar, Mutex};
 
-/// Threads of a pool: how many reads of files, or of remote stores, are under way at a time.
+/// Threads of a pool: how many reads of files, or of remote stores, run at the same time.
 pub const FETCH_THREADS: usize = 8;
-/// Of which so many may fetch ahead.
+/// How many of them may prefetch.
 const AHEAD_THREADS: usize = 6;
-/// Reads ahead that wait for a thread: as many as bring [`PREFETCH_MAX_BYTES`] of a store on this host whose chunks lie
-/// side by side. One more is left out.
+/// How many prefetches may wait for a thread: enough to bring [`PREFETCH_MAX_BYTES`] of adjacent chunks of a
+/// store on this host. Further ones are dropped.
 pub(crate) const AHEAD_QUEUE_MAX: usize = 128;
 
-/// What one prefetch brings at most: it is a hint, and a client must not have a whole image read with one request.
+/// The most bytes that one prefetch brings. It is a hint, and a client must not be able to have a whole image
+/// read with one request.
 pub(crate) const PREFETCH_MAX_BYTES: u64 = 32 << 20;
 
-/// One thread that has nothing else to do looks this often whether what is put aside can go on.
+/// How often an idle thread checks whether tasks that were put aside can continue.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Something to be done by a thread of a pool.
+/// Work for a thread of a pool.
 pub(crate) trait Task: Send {
-    /// Does it. What waits for a store that is away gives itself back.
+    /// Runs the task. A task that waits for a store that is away returns itself.
     fn run(self: Box<Self>) -> Option<Box<dyn Task>>;
 
-    /// Whether what gave itself back is to be run again.
+    /// Whether a task that returned itself should run again.
     fn is_due(&self, now: Instant) -> bool {
         let _ = now;
         true
     }
 
-    /// Whether somebody waits by now for what was to be read ahead.
+    /// Whether somebody now waits for what began as a prefetch.
     fn is_waited_for(&self) -> bool {
         false
     }
@@ -55,14 +57,14 @@ impl<F: FnOnce() + Send> Task for Once<F> {
     }
 }
 
-/// Which pool.
+/// Selects a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// What machines read on this host.
+    /// For reads of machines on this host.
     Here,
-    /// Stores on others.
+    /// For stores on other hosts.
     Remote,
-    /// Files that images are made of.
+    /// For files that images are made of.
     Source,
 }
 
@@ -73,13 +75,13 @@ pub(crate) enum Urgency {
     Ahead,
 }
 
-/// A task that reads ahead, and the chunks that it brings.
+/// A prefetch task, and the chunks that it brings.
 struct Ahead {
     chunks: Vec<Hash>,
     task: Box<dyn Task>,
 }
 
-/// What a thread took, and the chunks that it reads ahead.
+/// A task that a thread took, and the chunks that it prefetches.
 struct Taken {
     task: Box<dyn Task>,
     ahead: Option<Vec<Hash>>,
@@ -89,14 +91,14 @@ struct Taken {
 struct Queue {
     tasks: VecDeque<Box<dyn Task>>,
     ahead: VecDeque<Ahead>,
-    /// What waits for its store. Bounded as the other two are: by those who push.
+    /// Tasks that wait for their store. Bounded like the other two queues: by the callers that push.
     aside: Vec<Taken>,
-    /// When it was last looked at, and whether a thread without work looks after it.
+    /// When it was last checked, and whether an idle thread watches it.
     looked: Option<Instant>,
     has_looker: bool,
-    /// Threads that fetch ahead at this moment.
+    /// Threads that prefetch at this moment.
     ahead_running: usize,
-    /// Set when the last handle is gone: the threads finish what is queued and end.
+    /// Set when the last handle is dropped: the threads finish what is queued and end.
     closed: bool,
 }
 
@@ -106,15 +108,15 @@ struct Shared {
     not_empty: Condvar,
 }
 
-/// A small pool of threads for blocking reads, shared by all devices of the process. The threads end when
-/// the last device that uses them is gone.
+/// A small pool of threads for blocking reads, shared by all devices of the process. The threads end when the
+/// last device that uses them is dropped.
 pub(crate) struct FetchPool(Arc<Shared>);
 
-/// The pools of the process, while there are any.
+/// The pools of the process, while they exist.
 static POOLS: [Mutex<Weak<FetchPool>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
 
 impl FetchPool {
-    /// The pool of the process; started if need be.
+    /// The pool of the process, which is started if necessary.
     pub(crate) fn shared(place: Place) -> Result<Arc<Self>, IoError> {
         let [here, remote, source] = &POOLS;
         let (pool, name) = match place {
@@ -132,7 +134,7 @@ impl FetchPool {
     }
 
     fn start(name: &str) -> Result<Self, IoError> {
-        // If a thread cannot be started, dropping this ends those that were.
+        // If a thread cannot be started, dropping this ends those that were started.
         let pool = Self(Arc::default());
         for number in 0..FETCH_THREADS {
             let shared = Arc::clone(&pool.0);
@@ -144,8 +146,9 @@ impl FetchPool {
         Ok(pool)
     }
 
-    /// Queues `task`, which somebody waits for. Never waits: while no server answers, nothing leaves the queue, and who comes
-    /// here may serve writes and hits of all machines too. Bounded by the requests that front-ends take in.
+    /// Queues a task that somebody waits for. It never blocks: while no server answers, nothing leaves the
+    /// queue, and the caller may also serve writes and cache hits of all machines. The queue is bounded by
+    /// the requests that front-ends accept.
     pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
         self.push_task(Box::new(Once(task)));
     }
@@ -156,8 +159,7 @@ impl FetchPool {
         self.0.not_empty.notify_one();
     }
 
-    /// Queues `task`, which nobody waits for yet, and which brings these chunks. Bounded by those who push, see
-    /// `room_ahead`.
+    /// Queues a prefetch of these chunks. Bounded by the callers, see `room_ahead`.
     pub(crate) fn push_ahead(&self, chunks: Vec<Hash>, task: impl FnOnce() + Send + 'static) {
         self.push_task_ahead(chunks, Box::new(Once(task)));
     }
@@ -168,7 +170,8 @@ impl FetchPool {
         self.0.not_empty.notify_one();
     }
 
-    /// Somebody waits for these chunks from now on: what brings them no longer goes behind all that is waited for.
+    /// Called when somebody waits for these chunks: tasks that bring them move to the queue of tasks that
+    /// somebody waits for.
     pub(crate) fn promote(&self, chunks: &[Hash]) {
         if chunks.is_empty() {
             return;
@@ -179,7 +182,7 @@ impl FetchPool {
         });
     }
 
-    /// How many more tasks may be queued that read ahead.
+    /// How many more prefetch tasks may be queued.
     pub(crate) fn room_ahead(&self) -> usize {
         let queue = self.0.queue.lock();
         let aside = queue.aside.iter().filter(|taken| taken.ahead.is_some()).count();
@@ -209,7 +212,7 @@ impl Queue {
         Some(Taken { task, ahead: Some(chunks) })
     }
 
-    /// Queues again what waited for its store and can go on, now and then.
+    /// Queues tasks again that waited for their store and can continue. Checks only now and then.
     fn look_aside(&mut self) {
         if self.aside.is_empty() {
             return;
@@ -227,7 +230,8 @@ impl Queue {
         }
     }
 
-    /// Puts what brings any of these chunks behind what is waited for. Returns how many tasks that were.
+    /// Moves the prefetches of any of these chunks to the end of the queue of awaited tasks. Returns their
+    /// number.
     fn promote(&mut self, chunks: &[Hash]) -> usize {
         let (wanted, others) = std::mem::take(&mut self.ahead)
             .into_iter()
@@ -248,7 +252,7 @@ impl Shared {
     fn run(&self) {
         while let Some(Taken { task, ahead }) = self.next() {
             // A task that panics drops its completion, which answers the request with an error. The thread
-            // goes on for the others.
+            // continues with other tasks.
             let left = std::panic::catch_unwind(AssertUnwindSafe(|| task.run())).unwrap_or_else(|_| {
                 tracing::error!("reading an image panicked; the request is failed");
                 None
@@ -256,7 +260,7 @@ impl Shared {
             let mut queue = self.queue.lock();
             let is_ahead = ahead.is_some();
             if let Some(task) = left {
-                // While it ran, `promote` did not find it.
+                // While the task ran, `promote` did not find it.
                 let ahead = ahead.filter(|_| !task.is_waited_for());
                 queue.aside.push(Taken { task, ahead });
             }
@@ -265,21 +269,22 @@ impl Shared {
                 let more = !queue.ahead.is_empty();
                 drop(queue);
                 if more {
-                    // This thread may take something else, so another one looks too.
+                    // This thread may take another task, so another thread checks too.
                     self.not_empty.notify_one();
                 }
             }
         }
     }
 
-    /// The next task, waited for. `None`: the pool is closed, and nothing is left.
+    /// Waits for the next task. `None`: the pool is closed and empty.
     fn next(&self) -> Option<Taken> {
         let mut queue = self.queue.lock();
         loop {
             if let Some(taken) = queue.take() {
                 let has_ahead = !queue.ahead.is_empty() && queue.ahead_running < AHEAD_THREADS;
                 if !queue.tasks.is_empty() || !queue.aside.is_empty() || has_ahead {
-                    // Several may have been put back at once, and somebody is to look after the others.
+                    // Several tasks may have been queued again at once, and another thread has to take the
+                    // others.
                     self.not_empty.notify_one();
                 }
                 return Some(taken);
@@ -298,7 +303,7 @@ impl Shared {
     }
 }
 
-/// What a read-only device answers to a write.
+/// The answer of a read-only device to a write.
 pub(crate) fn read_only() -> IoError {
     IoError::new(IoErrorKind::ReadOnly, "an image cannot be written to")
 }

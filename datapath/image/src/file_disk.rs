@@ -1,4 +1,4 @@
-//! Disks that lie in local files: a blocking trait for their formats, and the one device over it.
+//! Disks in local files: a blocking trait for their formats, and the one device over it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
     /// Fills `into` from `offset`.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError>;
 
-    /// As [`FileDisk::read`], if the bytes are in memory. Whether it did: where not, `read` says why.
+    /// As [`FileDisk::read`], but only if the bytes are in memory. Returns whether it filled `into`; if not,
+    /// `read` tells the reason.
     fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
         let _ = (offset, into);
         false
@@ -28,21 +29,21 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
     /// As [`Device::extents`].
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError>;
 
-    /// Size of the sectors, if the format of the file or the kernel says it.
+    /// Size of the sectors, if the file format or the kernel tells it.
     fn sector_bytes(&self) -> Option<u32> {
         None
     }
 
-    /// Says that the range will be read soon.
+    /// Announces that the range will be read soon.
     fn will_read(&self, range: ByteRange);
 }
 
-/// A [`FileDisk`] as a device: reads of what is not known to be in memory go to the fetch pool.
+/// A [`FileDisk`] as a device. Reads of bytes that may not be in memory go to the fetch pool.
 pub(crate) struct PooledDisk {
     disk: Arc<dyn FileDisk>,
     sector_bytes: u32,
     pool: Arc<FetchPool>,
-    /// Keep others from writing to the files as long as this is there; see [`crate::qemu_locks`].
+    /// Keep others from writing to the files while they exist; see [`crate::qemu_locks`].
     _locks: Vec<File>,
 }
 
@@ -73,7 +74,8 @@ impl Device for PooledDisk {
         }
     }
 
-    /// A system call is too much for whoever looks beside each write, and would leave a trace in the page cache.
+    /// Nothing is peeked: a system call is too expensive for a caller that does this at each write, and it
+    /// would leave a trace in the page cache.
     fn peek(&self, _: ByteRange, _: &mut [u8]) -> bool {
         false
     }
@@ -108,7 +110,7 @@ impl Device for PooledDisk {
     }
 }
 
-/// Adds an extent to a list, joining it with the last one if that is of the same kind.
+/// Appends an extent to a list, and merges it with the last one if both are of the same kind.
 pub(crate) fn push_extent(extents: &mut Vec<Extent>, len: u64, kind: ExtentKind) {
     match extents.last_mut() {
         Some(last) if last.kind == kind => last.len = last.len.saturating_add(len),
@@ -125,7 +127,7 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    /// A file on a share that hangs for as long as the lock is held.
+    /// A file on a share that hangs while the lock is held.
     struct Hanging(&'static Mutex<()>);
 
     impl FileDisk for Hanging {
@@ -145,7 +147,7 @@ mod tests {
         fn will_read(&self, _: ByteRange) {}
     }
 
-    /// Reads a sector. What comes is the name of the thread that did it.
+    /// Reads a sector. The result is the name of the thread that did it.
     fn read(disk: &Arc<dyn Device>) -> mpsc::Receiver<String> {
         let (tell, told) = mpsc::channel();
         let range = ByteRange::new(0, 512).unwrap();
@@ -172,7 +174,7 @@ mod tests {
         drop(hanging);
         assert!(of_machine.unwrap().starts_with("fetch-"));
         assert!(reads.iter().all(|read| read.recv().unwrap().starts_with("source-")));
-        // And that is where the file of an import is read.
+        // The file of an import is read by that pool.
         let import = open_source(file.path(), None).unwrap();
         assert!(read(&import).recv().unwrap().starts_with("source-"));
     }

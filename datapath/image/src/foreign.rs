@@ -1,11 +1,12 @@
-//! Images of other virtual machines: VHD, which is read here ([`crate::vhd`]), and VHDX and VMDK in one file, read by crates made
-//! for that.
+//! Images of other virtual machines: VHD, which is read here ([`crate::vhd`]), and VHDX and VMDK in one file,
+//! which are read by other crates.
 //!
-//! The crates read like files do, one caller at a time; several workers of an import take turns. They are young,
-//! so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
+//! These crates read like files, one caller at a time; several workers of an import take turns. They are
+//! young, so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
 //!
-//! Not read: a VHDX with a log ([`crate::vhdx`]), disks that only hold the difference to a parent, and VMDK descriptions with their extents in other
-//! files. Of the VMDK among them QEMU can serve those (`qemu-nbd`); a VHD it would read without its parent, and a VHDX not at all.
+//! Not read: a VHDX with a log ([`crate::vhdx`]), disks that only hold the difference to a parent, and VMDK
+//! descriptions with their extents in other files. QEMU (`qemu-nbd`) can serve the VMDK among them. It would
+//! read a VHD without its parent, and cannot read such a VHDX at all.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -24,11 +25,13 @@ use crate::open::FileFormat;
 use crate::vhd::{self, Vhd};
 use crate::vhdx::{Refusal, unread};
 
-/// The largest table that is read into memory whole: of the blocks of a VHD or VHDX, and the metadata of a VHDX. It is enough
-/// for 64 TiB in blocks of 8 MiB and 8 TiB in blocks of 1 MiB (VHDX), and for 8 TiB in blocks of 512 KiB (VHD).
+/// The largest table that is read into memory as a whole: the blocks of a VHD or VHDX, and the metadata of a
+/// VHDX. It is enough for 64 TiB in blocks of 8 MiB and 8 TiB in blocks of 1 MiB (VHDX), and for 8 TiB in
+/// blocks of 512 KiB (VHD).
 pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// The grain tables of a VMDK, which its crate keeps once it has read them: enough for 4 TiB in grains of 64 KiB.
+/// The grain tables of a VMDK, which its crate keeps after reading them: enough for 4 TiB in grains of 64
+/// KiB.
 const GRAIN_TABLES_BYTES_MAX: u64 = 256 << 20;
 
 /// A format that a crate reads.
@@ -40,7 +43,8 @@ pub(crate) enum Foreign {
 }
 
 impl Foreign {
-    /// The format of a file by its first bytes. A VHD of fixed size is known by its end only: [`vhd::end_of_fixed`].
+    /// The format of a file by its first bytes. A VHD of fixed size can only be recognised by its end:
+    /// [`vhd::end_of_fixed`].
     pub(crate) fn detect(start: &[u8]) -> Option<Self> {
         if start.starts_with(b"vhdxfile") {
             Some(Self::Vhdx)
@@ -69,8 +73,8 @@ impl Foreign {
         }
     }
 
-    /// Opens the disk in an open file, of which the path is for messages alone. `hint` says what can be done with one that is not read
-    /// here.
+    /// Opens the disk in an open file. The path is only used in messages. `hint` says what can be done with a
+    /// file that is not read here.
     pub(crate) fn open_file(
         self,
         path: &Path,
@@ -112,7 +116,8 @@ impl Foreign {
         match self {
             Self::Vhd => Err(Refusal::Damaged("it is read without a crate".to_owned())),
             Self::Vhdx => {
-                // Of a file alone the crate takes the length in the metadata, which is 0 of a block device.
+                // For a whole file the crate would take the length in the metadata, which is 0 for a block
+                // device.
                 let part = vhdx::Backing::sub(Arc::new(file), 0, file_bytes);
                 let reader = vhdx::VhdxReader::from_backing(part, None).map_err(|e| match e {
                     vhdx::VhdxError::DifferencingNotSupported => {
@@ -129,7 +134,7 @@ impl Foreign {
             }
             Self::Vmdk => {
                 check_grain_tables(&file)?;
-                // The crate reads on from where the file is.
+                // The crate reads from the file's present position.
                 file.rewind().map_err(damaged)?;
                 let reader = vmdk::VmdkReader::open(file).map_err(of_vmdk)?;
                 // A delta disk would read as holes where its parent has data.
@@ -149,7 +154,7 @@ fn damaged(why: impl std::fmt::Display) -> Refusal {
     Refusal::Damaged(why.to_string())
 }
 
-/// What an error of the crate means. QEMU reads older and other kinds.
+/// Converts an error of the crate. QEMU reads older and other kinds.
 fn of_vmdk(error: vmdk::VmdkError) -> Refusal {
     use vmdk::VmdkError::{CompressedNotSupported, Io, UnsupportedDiskType, UnsupportedVersion};
     match error {
@@ -161,7 +166,7 @@ fn of_vmdk(error: vmdk::VmdkError) -> Refusal {
     }
 }
 
-/// Refuses a VMDK of which the tables would fill the memory, by the header that the crate goes by.
+/// Refuses a VMDK whose tables would fill the memory, judged by the header that the crate uses.
 fn check_grain_tables(file: &File) -> Result<(), Refusal> {
     let mut bytes = [0; 512];
     file.read_exact_at(&mut bytes, 0).map_err(|e| unread(&e))?;
@@ -176,14 +181,14 @@ fn check_grain_tables(file: &File) -> Result<(), Refusal> {
     }
 }
 
-/// What helps where bytes are not what they were, or not there: QEMU does not read them either.
+/// The advice if bytes changed or are missing. QEMU does not read such a file either.
 const COPY_AGAIN: &str = "The file is damaged or truncated: copy it again";
 
-/// What helps where a VMDK is more than one file.
+/// The advice if a VMDK consists of several files.
 const JOIN_VMDK: &str = "Join all of its files into one, where they are: qemu-img convert -O qcow2 DISK.vmdk DISK.qcow2 (of a disk in \
      pieces DISK.vmdk is the file that describes them)";
 
-/// Refuses a disk that is more than this file.
+/// Refuses a disk that consists of more than this file.
 fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
     if kind.is_empty() {
         let why = format!("it is one piece of a disk, which another file describes. {JOIN_VMDK}");
@@ -208,7 +213,7 @@ fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
     }
 }
 
-/// What a file says, for a message.
+/// Text from a file, for a message.
 fn shown(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }
@@ -222,7 +227,7 @@ fn not_closed(path: &Path) -> ImageError {
     ImageError::new(ImageErrorKind::Unsupported, why)
 }
 
-/// The bytes of the disk, and of its sectors if the file says it.
+/// The size of the disk, and of its sectors if the file tells it.
 type Sizes = (u64, Option<u32>);
 
 trait ReadSeek: Read + Seek + Send {}
@@ -233,7 +238,7 @@ struct ForeignDisk {
     path: PathBuf,
     name: &'static str,
     size_bytes: u64,
-    /// Only a VHDX says it.
+    /// Only a VHDX tells it.
     sector_bytes: Option<u32>,
     reader: Mutex<Box<dyn ReadSeek>>,
 }
@@ -269,7 +274,7 @@ impl FileDisk for ForeignDisk {
     }
 
     fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
-        // The crates do not say what is a hole; who reads it finds zeroes.
+        // The crates do not report holes; reading a hole gives zeroes.
         Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
     }
 

@@ -1,7 +1,8 @@
-//! What must hold of every byte sequence that a reader of images can be given: for the fuzzers in `fuzz/`, and for a
-//! bounded test.
+//! Properties that must hold for every byte sequence that a reader of images may get: for the fuzzers in
+//! `fuzz/`, and for a bounded test.
 //!
-//! Each function takes bytes, reads them, and panics when what was read breaks a promise. Refusing them is always right.
+//! Each function reads the bytes, and panics if the result breaks a property. Refusing the bytes is always
+//! right.
 
 mod file_systems;
 mod files;
@@ -23,13 +24,13 @@ use crate::qcow2::header::Header;
 use crate::trace::Trace;
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check that a fuzzer or a test calls with bytes.
 pub type Oracle = fn(&[u8]);
 
 /// The size of a chunk in [`chunk`].
 const CHUNK_BYTES: usize = 4096;
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let trace = Trace::of_boot(Hash::of(b"m"), &[(3, 1), (1, 2), (2, 900)]).encode();
     vec![
@@ -84,15 +85,15 @@ fn segments() -> Vec<Vec<u8>> {
     vec![[record(b"one"), record(&[7; 100]), record(b"three")].concat()]
 }
 
-/// Files of `stores/` under the name that [`cached_stores`] looks for.
+/// Files of `stores/` with the name that [`cached_stores`] looks for.
 fn cached_lists() -> Vec<Vec<u8>> {
     let list = "disk".parse().map(|name| Image::empty(name).encode().unwrap_or_default());
     let settings = settings_bytes(65_536).unwrap_or_default();
     [list.unwrap_or_default(), settings].map(|bytes| closed(Hash::of(b"path"), &bytes)).to_vec()
 }
 
-/// What a store was when it was last seen: only what was kept under this name, all of it and unchanged. What is in it is read like
-/// what a store has, which has targets of its own.
+/// A cached file of a store: only a file that was kept under this name, complete and unchanged, is accepted.
+/// Its content is read like that of a store, which has checks of its own.
 pub fn cached_stores(bytes: &[u8]) {
     let (id, other) = (Hash::of(b"path"), Hash::of(b"another path"));
     let sum_of = |id: Hash, rest: &[u8]| Hash::of(&[id.0.as_slice(), rest].concat()).0;
@@ -111,7 +112,7 @@ pub fn cached_stores(bytes: &[u8]) {
     );
 }
 
-/// What says that a directory is a chunk cache: sixteen bytes, or zeroes and no more of them.
+/// The file that marks a directory as a chunk cache: sixteen bytes, or at most as many zeroes.
 pub fn cache_mark(bytes: &[u8]) {
     let expected = match bytes {
         [b'H', b'W', b'C', b'H', b'U', b'N', b'K', b'S', 1, 0, 0, 0, 0, 0, 0, 0] => Mark::Ours,
@@ -136,7 +137,7 @@ fn qcow2() -> Vec<u8> {
     out
 }
 
-/// A manifest whose parts are there.
+/// A manifest in memory that is read in parts.
 struct InMemory(Vec<u8>);
 
 impl Parts for InMemory {
@@ -150,7 +151,8 @@ impl Parts for InMemory {
     }
 }
 
-/// A manifest that is read in parts: it is taken for what it is taken for as a whole, and no chunk lies outside its object.
+/// A manifest that is read in parts: it is accepted or refused like the whole manifest, and no chunk lies
+/// outside its object.
 fn manifest_in_parts(bytes: &[u8], whole: Option<&Manifest>) {
     let Ok(map) = ChunkMap::in_parts(Arc::new(InMemory(bytes.to_vec()))) else {
         return assert!(whole.is_none(), "it is refused in parts only");
@@ -193,7 +195,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// A stored chunk: what comes out has the hash that was asked for, and never more than a chunk's bytes.
+/// A stored chunk: the output has the hash that was asked for, and never more than a chunk's bytes.
 pub fn chunk(bytes: &[u8]) {
     let mut content = vec![0xaa; CHUNK_BYTES];
     let wanted = Hash::of(&vec![0; CHUNK_BYTES]);
@@ -203,7 +205,7 @@ pub fn chunk(bytes: &[u8]) {
     assert!(content.len() == CHUNK_BYTES, "the buffer grew");
 }
 
-/// A boot trace: what is read is written the same way again. Its checksum is put right first.
+/// A boot trace: what is read is written the same way again. Its checksum is corrected first.
 pub fn boot_trace(bytes: &[u8]) {
     let _ = Trace::decode(bytes);
     let Some((body, _)) = bytes.split_last_chunk::<32>() else { return };
@@ -212,8 +214,8 @@ pub fn boot_trace(bytes: &[u8]) {
     assert!(trace.encode() == sealed, "one trace has two encodings");
 }
 
-/// A segment of the chunk cache on disk: its records, and what is between them skipped. The checksums of headers are put
-/// right first, up to the first place where that makes no record of the bytes.
+/// A segment of the chunk cache on disk: its records are found, and bytes between them are skipped. The
+/// checksums of headers are corrected first, up to the first place where that does not make a record.
 pub fn cached_chunks(bytes: &[u8]) {
     let mut sealed = bytes.to_vec();
     let mut expected = Vec::new();
@@ -234,7 +236,7 @@ pub fn cached_chunks(bytes: &[u8]) {
         expected.push((Hash(hash), u64_of(start), len));
         at = end;
     }
-    // A record without a byte behind its header is none.
+    // A header without a byte behind it is no record.
     while let Some(header) = sealed.get(at..at + 48) {
         let (body, sum) = header.split_at(40);
         let len = body.iter().skip(4).take(4).rev().fold(0u32, |len, byte| len << 8 | u32::from(*byte));
@@ -253,7 +255,7 @@ pub fn cached_chunks(bytes: &[u8]) {
         files::with_file(&sealed, |file| crate::disk_cache::segment::scan(file, u64_of(sealed.len()))),
         expected
     );
-    // As they are: each record that is found has the checksum of its header.
+    // Without correction: each record that is found has the checksum of its header.
     for (hash, start, len) in
         files::with_file(bytes, |file| crate::disk_cache::segment::scan(file, u64_of(bytes.len())))
     {
@@ -272,7 +274,7 @@ pub fn cached_chunks(bytes: &[u8]) {
     }
 }
 
-/// The header of a qcow2 file: it is read or refused, in memory that does not depend on what it claims.
+/// The header of a qcow2 file: it is read or refused, in memory that does not depend on its claims.
 pub fn qcow2_header(bytes: &[u8]) {
     let most = usize::try_from(Header::MAX_BYTES).unwrap_or(usize::MAX);
     let start = bytes.get(..bytes.len().min(most)).unwrap_or_default();
@@ -287,7 +289,7 @@ mod tests {
     use super::*;
     use crate::error::ImageErrorKind;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());
@@ -301,7 +303,7 @@ mod tests {
         let error = unpack(&bomb, &mut content, &Hash::of(b"another")).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Damaged);
         assert!(error.to_string().contains("cannot be unpacked"), "{error}");
-        // A frame header that claims 2^63 bytes, with nothing behind it.
+        // A frame header that claims 2^63 bytes and has nothing behind it.
         let claim = [0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0, 0, 0, 0, 0, 0, 0, 0x80, 1, 0, 0];
         assert_eq!(unpack(&claim, &mut content, &Hash::of(b"")).unwrap_err().kind(), ImageErrorKind::Damaged);
     }

@@ -1,4 +1,4 @@
-//! Which versions hold what a verification found damaged: versions share chunks and objects.
+//! Finds the versions that share damaged chunks or objects with a verified version.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,10 +11,10 @@ use crate::units::{u64_of, usize_of_u32};
 use crate::verify::Verified;
 use crate::verify_round::VerifyRound;
 
-/// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. Where more chunks
-/// of data objects that are there were than are listed, those that need any part of these objects count, too. One whose manifest or
-/// whose image's list cannot be read is left out: it is damaged in its own way. `progress` is told how many versions were looked at,
-/// and how many there are.
+/// The versions of a store, as `IMAGE@NUMBER`, that contain one of the damaged chunks or objects. If more
+/// chunks of existing data objects are damaged than are listed, versions that need any part of these objects
+/// count, too. A version whose manifest, or whose image's list, cannot be read is left out: it is damaged in
+/// its own way. `progress` gets the number of versions examined, and the total.
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
@@ -24,7 +24,7 @@ pub fn versions_touched(
 ) -> Result<Vec<String>, ImageError> {
     let mut lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
     if found.unlisted_of_those_there() > 0 {
-        // Where in them all of the damage is, nobody knows.
+        // Where all of the damage in them is, is unknown.
         lost.extend(&found.spoilt);
     }
     let mut damaged: HashMap<Hash, HashSet<u64>> = HashMap::new();
@@ -72,7 +72,7 @@ fn holds(manifest: &Manifest, lost: &HashSet<Hash>, damaged: &HashMap<Hash, Hash
     if manifest.objects().iter().any(|object| lost.contains(&object.id)) {
         return true;
     }
-    // What of each of the manifest's objects is damaged.
+    // For each of the manifest's objects, which chunks of it are damaged.
     let places: Vec<Option<&HashSet<u64>>> =
         manifest.objects().iter().map(|object| damaged.get(&object.id)).collect();
     let is_damaged = |object: u32, offset: u64| {

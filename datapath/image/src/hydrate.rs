@@ -1,16 +1,19 @@
-//! Copying a whole version to the local disk in the background.
+//! Copies a whole version to the local disk in the background (hydration).
 //!
-//! Chunks that lie side by side are copied in one read. A group that fails goes to the end of the list: so what is damaged
-//! holds up nothing else. Where a chunk of it is damaged its chunks are then copied one by one, as the others are good. Where
-//! its object is missing all that is left of that goes to the end with it, and is not asked for group by group.
+//! Adjacent chunks are copied in one read. A group that fails goes to the end of the list, so damage delays
+//! nothing else. If a chunk of the group is damaged, its chunks are then copied one by one, because the
+//! others are good. If the object is missing, everything that is left of the object goes to the end with the
+//! group, so the object is not requested group by group.
 //!
-//! What an earlier process left on the local disk is here once it was read back: nobody knows what became of it meanwhile.
+//! Chunks that an earlier process left on the local disk count only after they were read back, because they
+//! may have been damaged meanwhile.
 //!
-//! At the end all of it is synced, and the manifest kept. What turns out not to be here then, since a sync failed or a read found it
-//! damaged, is copied again, and the copy is not over before. What could not be synced is put once more from where it is, if it can
-//! be read; the more there is to be copied again, the longer that waits.
+//! At the end everything is synced, and the manifest is kept. Chunks that are missing at that point, because
+//! a sync failed or a read found them damaged, are copied again, and the copy is not finished before. A chunk
+//! that could not be synced is put once more from the local disk, if it can be read. The more has to be
+//! copied again, the longer the copy waits before it.
 //!
-//! A copy that waits for its store ends soon after it is cancelled, and lets go of the version.
+//! A copy that waits for its store ends soon after it is cancelled, and releases the version.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -30,27 +33,29 @@ use crate::units::usize_of_u32;
 
 /// Threads that copy a version.
 const COPY_THREADS: usize = 2;
-/// How long what could not be copied waits before it is tried again; twice as long each time, up to the second one.
+/// How long a failed part waits before it is tried again. The time doubles with each failure, up to the
+/// second constant.
 const COPY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 const COPY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
-/// What was copied in vain is not copied again before as long as that took; twice as long each time, up to this.
+/// If copied chunks have to be copied again, the pause is at least as long as the copying took. It doubles
+/// each time, up to this.
 const COPY_IN_VAIN_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a copy waits of which the cache took nothing; twice as long each time, up to the second one. What is fetched
-/// in vain costs others the line.
+/// How long a copy waits if the cache accepted nothing. The time doubles each time, up to the second
+/// constant. Chunks that are fetched for nothing take bandwidth from others.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 const NO_ROOM_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Chunks that lie side by side.
+/// Adjacent chunks.
 struct Part {
     chunks: Vec<ChunkRef>,
     failures: u32,
 }
 
-/// What is to be copied: what never failed in the order of the objects, then the rest. Each chunk of the version is in it at
-/// most once.
+/// What has to be copied: first the parts that never failed, in the order of the objects, then the rest. It
+/// contains each chunk of the version at most once.
 #[derive(Default)]
 struct Parts {
-    /// By when they may be tried, and in the order in which they came.
+    /// Ordered by the time from which they may be tried, and then by their arrival.
     due: BTreeMap<(Instant, u64), Part>,
     came: u64,
 }
@@ -58,12 +63,12 @@ struct Parts {
 enum Next {
     Part(Part),
     Later(Instant),
-    /// Others may still be copying.
+    /// Other threads may still be copying.
     Nothing,
 }
 
 impl Part {
-    /// The number of the object that it lies in.
+    /// The number of the object in which it lies.
     fn object(&self) -> Option<u32> {
         self.chunks.first().map(|chunk| chunk.object)
     }
@@ -83,7 +88,7 @@ impl Parts {
         }
     }
 
-    /// Puts back what could not be copied, for later. Whether other parts would fail as well.
+    /// Puts back a part that failed, for later. Returns whether other parts would fail as well.
     fn failed(&mut self, part: Part, why: ImageErrorKind, now: Instant) -> bool {
         if why == ImageErrorKind::Damaged && part.chunks.len() > 1 {
             for chunk in part.chunks {
@@ -100,7 +105,7 @@ impl Parts {
                 self.push(at, Part { failures, ..other });
             }
         }
-        // Behind those, which may be here already.
+        // After those parts, which may be here already.
         self.push(at, Part { failures, ..part });
         !why.is_damage()
     }
@@ -112,7 +117,7 @@ fn distinct(manifest: &Manifest) -> impl Iterator<Item = &ChunkRef> {
     manifest.data().map(|(_, chunk)| chunk).filter(move |chunk| seen.insert(chunk.hash))
 }
 
-/// In the order in which they lie in the objects.
+/// Sorted by their position in the objects.
 fn in_order<'a>(chunks: impl Iterator<Item = &'a ChunkRef>) -> Vec<ChunkRef> {
     let mut chunks: Vec<ChunkRef> = chunks.copied().collect();
     chunks.sort_unstable_by_key(|chunk| (chunk.object, chunk.offset));
@@ -120,8 +125,9 @@ fn in_order<'a>(chunks: impl Iterator<Item = &'a ChunkRef>) -> Vec<ChunkRef> {
 }
 
 impl VersionReader {
-    /// Copies the whole version to the local disk cache, as fast as `rate_limit` allows (as stored), and keeps it there
-    /// while this reader is open. From its end on, no server is needed; until then the progress is short of the whole.
+    /// Copies the whole version to the local disk cache, at most at `rate_limit` (in stored bytes), and keeps
+    /// it there while this reader is open. After it has finished, no server is needed. Until then the
+    /// progress is below the total.
     pub fn hydrate(self: &Arc<Self>, rate_limit: &Arc<RateLimit>) -> Result<Background, ImageError> {
         let Some(disk) = self.cache().disk() else {
             let why = "copying an image to this host needs a chunk cache on disk: give one with --chunk-cache DIR:SIZE";
@@ -136,22 +142,25 @@ impl VersionReader {
         let (reader, rate_limit) = (Arc::downgrade(self), Arc::clone(rate_limit));
         start("hydrate", stored(&chunks), move |work| {
             if !copy_whole(&reader, chunks, &rate_limit, work) {
-                // All of it may have come, and is not durable.
+                // All chunks may have come without being durable.
                 work.falls_short();
             }
         })
     }
 
-    /// Makes what was copied durable, and what it takes to open the version again: before it is said that no server is needed, which is
-    /// to hold after a power cut, too. An error where some of it is not here.
+    /// Makes the copied chunks durable, and the files that are needed to open the version again. It runs
+    /// before the copy is reported as complete, because that must hold after a power cut, too. Fails if some
+    /// chunks are not here.
     fn settle(&self) -> Result<(), ImageError> {
         let Some(disk) = self.cache().disk() else { return Ok(()) };
         let manifest = self.manifest()?;
-        // Where the disk was full when the version was opened it is not kept yet. In front of the sync, which its directory needs.
+        // If the disk was full when the version was opened, the manifest is not kept yet. Done before the
+        // sync, which its directory needs.
         let kept = disk.must_keep_manifest(self.id(), &manifest.encode());
         disk.sync()?;
         kept?;
-        // What a machine found damaged and fetched again while this synced may be here, and not synced.
+        // A chunk that a machine found damaged and fetched again during the sync may be here without being
+        // synced.
         let others = distinct(&manifest).filter(|chunk| !disk.is_durable(&chunk.hash));
         let others_bytes: u64 = others.map(|chunk| u64::from(chunk.stored_bytes)).sum();
         if others_bytes > 0 {
@@ -164,14 +173,14 @@ impl VersionReader {
         Ok(())
     }
 
-    /// The chunks that are not on the local disk, or not so that they could be synced.
+    /// The chunks that are not on the local disk, or could not be synced there.
     fn missing(&self) -> Result<Vec<ChunkRef>, ImageError> {
         let Some(disk) = self.cache().disk() else { return Ok(Vec::new()) };
         let manifest = self.manifest()?;
         Ok(in_order(distinct(&manifest).filter(|chunk| disk.lacks(&chunk.hash))))
     }
 
-    /// What a copy of the whole version has to fetch, as it is stored.
+    /// The stored bytes that a copy of the whole version has to fetch.
     pub fn to_copy_bytes(&self) -> Result<u64, ImageError> {
         Ok(distinct(&*self.manifest()?).map(|chunk| u64::from(chunk.stored_bytes)).sum())
     }
@@ -185,7 +194,8 @@ impl VersionReader {
         let missing = || chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).copied().collect::<Vec<_>>();
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: chunks.len() };
         while !work.is_cancelled() {
-            // What could not be synced is here all the same, unless it had to go: no server is asked for it.
+            // A chunk that could not be synced is still here unless it was evicted, so no server is asked for
+            // it.
             if let Some(source) = chunks.first().and_then(source) {
                 source.read_back(chunks, is_over);
             }
@@ -197,7 +207,7 @@ impl VersionReader {
             if work.is_cancelled() {
                 break;
             }
-            // What a machine has fetched while this waited is here.
+            // Chunks that a machine fetched during the wait are here.
             for group in group(missing(), MergeLimit::COPY) {
                 if let Some(source) = group.first().and_then(source) {
                     source.copy_to_disk(&group, is_over)?;
@@ -205,7 +215,7 @@ impl VersionReader {
             }
             let still = lacking();
             if still > 0 {
-                // The cache makes room at this moment, or its disk is full or fails.
+                // The cache is making room, or its disk is full or fails.
                 pause(no_room.pause(still), work);
             }
         }
@@ -213,7 +223,8 @@ impl VersionReader {
     }
 }
 
-/// Copies these chunks, and whatever turns out not to be here, until all of the version is, durably. `false`: it was ended before.
+/// Copies these chunks, and all chunks that turn out to be missing, until the whole version is here durably.
+/// `false`: it was ended before.
 fn copy_whole(
     reader: &Weak<VersionReader>,
     chunks: Vec<ChunkRef>,
@@ -229,7 +240,7 @@ fn copy_whole(
         let Err(e) = open.settle() else { return true };
         tracing::warn!(error = %e, version = %open.id().short(), "the copy of an image is not complete; trying again later");
         *work.failure.lock() = Some(e);
-        // Where even that cannot be told, the next end says why.
+        // If even that fails, the next round reports why.
         chunks = open.missing().unwrap_or_default();
         let left_bytes = stored(&chunks);
         work.set_left(left_bytes);
@@ -238,7 +249,7 @@ fn copy_whole(
     }
 }
 
-/// Copies chunks, here and on other threads, as far as there are some.
+/// Copies chunks on this thread and on others, if they can be started.
 fn copy_all(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, rate_limit: &RateLimit, work: &Work) {
     let (mut parts, now) = (Parts::default(), Instant::now());
     for chunks in group(chunks, MergeLimit::COPY) {
@@ -282,20 +293,21 @@ fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, rate_limit: &RateLim
     }
 }
 
-/// How long a copy waits that did not become whole, or not durable.
+/// How long a copy waits if it did not become complete or durable.
 #[derive(Default)]
 struct Again {
     failures: u32,
-    /// Of these the last ones, after which something has to be copied again.
+    /// How many of the last failures were in a row and required copying chunks again.
     in_vain: u32,
 }
 
 impl Again {
-    /// The pause where copying again what is left takes so long.
+    /// The pause before a repetition that takes `cost`.
     fn pause(&mut self, cost: Duration) -> Duration {
         let pause = doubled(COPY_AGAIN_AFTER, self.failures, COPY_AGAIN_AFTER_MAX);
-        // A disk that takes everything and syncs nothing would have the whole version come over the line, and go, all the time.
-        // The first time it may be over, and what is still here is read from here.
+        // With a disk that accepts everything and syncs nothing, the whole version would be transferred and
+        // dropped again and again. The first failure may be the only one, and chunks that are still here are
+        // read from here.
         let pause = match self.in_vain {
             0 => pause,
             before => pause.max(doubled(cost, before.saturating_sub(1), COPY_IN_VAIN_AFTER_MAX)),
@@ -306,26 +318,27 @@ impl Again {
     }
 }
 
-/// Twice as long each time.
+/// `first`, doubled `times` times, up to `most`.
 fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
     first.saturating_mul(1 << times.min(16)).min(most)
 }
 
-/// What it took of `time` to copy `left` of `copied` bytes: all of it, where more is left than was copied.
+/// The share of `time` that copying `left` of `copied` bytes would take; all of it if more is left than was
+/// copied.
 fn part_of(time: Duration, left: u64, copied: u64) -> Duration {
     let ms = time.as_millis().saturating_mul(u128::from(left.min(copied))) / u128::from(copied.max(1));
     u64::try_from(ms).map_or(time, Duration::from_millis)
 }
 
-/// How long to wait for room.
+/// How long to wait for room in the cache.
 struct NoRoom {
     pause: Duration,
-    /// Chunks that did not get in the last time.
+    /// The number of chunks that the cache did not accept the last time.
     left: usize,
 }
 
 impl NoRoom {
-    /// The pause when so many chunks did not get in this time.
+    /// The pause if the cache did not accept this many chunks this time.
     fn pause(&mut self, left: usize) -> Duration {
         if left < self.left {
             self.pause = NO_ROOM_PAUSE;
@@ -357,7 +370,7 @@ mod tests {
         let options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
         let version = import(source, &store, &options, &mut |_| {}).unwrap().version;
 
-        // All of it goes to a segment that takes what is written and cannot be synced.
+        // Everything goes to a segment that accepts writes and cannot be synced.
         let disk = DiskCache::open(cache_dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
         disk.put(&Hash::of(b"another one"), &[1; 4096]);
         fail_syncs(&disk, 0);
@@ -389,7 +402,7 @@ mod tests {
             let mut again = Again::default();
             costs.iter().map(|cost| again.pause(*cost).as_secs()).collect::<Vec<_>>()
         };
-        // Nothing has to be copied again, as where only the manifest cannot be kept.
+        // Nothing has to be copied again, as if only the manifest cannot be kept.
         assert_eq!(pauses(&[Duration::ZERO; 7]), [2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pauses(&[second; 9]), [2, 4, 8, 16, 32, 60, 60, 64, 128]);
         assert_eq!(pauses(&[hour; 7])[1..], [1, 2, 4, 8, 16, 24].map(|hours| hours * 3600));
@@ -423,12 +436,12 @@ mod tests {
             Next::Nothing => Err(None),
         };
         let place = |part: &Part| (part.object().unwrap(), part.chunks[0].offset);
-        // The first object is missing: nothing of it is asked for now.
+        // The first object is missing: nothing of it is requested now.
         let failed = take(&mut parts, now).unwrap();
         assert!(!parts.failed(failed, ImageErrorKind::NotFound, now));
         let copied = take(&mut parts, now).unwrap();
         assert_eq!(place(&copied), (1, 0));
-        // Damage is that of one chunk, and the other one is copied at once.
+        // The damage concerns one chunk, and the other one is copied at once.
         let failed = take(&mut parts, now).unwrap();
         assert_eq!(place(&failed), (1, 10));
         assert!(!parts.failed(failed, ImageErrorKind::Damaged, now));
@@ -437,7 +450,7 @@ mod tests {
         assert!(!parts.failed(alone, ImageErrorKind::Damaged, now));
         let copied = take(&mut parts, now).unwrap();
         assert_eq!(place(&copied), (1, 11));
-        // All of the object comes again, what failed last of it, and then later than before.
+        // Everything of the object is tried again, the part that failed last, and later than before.
         let again = now + COPY_AGAIN_AFTER;
         assert_eq!(take(&mut parts, now).err(), Some(Some(again)));
         let missing: Vec<Part> = (0..3).map(|_| take(&mut parts, again).unwrap()).collect();
@@ -450,7 +463,7 @@ mod tests {
             assert!(!parts.failed(part, ImageErrorKind::NotFound, again));
         }
         assert_eq!(take(&mut parts, again).err(), Some(Some(again + COPY_AGAIN_AFTER * 2)));
-        // After any other error nothing is known of the store.
+        // After any other error the state of the store is unknown.
         assert!(parts.failed(alone, ImageErrorKind::Io, again));
     }
 
@@ -459,7 +472,7 @@ mod tests {
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: 10 };
         let ms: Vec<u128> = (0..9).map(|_| no_room.pause(10).as_millis()).collect();
         assert_eq!(ms, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        // Some of it got in: there is room again.
+        // The cache accepted some chunks, so there is room again.
         assert_eq!(no_room.pause(9), NO_ROOM_PAUSE);
         assert_eq!(no_room.pause(9), NO_ROOM_PAUSE * 2);
     }

@@ -1,12 +1,13 @@
-//! Which chunks the store has already, and where: the base of storing equal chunks once.
+//! Which chunks the store has already, and where. With it, equal chunks are stored once.
 //!
-//! Built from the manifests when an import starts, so it cannot disagree with them. It takes about 64 bytes
-//! of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and for each other place where
-//! the store has it too. A repair looks for the chunks of one version only, and takes memory for these alone
-//! ([`ChunkIndex::build_for`]).
+//! It is built from the manifests when an import starts, so it cannot disagree with them. It takes about 64
+//! bytes of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and for
+//! each further place of a chunk. A repair looks for the chunks of one version only, and takes memory for
+//! these alone ([`ChunkIndex::build_for`]).
 //!
-//! It also knows what of each data object is needed. Where a store cannot give back the space of the rest, as a bucket, an object that is mostly out of use
-//! stays for what is needed, unless new versions do without it ([`ChunkIndex::avoid_sparse`]).
+//! It also knows how much of each data object is needed. In a store that cannot give back parts of objects,
+//! such as a bucket, a mostly unused object stays for its needed part, unless new versions do without it
+//! ([`ChunkIndex::avoid_sparse`]).
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -20,26 +21,28 @@ use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::side_by_side::side_by_side;
 use crate::units::{u64_of, usize_of_u32};
 
-/// What is read of a store across a network at a time: manifests, which are in memory together, and lengths of data objects.
+/// How many requests a store across a network gets at a time, for manifests, which are in memory together,
+/// and for lengths of data objects.
 const READ_AT_A_TIME: usize = 8;
-/// Manifests that are in memory together are of disks of so many bytes in all, unless it is a single one: 200 MB of manifests.
+/// Manifests that are in memory together cover at most this many bytes of disks, unless it is a single one:
+/// 200 MB of manifests.
 const READ_AT_A_TIME_DISKS_BYTES: u64 = 256 << 30;
 
-/// Of an object that is needed for less than one part in so many, new versions carry their part out. A half would cost twice as
-/// much writing, and a quarter leave a store larger (decision 31).
+/// If less than one part in this of an object is needed, new versions store that part again. With a half,
+/// twice as much would be written; with a quarter, a store would be larger (decision 31).
 const SPARSE: u64 = 3;
 
-/// A table keyed by hashes. They come from manifests, and whoever wrote one chose them: a million that have some bytes in common must not
-/// all come to one place of the table.
+/// A table keyed by hashes. The hashes come from manifests, whose author may have chosen them. So a million
+/// hashes with some bytes in common must not fall into the same place of the table.
 pub(crate) type HashTable<V> = HashMap<Hash, V, Secrets>;
 
-/// Numbers that nobody outside this process knows, one for each eight bytes of a [`Hash`].
+/// Random numbers of this process, one for each eight bytes of a [`Hash`].
 static SECRETS: LazyLock<[u64; 4]> = LazyLock::new(|| {
     let random = RandomState::new();
     [0_u8, 1, 2, 3].map(|number| random.hash_one(number))
 });
 
-/// Places hashes in a table by all of their bytes and the numbers of this process.
+/// A hasher that uses all bytes of a hash and the random numbers of this process.
 #[derive(Clone, Copy)]
 pub(crate) struct Secrets(&'static [u64; 4]);
 
@@ -57,8 +60,9 @@ impl BuildHasher for Secrets {
     }
 }
 
-/// Mixes a [`Hash`], and nothing else, with two multiplications: each lookup of a chunk in memory does it. Of the sum of products, which
-/// is the NH of UMAC, it is proven that no two hashes have the same one but for one in 2^64 of all secrets.
+/// Mixes a [`Hash`], and nothing else, with two multiplications, because each lookup of a chunk in memory
+/// does this. The sum of products is the NH function of UMAC. It is proven that two hashes collide only for
+/// one in 2^64 of all random numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Mixer {
     secrets: &'static [u64; 4],
@@ -71,11 +75,11 @@ impl Hasher for Mixer {
         let product = |x: u64, y: u64| u128::from(x).wrapping_mul(u128::from(y));
         let first = product(a.wrapping_add(p), b.wrapping_add(q));
         let sum = first.wrapping_add(product(c.wrapping_add(r), d.wrapping_add(s)));
-        // A table takes its place from the low bits and a tag from the high ones.
+        // A table takes the place from the low bits and a tag from the high bits.
         self.mixed = low(sum) ^ low(sum >> 64);
     }
 
-    // The length that arrays put in front says nothing here.
+    // The length that arrays write first carries no information here.
     fn write_usize(&mut self, _: usize) {}
 
     fn finish(&self) -> u64 {
@@ -83,7 +87,7 @@ impl Hasher for Mixer {
     }
 }
 
-/// The four numbers that a hash is made of.
+/// The four numbers that make up a hash.
 fn words(bytes: &[u8]) -> [u64; 4] {
     let mut words = [0; 4];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -96,7 +100,7 @@ fn low(bits: u128) -> u64 {
     u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default()
 }
 
-/// Is told how many bytes more of manifests were read, which may be none; an error ends the reading.
+/// Called with how many more bytes of manifests were read, which may be none. An error ends the reading.
 pub(crate) type OnRead<'a> = dyn FnMut(u64) -> Result<(), ImageError> + 'a;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -112,28 +116,29 @@ pub(crate) struct ChunkIndex {
     /// The number of each object.
     numbers: HashTable<u32>,
     places: HashTable<Place>,
-    /// Where chunks are besides: copies of stores that met, what was stored again because it was damaged, and what was carried
-    /// out of sparse objects.
+    /// Further places of chunks: copies from merged stores, chunks that were stored again because of damage,
+    /// and compacted chunks.
     others: HashTable<Vec<Place>>,
     /// For each object, how many of its bytes versions need.
     needed_bytes: Vec<u64>,
-    /// For each object, how many bytes the store has of it: its length, but for what was given back.
+    /// For each object, how many bytes the store keeps of it: its length without its holes.
     kept_bytes: Vec<u64>,
-    /// Whether nothing was left out, so that `needed_bytes` is true.
+    /// Whether nothing was left out, so that `needed_bytes` is complete.
     is_whole: bool,
-    /// For each object, whether new versions do without it. Empty: with all of them.
+    /// For each object, whether new versions avoid it. Empty: none is avoided.
     avoided: Vec<bool>,
 }
 
 impl ChunkIndex {
-    /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its
-    /// chunks are stored once more. Where the store does not say whether it has a data object, that is the error.
+    /// Reads all manifests. A manifest that cannot be read is left out, as is an image whose list of versions
+    /// is damaged; their chunks are then stored once more. If the store does not say whether it has a data
+    /// object, the call fails.
     pub(crate) fn build(store: &dyn Store, on_read: &mut OnRead<'_>) -> Result<Self, ImageError> {
         Self::build_of(store, None, on_read)
     }
 
-    /// As [`ChunkIndex::build`], but of the chunks that a version has: it takes memory for these, however large the store is. A store
-    /// that does not answer is an error, and is not asked for each of its manifests.
+    /// As [`ChunkIndex::build`], but only with the chunks of one version, so the memory does not depend on
+    /// the size of the store. If the store does not answer, the call fails without asking for every manifest.
     pub(crate) fn build_for(
         store: &dyn Store,
         version: &Manifest,
@@ -197,8 +202,8 @@ impl ChunkIndex {
         Ok(index)
     }
 
-    /// Gives a number to those objects of the manifests that have none yet. One that is lost or has the wrong length must not be
-    /// referred to by new versions.
+    /// Gives a number to those objects of the manifests that have none yet. New versions must not refer to an
+    /// object that is lost or has the wrong length.
     fn look_at_objects(
         &mut self,
         store: &dyn Store,
@@ -232,9 +237,9 @@ impl ChunkIndex {
         Ok(())
     }
 
-    /// Adds a manifest whose objects were looked at, or of its chunks those that are wanted.
+    /// Adds a manifest whose objects were examined; only its wanted chunks if `wanted` is given.
     fn add(&mut self, manifest: &Manifest, wanted: Option<&HashTable<()>>) {
-        // The number that each of the manifest's objects has here; `None` for one that is not usable.
+        // The number of each of the manifest's objects in this index; `None` if it is not usable.
         let number = |object: &ObjectRef| self.numbers.get(&object.id).copied();
         let translated: Vec<Option<u32>> = manifest.objects().iter().map(number).collect();
         let is_wanted = |chunk: &ChunkRef| wanted.is_none_or(|wanted| wanted.contains_key(&chunk.hash));
@@ -264,9 +269,9 @@ impl ChunkIndex {
         }
     }
 
-    /// From now on finds nothing in data objects of which versions need less than a third: what a new version needs of them is
-    /// stored again, so that they go with the older versions. Where not all versions can be read nobody knows what is needed, and
-    /// nothing is avoided.
+    /// From now on avoids data objects of which versions need less than a third. What a new version needs of
+    /// them is stored again, so that they can be removed with the older versions. If some versions cannot be
+    /// read, the needed bytes are unknown, and nothing is avoided.
     pub(crate) fn avoid_sparse(&mut self) {
         let is_sparse = |(kept, needed): (&u64, &u64)| needed.saturating_mul(SPARSE) < *kept;
         self.avoided = self.kept_bytes.iter().zip(&self.needed_bytes).map(is_sparse).collect();
@@ -279,12 +284,12 @@ impl ChunkIndex {
         self.avoided.get(usize_of_u32(object)).is_some_and(|avoided| *avoided)
     }
 
-    /// Where a chunk is; its object is one of [`ChunkIndex::objects`].
+    /// The place of a chunk; its object is one of [`ChunkIndex::objects`].
     pub(crate) fn find(&self, hash: &Hash) -> Option<ChunkRef> {
         self.copies(hash).next()
     }
 
-    /// Whether the store has a chunk in objects that are avoided, and nowhere else.
+    /// Whether the store has a chunk only in objects that are avoided.
     pub(crate) fn is_only_avoided(&self, hash: &Hash) -> bool {
         self.places.contains_key(hash) && self.find(hash).is_none()
     }
@@ -294,7 +299,7 @@ impl ChunkIndex {
         self.place_in(manifest, chunk).is_some_and(|place| self.is_avoided(place.object))
     }
 
-    /// All places where a chunk is, but for those that are avoided.
+    /// All places of a chunk except those that are avoided.
     pub(crate) fn copies(&self, hash: &Hash) -> impl Iterator<Item = ChunkRef> {
         self.all_copies(hash).filter(|chunk| !self.is_avoided(chunk.object))
     }
@@ -309,14 +314,14 @@ impl ChunkIndex {
         })
     }
 
-    /// The place of a chunk that a manifest of the store names; `None` where its object is not usable.
+    /// The place of a chunk that a manifest of the store names; `None` if its object is not usable.
     pub(crate) fn place_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
         let object = manifest.objects().get(usize_of_u32(chunk.object))?;
         let number = self.numbers.get(&object.id)?;
         Some(ChunkRef { object: *number, ..*chunk })
     }
 
-    /// The place of a chunk that a manifest of the store names, or another one where its object is not usable.
+    /// The place of a chunk that a manifest of the store names, or another place if its object is not usable.
     pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
         self.place_in(manifest, chunk)
             .or_else(|| self.find(&chunk.hash))
@@ -328,7 +333,7 @@ impl ChunkIndex {
         self.objects.get(usize_of_u32(number)).copied()
     }
 
-    /// The objects that the chunks are in.
+    /// The objects in which the chunks are.
     pub(crate) fn objects(&self) -> &[ObjectRef] {
         &self.objects
     }
@@ -350,13 +355,13 @@ fn read_manifest(store: &dyn Store, version: &Version) -> Result<(u64, Manifest)
     Ok((u64_of(bytes.len()), Manifest::decode(&bytes)?))
 }
 
-/// Whether chunks of an object may be referred to. Where the store does not say, nothing is known of it: taken for lost, all of its
-/// chunks would be stored again, and a version that is made of one which needs it would be refused as damaged.
-/// How many bytes the store has of an object; `None` for one that new versions must not refer to.
+/// How many bytes the store has of an object; `None` if new versions must not refer to it. If the store does
+/// not answer, the call fails. If the object were taken for lost instead, all of its chunks would be stored
+/// again, and a version made from one that needs the object would be refused as damaged.
 fn kept_of(store: &dyn Store, object: &ObjectRef) -> Result<Option<u64>, ImageError> {
     match store.open_object(object.id).map_err(ImageError::from) {
         Ok(opened) if opened.len_bytes() != object.len_bytes => Ok(None),
-        // What lies across a network gives nothing back of an object, and would have to be asked.
+        // A store across a network has no holes in objects, and would have to be asked.
         Ok(_) if store.is_remote() => Ok(Some(object.len_bytes)),
         Ok(opened) => {
             let gone = opened.holes().map_or(0, |holes| holes.bytes());
@@ -388,7 +393,7 @@ mod tests {
     use super::*;
     use crate::{ImportOptions, import};
 
-    /// Where callers wait until two are there.
+    /// Callers wait here until there are two.
     #[derive(Default)]
     struct Meeting {
         came: Mutex<u32>,
@@ -405,7 +410,7 @@ mod tests {
         }
     }
 
-    /// A store on another host, which answers when it is asked for two things of a kind.
+    /// A store on another host that answers only when it gets two requests of one kind at the same time.
     struct Far {
         store: LocalDir,
         manifests: Meeting,
@@ -465,7 +470,8 @@ mod tests {
         Arc::new(ReferenceDisk::with_contents(bytes.to_vec(), options))
     }
 
-    /// A store with more versions than are read at a time, each with an object of its own, and their manifests.
+    /// A store with more versions than are read at a time, each with an object of its own, and their
+    /// manifests.
     fn many_versions(dir: &Path) -> (LocalDir, Vec<Hash>) {
         let store = LocalDir::open(dir, Access::WRITE).unwrap();
         let mut bytes = Rng::new(1).bytes(1 << 20);
@@ -497,7 +503,8 @@ mod tests {
     fn hashes_that_were_chosen_to_be_alike_come_to_places_of_their_own() {
         const ALIKE: u64 = 200_000;
         let table: HashTable<()> = HashTable::default();
-        // Each has three of its four parts in common with all others: the first eight bytes, say, and sixteen more.
+        // Each hash shares three of its four parts with all others: for example the first eight bytes, and
+        // sixteen more.
         for part in 0..4 {
             let mixed = |n: u64| {
                 let mut hash = Hash::of(b"chosen");
@@ -506,7 +513,7 @@ mod tests {
             };
             let all: HashSet<u64> = (0..ALIKE).map(mixed).collect();
             assert_eq!(all.len() as u64, ALIKE, "part {part}");
-            // Of the 262,144 places of a table for as many, 140,000 would be taken by chance.
+            // At random, 140,000 of the 262,144 places of a table for as many would be taken.
             let places: HashSet<u64> = all.iter().map(|mixed| mixed % (1 << 18)).collect();
             assert!(places.len() > 50_000, "part {part}: all are in {} places", places.len());
         }
@@ -515,7 +522,7 @@ mod tests {
     #[test]
     fn what_lies_across_a_network_is_asked_for_side_by_side_and_the_index_is_the_same() {
         let dir = tempfile::tempdir().unwrap();
-        // One is damaged, and one object is lost.
+        // One manifest is damaged, and one object is lost.
         let (store, manifests) = many_versions(dir.path());
         let decoded: Vec<Manifest> =
             manifests.iter().map(|id| Manifest::decode(&store.manifest(*id).unwrap()).unwrap()).collect();
@@ -534,7 +541,7 @@ mod tests {
         }
         assert_eq!(one_by_one.places.len(), together.places.len());
 
-        // Of one version alone: its chunks, wherever they are, and no others.
+        // For one version: its chunks, wherever they are, and no others.
         let (wanted, mut read_bytes) = (decoded.last().unwrap(), 0_u64);
         let part = ChunkIndex::build_for(&far.store, wanted, &mut |bytes| {
             read_bytes += bytes;

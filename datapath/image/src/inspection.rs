@@ -1,9 +1,11 @@
-//! Inspection of a disk at its import: the size of its sectors, what firmware boots it, and whether anything on it is known.
+//! Inspection of a disk at its import: the size of its sectors, which firmware boots it, and whether its
+//! content is recognised.
 //!
-//! A raw file does not say how large its sectors are: 512 bytes, or 4,096 (4Kn). A GPT does, because its header is in the second
-//! sector. An MBR counts in sectors, so the size is right with which its partitions begin with something that is known. Otherwise the
-//! format of the file, the host's device or the source's server says it, and 512 is the default. The tables come first: a server may
-//! ask for requests of 4,096 bytes because of the disk that it has itself. A person who imports the disk knows it best.
+//! A raw file does not say how large its sectors are: 512 bytes, or 4,096 (4Kn). A GPT does, because its
+//! header is in the second sector. An MBR counts in sectors, so the right size is the one with which its
+//! partitions begin with something recognised. Otherwise the file format, the host's device or the source's
+//! server tells the size, and 512 is the default. The tables come first: a server may ask for requests of
+//! 4,096 bytes because of its own disk. A size that the user gives overrides everything.
 
 use std::sync::Arc;
 
@@ -28,12 +30,12 @@ pub struct Inspection {
     pub sector_bytes: u32,
     /// Its boot code and boot partitions.
     pub boot: BootRecords,
-    /// Whether there is a partition table, boot code, a file system or a volume that is known.
+    /// Whether a partition table, boot code, a file system or a volume was recognised.
     pub is_known: bool,
 }
 
 impl Inspection {
-    /// Inspects a disk that is imported. Whoever imports it may have told the size of its sectors.
+    /// Inspects a disk that is imported. `told` is the size of its sectors that the user gave.
     pub(crate) fn of(disk: &Arc<dyn Device>, told: Option<u32>) -> Result<Self, ImageError> {
         let geometry = disk.geometry();
         let sector_bytes = told.map_or_else(|| sector_bytes_of(disk, geometry), Ok)?;
@@ -45,7 +47,7 @@ impl Inspection {
         Ok(Self { sector_bytes, boot, is_known })
     }
 
-    /// Remarks for the person who imports the disk, a line each.
+    /// Remarks for the user who imports the disk, one on each line.
     pub fn remarks(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.sector_bytes == LARGE_SECTOR_BYTES {
@@ -80,7 +82,7 @@ pub(crate) fn why_bios_cannot_boot(sector_bytes: u32, is_uefi_only: bool) -> Opt
     })
 }
 
-/// Refuses a size of sectors that a disk cannot have.
+/// Refuses a sector size that a disk cannot have.
 pub(crate) fn check_sector_bytes(told: Option<u32>, size_bytes: u64) -> Result<(), ImageError> {
     match told {
         None | Some(SECTOR_BYTES) => Ok(()),
@@ -98,7 +100,7 @@ pub(crate) fn check_sector_bytes(told: Option<u32>, size_bytes: u64) -> Result<(
     }
 }
 
-/// The size of sectors with which the partitions of an MBR begin with file systems or volumes that are known.
+/// The sector size with which the partitions of an MBR begin with recognised file systems or volumes.
 fn sector_bytes_of_mbr(disk: &Arc<dyn Device>) -> Option<u32> {
     let is_known = |partition: &Partition| {
         partition.number > 0

@@ -1,4 +1,4 @@
-//! Files that are known by their bytes to be neither a disk that is read here nor a raw disk.
+//! Files that their bytes identify as neither a readable disk format nor a raw disk.
 
 use std::path::Path;
 
@@ -19,12 +19,12 @@ enum Advice {
     Unpack(&'static str),
     /// A sentence.
     Do(&'static str),
-    /// It may be the disk all the same.
+    /// It may still be a raw disk.
     Raw,
     None,
 }
 
-/// Files that are no raw disks: where their mark is, the mark, what they are, what to do.
+/// Files that are no raw disks: offset of the mark, the mark, what they are, what to do.
 const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"COWD", "a VMDK image of the old kind (COWD)", Advice::Qemu),
     (0, b"# Disk DescriptorFile", "the description of a VMDK image", Advice::Qemu),
@@ -88,7 +88,8 @@ const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"SQLite format 3\0", "an SQLite database", Advice::None),
 ];
 
-/// Refuses a file that is known to be no raw disk. `start` and `end` are its first and last bytes; `via_qemu` says how QEMU serves it.
+/// Refuses a file that is known not to be a raw disk. `start` and `end` are its first and last bytes;
+/// `via_qemu` says how QEMU serves it.
 pub(crate) fn refuse_known_formats(
     path: &Path,
     file_bytes: u64,
@@ -137,7 +138,7 @@ pub(crate) fn refuse_known_formats(
     Ok(())
 }
 
-/// Whether a first sector is text, which no boot sector, partition table or file system has there.
+/// Whether a first sector is text. No boot sector, partition table or file system has text there.
 fn looks_like_text(first: &[u8]) -> bool {
     let text = match std::str::from_utf8(first) {
         Ok(text) => text,

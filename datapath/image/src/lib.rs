@@ -5,43 +5,49 @@
 //!
 //!   volume --Op--> VersionReader --hit--> copy from ChunkCache         (the caller's thread)
 //!                      |
-//!                      +--miss--> fetch pool: read, unpack, check --> ChunkCache --> all who wait
+//!                      +--miss--> fetch pool: read, unpack, check --> ChunkCache --> all waiters
 //!                                   ^            |
 //!   readahead, boot trace, copying --+            +-- remote stores: DiskCache first
 //! ```
 //!
 //! # Guarantees
 //! - A version is a [`Manifest`], identified by the BLAKE3 of its bytes, and data objects of zstd chunks. The
-//!   chunk map is flat: finding a chunk never walks a chain. Zero chunks take nothing, equal chunks are stored
-//!   once across the store.
-//! - A new version refers to no chunk of a store on this host that was damaged when it was made.
-//! - Every chunk is checked against its hash when it enters memory, once; damage becomes an error that names
-//!   the object and the place, and concerns only the requests that need that chunk.
-//! - A chunk is fetched once however many machines wait for it: from each place where their versions have it, and they get what comes first.
-//! - An import that fails, is cancelled or is killed leaves nothing behind; so does an export.
-//! - A version that is made from another one ([`Basis`]) costs its changed chunks: those alone are read, packed and stored.
-//! - One content imported into one store is one version hash, whatever the number of threads.
+//!   chunk map is flat: finding a chunk never walks a chain. Zero chunks take no space; equal chunks are
+//!   stored once across the store.
+//! - A new version refers to no chunk of a store on this host that was damaged when the version was made.
+//! - Every chunk is checked against its hash once, when it enters memory. Damage becomes an error that names
+//!   the object and the place, and affects only the requests that need that chunk.
+//! - A chunk is fetched once however many machines wait for it. If their versions have it in several places,
+//!   it is fetched from each of them, and the first to arrive serves all.
+//! - An import that fails, is cancelled or is killed leaves nothing behind. The same holds for an export.
+//! - A version that is made from another one ([`Basis`]) costs only its changed chunks: only these are read,
+//!   packed and stored.
+//! - One content imported into one store has one version hash, whatever the number of threads.
 //!
 //! # Limits
-//! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files of a partition, of all as many as [`diff::CHANGED_FILES_BYTES_MAX`] hold, and
-//!   [`diff::PARTITIONS_MAX`] partitions. The directories that are looked into at a time take at most 256 MiB.
-//! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes; what is imported has at most what a machine's disk may have
-//!   ([`headwater_block::VOLUME_MAX_BYTES`]), and as much data as a manifest of [`headwater_store::MANIFEST_MAX_BYTES`] names: 1.3 TiB.
+//! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files of a partition, in all partitions as many as fit
+//!   into [`diff::CHANGED_FILES_BYTES_MAX`], and [`diff::PARTITIONS_MAX`] partitions. The directories that
+//!   are open at a time take at most 256 MiB.
+//! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes. An imported disk is at most as
+//!   large as a machine's disk ([`headwater_block::VOLUME_MAX_BYTES`]), and has at most as much data as a
+//!   manifest of [`headwater_store::MANIFEST_MAX_BYTES`] names: 1.3 TiB.
 //! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
-//! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads of each place at a time; as many wait as were taken in.
-//! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
+//! - [`ChunkCache`]: its capacity. [`FETCH_THREADS`] reads of each place at a time; as many wait as
+//!   front-ends accept.
+//! - [`DiskCache`]: its capacity on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
 //!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
-//! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
-//!   the store, 48 more for each that the image has too; the data objects with these are open meanwhile.
+//! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, 64 bytes for each distinct chunk of the
+//!   store, and 48 more for each chunk that the image has too. The data objects with these chunks are open
+//!   meanwhile.
 //!
 //! # Errors
 //! [`ImageError`] for operations, [`headwater_block::IoError`] for disk requests.
 //!
 //! # Not here
-//! Writing to an image (volumes do, sealing makes versions of that), networks (an NBD client is a `Device`
-//! like any other, a remote store is a `Store`).
+//! Writing to an image (volumes write, and a seal makes a version of that), networks (an NBD client is a
+//! `Device` like any other, a remote store is a `Store`).
 //!
-//! Start reading at [`reader`] for the life of a read, at [`import`] for how versions come about.
+//! Start reading at [`reader`] for the life of a read, at [`import`] for how versions are made.
 
 #![cfg_attr(
     not(test),

@@ -1,15 +1,16 @@
-//! The manifest: what a version consists of. Pure: bytes in, bytes out.
+//! The manifest: what a version consists of. No I/O: bytes in, bytes out.
 //!
 //! ```text
 //!   header 88 bytes | objects, 40 bytes each | runs, 16 bytes each | chunks, 48 bytes each
 //! ```
-//! A run is a stretch of consecutive chunks that hold data; what no run covers is zero and takes nothing. The
-//! chunks follow one another in the order of the runs. So the size of a manifest, in a file and in memory,
-//! follows the data of the image and not its size, and finding a chunk is one binary search, never a chain.
+//! A run is a stretch of consecutive chunks with data. Chunks outside all runs are zero and take no space.
+//! The chunk entries follow one another in the order of the runs. So the size of a manifest, in a file and in
+//! memory, depends on the amount of data in the image and not on its size. Finding a chunk is one binary
+//! search, never a chain.
 //!
-//! Everything is checked when a manifest is parsed, so that nobody who uses one has to: runs are ascending
-//! and inside the image, every chunk lies inside its object, every object is used. One content has one
-//! encoding, therefore the BLAKE3 of the bytes identifies a version. Byte by byte: `docs/format.md`.
+//! Everything is checked when a manifest is parsed, so that its users need not check: runs are ascending and
+//! inside the image, every chunk lies inside its object, every object is used. One content has one encoding,
+//! therefore the BLAKE3 of the bytes identifies a version. The format byte by byte: `docs/format.md`.
 
 use std::ops::{Deref, Range};
 
@@ -22,7 +23,7 @@ use crate::units::{u64_of, usize_of, usize_of_u32};
 /// The largest image: 64 TiB.
 pub const IMAGE_MAX_BYTES: u64 = 64 << 40;
 
-/// The longest data object: the header of 16 bytes, and all chunks of the largest image, stored as they are.
+/// The longest data object: the header of 16 bytes, and all chunks of the largest image, uncompressed.
 pub(crate) const OBJECT_MAX_BYTES: u64 = 16 + IMAGE_MAX_BYTES;
 
 /// Bytes of a chunk's entry.
@@ -33,11 +34,11 @@ pub(crate) const CHUNK_BYTES: usize = 48;
 pub struct ChunkRef {
     /// BLAKE3 of the chunk's content.
     pub hash: Hash,
-    /// Which of [`Outline::objects`].
+    /// An index into [`Outline::objects`].
     pub object: u32,
-    /// Length in the object; the chunk size itself means: not compressed.
+    /// Length in the object. If it equals the chunk size, the chunk is not compressed.
     pub stored_bytes: u32,
-    /// Where it starts in the object.
+    /// Its offset in the object.
     pub offset: u64,
 }
 
@@ -50,7 +51,7 @@ pub struct ObjectRef {
     pub len_bytes: u64,
 }
 
-/// What versions need of a store, as their manifests say.
+/// What versions need of a store, according to their manifests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manifests;
 
@@ -106,12 +107,12 @@ impl ManifestBuilder {
         Self(Manifest { outline: Outline::new(size_bytes, chunk_bytes, parent), refs: Vec::new() })
     }
 
-    /// Says how large the disk's sectors are, 512 bytes unless this is called, and whether it boots with UEFI only.
+    /// Sets the disk's sector size, which is 512 bytes by default, and whether the disk boots with UEFI only.
     pub fn set_disk(&mut self, sector_bytes: u32, is_uefi_only: bool) {
         self.0.outline.set_disk(sector_bytes, is_uefi_only);
     }
 
-    /// Adds the chunk with number `index`; numbers ascend.
+    /// Adds the chunk with number `index`; the numbers must ascend.
     pub fn push(&mut self, index: u64, chunk: ChunkRef) {
         self.0.outline.push(index);
         self.0.refs.push(chunk);
@@ -122,24 +123,24 @@ impl ManifestBuilder {
         self.0.data_chunks()
     }
 
-    /// How many bytes it has so far, without its objects.
+    /// Its length so far in bytes, without its objects.
     pub(crate) fn encoded_bytes(&self) -> u64 {
         let chunks_bytes = self.0.refs.len().saturating_mul(CHUNK_BYTES);
         u64_of(self.0.outline.encoded_bytes().saturating_add(chunks_bytes))
     }
 
-    /// What was added, in order.
+    /// The chunks added so far, in order.
     pub(crate) fn chunks(&self) -> &[ChunkRef] {
         &self.0.refs
     }
 
-    /// Whether it has the bytes of another one, wherever these are stored.
+    /// Whether it describes the same bytes as another manifest, wherever these are stored.
     pub fn has_bytes_of(&self, other: &Manifest) -> bool {
         self.0.has_bytes_of(other)
     }
 
-    /// Ends it. `objects` are those that the chunks' numbers mean; unused ones are left out and the others
-    /// are ordered by first use.
+    /// Finishes it. `objects` are those to which the chunks' numbers refer. Unused ones are left out, and the
+    /// others are ordered by first use.
     pub fn finish(self, objects: &[ObjectRef]) -> Result<Manifest, ImageError> {
         let mut manifest = self.0;
         let mut new_number: Vec<Option<u32>> = vec![None; objects.len()];
@@ -176,7 +177,7 @@ impl Manifest {
         self.refs.get(self.outline.place(index)?)
     }
 
-    /// Whether the disk has the same bytes and sectors as that of another one, wherever these are stored.
+    /// Whether the disk has the same bytes and sectors as another one, wherever the bytes are stored.
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         self.size_bytes() == other.size_bytes()
             && self.sector_bytes() == other.sector_bytes()
@@ -185,7 +186,7 @@ impl Manifest {
             && self.data().zip(other.data()).all(|((a, x), (b, y))| a == b && x.hash == y.hash)
     }
 
-    /// All chunks that hold data, in order, with their numbers.
+    /// All chunks with data, in order, with their numbers.
     pub fn data(&self) -> impl Iterator<Item = (u64, &ChunkRef)> {
         self.outline.numbers().zip(self.refs.iter())
     }
@@ -203,7 +204,7 @@ impl Manifest {
         out
     }
 
-    /// Parses and checks. Takes memory in proportion to `bytes`, whatever they claim.
+    /// Parses and checks. The memory is proportional to the length of `bytes`, whatever they claim.
     pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
         let header = Header::decode(bytes)?;
         let chunks_at = usize_of(header.chunks_at(u64_of(bytes.len()))?);
@@ -214,7 +215,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Everything that the users of a manifest rely on.
+    /// Checks everything that the users of a manifest rely on.
     fn check(&self) -> Result<(), ImageError> {
         self.outline.check()?;
         self.check_refs()
@@ -238,7 +239,7 @@ impl Manifest {
     }
 }
 
-/// Chunks as they are written; nothing is checked.
+/// Chunk entries as they are written; nothing is checked.
 pub(crate) fn decode_chunks(bytes: &[u8]) -> Vec<ChunkRef> {
     bytes.as_chunks::<CHUNK_BYTES>().0.iter().map(decode_chunk).collect()
 }
@@ -374,7 +375,7 @@ mod tests {
             Manifests.objects(&bytes)
         };
         assert_eq!(longest(OBJECT_MAX_BYTES).unwrap()[0].1, OBJECT_MAX_BYTES);
-        // The version is not copied, and others are.
+        // This version is not copied, and others are.
         assert_eq!(longest(OBJECT_MAX_BYTES + 1).unwrap_err().kind(), StoreErrorKind::Damaged);
     }
 
@@ -417,7 +418,7 @@ mod tests {
             bytes[at..at + 8].copy_from_slice(&value);
             bytes.truncate(bytes.len().saturating_sub(cut % 100));
             if let Ok(manifest) = Manifest::decode(&bytes) {
-                // Whatever was accepted is the one encoding of what it says.
+                // An accepted encoding is the only encoding of its content.
                 prop_assert_eq!(manifest.encode(), bytes);
             }
         }

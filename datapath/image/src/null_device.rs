@@ -1,4 +1,5 @@
-//! An empty disk: all zeroes, of any size. A base for machines that start from nothing, and for tests.
+//! An empty disk of any size: all zeroes. It is a base for machines that start with an empty disk, and for
+//! tests.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::fetch_pool::read_only;
 use crate::manifest::IMAGE_MAX_BYTES;
 use crate::reader::read_only_geometry;
 
-/// A read-only disk of `size_bytes` zeroes; a multiple of 512.
+/// A read-only disk of `size_bytes` zeroes. The size is a multiple of 512.
 pub fn null_device(size_bytes: u64) -> Result<Arc<dyn Device>, ImageError> {
     let why = if size_bytes == 0 {
         "a size of 0".to_owned()

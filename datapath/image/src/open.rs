@@ -1,5 +1,5 @@
-//! Opening a disk image of unknown format: raw, qcow2, VHD, VHDX and VMDK are read, everything else is refused
-//! by name.
+//! Opens a disk image of unknown format. Raw, qcow2, VHD, VHDX and VMDK are read; every other format is
+//! refused by name.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -29,11 +29,11 @@ pub enum FileFormat {
     Raw,
     /// QEMU's format, with backing files.
     Qcow2,
-    /// Virtual PC's and Hyper-V's older one, fixed or dynamic.
+    /// The older format of Virtual PC and Hyper-V, fixed or dynamic.
     Vhd,
-    /// Hyper-V's.
+    /// The format of Hyper-V.
     Vhdx,
-    /// VMware's, in one file.
+    /// The format of VMware, in one file.
     Vmdk,
 }
 
@@ -49,32 +49,34 @@ impl FileFormat {
     }
 }
 
-/// Which files and devices a qcow2 image may name as its backing file, of which everything can be read through it.
+/// Which files and devices a qcow2 image may name as its backing file. Everything in them can be read through
+/// the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// Files in the directory of the image that is opened, or below it: what came together with it.
+    /// Files in the directory of the opened image, or below it: files that came together with the image.
     #[default]
     Beside,
     /// Everything that this process may read.
     Anywhere,
 }
 
-/// Opens an image file that a machine reads, whatever its format: all but raw are known by their bytes, and what is
-/// known to be something else is refused. The files of the chain must not change while it is used.
+/// Opens an image file that a machine reads, whatever its format. All formats except raw are recognised by
+/// their bytes, and a file that is recognised as something else is refused. The files of the chain must not
+/// change while it is used.
 ///
-/// A raw disk that an untrusted guest has written could pass itself off as a qcow2 image that names a file
-/// beside it as its backing file; open such a disk with its format ([`open_chain`], [`open_source`]).
+/// A raw disk that an untrusted guest has written could pretend to be a qcow2 image whose backing file is a
+/// file beside it. Open such a disk with its format ([`open_chain`], [`open_source`]).
 pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
     open_file_backed(path, Backing::Beside)
 }
 
-/// The same, with backing files from elsewhere where these are allowed.
+/// The same, with backing files from elsewhere if `backing` allows it.
 pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>, ImageError> {
     Ok(open_chain(path, None, backing)?.0)
 }
 
-/// The same, and the files that it is read from: its own, then its backing files. Where its format is known, as with
-/// [`open_source`].
+/// The same, and the files from which it is read: its own, then its backing files. The format can be given as
+/// for [`open_source`].
 pub fn open_chain(
     path: &Path,
     format: Option<FileFormat>,
@@ -86,14 +88,15 @@ pub fn open_chain(
     Ok((PooledDisk::open(disk, Place::Here, chain.locks)?, chain.files))
 }
 
-/// Opens an image file that an image is made of. Its reads have threads of their own: a slow file holds up no machine. As
-/// [`open_file`] without a format. One that is known to have this format and has another is refused; what is raw is the disk
-/// whatever its bytes say, and the backing files of a qcow2 image are opened as it says.
+/// Opens an image file that an image is made of. Its reads have threads of their own, so a slow file delays
+/// no machine. Without a format it works as [`open_file`]. With a format, a file of another format is
+/// refused. A file given as raw is the disk whatever its bytes say. The backing files of a qcow2 image are
+/// opened as its header says.
 pub fn open_source(path: &Path, format: Option<FileFormat>) -> Result<Arc<dyn Device>, ImageError> {
     open_source_backed(path, format, Backing::Beside)
 }
 
-/// The same, with backing files from elsewhere where these are allowed.
+/// The same, with backing files from elsewhere if `backing` allows it.
 pub fn open_source_backed(
     path: &Path,
     format: Option<FileFormat>,
@@ -108,7 +111,8 @@ pub fn open_source_backed(
 /// The files that were opened, from the top.
 #[derive(Default)]
 struct Chain {
-    /// Whether they are served as they are, and not made an image of: from an NBD server only that is done.
+    /// Whether the files are served as they are, instead of being imported. From an NBD server disks can only
+    /// be imported.
     is_served: bool,
     /// Device and inode of the qcow2 images, which may name a backing file.
     above: Vec<(u64, u64)>,
@@ -117,7 +121,7 @@ struct Chain {
     locks: Vec<File>,
 }
 
-/// Opens a file that was found at this path, and those below it.
+/// Opens a file that was found at this path, and the files below it.
 fn open_layer(
     path: &Path,
     found: &File,
@@ -186,7 +190,7 @@ fn open_backing(
     let format = match format {
         Some("raw") => Some(FileFormat::Raw),
         Some("qcow2") => Some(FileFormat::Qcow2),
-        // As QEMU calls them.
+        // The names that QEMU uses.
         Some("vpc") => Some(FileFormat::Vhd),
         Some("vhdx") => Some(FileFormat::Vhdx),
         Some("vmdk") => Some(FileFormat::Vmdk),
@@ -204,7 +208,7 @@ fn open_backing(
         return Err(ImageError::new(ImageErrorKind::Unsupported, why));
     }
     let plain = name.strip_prefix("file:").unwrap_or(name);
-    // As in QEMU, a colon before the first slash makes it a protocol.
+    // As in QEMU, a colon before the first slash means a protocol.
     if plain.split('/').next().is_some_and(|first| first.contains(':')) {
         return Err(unsupported(format!("its backing file '{name}' is not a local file")));
     }
@@ -231,19 +235,19 @@ fn open_backing(
     open_layer(&path, &found, format, within, chain).map_err(failed)
 }
 
-/// The directory in which all files of the chain must be.
+/// The directory that must contain all files of the chain.
 fn place(path: &Path, backing: Backing) -> Option<PathBuf> {
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
-    // One that is not there is refused by who opens the image.
+    // If the directory does not exist, opening the image fails anyway.
     (backing == Backing::Beside).then(|| dir.canonicalize().unwrap_or_else(|_| dir.to_owned()))
 }
 
-/// Refuses what does not lie within the directory. Whoever made the image may have had any file or device of this host in
-/// mind. It is asked of the file itself, because what its path leads to may change before it is opened, and through `/proc` a path
-/// leads to files that have none.
+/// Refuses a file outside the directory. The author of the image may have meant any file or device of this
+/// host. The open file itself is checked, because its path may lead elsewhere before it is opened, and paths
+/// through `/proc` lead to files that have no path.
 fn refuse_elsewhere(above: &Path, name: &str, found: &File, within: &Path) -> Result<(), ImageError> {
     let refuse = |what: &str| {
         let why = format!(
@@ -266,8 +270,8 @@ fn refuse_elsewhere(above: &Path, name: &str, found: &File, within: &Path) -> Re
     if !whole.starts_with(within) {
         return refuse("a file outside of its directory");
     }
-    // Of one that has no name any more (`.. (deleted)`), or that is of another process's root directory, the link says something
-    // that here is another file or none.
+    // If the file has no name any more (`.. (deleted)`), or belongs to the root directory of another process,
+    // the link shows a path that here is another file or none.
     let is_it = |named: Metadata| (named.dev(), named.ino()) == (metadata.dev(), metadata.ino());
     if !std::fs::symlink_metadata(&whole).is_ok_and(is_it) {
         return refuse("a file that has no name in its directory");
@@ -309,7 +313,7 @@ fn cannot_open(path: &Path, error: &std::io::Error) -> ImageError {
 }
 
 impl Chain {
-    /// What to do with a file that only QEMU reads.
+    /// The advice for a file that only QEMU reads.
     fn via_qemu(&self, path: &Path) -> String {
         let uri = "nbd+unix:///?socket=/tmp/disk.sock";
         let then = if self.is_served {

@@ -1,4 +1,4 @@
-//! The chunk maps of versions that are open: in memory once, and read once, for all readers of a version.
+//! The chunk maps of open versions. Each is in memory once, and read once, for all readers of a version.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -9,11 +9,11 @@ use parking_lot::{Condvar, Mutex};
 use crate::chunk_map::ChunkMap;
 use crate::error::ImageError;
 
-/// Chunk maps that readers have.
+/// Chunk maps that readers use.
 #[derive(Default)]
 pub(crate) struct OpenMaps {
     slots: Mutex<HashMap<Hash, Slot>>,
-    /// Somebody ended reading one.
+    /// Signals that a thread has finished reading a map.
     read: Condvar,
 }
 
@@ -23,8 +23,8 @@ enum Slot {
 }
 
 impl OpenMaps {
-    /// A map that another reader has, or reads at this moment, or else what `read` gives. Where the other one fails, who
-    /// waited for it reads too, and gets a reason of its own.
+    /// Returns the map that another reader has or is reading now, or else the result of `read`. If the other
+    /// read fails, the waiting caller reads too, and gets an error of its own.
     pub(crate) fn get(
         &self,
         id: Hash,
@@ -39,7 +39,7 @@ impl OpenMaps {
             return Ok(map);
         }
         slots.retain(|_, slot| !matches!(slot, Slot::Open(open) if open.strong_count() == 0));
-        // Those who waited in vain do not wait for each other.
+        // Callers that waited for a failed read do not wait for each other.
         let reading = (!waits).then(|| {
             slots.insert(id, Slot::Reading);
             Reading { maps: self, id }
@@ -52,7 +52,7 @@ impl OpenMaps {
     }
 }
 
-/// Ends the wait of others, also where reading fails.
+/// Ends the wait of others, even if reading fails.
 struct Reading<'a> {
     maps: &'a OpenMaps,
     id: Hash,
@@ -111,7 +111,7 @@ mod tests {
             }
         });
         assert_eq!(reads.load(Ordering::SeqCst), 1);
-        // Nobody has it any more.
+        // No reader has it any more.
         open.get(id, || {
             reads.fetch_add(1, Ordering::SeqCst);
             Ok(map())

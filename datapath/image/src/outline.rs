@@ -1,5 +1,5 @@
-//! What a manifest says before its chunks: the header, the objects and the runs. It is small: it does not grow with the data of an
-//! image, but with how much that is scattered.
+//! The part of a manifest before its chunk entries: the header, the objects and the runs. It is small,
+//! because its size depends on how scattered the data is, and not on the amount of data.
 
 use headwater_store::{Hash, VERSION_OBJECTS_MAX};
 
@@ -18,7 +18,7 @@ const UEFI_ONLY: u32 = 1;
 const OBJECT_BYTES: usize = 40;
 const RUN_BYTES: usize = 16;
 
-/// `len` consecutive chunks with data, from chunk `start`; their refs start at `first_ref`.
+/// `len` consecutive chunks with data, from chunk `start`; their entries start at `first_ref`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     start: u64,
@@ -26,7 +26,7 @@ struct Run {
     first_ref: usize,
 }
 
-/// Which chunks of a version hold data, and what it needs.
+/// Which chunks of a version hold data, and which objects it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outline {
     size_bytes: u64,
@@ -41,7 +41,7 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// One of a version without data.
+    /// The outline of a version without data.
     pub(crate) fn new(size_bytes: u64, chunk_bytes: u32, parent: Option<Hash>) -> Self {
         Self {
             size_bytes,
@@ -55,7 +55,7 @@ impl Outline {
         }
     }
 
-    /// Adds the chunk with number `index`; numbers ascend.
+    /// Adds the chunk with number `index`; the numbers must ascend.
     pub(crate) fn push(&mut self, index: u64) {
         let first_ref = self.refs;
         self.refs += 1;
@@ -89,7 +89,7 @@ impl Outline {
         self.size_bytes
     }
 
-    /// Size of a chunk. The last one of the image is filled up with zeroes.
+    /// Size of a chunk. The last chunk of the image is filled up with zeroes.
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
     }
@@ -119,7 +119,7 @@ impl Outline {
         self.size_bytes.div_ceil(u64::from(self.chunk_bytes))
     }
 
-    /// Whether chunk `index` holds data, and for how many chunks from there that stays so, at most to the
+    /// Whether chunk `index` holds data, and for how many chunks from there that is the same, at most to the
     /// end of the image.
     pub fn run_at(&self, index: u64) -> (bool, u64) {
         let at = self.last_run_from(index);
@@ -133,7 +133,7 @@ impl Outline {
         (false, next.saturating_sub(index))
     }
 
-    /// Which of the chunks that hold data the one with number `index` is; `None` if it is zero.
+    /// The position of chunk `index` among the chunks with data; `None` if it is zero.
     pub(crate) fn place(&self, index: u64) -> Option<usize> {
         let run = self.runs.get(self.last_run_from(index)?)?;
         let within = index - run.start;
@@ -143,13 +143,13 @@ impl Outline {
         run.first_ref.checked_add(usize_of(within))
     }
 
-    /// How many chunks that hold data are in front of the one with number `index`.
+    /// How many chunks with data come before chunk `index`.
     pub(crate) fn places_before(&self, index: u64) -> usize {
         let run = self.last_run_from(index).and_then(|at| self.runs.get(at));
         run.map_or(0, |run| run.first_ref.saturating_add(usize_of((index - run.start).min(run.len))))
     }
 
-    /// The numbers of all chunks that hold data, in order.
+    /// The numbers of all chunks with data, in order.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> {
         self.runs.iter().flat_map(|run| run.start..run.start.saturating_add(run.len))
     }
@@ -159,7 +159,7 @@ impl Outline {
         self.runs.partition_point(|run| run.start <= index).checked_sub(1)
     }
 
-    /// Where the chunks begin in the bytes of the manifest.
+    /// Where the chunk entries begin in the bytes of the manifest.
     pub(crate) fn encoded_bytes(&self) -> usize {
         HEADER_BYTES + self.objects.len() * OBJECT_BYTES + self.runs.len() * RUN_BYTES
     }
@@ -185,7 +185,7 @@ impl Outline {
         }
     }
 
-    /// Parses and checks what follows the header. Takes memory in proportion to `tables`.
+    /// Parses and checks the tables after the header. The memory is proportional to the length of `tables`.
     pub(crate) fn decode(header: &Header, tables: &[u8]) -> Result<Self, ImageError> {
         let (objects, runs) = tables
             .split_at_checked(usize_of(header.objects).saturating_mul(OBJECT_BYTES))
@@ -215,7 +215,7 @@ impl Outline {
         Ok(outline)
     }
 
-    /// Everything that users rely on.
+    /// Checks everything that users rely on.
     pub(crate) fn check(&self) -> Result<(), ImageError> {
         if !self.size_bytes.is_multiple_of(512) || self.size_bytes == 0 || self.size_bytes > IMAGE_MAX_BYTES {
             return Err(damaged(format!("{} bytes is not the size of an image", self.size_bytes)));
@@ -236,7 +236,7 @@ impl Outline {
         if self.objects.len() > VERSION_OBJECTS_MAX {
             return Err(damaged(format!("it refers to {} objects", self.objects.len())));
         }
-        // Whoever copies an object takes memory in proportion to its length, and asks for as much room.
+        // A copy of an object takes memory and disk space in proportion to its length.
         if let Some(object) = self.objects.iter().find(|object| object.len_bytes > OBJECT_MAX_BYTES) {
             return Err(damaged(format!(
                 "it says that the data object {} has {} bytes, and none has more than {OBJECT_MAX_BYTES}",
@@ -244,7 +244,7 @@ impl Outline {
             )));
         }
         let mut total = 0u64;
-        // Where the run before ended. Adjoining runs would be a second way to write one.
+        // The end of the previous run. Adjoining runs would be a second encoding of one run.
         let mut end_before: Option<u64> = None;
         for run in &self.runs {
             let end = run.start.checked_add(run.len).filter(|end| *end <= self.chunks());
@@ -261,7 +261,7 @@ impl Outline {
         Ok(())
     }
 
-    /// That a chunk lies inside its object. Its number is for people, who rarely need it.
+    /// Checks that a chunk lies inside its object. `index` is only for messages, and rarely needed.
     pub(crate) fn check_chunk(
         &self,
         number: impl FnOnce() -> u64,
@@ -279,7 +279,7 @@ impl Outline {
     }
 }
 
-/// How much of what there is.
+/// The counts and sizes in the header.
 #[derive(Debug)]
 pub(crate) struct Header {
     chunk_bytes: u32,
@@ -327,7 +327,8 @@ impl Header {
         }
     }
 
-    /// Where the chunks begin in a manifest of `len_bytes`; an error if that is not the length that follows from the header.
+    /// Where the chunk entries begin in a manifest of `len_bytes`. Fails if that length does not follow from
+    /// the header.
     pub(crate) fn chunks_at(&self, len_bytes: u64) -> Result<u64, ImageError> {
         let tables = [(self.objects, OBJECT_BYTES), (self.runs, RUN_BYTES), (self.refs, CHUNK_BYTES)];
         let mut expected = 0u64;
@@ -352,7 +353,7 @@ pub(crate) fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*head)
 }
 
-/// The next `N` bytes of a table's entry, whose length is known to suffice.
+/// The next `N` bytes of a table's entry, whose length is known to be sufficient.
 pub(crate) fn field<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     take(rest).unwrap_or([0; N])
 }

@@ -1,4 +1,4 @@
-//! A file while it is written: beside its place, under a name that nothing else has.
+//! A file while it is written: beside its destination, under a unique name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -14,21 +14,22 @@ use rustix::io::Errno;
 /// The longest name of a file, on Linux.
 const FILE_NAME_MAX_BYTES: usize = 255;
 
-/// A file that is being written, `.NAME.ID.partial`. Goes away unless it was put in place.
+/// A file that is being written, `.NAME.ID.partial`. It is removed on drop, unless it was put in place.
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
-    /// Where it is, open from the beginning: that it cannot be synced is known before anything is written.
+    /// Its directory, open from the beginning, so that a directory that cannot be synced is noticed before
+    /// anything is written.
     dir: File,
     in_place: bool,
 }
 
-/// Why a file did not get its name for good.
+/// Why a file did not get its final name durably.
 #[derive(Debug)]
 pub enum NotPlaced {
-    /// It is gone, and what had the name before is as it was.
+    /// The file was removed, and an existing file of that name is unchanged.
     Removed(io::Error),
-    /// It is there and whole, and may be gone after a power cut.
+    /// The file is in place and complete, but may be lost in a power cut.
     Unsynced(io::Error),
 }
 
@@ -39,7 +40,8 @@ impl From<io::Error> for NotPlaced {
 }
 
 impl Partial {
-    /// Makes an empty file beside `to`. What is there is left alone, whatever its name, and no link is followed.
+    /// Creates an empty file beside `to`. Existing files are left alone, whatever their names, and no link is
+    /// followed.
     pub fn create(to: &Path) -> io::Result<(Self, File)> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // The parent of a plain file name is the empty path.
@@ -50,19 +52,19 @@ impl Partial {
             let path = to.with_file_name(name_of(to, number));
             match File::options().write(true).create_new(true).open(&path) {
                 Ok(file) => return Ok((Self { path, dir, in_place: false }, file)),
-                // Of a process that was killed, or of one in another container.
+                // Left by a process that was killed, or by one in another container.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),
             }
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives it its name, for good, which nothing has: else that is an error.
+    /// Gives it its final name, durably. Fails if a file of that name exists.
     pub fn put_in_place(mut self, to: &Path) -> Result<(), NotPlaced> {
         self.name(to)?;
         self.dir.sync_all().map_err(NotPlaced::Unsynced)
@@ -70,7 +72,7 @@ impl Partial {
 
     fn name(&mut self, to: &Path) -> io::Result<()> {
         match rustix::fs::renameat_with(CWD, &self.path, CWD, to, RenameFlags::NOREPLACE) {
-            // Some file systems cannot, such as NFS.
+            // Some file systems do not support this, such as NFS.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return self.link(to),
             renamed => renamed?,
         }
@@ -78,7 +80,7 @@ impl Partial {
         Ok(())
     }
 
-    /// The same by a second name, which nobody gets twice either.
+    /// The same by a hard link, which also fails if the name exists.
     fn link(&mut self, to: &Path) -> io::Result<()> {
         let no_links = |e: &io::Error| {
             matches!(
@@ -88,16 +90,17 @@ impl Partial {
         };
         match fs::hard_link(&self.path, to) {
             Err(e) if no_links(&e) => return self.rename(to),
-            // The answer of a server that did it was lost, and it was asked again.
+            // The server created the link, its answer was lost, and the request was repeated.
             Err(e) if e.kind() == ErrorKind::AlreadyExists && self.is_at(to) => {}
             linked => linked?,
         }
-        // Before the directory is synced. Where that fails, it is tried again when this goes.
+        // Before the directory is synced. If the removal fails, it is tried again on drop.
         self.in_place = fs::remove_file(&self.path).is_ok();
         Ok(())
     }
 
-    /// The same where there are no second names: who makes one in this moment loses it.
+    /// The same on a file system without hard links. A file that another process creates under that name at
+    /// this moment is lost.
     fn rename(&mut self, to: &Path) -> io::Result<()> {
         match fs::symlink_metadata(to) {
             Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -118,7 +121,7 @@ impl Partial {
 
 fn name_of(to: &Path, number: u64) -> OsString {
     let end = format!(".{}-{number}.partial", std::process::id());
-    // As much of it as fits: the end alone tells it from others.
+    // As much of the name as fits: the suffix alone makes it unique.
     let name = to.file_name().unwrap_or_default().as_bytes();
     let room = FILE_NAME_MAX_BYTES.saturating_sub(end.len()).saturating_sub(1);
     let mut partial = OsString::from(".");

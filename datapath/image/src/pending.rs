@@ -11,10 +11,10 @@ use parking_lot::{Mutex, MutexGuard};
 pub(crate) struct Piece {
     /// Number of the chunk.
     pub index: u64,
-    /// Where it starts in the chunk.
+    /// Its offset in the chunk.
     pub from: usize,
     pub len: usize,
-    /// Where it goes in the request's buffer.
+    /// Its offset in the request's buffer.
     pub to: usize,
 }
 
@@ -28,7 +28,8 @@ pub(crate) fn wrong_buffer() -> IoError {
     IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
 }
 
-/// Holds an answer back until [`HeldAnswer`] is dropped: whoever is answered may take things away that the one who answers still has.
+/// Holds an answer back until [`HeldAnswer`] is dropped. The receiver of an answer may remove things that the
+/// answering thread still uses.
 pub(crate) fn root(done: Completion) -> (Completion, HeldAnswer) {
     let answer = Arc::new(Mutex::new(Answer { done: Some(done), outcome: None, is_held: true }));
     let held = HeldAnswer(Arc::clone(&answer));
@@ -48,7 +49,7 @@ struct Answer {
     is_held: bool,
 }
 
-/// Holds an answer back.
+/// Holds an answer back while it lives.
 pub(crate) struct HeldAnswer(Arc<Mutex<Answer>>);
 
 impl Drop for HeldAnswer {
@@ -59,7 +60,7 @@ impl Drop for HeldAnswer {
     }
 }
 
-/// Answers, if there is an answer yet.
+/// Sends the answer, if there is one.
 fn give(mut answer: MutexGuard<'_, Answer>) {
     let Some(Outcome { result, buffer }) = answer.outcome.take() else { return };
     let done = answer.done.take();
@@ -71,7 +72,7 @@ fn give(mut answer: MutexGuard<'_, Answer>) {
 
 /// A request that waits for chunks.
 pub(crate) struct PendingRead {
-    /// Pieces that are not here yet.
+    /// Pieces that have not arrived.
     left: AtomicUsize,
     state: Mutex<ReadState>,
 }
@@ -83,7 +84,7 @@ struct ReadState {
 }
 
 impl PendingRead {
-    /// Waits for so many pieces, and then answers.
+    /// Waits for this many pieces, and then answers.
     pub(crate) fn start(pieces: usize, buffer: Vec<u8>, done: Completion) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicUsize::new(pieces),
@@ -139,7 +140,7 @@ mod tests {
         assert!(answered.try_recv().is_err());
         done.complete(Ok(()), vec![8]);
         assert_eq!(answered.recv().unwrap().unwrap(), [8]);
-        // Lost by a bug.
+        // Lost because of a bug.
         let (done, held, answered) = held_answer();
         drop(done);
         drop(held);

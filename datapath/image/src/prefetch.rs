@@ -1,4 +1,4 @@
-//! Work in the background for a version, and fetching what a boot trace lists.
+//! Background work for a version, and the prefetch of a boot trace.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,20 +14,21 @@ use crate::manifest::ChunkRef;
 use crate::reader::VersionReader;
 use crate::trace::Trace;
 
-/// Bytes of a trace, as they are stored, that are asked for at a time: enough to keep a line busy, and little to
-/// stand behind for whoever waits for something else.
+/// Stored bytes of a trace that are requested at a time: enough to keep a line busy, and little enough not to
+/// delay reads that somebody waits for.
 const PREFETCH_IN_FLIGHT_BYTES: u64 = 768 << 10;
-/// Chunks of a trace that are put into the order of the object before they are fetched.
+/// How many chunks of a trace are sorted by their position in the object before they are fetched.
 const PREFETCH_WINDOW: usize = 48;
 
-/// How far work in the background is.
+/// The progress of background work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackgroundProgress {
     /// Bytes to fetch, as they are stored.
     pub total_bytes: u64,
-    /// Of which are here: all of them once it is over and went well, when what is kept has been synced as well.
+    /// How many of them are here. When the work has ended successfully it is all of them, and kept chunks
+    /// have been synced as well.
     pub done_bytes: u64,
-    /// Whether it ended, well or not.
+    /// Whether it ended, successfully or not.
     pub is_over: bool,
 }
 
@@ -40,21 +41,22 @@ pub(crate) struct Work {
     pub failure: Mutex<Option<ImageError>>,
 }
 
-/// Work in the background. It ends early when this is dropped.
+/// Work in the background. Dropping this ends it early.
 pub struct Background(Arc<Work>);
 
 impl Background {
-    /// How far it is.
+    /// The current progress.
     pub fn progress(&self) -> BackgroundProgress {
         let total_bytes = self.0.total_bytes;
-        // First: work that ends in between would be over with less than it did.
+        // Read first. Otherwise work that ends between the two reads would look finished with less than it
+        // did.
         let is_over = self.0.over.load(Ordering::Acquire);
         let most = if is_over { total_bytes } else { total_bytes.saturating_sub(1) };
         let done_bytes = self.0.done_bytes.load(Ordering::Relaxed).min(most);
         BackgroundProgress { total_bytes, done_bytes, is_over }
     }
 
-    /// What went wrong last, if it did.
+    /// The last error, if there was one.
     pub fn failure(&self) -> Option<ImageError> {
         self.0.failure.lock().clone()
     }
@@ -71,18 +73,18 @@ impl Work {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// So much is not here yet, or not any more.
+    /// Sets how many bytes are not here yet, or no longer.
     pub(crate) fn set_left(&self, left_bytes: u64) {
         self.done_bytes.store(self.total_bytes.saturating_sub(left_bytes), Ordering::Relaxed);
     }
 
-    /// It ends before all was done, and nobody is to take it for whole.
+    /// Records that the work ends before everything was done, so that nobody takes it for complete.
     pub(crate) fn falls_short(&self) {
         self.done_bytes.fetch_min(self.total_bytes.saturating_sub(1), Ordering::Relaxed);
     }
 }
 
-/// Ends the work when it is dropped, also where it panics: else those who wait for its end would do so for ever.
+/// Ends the work on drop, even after a panic. Otherwise a caller that waits for the end would wait for ever.
 struct Over<'a>(&'a Work);
 
 impl Drop for Over<'_> {
@@ -97,7 +99,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Starts to fetch `total_bytes`; how much there is to do is known from the first moment on.
+/// Starts to fetch `total_bytes`. The total is known from the first moment on.
 pub(crate) fn start(
     name: &str,
     total_bytes: u64,
@@ -115,12 +117,12 @@ pub(crate) fn start(
     }
 }
 
-/// Bytes of chunks, as they are stored.
+/// The stored bytes of chunks.
 pub(crate) fn stored(chunks: &[ChunkRef]) -> u64 {
     chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum()
 }
 
-/// Bytes on their way, bounded.
+/// Bounds the bytes under way.
 #[derive(Default)]
 struct Gate {
     bytes: Mutex<u64>,
@@ -153,8 +155,8 @@ impl Gate {
 }
 
 impl VersionReader {
-    /// Fetches what `trace` lists, in its order, until `budget_bytes` of stored bytes were asked for. What
-    /// somebody waits for goes first all the while.
+    /// Fetches the chunks of `trace` in its order, until `budget_bytes` of stored bytes were requested. Reads
+    /// that somebody waits for always go first.
     pub fn prefetch(self: &Arc<Self>, trace: &Trace, budget_bytes: u64) -> Result<Background, ImageError> {
         if trace.manifest != self.id() {
             let why = format!(

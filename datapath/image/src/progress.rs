@@ -1,22 +1,23 @@
-//! How far a long operation is, and how to stop it.
+//! The progress of a long operation, and how to stop it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{ImageError, ImageErrorKind};
 
-/// How far a long operation is.
+/// The progress of a long operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of the image dealt with; holes count as soon as they are passed. Of an import that sends its data object once the image
-    /// is dealt with, those that are sent too; of a verification that reads data objects as a whole then, those of these.
+    /// Bytes of the image that were processed; holes count as soon as they are passed. Some operations add
+    /// more: an import counts the bytes of its data object if it sends that after reading the image, and a
+    /// verification counts those of data objects that it then reads as a whole.
     pub done_bytes: u64,
-    /// Bytes of the image, and from when it is sent on those of the data object; of a verification with those of data objects that it
-    /// reads as a whole.
+    /// The total for `done_bytes`: bytes of the image, plus those of the data object from when it is sent, or
+    /// of the data objects that a verification reads as a whole.
     pub total_bytes: u64,
 }
 
-/// Stops a long operation from another thread or a signal handler. Clones are one switch.
+/// Stops a long operation from another thread or a signal handler. Clones share one switch.
 #[derive(Clone, Default)]
 pub struct Cancel {
     switch: Arc<AtomicBool>,
@@ -35,8 +36,8 @@ impl Cancel {
         Self::default()
     }
 
-    /// A switch that is on, too, once `cancelled` says so. It is asked at each step of the operation: also where there is
-    /// no progress to be told of.
+    /// A switch that also counts as on once `cancelled` returns true. `cancelled` is called at each step of
+    /// the operation, even if there is no progress to report.
     pub fn when(cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { switch: Arc::default(), also: Some(Arc::new(cancelled)) }
     }

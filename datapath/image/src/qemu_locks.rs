@@ -1,9 +1,10 @@
-//! QEMU's locks on image files: taken while a file is read, so that QEMU does not write to it meanwhile, and looked at, so that
-//! no file is read that QEMU writes to.
+//! QEMU's locks on image files. They are taken while a file is read, so that QEMU does not write to it, and
+//! checked, so that no file is read while QEMU writes to it.
 //!
-//! Whoever opens an image with permission `p` holds byte 100+p locked, and byte 200+p where nobody else may have `p`; all these
-//! locks are shared ones. Whether anybody has or forbids something is asked for by whether the byte could be locked for one
-//! alone. They are locks of the open file (`F_OFD_SETLK`), which has to stay open for as long as the image is used.
+//! A process that opens an image with permission `p` locks byte 100+p, and byte 200+p if nobody else may have
+//! `p`. All these locks are shared locks. To check whether anybody has or forbids a permission, test whether
+//! the byte could be locked exclusively. They are locks of the open file (`F_OFD_SETLK`), so the file has to
+//! stay open for as long as the image is used.
 #![expect(unsafe_code, reason = "neither std nor rustix has locks of ranges that belong to an open file")]
 
 use std::fs::File;
@@ -20,8 +21,8 @@ const ALONE_READS: i64 = 200;
 const ALONE_WRITES: i64 = 201;
 const ALONE_RESIZES: i64 = 203;
 
-/// Says to QEMU that this file is read and must not change, and refuses it where QEMU has it open otherwise. Where a file
-/// system has no such locks, nothing is said.
+/// Tells QEMU that this file is read and must not change. Fails if QEMU has it open in a conflicting way. On
+/// a file system without such locks nothing is checked.
 pub(crate) fn take(file: &File, path: &Path) -> Result<(), ImageError> {
     for byte in [READS, ALONE_WRITES, ALONE_RESIZES] {
         match lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
@@ -33,7 +34,8 @@ pub(crate) fn take(file: &File, path: &Path) -> Result<(), ImageError> {
             }
         }
     }
-    // Looked at once ours are there: of two who open it at a time one at least sees the other.
+    // Checked after our own locks are set: if two processes open the file at the same time, at least one of
+    // them sees the other.
     for byte in [WRITES, RESIZES, ALONE_READS] {
         if lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).is_ok_and(|held| held != libc::F_UNLCK) {
             return Err(in_use(path));
@@ -42,7 +44,8 @@ pub(crate) fn take(file: &File, path: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Locks a byte, or asks who has. Returns the kind of lock that the kernel answers.
+/// Locks a byte, or tests whether another process has locked it. Returns the kind of lock that the kernel
+/// answers.
 fn lock(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<i32> {
     // SAFETY: all zeroes are a value of this struct of integers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -69,14 +72,15 @@ mod tests {
     use super::*;
     use crate::{Backing, open_file, open_file_backed, raw_file};
 
-    /// Has a file open as QEMU does, with this byte locked.
+    /// Opens a file as QEMU does, with this byte locked.
     fn with_byte(path: &Path, byte: i64) -> File {
         let file = File::options().read(true).write(true).open(path).unwrap();
         lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK, byte).unwrap();
         file
     }
 
-    /// Ends what `with_byte` began. A child that another test starts at this moment may still have the open file.
+    /// Undoes `with_byte`. A child process that another test starts at this moment may still have the file
+    /// open.
     fn without_byte(file: File, byte: i64) {
         lock(&file, libc::F_OFD_SETLK, libc::F_UNLCK, byte).unwrap();
         drop(file);
@@ -100,7 +104,7 @@ mod tests {
             open_file(&path).unwrap();
             without_byte(other, byte);
         }
-        // Two of us do not disturb each other, and the locks last as long as the disk.
+        // Two readers of this program do not disturb each other, and the locks last as long as the disk.
         let one = open_file(&path).unwrap();
         let two = open_file_backed(&path, Backing::Anywhere).unwrap();
         let other = File::options().read(true).write(true).open(&path).unwrap();

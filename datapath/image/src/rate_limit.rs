@@ -1,4 +1,4 @@
-//! Holding a rate: who works faster waits.
+//! Limits the rate of reads: a faster reader waits.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// The longest wait at a time, so that a cancelled operation ends soon.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// A rate for several threads together. Time that was not used is not saved up for later.
+/// A rate for several threads together. Unused time is not saved for later.
 #[derive(Debug)]
 pub struct RateLimit {
     bytes_per_s: Option<u64>,
@@ -16,17 +16,17 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// At most so many bytes a second, at least one; `None` for as fast as possible.
+    /// At most `bytes_per_s` bytes a second, at least one; `None`: no limit.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
         Self { bytes_per_s, next: Mutex::new(Instant::now()) }
     }
 
-    /// Whether anybody ever waits.
+    /// Whether there is a limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.bytes_per_s.is_some()
     }
 
-    /// Waits until `bytes` more may be read, or `is_over` says so.
+    /// Waits until `bytes` more may be read, or `is_over` returns true.
     pub(crate) fn take(&self, bytes: u64, is_over: impl Fn() -> bool) {
         let Some(rate) = self.bytes_per_s else { return };
         let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
@@ -44,7 +44,7 @@ impl RateLimit {
             }
             std::thread::sleep(left.min(WAIT_MAX));
         }
-        // It is not read, so nobody else has to wait for it.
+        // The bytes are not read, so nobody else has to wait for them.
         let mut next = self.next.lock();
         *next = next.checked_sub(cost).unwrap_or(*next);
     }
@@ -63,13 +63,13 @@ mod tests {
                 scope.spawn(|| (0..5).for_each(|_| rate_limit.take(10_000, || false)));
             }
         });
-        // 200,000 bytes; the last ones need not be waited for.
+        // 200,000 bytes; nobody waits for the last ones.
         assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
         RateLimit::new(None).take(u64::MAX, || false);
         let slow = RateLimit::new(Some(1));
         slow.take(1 << 20, || false);
         slow.take(1 << 20, || true);
-        // What was given up is not waited for; what was read is.
+        // Abandoned bytes are not waited for; bytes that were read are.
         assert!(*slow.next.lock() < Instant::now() + Duration::from_secs((1 << 20) + 1));
     }
 }

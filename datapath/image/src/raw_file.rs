@@ -1,4 +1,4 @@
-//! A raw image file or block device as a read-only disk, used as it is.
+//! A raw image file or block device as a read-only disk.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Seek, SeekFrom};
@@ -18,8 +18,8 @@ use crate::file_disk::{FileDisk, PooledDisk};
 use crate::inspection::LARGE_SECTOR_BYTES;
 use crate::qemu_locks;
 
-/// Opens a file or block device whose bytes are a machine's disk, whatever they look like. The file must not change
-/// while it is used.
+/// Opens a file or block device whose bytes are a machine's disk, whatever they look like. The file must not
+/// change while it is used.
 pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
     let (file, size_bytes) = open_disk_file(path, &find_file(path)?)?;
     let lock =
@@ -43,25 +43,25 @@ pub(crate) fn open_raw(path: &Path, file: File, size_bytes: u64) -> Result<Arc<d
     Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes, may_not_wait }))
 }
 
-/// Finds a file without opening it: that waits for nobody and does nothing to a device. What is looked at here is what
-/// [`open_disk_file`] opens, also where the path leads elsewhere by then.
+/// Finds a file without opening it: that blocks on nothing and does nothing to a device. [`open_disk_file`]
+/// opens the same file that is found here, even if the path leads elsewhere by then.
 pub(crate) fn find_file(path: &Path) -> Result<File, ImageError> {
     let found = File::options().read(true).custom_flags(libc::O_PATH).open(path);
     found.map_err(|e| ImageError::from_os(format!("cannot open {}", path.display()), &e))
 }
 
-/// The kernel's link to an open file itself, which says where that lies.
+/// The kernel's link to an open file, which tells its path.
 pub(crate) fn link_of(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Opens what was found and may be a disk: a regular file or a block device, not empty, that nobody writes to. Returns its size
-/// too. As long as the file, or a clone of it, is open, QEMU does not write to it.
+/// Opens a found file that may be a disk: a regular file or a block device, not empty, to which nobody
+/// writes. Returns its size too. While the file, or a clone of it, is open, QEMU does not write to it.
 pub(crate) fn open_disk_file(path: &Path, found: &File) -> Result<(File, u64), ImageError> {
     let shown = path.display();
     let refuse = |why: &str| ImageError::new(ImageErrorKind::Invalid, format!("cannot use {shown}: {why}"));
     let failed = |e: std::io::Error| ImageError::from_os(format!("cannot open {shown}"), &e);
-    // Looked at before it is opened, because opening a FIFO waits for a writer.
+    // Checked before it is opened, because opening a FIFO waits for a writer.
     let kind = found.metadata().map_err(failed)?.file_type();
     if kind.is_dir() {
         return Err(refuse("it is a directory, not a disk image"));
@@ -71,7 +71,7 @@ pub(crate) fn open_disk_file(path: &Path, found: &File) -> Result<(File, u64), I
     }
     let mut file = File::open(link_of(found)).map_err(failed)?;
     qemu_locks::take(&file, path)?;
-    // The length in the metadata of a block device is 0, so ask for its end.
+    // The length in the metadata of a block device is 0, so seek to its end.
     let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
     if size_bytes == 0 {
         return Err(refuse("it is empty"));
@@ -83,12 +83,12 @@ struct RawFile {
     path: PathBuf,
     file: File,
     size_bytes: u64,
-    /// Whether its file system may know how to read what is in memory alone.
+    /// Whether its file system may support reads that only use memory.
     may_not_wait: AtomicBool,
 }
 
 impl RawFile {
-    /// Why nothing can be said of the file any more, where it became shorter than it was when it was opened.
+    /// The error if the file is shorter than it was when it was opened. Nothing more can be said of it then.
     fn cut_short(&self) -> Option<IoError> {
         let found =
             self.file.metadata().ok().filter(|found| found.is_file() && found.len() < self.size_bytes)?;
@@ -101,11 +101,12 @@ impl RawFile {
         Some(IoError::new(IoErrorKind::Device, why))
     }
 
-    /// Where data or a hole next starts, at `from` or after it.
+    /// The offset at which data or a hole next starts, at or after `from`.
     fn next(&self, seek: RawSeek) -> Result<u64, IoError> {
         match rustix::fs::seek(&self.file, seek) {
             Ok(at) => Ok(at.min(self.size_bytes)),
-            // Nothing of the kind up to the end of the file, which may have come nearer: what was cut off is no hole.
+            // There is none up to the end of the file, which may have been cut off: the missing part is no
+            // hole.
             Err(Errno::NXIO) => match self.cut_short() {
                 Some(cut) => Err(cut),
                 None => Ok(self.size_bytes),
@@ -167,7 +168,8 @@ impl FileDisk for RawFile {
         let mut out: Vec<Extent> = Vec::new();
         let mut at = range.offset();
         while at < range.end() && out.len() < max_extents.max(1) {
-            // Block devices and some file systems do not know: then it is all data. So is what was cut off, and to read it fails.
+            // Block devices and some file systems do not know. Then everything counts as data, including a
+            // part that was cut off, and reading that fails.
             let data = match self.next(RawSeek::Data(at)) {
                 Ok(data) => data,
                 Err(_) => at,
@@ -241,7 +243,7 @@ mod tests {
                 read_now(131_072).is_some_and(|bytes| bytes == [7; 8192])
             });
         }
-        // What is not there any more is for the pool to tell.
+        // The pool reports the part that no longer exists.
         File::options().write(true).open(&path).unwrap().set_len(131_072 + 4096).unwrap();
         assert_eq!(read_now(131_072), None);
         let error = blocking::read(disk.as_ref(), 131_072, &mut [0; 8192]).unwrap_err();

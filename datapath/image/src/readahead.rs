@@ -1,24 +1,24 @@
-//! Which chunks to fetch before anybody asks for them. Pure: reads in, ranges of chunks out.
+//! Decides which chunks to prefetch for sequential readers. No I/O: reads in, ranges of chunks out.
 //!
 //! | a stream | becomes | when |
 //! |---|---|---|
-//! | none | candidate | a chunk is missing that continues nothing |
+//! | none | candidate | a chunk is missing that continues no stream |
 //! | candidate | running | the chunk after it is read: the first window is fetched |
 //! | running | running, window doubled | its reader reaches the middle of the window, or overtakes it |
 //!
-//! Reads that find everything in memory only compare their chunks with a few numbers; there is no lock for
-//! them until one enters a new window.
+//! Reads that find everything in memory only compare their chunks with a few numbers. They take no lock until
+//! a read enters a new window.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Readers of one disk that are followed at a time.
+/// The most readers of one disk that are tracked.
 const STREAMS: usize = 8;
 /// The first window, in chunks.
 const FIRST_WINDOW: u64 = 2;
-/// How far a read of a running stream may be from where it is expected: requests overtake one another.
+/// How far a read of a running stream may be from the expected chunk, because requests overtake one another.
 const SLACK: u64 = 16;
 /// The same for a candidate.
 const CANDIDATE_SLACK: u64 = 1;
@@ -36,9 +36,9 @@ struct Stream {
     used: u64,
 }
 
-/// Follows the readers of one disk.
+/// Tracks the readers of one disk.
 pub(crate) struct Readahead {
-    /// For each stream, the chunk whose reading makes it fetch more.
+    /// For each stream, the chunk that triggers the next prefetch when it is read.
     triggers: [AtomicU64; STREAMS],
     streams: Mutex<Streams>,
     max_window: u64,
@@ -73,8 +73,8 @@ impl Readahead {
         streams.clock += 1;
         let clock = streams.clock;
         let fits = |stream: &Stream| {
-            // Reads of a running stream are seen only where they miss or reach a trigger, so its reader may be
-            // anywhere up to what was fetched.
+            // Reads of a running stream are seen only if they miss or reach a trigger, so its reader may be
+            // anywhere in the fetched range.
             let (slack, end) =
                 if stream.window == 0 { (CANDIDATE_SLACK, stream.next) } else { (SLACK, stream.ahead) };
             first < end.saturating_add(slack) && last.saturating_add(slack) >= stream.next
@@ -128,7 +128,7 @@ impl Stream {
             return None;
         }
         self.ahead = end;
-        // With half of it still ahead, the next part is fetched.
+        // When half of it is still ahead, the next part is fetched.
         trigger.store(start.max(end - self.window / 2), Ordering::Relaxed);
         Some(start..end)
     }

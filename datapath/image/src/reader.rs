@@ -4,15 +4,16 @@
 //! 1. The chunk map says, for each chunk that the range touches, zero or where it is.
 //! 2. Zero: fill. In the chunk cache: copy. If that was all, the request is done on the caller's thread,
 //!    without an allocation or a system call ([`Device::try_now`]).
-//! 3. Otherwise `submit` joins the fetch of each missing chunk. Whoever comes first for a chunk queues the
-//!    fetch, the others wait for the same. A version that has it in another object fetches it from there: what another one reads
-//!    may be damaged, or on a server that is away.
-//! 4. A thread of the fetch pool reads the chunk's range of its object (chunks side by side in one read), unpacks
-//!    it, checks its hash, puts it into the cache and copies from it for each request that waits. The last piece
-//!    of a request answers it. A chunk of a remote store is then kept on the local disk. What is there is read by threads that
-//!    wait for no server: reads that do may occupy all others. One that waits for servers that are away occupies none.
-//! 5. A reader that goes through the disk in order has the next chunks fetched before it asks for them
-//!    ([`crate::readahead`]); a boot has those that earlier boots read ([`crate::trace`]).
+//! 3. Otherwise `submit` joins the fetch of each missing chunk. The first request for a chunk queues the
+//!    fetch; others wait for the same fetch. If another version has the chunk in another object, that object
+//!    is fetched too, because one of the two may be damaged, or on a server that is away.
+//! 4. A thread of the fetch pool reads the chunk's range of its object (adjacent chunks in one read), unpacks
+//!    it, checks its hash, puts it into the cache, and copies it for each waiting request. The last piece of
+//!    a request answers it. A chunk of a remote store is then kept on the local disk. Chunks on the local
+//!    disk are read by threads that never wait for servers, because all threads of the other pool may be
+//!    waiting for them. A read that waits for servers that are away occupies no thread.
+//! 5. For a sequential reader the next chunks are prefetched ([`crate::readahead`]); for a boot, those that
+//!    earlier boots read ([`crate::trace`]).
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -38,31 +39,31 @@ use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
 use crate::units::{usize_of, usize_of_u32};
 
-/// How far ahead of a sequential reader is fetched, at most.
+/// The most bytes that are prefetched for a sequential reader.
 pub const READAHEAD_MAX_BYTES: u64 = 2 << 20;
 /// The same for a remote store.
 pub const READAHEAD_REMOTE_MAX_BYTES: u64 = 8 << 20;
-/// No reader's window takes more of the chunk cache than one part in this.
+/// A reader's window takes at most the size of the chunk cache divided by this.
 const READAHEAD_CACHE_SHARE: u64 = 8;
 
-/// A version of an image, open for reading. It cannot be removed from the store meanwhile.
+/// A version of an image, open for reading. While it is open, the version cannot be removed from the store.
 pub struct VersionReader {
     id: Hash,
     map: Arc<ChunkMap>,
-    /// For what goes on after this was asked.
+    /// For work that continues after a call has returned.
     me: Weak<Self>,
     objects: Vec<Arc<dyn Object>>,
     cache: Arc<ChunkCache>,
     pool: Arc<FetchPool>,
-    /// Reads what is on the local disk of a remote store's chunks.
+    /// Reads chunks of a remote store from the local disk.
     kept_pool: Option<Arc<FetchPool>>,
     is_remote: bool,
     readahead: Readahead,
     recorder: OnceLock<Recorder>,
-    /// Reasons to do without readahead: boot traces that are being fetched, as what they list is better than
-    /// what readahead guesses, and one who wants none at all.
+    /// The number of reasons to suppress readahead: boot traces being fetched, because a trace is better than
+    /// a guess, and a caller that switched readahead off.
     prefetches: AtomicUsize,
-    /// Keeps the version's chunks in the local disk cache.
+    /// Retains the version's chunks in the local disk cache.
     kept: OnceLock<RetainedVersion>,
     _pin: Pin,
 }
@@ -76,7 +77,7 @@ impl VersionReader {
         Self::open_pinned(store, manifest, cache, pin)
     }
 
-    /// The same with a pin of the caller's, who knows what it may cost to let go of it.
+    /// The same with a pin of the caller, who controls when it is released.
     pub fn open_pinned(
         store: &dyn Store,
         manifest: Hash,
@@ -119,19 +120,19 @@ impl VersionReader {
         }))
     }
 
-    /// Notes from now on, for as long as `lasts`, which chunks are read first. Only the first call counts.
+    /// Records from now on, for as long as `lasts`, which chunks are read first. Only the first call counts.
     pub fn record(&self, lasts: Duration) {
         let (chunks, chunk_bytes) = (self.outline().chunks(), self.outline().chunk_bytes());
         self.recorder.get_or_init(|| Recorder::start(self.id, chunks, chunk_bytes, lasts));
     }
 
-    /// Ends recording, and what was noted; `None` if nothing was recorded.
+    /// Ends recording, and returns the result; `None` if nothing was recorded.
     pub fn recorded(&self) -> Option<Trace> {
         let trace = self.recorder.get()?.finish();
         (!trace.chunks.is_empty()).then_some(trace)
     }
 
-    /// Whether recording is over by itself: its time has come.
+    /// Whether recording has ended by itself because its time is over.
     pub fn is_recording_over(&self) -> bool {
         self.recorder.get().is_some_and(Recorder::is_over)
     }
@@ -141,12 +142,12 @@ impl VersionReader {
         self.is_remote
     }
 
-    /// From now on nothing is fetched because a reader goes through the disk in order.
+    /// Switches readahead off from now on.
     pub fn stop_readahead(&self) {
         self.prefetches.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Stops readahead while the answer lives.
+    /// Suspends readahead while the returned value lives.
     pub(crate) fn begin_prefetch(&self) -> Prefetching<'_> {
         self.prefetches.fetch_add(1, Ordering::Relaxed);
         Prefetching(&self.prefetches)
@@ -157,11 +158,11 @@ impl VersionReader {
     }
 
     pub(crate) fn keep_on_disk(&self, kept: RetainedVersion) {
-        // Kept twice is kept.
+        // Retaining it twice has no further effect.
         let _ = self.kept.set(kept);
     }
 
-    /// Where the chunks of an object come from.
+    /// The source of the chunks of an object.
     pub(crate) fn object(&self, number: usize) -> Option<Source> {
         let object = Arc::clone(self.objects.get(number)?);
         let (cache, is_remote) = (Arc::clone(&self.cache), self.is_remote);
@@ -178,7 +179,7 @@ impl VersionReader {
         self.map.outline()
     }
 
-    /// What the version consists of. It may have to be read for this.
+    /// What the version consists of. The manifest may have to be read for this.
     pub fn manifest(&self) -> Result<Cow<'_, Manifest>, ImageError> {
         self.map
             .whole()
@@ -191,8 +192,8 @@ impl VersionReader {
         range.offset() / chunk_bytes..range.end().div_ceil(chunk_bytes)
     }
 
-    /// Calls `then` when it is known where these chunks are, or that this cannot be read: now, or on a thread of the pool, which
-    /// reads it.
+    /// Calls `then` when the places of these chunks are known, or cannot be read: now, or on a thread of the
+    /// pool that reads them.
     fn when_mapped(
         &self,
         chunks: Range<u64>,
@@ -203,12 +204,12 @@ impl VersionReader {
         if self.map.has(chunks.clone()) {
             return then(self, Ok(()), done);
         }
-        // Whoever asks has one.
+        // The caller has a reference, so this cannot fail.
         let Some(me) = self.me.upgrade() else { return };
         let (done, held) = root(done);
         self.push_map_task(urgency, move || {
             then(&me, me.map.load(chunks).map_err(IoError::from), done);
-            // Whoever has the last answer may remove the version.
+            // The receiver of the last answer may remove the version.
             drop(me);
             drop(held);
         });
@@ -222,9 +223,9 @@ impl VersionReader {
         }
     }
 
-    /// What is to be fetched for a read of this range, as it is stored.
+    /// The stored bytes that have to be fetched for a read of this range.
     pub(crate) fn absent_bytes(&self, range: ByteRange) -> u64 {
-        // The read that follows says why it cannot be read.
+        // If this fails, the read that follows reports it.
         let _ = self.map.load(self.numbers(range));
         let chunks = self.pieces(range).filter_map(|piece| self.map.chunk(piece.index).ok().flatten());
         let absent = chunks.filter(|chunk| !self.cache.is_known(&chunk.hash));
@@ -250,8 +251,8 @@ impl VersionReader {
         })
     }
 
-    /// Fills what needs no fetch; calls `missing` for each of the other pieces. Returns at the first missing
-    /// one if that says so.
+    /// Fills the pieces that need no fetch, and calls `missing` for each of the others. Returns at the first
+    /// missing piece if `missing` says so.
     fn read_now(
         &self,
         recorder: Option<&Recorder>,
@@ -278,8 +279,8 @@ impl VersionReader {
         Ok(())
     }
 
-    /// Whether the last of several chunks is not here. It comes last to who reads in order: so a read that must wait is found out
-    /// before the chunks in front of it are copied.
+    /// Whether the last of several chunks is missing. Sequential reads get it last, so this detects a read
+    /// that must wait before the earlier chunks are copied.
     fn lacks_last(&self, range: ByteRange) -> bool {
         let number = |byte: u64| byte / u64::from(self.outline().chunk_bytes());
         let last = number(range.end().saturating_sub(1));
@@ -350,7 +351,7 @@ impl VersionReader {
         }
     }
 
-    /// Fetches what comes next, if somebody reads in order.
+    /// Prefetches the next chunks for a sequential reader.
     fn read_ahead(&self, range: ByteRange, missed: bool) {
         if self.prefetches.load(Ordering::Relaxed) > 0 {
             return;
@@ -366,7 +367,8 @@ impl VersionReader {
             if self.pool.room_ahead() == 0 {
                 return;
             }
-            // The version is kept in use by this only for the moment in which the chunks are queued. Whoever reads the chunks tells what is wrong.
+            // This keeps the version in use only while the chunks are queued. Reading the chunks reports what
+            // is wrong.
             let (map, me) = (Arc::clone(&self.map), Weak::clone(&self.me));
             self.push_map_task(Urgency::Ahead, move || {
                 if map.load(ahead.clone()).is_ok()
@@ -388,7 +390,7 @@ impl VersionReader {
         self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
     }
 
-    /// Fetches chunks that nobody waits for; `waiter` makes what is called for each when it is here.
+    /// Prefetches chunks; `waiter` creates the callback for each of them.
     pub(crate) fn fetch_ahead(&self, chunks: Vec<ChunkRef>, waiter: &dyn Fn(&ChunkRef) -> Waiter) {
         let mut must_fetch = Vec::new();
         for chunk in chunks {
@@ -398,7 +400,7 @@ impl VersionReader {
         self.fetch(must_fetch, Urgency::Ahead, MergeLimit::AHEAD);
     }
 
-    /// Of these chunks the first, for which there is room in the queue of what is fetched ahead.
+    /// The first of these chunks, as many as fit into the queue of prefetches.
     fn with_room_ahead(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Vec<ChunkRef> {
         let mut with_room = Vec::new();
         for (pool, chunks) in self.by_pool(chunks) {
@@ -408,7 +410,7 @@ impl VersionReader {
         with_room
     }
 
-    /// The pools, each with those of the chunks that it brings.
+    /// Groups the chunks by the pool that brings them.
     fn by_pool(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Vec<(&Arc<FetchPool>, Vec<ChunkRef>)> {
         let (Some(kept_pool), Some(disk)) = (&self.kept_pool, self.cache.disk()) else {
             return vec![(&self.pool, chunks.into_iter().collect())];
@@ -428,8 +430,8 @@ impl VersionReader {
         if self.is_remote { MergeLimit::REMOTE } else { MergeLimit::HERE }
     }
 
-    /// Brings what is missing of the beginning of the range into the cache, behind what somebody waits for; gives up where
-    /// much is fetched ahead already.
+    /// Brings missing chunks at the beginning of the range into the cache, after reads that somebody waits
+    /// for. Gives up if many prefetches are queued already.
     fn submit_prefetch(&self, range: ByteRange, done: Completion) {
         let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
         let chunks = self.numbers(range);
@@ -464,17 +466,17 @@ impl VersionReader {
         self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
     }
 
-    /// Has `waiter` called with the chunk. Returns it if it must be fetched: from then on others may wait for
-    /// it, and [`VersionReader::fetch`] must follow.
+    /// Registers `waiter` for the chunk. Returns the chunk if it must be fetched: then others may already
+    /// wait for it, and the caller must call [`VersionReader::fetch`].
     fn join(&self, chunk: ChunkRef, urgency: Urgency, waiter: Waiter) -> Option<ChunkRef> {
         let joined = self.cache.join(&chunk.hash, self.place(&chunk), urgency, waiter);
         (joined == Joined::MustFetch).then_some(chunk)
     }
 
-    /// Where the version has a chunk.
+    /// The place at which the version has a chunk.
     fn place(&self, chunk: &ChunkRef) -> ChunkPlace {
         let object = self.outline().objects().get(usize_of_u32(chunk.object));
-        // A manifest that was parsed names no object that it lacks.
+        // A parsed manifest names no object that it lacks.
         ChunkPlace::new(object.map_or(Hash([0; 32]), |object| object.id), chunk)
     }
 
@@ -491,12 +493,13 @@ impl VersionReader {
         let chunks: Vec<Hash> = group.iter().map(|chunk| chunk.hash).collect();
         let fetch = |chunk: ChunkRef| Fetch::new(&self.cache, chunk, self.place(&chunk));
         let fetches: Vec<Fetch> = group.into_iter().map(fetch).collect();
-        // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
+        // Dropping a fetch answers its waiters with an error. A parsed manifest names no object that it
+        // lacks.
         let Some(source) = source else { return };
         let other = (!Arc::ptr_eq(pool, &self.pool)).then(|| Arc::clone(&self.pool));
         let task: Box<dyn Task> = match other {
             None => Box::new(Fetching::new(source, fetches, urgency)),
-            // No longer side by side, so one by one.
+            // The chunks are no longer adjacent, so they are fetched one by one.
             Some(other) => Box::new(Once(move || {
                 for fetch in source.fetch_kept(fetches) {
                     other.push_task(Box::new(Fetching::new(source.clone(), vec![fetch], urgency)));
@@ -508,7 +511,7 @@ impl VersionReader {
             Urgency::Ahead => {
                 let mut wanted = chunks.clone();
                 pool.push_task_ahead(chunks, task);
-                // A read that joined before this was queued did not find it there.
+                // A read that joined before this was queued did not find it in the queue.
                 wanted.retain(|chunk| self.cache.is_waited_for(chunk));
                 pool.promote(&wanted);
             }
@@ -525,8 +528,8 @@ impl Drop for Prefetching<'_> {
     }
 }
 
-/// Keeps a version from being removed. One whose manifest is kept on the local disk is opened while the store cannot be reached,
-/// and its pin counts from when it can.
+/// Keeps a version from being removed. If its manifest is kept on the local disk, the version can be pinned
+/// and opened while the store cannot be reached. The pin takes effect when the store is back.
 pub fn pin(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Pin, ImageError> {
     let is_kept = || disk.is_some_and(|disk| disk.manifest(id).is_some());
     match store.pin(id) {
@@ -538,8 +541,8 @@ pub fn pin(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Pin,
     }
 }
 
-/// Marks the manifest that is kept on the local disk as used now, where another reader has it in memory; keeps it again where
-/// others took its place.
+/// Marks the kept manifest as used now, although another reader has it in memory. Keeps it again if other
+/// manifests have displaced it.
 fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
     if let Ok(false) = disk.use_manifest(id)
         && let Ok(bytes) = store.manifest(id)
@@ -548,7 +551,7 @@ fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
     }
 }
 
-/// Opens what a manifest refers to.
+/// Opens the objects to which a manifest refers.
 pub(crate) fn open_objects(store: &dyn Store, outline: &Outline) -> Result<Vec<Arc<dyn Object>>, ImageError> {
     let open = |object: &ObjectRef| store.open_object_of(object.id, object.len_bytes);
     Ok(outline.objects().iter().map(open).collect::<Result<_, _>>()?)
@@ -584,7 +587,8 @@ impl Device for VersionReader {
         })
     }
 
-    /// Chunks that are in the cache. Those of zeroes are nowhere, so a range with one is not lent.
+    /// Chunks that are in the cache. Zero chunks are not in memory, so a range that contains one is not
+    /// shared.
     fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let before = parts.len();
         let slices = |piece: Piece| {
@@ -596,7 +600,7 @@ impl Device for VersionReader {
             parts.truncate(before);
             return false;
         }
-        // It is read like any other range.
+        // It counts as read, like any other range.
         if let Some(recorder) = self.recorder.get() {
             self.pieces(range).for_each(|piece| recorder.touch(piece.index));
         }
@@ -636,7 +640,7 @@ impl std::fmt::Debug for VersionReader {
     }
 }
 
-/// A version as [`Device::unrecorded`] readers see it.
+/// A version as seen by readers of [`Device::unrecorded`].
 struct Unrecorded(Arc<VersionReader>);
 
 impl Device for Unrecorded {

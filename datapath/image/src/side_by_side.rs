@@ -1,8 +1,9 @@
-//! Doing the same with a few things at a time, where each waits for a disk or a server.
+//! Does the same for a few items concurrently, if each waits for a disk or a server.
 
 use std::io;
 
-/// What `work` says of each item, in order, on a thread of this name for each: the caller bounds how many there are.
+/// The results of `work` for each item, in order. Each item gets a thread with this name, so the caller
+/// bounds their number.
 pub(crate) fn side_by_side<T: Sync, R: Send>(
     name: &str,
     items: &[T],

@@ -1,6 +1,6 @@
 //! Boot traces: which chunks a boot reads first, in order. Recording, merging, and the bytes in the store.
 //!
-//! Pure but for [`Recorder`], which notes what readers touch. Byte by byte: `docs/format.md`.
+//! No I/O except for [`Recorder`], which notes what readers touch. The format byte by byte: `docs/format.md`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,13 +20,14 @@ const SUM_BYTES: usize = 32;
 
 /// The most chunks of a trace.
 pub const TRACE_CHUNKS_MAX: usize = 4 << 20;
-/// Boots that a trace remembers: with more, each new one counts for one part in this.
+/// How many boots a trace remembers. With more boots, each new one has the weight of one part in this.
 pub const TRACE_BOOTS_MAX: u32 = 16;
-/// From so many boots on, a chunk that only one or fewer than a quarter of them touched, and not the latest, is left out.
+/// From this many boots on, a chunk is left out if only one boot or fewer than a quarter of them touched it,
+/// and the latest boot did not.
 const RARE_FROM_BOOTS: u32 = 3;
-/// A boot is recorded until it has touched so much of the image: who reads more is no boot, but a copy.
+/// A boot is recorded until it has touched this much of the image. A reader of more is a copy and not a boot.
 pub const BOOT_MAX_BYTES: u64 = 1 << 30;
-/// Chunks of an image that are watched while a boot is recorded: 1 TiB at 64 KiB.
+/// How many chunks of an image are tracked while a boot is recorded: 1 TiB at 64 KiB.
 const WATCHED_CHUNKS_MAX: u64 = 16 << 20;
 
 /// A chunk of a trace.
@@ -34,7 +35,7 @@ const WATCHED_CHUNKS_MAX: u64 = 16 << 20;
 pub struct Touched {
     /// Its number in the image.
     pub chunk: u64,
-    /// When it was first touched, in milliseconds after the disk was opened: the mean of the boots.
+    /// When it was first touched, in milliseconds after the disk was opened: the mean over the boots.
     pub at_ms: u32,
     /// How many of the boots touched it.
     pub boots: u32,
@@ -64,7 +65,7 @@ impl Trace {
         Self { manifest, boots: 1, chunks }
     }
 
-    /// Takes another boot in. Both are traces of the same version.
+    /// Merges another boot. Both must be traces of the same version.
     pub fn merge(&mut self, boot: &Self) {
         if self.boots >= TRACE_BOOTS_MAX {
             self.boots /= 2;
@@ -96,7 +97,7 @@ impl Trace {
             touched.boots = touched.boots.min(boots);
         }
         if boots >= RARE_FROM_BOOTS {
-            // What the latest boot touched may become usual.
+            // A chunk that the latest boot touched may become usual.
             let is_usual = |touched: &Touched| touched.boots >= boots.div_ceil(4).max(2);
             self.chunks.retain(|touched| is_usual(touched) || latest.contains(&touched.chunk));
         }
@@ -104,7 +105,8 @@ impl Trace {
         self.chunks.truncate(TRACE_CHUNKS_MAX);
     }
 
-    /// Takes in chunks of a start that was not a whole boot: those that no boot touched, as if one had. Returns whether there are any.
+    /// Adds chunks of a start that was not a complete boot: chunks that no boot touched are added as if one
+    /// had. Returns whether there are any.
     pub fn add(&mut self, part: &Self) -> bool {
         let known: std::collections::HashSet<u64> = self.chunks.iter().map(|touched| touched.chunk).collect();
         let before = self.chunks.len();
@@ -142,7 +144,7 @@ impl Trace {
         out
     }
 
-    /// Parses and checks. Takes memory in proportion to `bytes`, whatever they claim.
+    /// Parses and checks. The memory is proportional to the length of `bytes`, whatever they claim.
     pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
         if !bytes.starts_with(&MAGIC) {
             return Err(damaged("it does not start as a boot trace does"));
@@ -200,7 +202,7 @@ fn take_u64(rest: &mut &[u8]) -> u64 {
     u64::from_le_bytes(*head)
 }
 
-/// Notes which chunks are touched first, for a while.
+/// Records which chunks are touched first, for a while.
 pub(crate) struct Recorder {
     manifest: Hash,
     seen: Vec<AtomicU64>,
@@ -212,7 +214,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Notes what is touched from now on, for as long as `lasts`.
+    /// Records what is touched from now on, for as long as `lasts`.
     pub(crate) fn start(manifest: Hash, chunks: u64, chunk_bytes: u32, lasts: Duration) -> Self {
         let max_chunks = usize_of(BOOT_MAX_BYTES / u64::from(chunk_bytes).max(1)).min(TRACE_CHUNKS_MAX);
         let words = chunks.min(WATCHED_CHUNKS_MAX).div_ceil(64);
@@ -227,7 +229,7 @@ impl Recorder {
         }
     }
 
-    /// A read touches this chunk.
+    /// Records that a read touches this chunk.
     pub(crate) fn touch(&self, chunk: u64) {
         if !self.open.load(Ordering::Relaxed) {
             return;
@@ -248,7 +250,7 @@ impl Recorder {
         }
     }
 
-    /// Ends it, and what was noted.
+    /// Ends recording, and returns the trace.
     pub(crate) fn finish(&self) -> Trace {
         self.open.store(false, Ordering::Relaxed);
         Trace::of_boot(self.manifest, &self.touched.lock())
@@ -300,7 +302,7 @@ mod tests {
         for _ in 0..3 {
             merged.merge(&trace(&[(1, 0), (2, 300)]));
         }
-        // Chunk 9 was touched by one boot only: of a backup, perhaps, that read it meanwhile.
+        // Only one boot touched chunk 9; perhaps a backup read it meanwhile.
         let chunks =
             |trace: &Trace| trace.chunks.iter().map(|t| (t.chunk, t.at_ms, t.boots)).collect::<Vec<_>>();
         assert_eq!(chunks(&merged), [(1, 0, 4), (2, 249, 4)]);
@@ -328,7 +330,7 @@ mod tests {
         assert_eq!(chunks, [5, 3, 99]);
         recorder.touch(6);
         assert_eq!(recorder.finish().chunks.len(), 3);
-        // Chunks of half the limit: the third is one too many.
+        // Chunks of half the limit: the third one is too many.
         let short = Recorder::start(Hash::of(b"m"), 100, 1 << 29, Duration::from_secs(3600));
         (0..5).for_each(|chunk| short.touch(chunk));
         assert_eq!(short.finish().chunks.len(), 2);

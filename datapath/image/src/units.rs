@@ -5,7 +5,7 @@ pub(crate) fn u64_of(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// A number of bytes as a length in memory. One that no slice can have becomes one that no slice has.
+/// Converts a number of bytes to `usize`, saturating at `usize::MAX`.
 pub(crate) fn usize_of(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! Verify: read everything that a version needs, and name what is damaged.
+//! Verify: reads everything that a version needs, and names what is damaged.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,42 +13,43 @@ use crate::units::{u64_of, usize_of_u32};
 use crate::verify_round::{ChunkKey, VerifyRound};
 use crate::walk::Walk;
 
-/// The most damaged chunks that are listed; more are counted.
+/// The most damaged chunks that are listed; further ones are only counted.
 pub const DAMAGED_LISTED_MAX: usize = 10_000;
 
-/// What is done, for people.
+/// The name of the operation, for people.
 const WHAT: &str = "verification";
-/// What is wrong with an object whose chunks are right as far as a version needs them.
+/// What is wrong with an object whose chunks are right as far as versions need them.
 const NOT_ITS_HASH: &str = "it does not have the hash that is its name: what this version needs of it is right, and something else in it \
      is damaged, so that no version that needs it can be copied from here; a repair from a store that has it puts it right";
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Chunks that were checked, whatever came out: now, or earlier in the same round.
+    /// Chunks that were checked, with any result: now, or earlier in the same round.
     pub chunks: u64,
     /// Chunks that are damaged.
     pub damaged_chunks: u64,
-    /// The first [`DAMAGED_LISTED_MAX`] of them, by their place in the image.
+    /// The first [`DAMAGED_LISTED_MAX`] of them, in the order of the image.
     pub damaged: Vec<DamagedChunk>,
-    /// The data objects that damaged chunks are in, also those of which none is listed.
+    /// The data objects with damaged chunks, even if none of the chunks is listed.
     pub spoilt: HashSet<Hash>,
     /// Data objects that are lost or damaged as a whole.
     pub objects: Vec<DamagedObject>,
 }
 
 impl Verified {
-    /// Whether all is as it was written.
+    /// Whether nothing is damaged.
     pub fn is_sound(&self) -> bool {
         self.damaged_chunks == 0 && self.objects.is_empty()
     }
 
-    /// Damaged chunks that are not listed.
+    /// The number of damaged chunks that are not listed.
     pub fn unlisted(&self) -> u64 {
         self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()))
     }
 
-    /// Of these, the chunks of data objects that are there: of one that is lost it is known that all of it is.
+    /// How many of these are in existing data objects. If an object is lost, all of its chunks are known to
+    /// be lost.
     pub(crate) fn unlisted_of_those_there(&self) -> u64 {
         let lost: HashMap<Hash, u64> = self.objects.iter().filter_map(DamagedObject::lost).collect();
         let listed = self.damaged.iter().filter(|chunk| !lost.contains_key(&chunk.object)).count();
@@ -56,8 +57,8 @@ impl Verified {
         self.damaged_chunks.saturating_sub(told)
     }
 
-    /// What is damaged, a line each; the last one says how many chunks more there are than are listed, and what that means. The chunks of
-    /// a data object that is lost have none of their own.
+    /// The damage, one line for each item. The last line says how many more chunks there are than are listed,
+    /// and what that means. The chunks of a lost data object have no lines of their own.
     pub fn damage(&self) -> Vec<String> {
         let mut damage: Vec<String> = self.objects.iter().map(ToString::to_string).collect();
         let lost = self.objects.iter().filter(|object| object.lost_chunks.is_some());
@@ -75,18 +76,18 @@ impl Verified {
     }
 }
 
-/// A chunk whose bytes are not what was written.
+/// A chunk whose bytes differ from those that were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedChunk {
-    /// Where it starts in the image.
+    /// Its offset in the image.
     pub image_offset: u64,
     /// How many bytes of the image are concerned.
     pub image_bytes: u64,
-    /// The data object it is in.
+    /// The data object that contains it.
     pub object: Hash,
-    /// Where it starts there.
+    /// Its offset in the object.
     pub object_offset: u64,
-    /// How long it is there.
+    /// Its length in the object.
     pub stored_bytes: u32,
     /// What is wrong with it.
     pub reason: String,
@@ -99,7 +100,7 @@ pub struct DamagedObject {
     pub object: Hash,
     /// What is wrong with it.
     pub reason: String,
-    /// Where it is lost, how many chunks of the version are in it.
+    /// If the object is lost: how many chunks of the version are in it.
     pub lost_chunks: Option<u64>,
 }
 
@@ -135,9 +136,10 @@ impl std::fmt::Display for DamagedChunk {
     }
 }
 
-/// Reads the whole version with this manifest and checks all of it, and of data objects that no other version needs also what it does
-/// not need. Damage is part of the answer and does not end it; an error means that the manifest itself cannot be read, that the store
-/// did not answer, so that nothing is known of the rest, or that it was cancelled.
+/// Reads the whole version with this manifest and checks all of it. If no other version needs one of its data
+/// objects, the unneeded parts of that object are checked as well. Damage is part of the result and does not
+/// end the verification. An error means that the manifest itself cannot be read, that the store did not
+/// answer, so that nothing is known about the rest, or that it was cancelled.
 pub fn verify(
     store: &dyn Store,
     manifest: Hash,
@@ -147,8 +149,8 @@ pub fn verify(
     verify_in(store, manifest, &VerifyRound::new(None), cancel, progress)
 }
 
-/// As [`verify`], in a round of checks: what was found right in it is not read again. What no version needs of a data object is
-/// checked with the last of the versions that need that object, and told of this one.
+/// As [`verify`], in a round of checks: what was found right in the round is not read again. The unneeded
+/// parts of a data object are checked, and reported, with the last version that needs the object.
 pub fn verify_in(
     store: &dyn Store,
     manifest: Hash,
@@ -177,7 +179,7 @@ pub fn verify_in(
     let total_bytes = image_bytes.saturating_add(wholes_bytes);
     let mut done_bytes = 0_u64;
     let mut tell = |to_bytes: u64| {
-        // What is read a second time, from another server, is no way back.
+        // A second read from another server must not decrease the progress.
         done_bytes = done_bytes.max(to_bytes);
         progress(Progress { done_bytes, total_bytes });
     };
@@ -218,7 +220,7 @@ pub fn verify_in(
     Ok(result)
 }
 
-/// What is wrong with a chunk of a version, which was read.
+/// What is wrong with a chunk of a version that was read.
 fn judge(
     version: &Manifest,
     round: &VerifyRound,
@@ -247,8 +249,9 @@ fn judge(
     }))
 }
 
-/// Reads data objects as wholes and returns those that are no good. One that has damaged chunks is not read: its hash says nothing new, and is
-/// looked at when these were repaired. `read` is told how many bytes of all are dealt with.
+/// Reads data objects as a whole and returns those that are bad. An object with damaged chunks is not read,
+/// because its hash says nothing new. It is checked when the chunks have been repaired. `read` gets the
+/// number of bytes of all objects that were processed.
 fn read_wholes(
     store: &dyn Store,
     (wholes, spoilt): (&[ObjectRef], &HashSet<Hash>),
@@ -270,14 +273,14 @@ fn read_wholes(
     Ok(found)
 }
 
-/// What is wrong with a data object as a whole, of which no chunk was found damaged.
+/// What is wrong with a whole data object in which no chunk was found damaged.
 fn whole_fault(
     store: &dyn Store,
     object: &ObjectRef,
     (round, cancel): (&VerifyRound, &Cancel),
     read: &mut dyn FnMut(u64),
 ) -> Result<Option<String>, ImageError> {
-    // Opened anew: while the chunks were read, somebody may have put another file in its place, to repair it.
+    // Opened again: while the chunks were read, a repair may have put another file in its place.
     let opened = match open_of(store, object) {
         Ok(opened) => opened,
         Err(e) => return damage(e).map(Some),
@@ -304,10 +307,10 @@ fn whole_fault(
     }
 }
 
-/// A data object, if it is there, and what is wrong with it as a whole.
+/// A data object, if it exists, and what is wrong with it as a whole.
 type Opened = (Option<Arc<dyn Object>>, Option<String>);
 
-/// Opens a data object if that is possible at all, and says what is wrong with it as far as its length and header show.
+/// Opens a data object if that is possible at all, and says what is wrong with its length and header.
 fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Result<Opened, ImageError> {
     let opened = match open_of(store, object) {
         Ok(opened) => opened,
@@ -324,14 +327,15 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
     Ok((Some(opened), reason))
 }
 
-/// What is wrong with an object that a store cannot give; an error where that says nothing of the object.
+/// The damage of an object that a store cannot give; an error if the failure says nothing about the object.
 fn damage(e: StoreError) -> Result<String, ImageError> {
     let e = ImageError::from(e);
     if e.kind().is_damage() { Ok(e.to_string()) } else { Err(e.context("cannot verify it")) }
 }
 
-/// Opens a data object. One of the wrong length can be read where it is, but for a store that has it in several places: there only
-/// one of them said so, and it is read from those that have it with the length of the manifest.
+/// Opens a data object. On a single store, an object of the wrong length can still be read as far as it goes.
+/// On a store with several servers only one of them reported that length, so the object is opened with the
+/// length from the manifest and read from the others.
 pub(crate) fn open_of(store: &dyn Store, object: &ObjectRef) -> Result<Arc<dyn Object>, StoreError> {
     let opened = store.open_object(object.id)?;
     if opened.len_bytes() != object.len_bytes && opened.was_wrong() {

@@ -1,9 +1,11 @@
 //! A round of checks: version after version of one store, at one rate, each chunk once.
 //!
-//! Chunks that no version needs any more are in no version's turn, and a copy of their data object fails all the same where one of them
-//! is damaged. The hash of an object is that of all its bytes, so nothing less than all of it says whether it is right. It is read so
-//! once in a round, with the last of the versions that need it, and not at all where one of these has all of its chunks. That is so of
-//! every object until a version is removed, for the version that an object was made for has all of it: only then is anything read twice.
+//! Some bytes of a data object may be needed by no version any more. No version's check covers them, but
+//! damage in them makes a copy of the object fail. The hash of an object covers all its bytes, so only
+//! reading the whole object shows whether it is right. A round reads such an object once, together with the
+//! last of the versions that need it. It does not read it if one of these versions has all chunks of the
+//! object. Every object has such a version until a version is removed: the one for which the object was made.
+//! So bytes are read twice only after a removal.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,32 +22,34 @@ use crate::rate_limit::RateLimit;
 use crate::reader::VersionReader;
 use crate::units::{u64_of, usize_of_u32};
 
-/// Chunks that are remembered, at most: 448 GiB of data at 64 KiB. They take 72 MiB; what is found after that is read again for
-/// each version that has it.
+/// The most chunks that are remembered as sound: 448 GiB of data at 64 KiB. They take 72 MiB. Chunks beyond
+/// that are read again for each version that has them.
 pub const SOUND_MAX: usize = 7 << 20;
 
-/// Places of chunks of which it is remembered that a store does not have them elsewhere, of all stores together. They take 5 MiB; others are
-/// looked for again for each version that has them.
+/// The most places of chunks that are remembered as not found elsewhere, for all stores together. They take 5
+/// MiB. Other chunks are looked for again for each version that has them.
 const UNFOUND_MAX: usize = 400_000;
 
-/// After so many versions for which a store did not tell which chunks it has elsewhere it is not asked again: each time all its manifests may
-/// be read.
+/// After this many versions for which a store did not tell where else it has chunks, it is not asked again,
+/// because each request may read all its manifests.
 pub(crate) const FAILURES_MAX: u32 = 3;
 
-/// What the checks of a round have in common. Only what was right is remembered: what is damaged is told of each version.
+/// The shared state of a round's checks. Only right chunks are remembered: a damaged chunk is reported for
+/// each version.
 #[derive(Debug)]
 pub struct VerifyRound {
     rate_limit: Arc<RateLimit>,
     sound: Mutex<HashSet<u64>>,
     /// Damaged chunks that are in no other data object of a store.
     unfound: Mutex<HashSet<u64>>,
-    /// For how many versions each store did not tell where it has chunks, by what people call it.
+    /// For each store, by its displayed name, the number of versions for which it did not tell where it has
+    /// chunks.
     failures: Mutex<HashMap<String, u32>>,
     wholes: Mutex<WholeObjects>,
 }
 
 impl VerifyRound {
-    /// At no more than so many stored bytes a second; `None` for as fast as possible.
+    /// A round that reads at most this many stored bytes a second; `None` for no limit.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
         let rate_limit = Arc::new(RateLimit::new(bytes_per_s));
         let (sound, unfound) = (Mutex::default(), Mutex::default());
@@ -69,13 +73,13 @@ impl VerifyRound {
         }
     }
 
-    /// Whether a chunk was looked for in vain, as it is packed in this place ([`ChunkKey::sought_in`]): all manifests of a store are read for
-    /// that.
+    /// Whether an earlier search for a chunk, as it is packed in this place ([`ChunkKey::sought_in`]), found
+    /// nothing. A search reads all manifests of a store.
     pub(crate) fn is_unfound(&self, place: ChunkKey) -> bool {
         self.unfound.lock().contains(&place.0)
     }
 
-    /// The store answered, and has it in no other data object.
+    /// Records that the store answered, and has the chunk in no other data object.
     pub(crate) fn not_found(&self, place: ChunkKey) {
         let mut unfound = self.unfound.lock();
         if unfound.len() < UNFOUND_MAX {
@@ -83,12 +87,13 @@ impl VerifyRound {
         }
     }
 
-    /// Whether a store failed so often that it is not asked any more where it has chunks.
+    /// Whether a store failed so often that it is no longer asked where it has chunks.
     pub(crate) fn is_given_up(&self, store: &str) -> bool {
         self.failures.lock().get(store).is_some_and(|versions| *versions >= FAILURES_MAX)
     }
 
-    /// Notes whether a store told where it has chunks, as it is asked for each version: what counts is how often in a row it did not.
+    /// Records whether a store told where it has chunks; it is asked for each version. What counts is the
+    /// number of failures in a row.
     pub(crate) fn has_told(&self, store: &str, has_told: bool) {
         let mut failures = self.failures.lock();
         if has_told {
@@ -99,9 +104,10 @@ impl VerifyRound {
         *versions = versions.saturating_add(1);
     }
 
-    /// A version is verified now. Returns which of its data objects are to be read as a whole then: those that no other version of the
-    /// store needs which was not verified in this round yet, and of which none has all chunks. Of a store that does not list its
-    /// versions nobody knows which these are, and there are none.
+    /// Begins to verify a version. Returns which of its data objects have to be read as a whole afterwards.
+    /// These are objects that no other version needs that is still to be verified in this round, and of which
+    /// no version has all chunks. If a store does not list its versions, the result is empty, because this is
+    /// unknown.
     pub(crate) fn due_as_wholes(
         &self,
         store: &dyn Store,
@@ -119,7 +125,7 @@ impl VerifyRound {
         Ok(self.wholes.lock().due(version))
     }
 
-    /// A data object has the hash that is its name.
+    /// Records that a data object has the hash that is its name.
     pub(crate) fn found_whole(&self, object: Hash) {
         self.wholes.lock().settled.insert(object);
     }
@@ -129,13 +135,14 @@ impl VerifyRound {
         if !self.rate_limit.is_limited() {
             return version;
         }
-        // What is fetched ahead would not be waited for.
+        // Prefetched chunks would bypass the rate limit.
         version.stop_readahead();
         Arc::new(RateLimited { version, rate_limit: Arc::clone(&self.rate_limit), cancel: cancel.clone() })
     }
 }
 
-/// The images of a store; `None` where it is a plain web server, which has no list of them, or one for people, or does not show it.
+/// The images of a store; `None` for a plain web server that has no list of them, has a list for people, or
+/// does not show it.
 fn listed(store: &dyn Store) -> Result<Option<Vec<Image>>, ImageError> {
     match store.listed() {
         Ok(listed) => Ok(Some(listed.images)),
@@ -147,30 +154,31 @@ fn listed(store: &dyn Store) -> Result<Option<Vec<Image>>, ImageError> {
     }
 }
 
-/// Which data objects are still to be read as a whole. It has as many entries as the lists of versions name versions and objects, and
-/// whoever goes through these has them in memory.
+/// Which data objects still have to be read as a whole. It has as many entries as the lists of versions have
+/// versions and objects, and these lists are in memory anyway.
 #[derive(Debug, Default)]
 struct WholeObjects {
-    /// Manifests whose versions were verified, or are now.
+    /// Manifests whose versions were verified, or are being verified.
     verified: HashSet<Hash>,
-    /// `None`: they were not needed yet.
+    /// `None`: not needed so far.
     lists: Option<Lists>,
-    /// Objects that need not be read as a whole any more: a version that was verified has all chunks, or they have the hash that is
-    /// their name. Those that have not are read again, as one may have been repaired.
+    /// Objects that need not be read as a whole any more: a verified version has all their chunks, or they
+    /// have the hash that is their name. Bad objects are not in it and are read again, because they may have
+    /// been repaired.
     settled: HashSet<Hash>,
 }
 
 /// What a store's lists of versions say.
 #[derive(Debug, Default)]
 struct Lists {
-    /// Manifests whose versions were not verified yet.
+    /// Manifests whose versions have not been verified yet.
     left: HashSet<Hash>,
-    /// How many of those need each object.
+    /// How many of these need each object.
     needed_by: HashMap<Hash, u64>,
 }
 
 impl WholeObjects {
-    /// A version is verified now. Returns whether it has any object that may have to be read as a whole.
+    /// Begins to verify a version. Returns whether it has any object that may have to be read as a whole.
     fn begin(&mut self, manifest: Hash, version: &Manifest) -> bool {
         self.settled.extend(held_whole(version));
         self.verified.insert(manifest);
@@ -209,8 +217,9 @@ impl WholeObjects {
     }
 }
 
-/// The data objects of which a version has all chunks. An import writes those of its object one after another, in the order in which its image
-/// has them first: where a version has them in another order, its object is only read once more.
+/// The data objects of which a version has all chunks. An import writes the chunks of its object in the order
+/// in which its image has them first. A version that has them in another order is not recognised, and its
+/// object is then only read once more.
 fn held_whole(version: &Manifest) -> impl Iterator<Item = Hash> {
     let header_bytes = u64_of(object_header(version.chunk_bytes()).len());
     let mut ends = vec![header_bytes; version.objects().len()];
@@ -225,7 +234,8 @@ fn held_whole(version: &Manifest) -> impl Iterator<Item = Hash> {
     objects.filter(|(object, end)| object.len_bytes == *end).map(|(object, _)| object.id)
 }
 
-/// A chunk in its place: 64 bits of a hash of both. Of as many as are remembered two are alike once in some hundred thousand rounds.
+/// A chunk at its place: 64 bits of a hash of both. With as many as are remembered, two collide once in some
+/// hundred thousand rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkKey(u64);
 
@@ -236,7 +246,7 @@ impl ChunkKey {
         Self::of(&all)
     }
 
-    /// As it is looked for in a store, elsewhere than in this place.
+    /// The key for a search of the chunk in a store, outside this place.
     pub(crate) fn sought_in(self, store: &str) -> Self {
         Self::of(&Hash::of(&[self.0.to_le_bytes().as_slice(), store.as_bytes()].concat()))
     }
@@ -246,7 +256,8 @@ impl ChunkKey {
     }
 }
 
-/// A version of which what is not in memory is read at a rate. Whoever reads it waits, and no thread that others need.
+/// A version that is read at a limited rate, except from memory. The reader itself waits, and no thread that
+/// others need.
 struct RateLimited {
     version: Arc<VersionReader>,
     rate_limit: Arc<RateLimit>,
@@ -299,12 +310,12 @@ mod tests {
         ] {
             assert!(!round.is_sound(ChunkKey::new(&object, &chunk)));
         }
-        // One that is packed into as many bytes is nowhere; one of another length may be.
+        // A chunk packed to the same length was not found; one of another length may be there.
         round.not_found(ChunkKey::new(&one, &chunk(16, 100, b"a")));
         assert!(round.is_unfound(ChunkKey::new(&one, &chunk(16, 100, b"a"))));
         assert!(!round.is_unfound(ChunkKey::new(&one, &chunk(16, 101, b"a"))));
         assert!(!round.is_unfound(ChunkKey::new(&two, &chunk(16, 100, b"a"))));
-        // What one store has nowhere another one may have.
+        // One store may have what another one lacks.
         let place = ChunkKey::new(&two, &chunk(16, 100, b"a"));
         round.not_found(place.sought_in("/one"));
         assert!(round.is_unfound(place.sought_in("/one")));
@@ -317,7 +328,7 @@ mod tests {
         for _ in 1..FAILURES_MAX {
             round.has_told("/one", false);
         }
-        // What it told once says that it is there.
+        // A single success means that the store can tell.
         round.has_told("/one", true);
         for _ in 0..FAILURES_MAX {
             assert!(!round.is_given_up("/one"));
@@ -339,7 +350,7 @@ mod tests {
             held_whole(&builder.finish(&objects).unwrap()).collect::<Vec<_>>()
         };
         let [a, b] = objects.map(|object| object.id);
-        // Also where it has some of them twice, and others in between.
+        // Even if it has some of them twice, and others in between.
         assert_eq!(held(&[(0, 16), (0, 116), (1, 16), (0, 16), (0, 216)]), [a]);
         assert_eq!(held(&[(1, 16), (0, 16), (1, 116), (0, 116), (0, 216), (1, 216)]), [b, a]);
         let none: [Hash; 0] = [];

@@ -1,13 +1,13 @@
-//! VHD images (Virtual PC, Hyper-V of the first generation), fixed and dynamic, as read-only disks.
+//! VHD images (Virtual PC, first generation of Hyper-V), fixed and dynamic, as read-only disks.
 //!
 //! ```text
 //!   fixed:    the disk's bytes | footer
-//!   dynamic:  copy of the footer | header | table of blocks | blocks, each behind a bitmap of its sectors | footer
+//!   dynamic:  copy of the footer | header | table of blocks | blocks, each after a bitmap of its sectors | footer
 //! ```
-//! The disk is as long as the footer's current size says, which is another one than the original size after the disk was made
-//! larger. The table is checked against the file once, when the image is opened, so that one that was cut is an error then.
-//! Padding of zeroes behind the footer of a fixed disk is not part of the disk.
-//! Bitmaps are not looked at, as QEMU does not: a block that is there holds zeroes where nothing was written.
+//! The length of the disk is the current size in the footer, which differs from the original size after the
+//! disk was enlarged. The table is checked against the file once, when the image is opened, so that a
+//! truncated file is an error then. Zeroes after the footer of a fixed disk are padding and not part of the
+//! disk. Bitmaps are ignored, as QEMU does: a present block holds zeroes where nothing was written.
 //!
 //! Not read: differencing disks.
 
@@ -23,14 +23,14 @@ use crate::foreign::TABLE_BYTES_MAX;
 use crate::units::{u64_of, usize_of};
 use crate::vhdx::{Refusal, unread};
 
-/// What the footer and its copy begin with.
+/// The first bytes of the footer and of its copy.
 pub(crate) const COOKIE: &[u8] = b"conectix";
 const SECTOR_BYTES: u64 = 512;
 /// The largest disk: 2,040 GiB by the format's own limit.
 const DISK_BYTES_MAX: u64 = 2040 << 30;
 /// The type of a disk of fixed size, in the footer.
 const FIXED: u32 = 2;
-/// In the table: the block is not there.
+/// In the table: the block is absent.
 const ABSENT: u32 = u32::MAX;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -52,12 +52,13 @@ fn is_sound(bytes: &[u8], at: usize) -> bool {
     u32_at(bytes, at) == !sum
 }
 
-/// The most bytes of padding behind a footer: an LVM volume is filled up to 4 MiB, upload tools fill up to 1 MiB.
+/// The most bytes of padding after a footer. An LVM volume is filled up to 4 MiB, upload tools fill up to 1
+/// MiB.
 const PADDING_BYTES_MAX: u64 = 4 << 20;
 
-/// Where a VHD of fixed size ends in a file, if the file is one: behind its footer, which padding may follow. A footer that
-/// is not in the last sector counts only if it is sound, lies where its disk ends, and only zeroes follow. Otherwise the file is a
-/// disk that has such bytes somewhere.
+/// Where a VHD of fixed size ends in a file, if the file is one: after its footer, which padding may follow.
+/// A footer outside the last sector counts only if it is sound, lies where its disk ends, and only zeroes
+/// follow. Otherwise the file is a disk that happens to contain such bytes.
 pub(crate) fn end_of_fixed(file: &File, file_bytes: u64) -> std::io::Result<Option<u64>> {
     let Some(last) = file_bytes.checked_sub(SECTOR_BYTES) else { return Ok(None) };
     let mut cookie = [0; COOKIE.len()];
@@ -93,7 +94,7 @@ struct Blocks {
 /// Reads bytes of the file.
 type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), String>;
 
-/// QEMU opens such a file as if there were no parent, and would read zeroes where that has data.
+/// QEMU opens such a file as if there were no parent, and would read zeroes where the parent has data.
 pub(crate) const DIFFERENCE: &str = "it holds only the difference to a parent: merge it into that first (Hyper-V: Merge-VHD; VirtualBox: \
      VBoxManage clonemedium), and import what comes of it";
 
@@ -108,12 +109,13 @@ pub(crate) struct Vhd {
 }
 
 impl Vhd {
-    /// Opens the image in an open file; the error says in a few words what is wrong with it.
+    /// Opens the image in an open file. The error says briefly what is wrong with it.
     pub(crate) fn open(path: &Path, file: File, file_bytes: u64) -> Result<Arc<dyn FileDisk>, Refusal> {
         let mut start = [0; COOKIE.len()];
         let read = file.read_exact_at(&mut start, 0);
         read.map_err(|e| Refusal::Damaged(unread(&e)))?;
-        // A dynamic disk has a copy of the footer at its start, which counts if the last sector is something else.
+        // A dynamic disk has a copy of the footer at its start, which counts if the last sector is something
+        // else.
         let end = if start == COOKIE {
             None
         } else {
@@ -128,7 +130,7 @@ impl Vhd {
         read(file_bytes.checked_sub(SECTOR_BYTES).ok_or_else(|| "it is too short".to_owned())?, &mut footer)?;
         let is_footer = |bytes: &[u8]| bytes.starts_with(COOKIE) && is_sound(bytes, 64);
         if !is_footer(&footer) {
-            // The last write to a dynamic disk may have been cut off; then its copy at the start counts.
+            // The last write to a dynamic disk may have been cut off; then the copy at the start counts.
             read(0, &mut footer)?;
             if !is_footer(&footer) || u32_at(&footer, 60) != 3 {
                 return Err("its footer is damaged".to_owned().into());
@@ -156,7 +158,8 @@ impl Vhd {
         Ok(Self { path: path.to_owned(), file, size_bytes, blocks })
     }
 
-    /// Where the disk's byte `at` is in the file, `None` for zeroes; and for how many bytes from there that is so.
+    /// Where the disk's byte `at` is in the file, `None` for zeroes; and for how many bytes from there that
+    /// holds.
     fn find(&self, at: u64) -> (Option<u64>, u64) {
         let Some(blocks) = &self.blocks else { return (Some(at), self.size_bytes.saturating_sub(at)) };
         let (number, within) = (at / blocks.block_bytes, at % blocks.block_bytes);
@@ -254,7 +257,7 @@ impl FileDisk for Vhd {
             let (place, holds) = self.find(at);
             let len = holds.min(range.end() - at);
             if let (Some(place), Some(len)) = (place, std::num::NonZeroU64::new(len)) {
-                // A hint: it does not matter whether the file system takes it.
+                // A hint: it does not matter whether the file system accepts it.
                 let _ = rustix::fs::fadvise(&self.file, place, Some(len), rustix::fs::Advice::WillNeed);
             }
             at += len;

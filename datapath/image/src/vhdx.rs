@@ -1,5 +1,6 @@
-//! What is looked at of a VHDX before the crate `vhdx-core` reads it: a file with a log is refused, because the crate replays
-//! logs wrongly and takes any amount of memory for them, and so are tables that it would read into memory whole.
+//! Checks a VHDX before the crate `vhdx-core` reads it. It refuses a file with a log, because the crate
+//! replays logs wrongly and with unbounded memory. It also refuses tables that the crate would read into
+//! memory as a whole.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,18 +11,19 @@ use vhdx::region::{RegionEntry, parse_region_table};
 use crate::foreign::TABLE_BYTES_MAX;
 use crate::units::usize_of;
 
-/// Headers and region tables, and as much behind them as the crate looks at: a region table may claim more entries than it has room for.
+/// Headers and region tables, and as much after them as the crate examines: a region table may claim more
+/// entries than fit.
 const HEAD_BYTES: u64 = 0x25_0000;
 
 /// Why a file is not given to the crate.
 pub(crate) enum Refusal {
-    /// It has a log to be replayed.
+    /// It has a log that has to be replayed.
     NotClosed,
-    /// What it is, and what to do.
+    /// It is not supported. Holds what it is, and what to do.
     Unsupported(String),
-    /// More than is read here, which QEMU may read: in a few words.
+    /// It exceeds a limit of this reader, and QEMU may read it. Holds a brief reason.
     ForQemu(String),
-    /// In a few words.
+    /// It is damaged. Holds a brief reason.
     Damaged(String),
 }
 
@@ -31,7 +33,7 @@ impl From<String> for Refusal {
     }
 }
 
-/// Why bytes that must be there could not be read.
+/// Why required bytes could not be read.
 pub(crate) fn unread(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof => "it ends before what it says is in it".to_owned(),
@@ -39,8 +41,8 @@ pub(crate) fn unread(error: &std::io::Error) -> String {
     }
 }
 
-/// Looks at the header and the region table that the crate will use. It finds them with the crate's own functions, so that what is
-/// checked is what counts.
+/// Checks the header and the region table that the crate will use. It finds them with the crate's own
+/// functions, so it checks the same bytes.
 pub(crate) fn check(file: &File, file_bytes: u64) -> Result<(), Refusal> {
     if file_bytes < HEAD_BYTES {
         return Err(Refusal::Damaged("it is too short".to_owned()));

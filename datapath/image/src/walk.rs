@@ -1,4 +1,4 @@
-//! Reading all chunks of a version on several threads: what export and verify have in common.
+//! Reads all chunks of a version on several threads, for export and verify.
 
 use std::slice;
 use std::sync::{Arc, mpsc};
@@ -18,22 +18,22 @@ use crate::verify_round::{ChunkKey, VerifyRound};
 const WALK_THREADS_MAX: usize = 64;
 /// Chunks that a thread takes at a time.
 const TAKE_CHUNKS: usize = 16;
-/// What chunks of one read have unpacked, at most, unless it is a single one.
+/// The most unpacked bytes of one read, unless it is a single chunk.
 const READ_MAX_BYTES: usize = 1 << 20;
-/// Reports on their way to the caller; a thread waits for room.
+/// Reports on their way to the caller; a thread waits if there are more.
 const REPORTS_MAX: usize = 256;
 
 /// What is read, and how.
 pub(crate) struct Walk<'a> {
     pub manifest: &'a Manifest,
-    /// The data objects by their numbers; `None` for one that is lost.
+    /// The data objects by their numbers; `None` if one is lost.
     pub objects: &'a [Option<Arc<dyn Object>>],
     /// Whether a read crosses a network.
     pub is_remote: bool,
-    /// What was found right in it is not read, and its rate is kept.
+    /// Chunks that were found right in this round are not read, and the round's rate applies.
     pub round: Option<&'a VerifyRound>,
     pub cancel: &'a Cancel,
-    /// What is done, for people.
+    /// The name of the operation, for people.
     pub what: &'a str,
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct Walk<'a> {
 type Numbered = (u64, ChunkRef);
 
 impl Walk<'_> {
-    /// Reads every chunk that holds data, in any order and on several threads. `visit` gets the chunk's number, its ref, and its
-    /// checked bytes, or why there are none; what it returns goes to `report` on the calling thread, with the number of
-    /// chunks done since the report before. The first error of `visit` ends the walk.
+    /// Reads every chunk with data, in any order and on several threads. `visit` gets the chunk's number, its
+    /// ref, and its checked bytes or an error. Its result goes to `report` on the calling thread, with the
+    /// number of chunks done since the previous report. The first error of `visit` ends the walk.
     pub(crate) fn run<T: Send>(
         &self,
         visit: impl Fn(u64, &ChunkRef, Result<&[u8], ImageError>) -> Result<Option<T>, ImageError> + Sync,
@@ -82,7 +82,7 @@ impl Walk<'_> {
                     })?;
             }
             drop(tx);
-            // Taken in, so that it goes on the way out and nobody waits for room in it.
+            // Moved in, so that it is dropped on return and no thread waits for room in it.
             let rx = rx;
             for result in &rx {
                 let (chunks, found) = result?;
@@ -92,7 +92,8 @@ impl Walk<'_> {
         })
     }
 
-    /// As many as there are processors; across a network as many reads as there are of volumes, whose threads wait most of the time.
+    /// One for each processor. Across a network as many as volumes have reads, because the threads wait most
+    /// of the time.
     fn threads(&self) -> usize {
         if self.is_remote {
             return FETCH_THREADS;
@@ -100,7 +101,7 @@ impl Walk<'_> {
         std::thread::available_parallelism().map_or(1, usize::from).min(WALK_THREADS_MAX)
     }
 
-    /// A store on this host is read chunk by chunk, as the system reads ahead by itself.
+    /// A store on this host is read chunk by chunk, because the system reads ahead by itself.
     fn merge_limit(&self) -> MergeLimit {
         let chunks = if self.is_remote {
             let most = READ_MAX_BYTES / usize_of_u32(self.manifest.chunk_bytes()).max(1);
@@ -135,7 +136,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Chunks that lie side by side, in one read.
+    /// Reads adjacent chunks in one read.
     fn visit_group(
         &self,
         numbers: &[u64],
@@ -157,7 +158,7 @@ impl Walk<'_> {
                     visit(*index, chunk, Ok(bytes))?;
                 }
             }
-            // Damage is that of one chunk: the others are good.
+            // The damage concerns one chunk; the others are good.
             Err(e) if e.kind().is_damage() && chunks.len() > 1 => {
                 for (index, chunk) in each {
                     self.visit_group(slice::from_ref(index), slice::from_ref(chunk), buffers, visit)?;

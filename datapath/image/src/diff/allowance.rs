@@ -1,14 +1,15 @@
-//! How much is read of the files of a file system.
+//! Limits how much is read of the files of a file system.
 //!
-//! A hole takes no room, so a file may claim any size: 16 TiB in an ext4, 2^60 bytes in an NTFS, and that in as many files
-//! as there are. Whoever read all of these zeroes would never come to an end.
+//! A hole takes no space, so any number of files may claim any size: 16 TiB in an ext4, 2^60 bytes in an
+//! NTFS. Reading all these zeroes would never end.
 
 use headwater_filesystems::Partition;
 
-/// What is read of all files, in sizes of the partition: holes and second names of files, as backups have many, make it more than one.
+/// The limit for all files together, as a multiple of the partition's size. Holes, and second names of files
+/// as in backups, make it more than one.
 const PARTITION_TIMES: u64 = 32;
 
-/// What may be read of a file, and still of all files.
+/// What may be read of one file, and how much is left for all files.
 pub(super) struct Allowance {
     file_bytes: u64,
     left_bytes: u64,
@@ -20,12 +21,13 @@ impl Allowance {
         Self { file_bytes, left_bytes: file_bytes.saturating_mul(PARTITION_TIMES) }
     }
 
-    /// How much of a file of this size may be read: no more than its partition has, and than is left.
+    /// How much of a file of this size may be read: at most the size of its partition, and at most what is
+    /// left.
     pub(super) fn of_file(&self, size_bytes: u64) -> u64 {
         size_bytes.min(self.file_bytes).min(self.left_bytes)
     }
 
-    /// Notes what was read.
+    /// Counts bytes that were read.
     pub(super) fn spend(&mut self, bytes: u64) {
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
     }

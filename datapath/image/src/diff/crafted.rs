@@ -1,4 +1,4 @@
-//! File systems for tests that no tool makes.
+//! File systems for tests that no tool creates.
 
 use std::sync::Arc;
 
@@ -9,12 +9,14 @@ use crate::units::u64_of;
 use headwater_filesystems::Partition;
 
 const CLUSTER_BYTES: usize = 64 << 10;
-/// Where the root directory and the first cluster are: the boot sector, the table and the root directory have a sector each.
+/// The offset of the root directory; the first cluster follows. Boot sector, table and root directory have a
+/// sector each.
 pub(super) const ROOT_AT: usize = 2 * 512;
 pub(super) const CLUSTER_AT: usize = 3 * 512;
 
-/// A FAT12 with one directory, in which are so many empty files and, before them, the directory itself. It is called `AGAIN`,
-/// and inside of itself as said: with a multiple of 13 letters, as many as a part of a long name has.
+/// A FAT12 whose one directory contains itself, followed by `files` empty files. The directory is called
+/// `AGAIN`; inside itself it has the given long name, whose length is a multiple of 13 because a part of a
+/// long name has 13 characters.
 pub(super) fn fat_in_itself(long_name: &str, files: usize) -> Vec<u8> {
     let mut disk = vec![0; CLUSTER_AT + 2 * CLUSTER_BYTES];
     let sectors = u16::try_from(disk.len() / 512).unwrap();
@@ -71,7 +73,7 @@ fn long_entries(name: &str, short: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A disk of these bytes, all of which is a partition.
+/// A disk with these bytes, of which the whole disk is one partition.
 pub(super) fn device(bytes: Vec<u8>) -> (Arc<dyn Device>, Partition) {
     let partition = Partition { number: 0, offset_bytes: 0, len_bytes: u64_of(bytes.len()) };
     (Arc::new(ReferenceDisk::with_contents(bytes, ReferenceOptions::default())), partition)

@@ -1,14 +1,15 @@
 //! Changed files of a file system: ext2, ext3, ext4, FAT and NTFS.
 //!
-//! Two entries of one path are the same if type, size, attributes and time of modification agree (and the target of a link).
-//! Where only the time differs, the contents are read and compared, as far as [`Allowance`] goes: a file of which they are
-//! not counts as changed, and a remark says so.
+//! Two entries of one path are equal if type, size, attributes, time of modification and link target agree.
+//! If only the time differs, the contents are read and compared, as far as [`Allowance`] permits. A file
+//! whose contents are not compared counts as changed, and a remark says so.
 //!
-//! A time can be set to anything: images are built with one time for all files, and copies keep it. Where files lie is not known
-//! for all kinds of file systems, and whoever reads all of them reads the whole image. So that is done only where nothing else was
-//! found that has other contents, and something must have: then files whose times agree are read and compared, too, and those that
-//! are not, since they are too long or cannot be read, count as the same, and a remark says so. Where that fails as a whole, as damage can
-//! have it do, what was found before stays.
+//! A time can be set to anything: some images are built with one time for all files, and copies keep times.
+//! The location of files is not known for all kinds of file systems, so a comparison of all contents reads
+//! the whole image. It is done only if blocks changed but no file with other contents was found. Then files
+//! with equal times are read and compared, too. Files that are too long or cannot be read count as equal, and
+//! a remark says so. If this second comparison fails as a whole, for example because of damage, the results
+//! of the first comparison stay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,9 +24,9 @@ use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::units::{u64_of, usize_of};
 
-/// The most changed files that are listed of a partition.
+/// The most changed files of a partition that are listed.
 pub const CHANGED_FILES_MAX: usize = 100_000;
-/// The most memory for the changed files that are listed of all partitions, most of which is their paths.
+/// The most memory for the lists of changed files of all partitions. Most of it is paths.
 pub const CHANGED_FILES_BYTES_MAX: usize = 64 << 20;
 /// How much of a file is compared at a time.
 pub(super) const COMPARE_BYTES: usize = 1 << 20;
@@ -33,13 +34,13 @@ pub(super) const COMPARE_BYTES: usize = 1 << 20;
 /// What happened to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileChange {
-    /// It is new. Of a new directory, so is everything in it, which is listed too.
+    /// It is new. If it is a directory, everything in it is new and listed too.
     Added,
     /// It is gone.
     Removed,
-    /// Its content, type or link target is another; or its time is, and its content is too long to be read.
+    /// Its content, type or link target differs; or its time differs, and its content is too long to be read.
     Changed,
-    /// Owner, mode or time is another; the content is the same.
+    /// Owner, mode or time differs; the content is equal.
     Attributes,
 }
 
@@ -50,15 +51,16 @@ pub struct ChangedFile {
     pub path: String,
     /// What happened to it.
     pub change: FileChange,
-    /// Its size now, or before it was removed.
+    /// Its new size, or the size before it was removed.
     pub size_bytes: u64,
 }
 
 type Found = (Option<Vec<ChangedFile>>, Option<String>);
 
-/// Compares the file systems in a partition of two versions. A file system that cannot be read is a remark. What the list of
-/// changed files takes is taken from `list_bytes_left`; while all contents are compared, a second list takes as much. `compared` is
-/// told how many bytes more of files were compared.
+/// Compares the file systems in a partition of two versions. If a file system cannot be read, the result is a
+/// remark. The list of changed files uses memory from `list_bytes_left`; while all contents are compared, a
+/// second list takes as much. `compared` is called with the number of additional bytes of files that were
+/// compared.
 pub(super) fn compare(
     from: &Arc<dyn Device>,
     to: &Arc<dyn Device>,
@@ -80,7 +82,7 @@ pub(super) fn compare(
             uncompared,
             state: None,
         };
-        // Hostile bytes must not end the caller, whatever a crate makes of them.
+        // Hostile bytes must not end the caller, even if a crate panics on them.
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
             let (old, new) = (tree::open(from, partition)?, tree::open(to, partition)?);
             walk.state = remark_on_state(old.remark(), new.remark());
@@ -141,11 +143,11 @@ pub(super) fn compare(
     Ok((Some(changed), (!remarks.is_empty()).then(|| remarks.join("; "))))
 }
 
-/// The same file system, before and after.
+/// One file system before and after.
 struct Trees<'a> {
     old: Box<dyn FileSystem>,
     new: Box<dyn FileSystem>,
-    /// Is told how many bytes more of files were compared.
+    /// Called with the number of additional bytes of files that were compared.
     compared: &'a mut dyn FnMut(u64),
 }
 
@@ -156,15 +158,17 @@ struct Walk<'a> {
     cut: bool,
     visits: Visits,
     allowance: Allowance,
-    /// Files that count as changed because they are longer than what may be read.
+    /// Files that count as changed because they are longer than the allowance.
     unread: u64,
-    /// Files with the same size and time that were to be compared and were not. `None`: none are to be.
+    /// Files with equal size and time whose contents should have been compared and were not. `None`: contents
+    /// of such files are not compared.
     uncompared: Option<u64>,
-    /// A remark on the state of the file systems, such as a journal that was not read.
+    /// A remark on the state of the file systems, such as a journal that was not replayed.
     state: Option<String>,
 }
 
-/// One sentence on the remarks of both versions' file systems: one of them may have been read without its journal.
+/// Combines the remarks of both versions' file systems into one sentence. One of them may have been read
+/// without its journal.
 fn remark_on_state(old: Option<String>, new: Option<String>) -> Option<String> {
     match (old, new) {
         (None, None) => None,
@@ -178,7 +182,7 @@ fn remark_on_state(old: Option<String>, new: Option<String>) -> Option<String> {
 }
 
 impl Walk<'_> {
-    /// Whether something was found that has other contents than before.
+    /// Whether an entry with other contents was found.
     fn has_other_contents(&self) -> bool {
         self.changed.iter().any(|file| file.change != FileChange::Attributes)
     }
@@ -198,7 +202,7 @@ impl Walk<'_> {
         self.changed.push(ChangedFile { path, change, size_bytes: node.size_bytes });
     }
 
-    /// What is in a directory. A list that cannot be read as a whole is a fault here: nobody knows what changed.
+    /// Lists a directory. An incomplete list is an error here, because nobody would know what changed.
     fn list(&mut self, tree: &mut dyn FileSystem, directory: &Node) -> Result<Entries, Fault> {
         let entries = tree.list(directory, &mut self.visits)?;
         match entries.values().find_map(|entry| entry.fault.clone()) {
@@ -207,7 +211,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Compares a directory, in which so many others it is.
+    /// Compares a directory that is nested `depth` levels deep.
     fn directory(
         &mut self,
         trees: &mut Trees<'_>,
@@ -248,7 +252,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Notes an entry, which is in so many directories, and what is in it, as added or removed.
+    /// Records an entry at this depth, and everything in it, as added or removed.
     fn all(
         &mut self,
         tree: &mut dyn FileSystem,
@@ -291,12 +295,12 @@ impl Walk<'_> {
         Ok(if differs { Some(FileChange::Changed) } else { attributes })
     }
 
-    /// Whether more than may be read of it is to be read of a file.
+    /// Whether a file is longer than may be read of it.
     fn is_too_long(&self, node: &Node) -> bool {
         self.allowance.of_file(node.size_bytes) < node.size_bytes
     }
 
-    /// Whether a file whose size and time are the same has other contents, where these are to be compared and can be.
+    /// Whether a file with equal size and time has other contents, if contents are to be compared and can be.
     fn is_found_to_differ(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> bool {
         let Some(uncompared) = self.uncompared else { return false };
         if !self.is_too_long(now)
@@ -308,7 +312,7 @@ impl Walk<'_> {
         false
     }
 
-    /// Compares the contents of two files of one size.
+    /// Compares the contents of two files of equal size.
     fn contents_differ(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> Result<bool, Fault> {
         self.allowance.spend(now.size_bytes);
         // Most files are short.
@@ -338,13 +342,13 @@ mod tests {
     use crate::diff::crafted::{ROOT_AT, device, entry, fat_in_itself};
     use headwater_filesystems::visits::PATH_BYTES_MAX;
 
-    /// What a comparison finds whose list may take so much.
+    /// Runs a comparison with this much memory for its list.
     fn compared(from: Vec<u8>, to: Vec<u8>, mut list_bytes: usize) -> Found {
         let ((from, partition), (to, _)) = (device(from), device(to));
         compare(&from, &to, &partition, &mut list_bytes, &Cancel::new(), &mut |_| {}).unwrap()
     }
 
-    /// What is found where such a directory is new.
+    /// Runs a comparison in which such a directory is new.
     fn added(disk: Vec<u8>, list_bytes: usize) -> (Vec<String>, String) {
         let mut before = disk.clone();
         before[ROOT_AT] = 0;
@@ -392,7 +396,7 @@ mod tests {
         assert!(remark.contains("the others are not listed"), "{remark}");
     }
 
-    /// A disk of which anything but its beginning is read with a panic, as a crate has it that damage surprises.
+    /// A disk on which every read except at its beginning panics, like a crate that damage surprises.
     struct Surprising(Arc<dyn Device>);
 
     impl Device for Surprising {
@@ -416,7 +420,8 @@ mod tests {
 
     #[test]
     fn what_was_found_stays_where_comparing_all_contents_fails() {
-        // A file of a whole cluster, which is read only for its contents, and one of which nothing but the time is another.
+        // A file of a whole cluster, which is read only for its contents, and a file of which only the time
+        // differs.
         let mut before = fat_in_itself("", 0);
         before[ROOT_AT..ROOT_AT + 32].copy_from_slice(&entry(b"LARGE      ", 0x20, 2));
         before[ROOT_AT + 28..ROOT_AT + 32].copy_from_slice(&65_536_u32.to_le_bytes());

@@ -1,16 +1,17 @@
-//! What changed between two versions: chunks, 4 KiB blocks, and files where a file system can be read.
+//! Differences between two versions: chunks, 4 KiB blocks, and files of readable file systems.
 //!
 //! ```text
 //!   manifests --hashes differ--> chunks --both read and compared--> 4 KiB blocks
 //!   partitions (GPT, MBR, or the whole disk) --readable in both, and blocks changed--> files
 //! ```
-//! Only chunks whose hashes differ are read for the count of blocks. File systems are read where the partition
-//! changed and is ext2, ext3, ext4, FAT or NTFS in both versions; others are named and not looked into. The crate
-//! headwater-filesystems reads them.
+//! Only chunks whose hashes differ are read to count blocks. A file system is read if its partition changed
+//! and it is ext2, ext3, ext4, FAT or NTFS in both versions. Other partitions are named, and their content is
+//! not read. The crate headwater-filesystems reads file systems.
 //!
-//! - [`tree`]: how the file systems of a disk are opened. [`named`]: single files by name.
-//! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged. [`allowance`]: how much of
-//!   files both read. [`small`]: a few files of one of them, by their paths.
+//! - [`tree`]: opens the file systems of a disk. [`named`]: single files by name.
+//! - [`files`]: compares two file systems. [`touched`]: reads one file system to find its damaged files.
+//!   [`allowance`]: limits how much of files both read. [`small`]: a few files of one file system, by their
+//!   paths.
 
 mod allowance;
 #[cfg(test)]
@@ -51,7 +52,7 @@ pub struct Difference {
     pub from_bytes: u64,
     /// Size of the newer image.
     pub to_bytes: u64,
-    /// Chunks that differ, of the larger image.
+    /// Chunks of the larger image that differ.
     pub changed_chunks: u64,
     /// Bytes in blocks of [`DIFF_BLOCK_BYTES`] that differ.
     pub changed_bytes: u64,
@@ -59,7 +60,7 @@ pub struct Difference {
     pub partitions: Vec<PartitionDifference>,
 }
 
-/// What changed in a partition.
+/// What changed in one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionDifference {
     /// Its number, from 1; 0 is the whole disk.
@@ -68,20 +69,20 @@ pub struct PartitionDifference {
     pub offset_bytes: u64,
     /// Its length, in bytes.
     pub len_bytes: u64,
-    /// Bytes in it that changed.
+    /// Bytes in changed blocks.
     pub changed_bytes: u64,
-    /// Changed files, by path; `None` where nothing changed or no file system could be read.
+    /// Changed files, by path; `None` if nothing changed or no file system could be read.
     pub files: Option<Vec<ChangedFile>>,
-    /// Why files are missing, not all are listed, or some were not read.
+    /// Why files are missing, why the list is incomplete, or why files were not read.
     pub remark: Option<String>,
 }
 
-/// How far a comparison is.
+/// The progress of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiffProgress {
     /// It compares the chunks whose hashes differ.
     Chunks(Progress),
-    /// It compares files, of nobody knows how many bytes.
+    /// It compares files. The total is not known.
     Files {
         /// Bytes of files that were read of both versions and compared.
         compared_bytes: u64,
@@ -96,7 +97,8 @@ pub fn diff(
     cancel: &Cancel,
     progress: &mut dyn FnMut(DiffProgress),
 ) -> Result<Difference, ImageError> {
-    // One for both: a chunk that both have is fetched once where it is read of both, one after the other.
+    // One cache for both versions: a chunk that both have is fetched once if both are read there one after
+    // the other.
     let cache = ChunkCache::new(CHUNKS_BYTES);
     let from = VersionReader::open(store, from, Arc::clone(&cache))?;
     let to = VersionReader::open(store, to, cache)?;
@@ -140,8 +142,8 @@ pub fn diff(
     Ok(found)
 }
 
-/// The stretches of changed blocks, ascending. Where the images have different sizes, what only one of them has
-/// counts as changed unless it is zero.
+/// The stretches of changed blocks, ascending. If the images differ in size, the part that only one of them
+/// has counts as changed unless it is zero.
 fn changed_blocks(
     from: &VersionReader,
     to: &VersionReader,
@@ -181,7 +183,7 @@ fn chunk_buffer(version: &VersionReader) -> Vec<u8> {
     vec![0; usize_of_u32(version.outline().chunk_bytes())]
 }
 
-/// Reads a chunk; what lies after the end of the image is zero.
+/// Reads a chunk; bytes after the end of the image are zero.
 fn read_padded(version: &VersionReader, offset: u64, into: &mut [u8]) -> Result<(), ImageError> {
     let size_bytes = version.outline().size_bytes();
     let len = usize_of(size_bytes.saturating_sub(offset)).min(into.len());

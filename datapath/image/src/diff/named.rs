@@ -1,4 +1,4 @@
-//! Files of a disk by their names: for who needs a few of them, and not to compare or to check all.
+//! Single files of a disk by their names.
 //!
 //! Names are followed through directories, and not through symbolic links.
 
@@ -12,11 +12,11 @@ use crate::diff::tree;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::units::{u64_of, usize_of};
 
-/// The most entries of directories that are looked at for one name.
+/// The most directory entries that are examined for one name.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// The numbers of the partitions that have something of this path; 0 is the whole disk. Partitions whose file system cannot be read
-/// are left out.
+/// The numbers of the partitions that have an entry with this path; 0 is the whole disk. Partitions whose
+/// file system cannot be read are left out.
 pub fn partitions_with(disk: &Arc<dyn Device>, path: &str) -> Result<Vec<u32>, ImageError> {
     let mut found = Vec::new();
     for partition in tree::find_readable(disk.as_ref())?.partitions {
@@ -28,7 +28,7 @@ pub fn partitions_with(disk: &Arc<dyn Device>, path: &str) -> Result<Vec<u32>, I
     Ok(found)
 }
 
-/// The bytes of a file in a partition; `None` where there is no such file.
+/// The bytes of a file in a partition; `None` if there is no such file.
 pub fn read_file(
     disk: &Arc<dyn Device>,
     partition: u32,
@@ -74,7 +74,7 @@ fn in_tree<T>(
     partition: &Partition,
     work: impl FnOnce(&mut dyn FileSystem) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    // Hostile bytes must not end the caller, whatever a crate makes of them.
+    // Hostile bytes must not end the caller, even if a crate panics on them.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let mut tree = tree::open(disk, partition)?;
         work(&mut *tree)

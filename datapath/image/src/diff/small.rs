@@ -1,7 +1,8 @@
-//! Small files of the file systems on a disk, by their paths: what a seal looks for before it makes a version.
+//! Small files of the file systems on a disk, by their paths. A seal reads them before it makes a version.
 //!
-//! Links are not followed, and the last part of a path may have one `*`. What is no file system that is known is left out; one that is known
-//! and cannot be read is told, and so are partitions that may be missing because a table of them cannot be read.
+//! Links are not followed, and the last part of a path may have one `*`. Partitions without a known file
+//! system are left out. A known file system that cannot be read is reported, and so is a partition table that
+//! cannot be read, because partitions may be missing then.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::units::usize_of;
 
-/// The most that is read of a file.
+/// The most bytes that are read of a file.
 pub const SMALL_FILE_BYTES_MAX: usize = 64 << 10;
 /// The most files that are read of a file system.
 pub const SMALL_FILES_MAX: usize = 1000;
@@ -30,16 +31,16 @@ pub struct SmallFile {
     pub contents: Vec<u8>,
 }
 
-/// What was found in one partition.
+/// The result for one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmallFiles {
     /// `partition 1`, `the whole disk`.
     pub place: String,
-    /// The files that are there.
+    /// The files that exist.
     pub files: Vec<SmallFile>,
-    /// Paths of files that are there, whether their contents can be read or not.
+    /// Paths of files that exist, whether or not their contents can be read.
     pub present: Vec<String>,
-    /// Why the file system was not read, or not all of it.
+    /// Why the file system was not read, or not completely.
     pub unread: Option<String>,
 }
 
@@ -49,8 +50,8 @@ impl SmallFiles {
     }
 }
 
-/// Reads files at `paths` in all file systems of a disk that can be read, and looks for files at `present` without reading them: Windows
-/// compresses its own files in ways that only Windows reads.
+/// Reads files at `paths` in all readable file systems of a disk. Also looks for files at `present` without
+/// reading them, because Windows compresses its own files in ways that only Windows reads.
 pub fn small_files(
     disk: &Arc<dyn Device>,
     paths: &[&str],
@@ -62,7 +63,7 @@ pub fn small_files(
     for partition in tables.partitions {
         cancel.check("the look into file systems")?;
         let mut found = SmallFiles::at(partition.to_string());
-        // Hostile bytes must not end the caller, whatever a crate makes of them.
+        // Hostile bytes must not end the caller, even if a crate panics on them.
         let read = catch_unwind(AssertUnwindSafe(|| {
             read_all(disk, &partition, (paths, present), cancel, &mut found)
         }));
@@ -95,7 +96,7 @@ fn read_all(
     let mut tree = tree::open(disk, partition)?;
     let mut visits = tree::visits(cancel);
     let path_of = |node: &Node| String::from_utf8_lossy(&node.path).into_owned();
-    // First, so that a file that cannot be read does not hide these.
+    // Checked first, so that an unreadable file does not hide these.
     for path in present {
         let found = find(tree.as_mut(), path, &mut visits)?;
         visits.release_to(0);
@@ -125,7 +126,7 @@ fn read_all(
     Ok(())
 }
 
-/// The entries that a path means.
+/// The entries that match a path.
 fn find(tree: &mut dyn FileSystem, path: &str, visits: &mut Visits) -> Result<Vec<Node>, Fault> {
     let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let Some(last) = parts.pop() else { return Ok(Vec::new()) };
@@ -151,7 +152,8 @@ fn find(tree: &mut dyn FileSystem, path: &str, visits: &mut Visits) -> Result<Ve
     Ok(entries.into_iter().filter(|(name, _)| is_meant(name)).map(|(_, node)| node).collect())
 }
 
-/// An entry by its name, whose letters may be of another case where there is none of this: some file systems do not tell them apart.
+/// Finds an entry by its name. If no entry has exactly this name, upper and lower case are not distinguished,
+/// as on some file systems.
 fn entry(mut entries: Entries, name: &str) -> Option<Node> {
     entries.remove(name.as_bytes()).or_else(|| {
         let same = |other: &Vec<u8>| other.eq_ignore_ascii_case(name.as_bytes());
@@ -220,7 +222,7 @@ mod tests {
     #[test]
     fn partitions_behind_a_table_that_cannot_be_read_are_told() {
         let mut bytes = vec![0; 1 << 20];
-        // An extended partition, from sector 1000 on.
+        // An extended partition that begins at sector 1000.
         bytes[446 + 4] = 5;
         bytes[446 + 8..446 + 12].copy_from_slice(&1000u32.to_le_bytes());
         bytes[446 + 12..446 + 16].copy_from_slice(&1000u32.to_le_bytes());

@@ -1,8 +1,9 @@
-//! The files that damage touches: those that cannot be read.
+//! Finds the files that cannot be read because of damage.
 //!
-//! Every file of a file system that can be read in a damaged partition (ext2, ext3, ext4, FAT, NTFS) is read; reading fails
-//! where a chunk that it needs is damaged. So what is listed is exactly what users miss, whatever the layout. Of files
-//! that claim more than [`Allowance`] lets be read, a remark says that they were not read to the end.
+//! Every file of a readable file system (ext2, ext3, ext4, FAT, NTFS) in a damaged partition is read. Reading
+//! fails if a chunk that the file needs is damaged. So the list contains exactly the files that users miss,
+//! whatever the layout. If files claim more than [`Allowance`] permits, a remark says that they were not read
+//! to the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,22 +26,23 @@ use crate::verify_round::VerifyRound;
 
 /// The most files that are listed.
 pub const TOUCHED_FILES_MAX: usize = 10_000;
-/// The most bytes that their paths have together.
+/// The most bytes of all their paths together.
 pub const TOUCHED_PATHS_BYTES_MAX: usize = 8 << 20;
-/// Memory for chunks meanwhile.
+/// Memory for chunks during the search.
 const CHUNKS_BYTES: u64 = 64 << 20;
 
-/// What damage touches.
+/// The files that damage affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Files and directories that cannot be read, by partition and path.
     pub files: Vec<String>,
-    /// What could not be looked into, and why.
+    /// What could not be examined, and why.
     pub remarks: Vec<String>,
 }
 
-/// Finds the files of a version that the damaged chunks touch, at the rate of the round. Where more chunks are damaged than are listed, all
-/// partitions are looked into. A version that cannot be opened is a remark. `progress` is told how many bytes of files were read for that.
+/// Finds the files of a version that the damaged chunks affect, at the rate of the round. If more chunks are
+/// damaged than are listed, all partitions are examined. If the version cannot be opened, the result is a
+/// remark. `progress` is called with the number of bytes of files that were read.
 pub fn files_touched(
     store: &dyn Store,
     manifest: Hash,
@@ -110,7 +112,7 @@ fn look_into(
         first_unread: None,
         read,
     };
-    // Hostile bytes must not end the caller, whatever a crate makes of them.
+    // Hostile bytes must not end the caller, even if a crate panics on them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
         let mut tree = tree::open(disk, partition)?;
         let root = tree.root();
@@ -146,14 +148,14 @@ struct Walk<'a> {
     prefix: String,
     files: Vec<String>,
     paths_bytes_left: usize,
-    /// Whether some are not listed.
+    /// Whether the list is incomplete.
     is_cut: bool,
     visits: Visits,
     allowance: Allowance,
-    /// Files that were not read to the end, and the path of the first one.
+    /// The number of files that were not read to the end, and the path of the first of them.
     unread: u64,
     first_unread: Option<String>,
-    /// Is told how many bytes more were read.
+    /// Called with the number of additional bytes that were read.
     read: &'a mut dyn FnMut(u64),
 }
 
@@ -169,7 +171,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Looks into a directory, in which so many others it is.
+    /// Examines a directory that is nested `depth` levels deep.
     fn directory(&mut self, tree: &mut dyn FileSystem, directory: &Node, depth: usize) -> Result<(), Fault> {
         if depth >= DEPTH_MAX {
             self.visits.cut();
@@ -196,7 +198,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Whether an entry can be read, as far as the allowance goes.
+    /// Whether an entry can be read, as far as the allowance permits.
     fn is_readable(&mut self, tree: &mut dyn FileSystem, node: &Node) -> bool {
         match node.kind {
             NodeKind::Link => return tree.link(node).is_ok(),
@@ -208,7 +210,7 @@ impl Walk<'_> {
         let mut at = 0u64;
         let mut is_readable = true;
         while !self.cancel.is_cancelled() {
-            // Its end is read for, too: so an empty file is opened.
+            // Its end is read, too, so that an empty file is opened.
             if (most_bytes..node.size_bytes).contains(&at) {
                 self.note_unread(node);
                 break;
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn the_paths_of_damaged_files_take_no_more_than_they_may() {
         let mut disk = fat_in_itself("", 1);
-        // The file behind the directory's entry for itself now has a byte, and no cluster.
+        // The directory's entry for itself now claims a byte, and has no cluster.
         disk[CLUSTER_AT + 32 + 28] = 1;
         let before = "x".repeat(TOUCHED_PATHS_BYTES_MAX - 100);
         let touched = looked_into(disk, Touched { files: vec![before], remarks: Vec::new() });

@@ -1,4 +1,4 @@
-//! The file systems of a disk, as comparing files and finding damaged ones open them.
+//! Opens the file systems of a disk, for the comparison of files and the search for damaged files.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use headwater_filesystems::{
 use crate::error::ImageError;
 use crate::progress::Cancel;
 
-/// The kinds that are read, for messages.
+/// The kinds that can be read, for messages.
 pub(crate) const READABLE: &str = "no ext2, ext3, ext4, FAT or NTFS";
 
 /// Opens the file system in a partition.
@@ -24,7 +24,7 @@ pub(crate) fn visits(cancel: &Cancel) -> Visits {
     Visits::new(move || cancel.is_cancelled())
 }
 
-/// The partitions of a disk; the whole disk if it has none that make sense.
+/// The partitions of a disk; the whole disk if it has no valid partition.
 pub(crate) fn find(disk: &dyn Device) -> Result<Vec<Partition>, ImageError> {
     let found = find_readable(disk)?;
     match found.unread {

@@ -1,4 +1,4 @@
-//! Manifests of versions that were opened, so that they can be opened again while no server answers.
+//! Manifests of versions that were opened, so that the versions can be opened again while no server answers.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::disk_cache::sidecars::SidecarDirectory;
 use crate::error::ImageError;
 
 const DIR: &str = "manifests";
-/// Manifests take at most one part in so many of what the cache may take, beside it.
+/// Manifests take at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 16;
 
 impl DiskCache {
@@ -23,14 +23,14 @@ impl DiskCache {
         (Hash::of(&bytes) == id).then_some(bytes)
     }
 
-    /// Keeps a manifest, as far as that can be done. Those that were not used for longest go for it.
+    /// Keeps a manifest if possible. The least recently used ones are removed for it.
     pub(crate) fn keep_manifest(&self, id: Hash, bytes: &[u8]) {
         if let Err(e) = self.must_keep_manifest(id, bytes) {
             tracing::warn!(error = %e, "opening a version all the same");
         }
     }
 
-    /// The same for who relies on it.
+    /// The same, for a caller that relies on it.
     pub(crate) fn must_keep_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), ImageError> {
         self.try_keep_manifest(id, bytes).map_err(|e| {
             let (version, dir) = (id.short(), self.dir.join(DIR));
@@ -43,7 +43,7 @@ impl DiskCache {
         })
     }
 
-    /// Marks a manifest as used now. Whether it is there.
+    /// Marks a manifest as used now. Returns whether it is here.
     pub(crate) fn use_manifest(&self, id: Hash) -> io::Result<bool> {
         self.manifests().touch(id)
     }
@@ -53,7 +53,7 @@ impl DiskCache {
             return self.use_manifest(id).map(drop);
         }
         self.manifests().keep(id, bytes).inspect_err(|_| {
-            // Where its name could not be synced it is there, and the next one would take it for kept.
+            // If its name could not be synced, the file exists, and the next call would take it for kept.
             let _ = self.manifests().remove(id);
         })
     }
@@ -76,15 +76,15 @@ mod tests {
         let is_kept = |bytes: &[u8]| cache.manifest(Hash::of(bytes)).is_some();
         manifests.iter().for_each(|bytes| {
             keep(bytes);
-            // So that the file system's clock tells them apart.
+            // So that the file system's clock distinguishes them.
             std::thread::sleep(std::time::Duration::from_millis(20));
         });
         assert!(manifests.iter().all(|bytes| is_kept(bytes)));
-        // Used again, so that the second is the one that goes.
+        // Used again, so that the second one is removed.
         keep(&manifests[0]);
         keep(&vec![9; (DISK_CACHE_MIN_BYTES / SHARE) as usize - (2 << 20)]);
         assert_eq!(manifests.iter().map(|bytes| is_kept(bytes)).collect::<Vec<_>>(), [true, false, true]);
-        // Too large for all of the room.
+        // Larger than the whole limit.
         let too_large = vec![8; (DISK_CACHE_MIN_BYTES / SHARE) as usize + 1];
         let refused = cache.must_keep_manifest(Hash::of(&too_large), &too_large).unwrap_err().to_string();
         assert!(refused.contains("it has 4194305 bytes, and at most 4194304 are kept"), "{refused}");

@@ -4,29 +4,31 @@
 //!   DIR/cache          what the directory is
 //!   DIR/lock           locked by the one process that uses it
 //!   DIR/segment-N      records, one after another; N counts up
-//!   DIR/lost-N         one that could not be synced: it is read as long as it is there, and nothing in it counts as durable
-//!   DIR/moving         the segment to be, while what is to stay of one that goes is copied
+//!   DIR/lost-N         a segment that could not be synced: it is read while it exists, and nothing in it counts as durable
+//!   DIR/moving         the next segment, while the chunks that stay are copied to it from a segment that is removed
 //!   DIR/traces/HASH    boot traces that were recorded here
 //!   DIR/manifests/HASH manifests of versions that were opened
-//!   DIR/stores/HASH    what their stores were: see [`stores`]
+//!   DIR/stores/HASH    the settings and lists of their stores: see [`stores`]
 //! ```
-//! A record is a chunk as it is in the store, with its hash and length in front. Chunks are appended to the newest
-//! segment; when there is no room the oldest segment that is not kept as a whole goes, and what was used since it came, or
-//! belongs to a version that is kept, is copied to a new one first ([`moving`]).
+//! A record is a chunk as it is in the store, preceded by its hash and length. Chunks are appended to the
+//! newest segment. When there is no room, the oldest segment is removed that does not consist of retained
+//! chunks only. Chunks in it that were used since they came, or that belong to a retained version, are copied
+//! to a new segment first ([`moving`]).
 //!
 //! # Guarantees
-//! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
-//!   be is forgotten and fetched again.
-//! - What does not need to be durable is not synced: after a crash a record is whole, or is noticed not to be. Synced are
-//!   `cache`, what it takes to open a version without servers, boot traces, and the chunks of one that is said to be here ([`DiskCache::sync`]).
-//! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
-//!   the read.
-//! - What belongs to a version that is kept goes only when it is elsewhere: until it was copied, and where that fails, its
-//!   segment stays. What cannot be synced is read as before, but is lacking: it can be put once more, and is the first to go.
+//! - The reader checks every chunk from here, as it checks chunks from a server. A wrong chunk is forgotten
+//!   and fetched again.
+//! - Chunks that need not be durable are not synced: after a crash a record is either complete or detectably
+//!   broken. Four things are synced: `cache`, the files that are needed to open a version without servers,
+//!   boot traces, and the chunks of a version that is reported as complete ([`DiskCache::sync`]).
+//! - The segment files never take more than the limit. A full or failing disk costs the cache, not the read.
+//! - Chunks of a retained version are removed only after they were copied elsewhere. If copying fails, their
+//!   segment stays. A chunk that cannot be synced is read as before, but counts as lacking: it can be put
+//!   once more, and it is the first to be removed.
 //!
 //! # Lock order
-//! `keeping`; `syncing`, `beginning`, `state`. `state`, which every read waits for, is not held across I/O, but where a segment is
-//! removed because it could not be moved.
+//! `keeping`; `syncing`, `beginning`, `state`. Every read waits for `state`, so it is not held across I/O,
+//! except when a segment is removed because it could not be moved.
 
 mod manifests;
 mod moving;
@@ -56,18 +58,18 @@ use crate::units::{u64_of, usize_of_u32};
 
 /// The smallest cache.
 pub const DISK_CACHE_MIN_BYTES: u64 = 64 << 20;
-/// A cache has so many segments, unless they would be too large or too small.
+/// The number of segments of a cache, unless they would be too large or too small.
 const SEGMENTS: u64 = 16;
 const SEGMENT_MIN_BYTES: u64 = 4 << 20;
 const SEGMENT_MAX_BYTES: u64 = 64 << 20;
-/// Segments that are read at a time when a cache is opened, on a thread each: after a start of the host each record in them is a read
-/// that waits for the disk.
+/// Segments that are read concurrently when a cache is opened, each on a thread: after a start of the host
+/// each record in them is a read that waits for the disk.
 const SCANS_AT_A_TIME: usize = 8;
-/// How much of the cache, in parts of 16, versions that are kept may fill: the rest is room to move them.
+/// How much of the cache, in parts of 16, retained versions may fill. The rest is needed to move them.
 const KEPT_SHARE: u64 = 13;
 
 const MARK_FILE: &str = "cache";
-/// The mark while it is written.
+/// The name of the file `cache` while it is written.
 const MARK_PART: &str = "cache-part";
 const MARK: &[u8] = b"HWCHUNKS\x01\0\0\0\0\0\0\0";
 
@@ -77,7 +79,7 @@ struct Place {
     offset: u64,
     len: u32,
     used: bool,
-    /// An earlier process wrote it, and nobody has looked since whether it is what it should be.
+    /// An earlier process wrote the chunk, and it has not been checked since.
     is_unread: bool,
     synced: Synced,
 }
@@ -88,12 +90,12 @@ impl Place {
     }
 }
 
-/// Whether what is in a place outlasts a power cut.
+/// Whether a chunk survives a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Synced {
     NotYet,
     Yes,
-    /// That failed, and no later sync tells: nobody knows what is on the disk. As long as it is read it is checked.
+    /// A sync failed. No later sync can tell what is on the disk. Every read is still checked.
     Failed,
 }
 
@@ -102,10 +104,10 @@ struct Segment {
     number: u64,
     path: PathBuf,
     file: Arc<File>,
-    /// Claimed so far.
+    /// The length that has been claimed.
     len: u64,
     hashes: Vec<Hash>,
-    /// A sync failed. Nothing is put here any more: nobody knows which of its pages are on the disk.
+    /// A sync failed. No chunk is added any more, because it is unknown which of its pages are on the disk.
     is_lost: bool,
 }
 
@@ -122,14 +124,14 @@ struct State {
     next_number: u64,
     bytes: u64,
     kept: Vec<Arc<KeptVersion>>,
-    /// Whether writing failed, and was said to fail.
+    /// Whether writing failed, and that was logged.
     failing: bool,
-    /// While a thread makes room.
+    /// Set while a thread makes room.
     moving: bool,
-    /// So many chunks are not put before room is made again: making it failed.
+    /// How many chunks are skipped before the cache tries again to make room, after that failed.
     passes: u32,
-    /// Segments from this number on were begun by this process. The end of an older one may be half a record,
-    /// so nothing is appended to it.
+    /// This process began the segments from this number on. The end of an older one may be half a record, so
+    /// nothing is appended to it.
     fresh_from: u64,
 }
 
@@ -144,31 +146,31 @@ impl State {
     }
 }
 
-/// The chunks of a version that must not go.
+/// The chunks of a version that must stay.
 #[derive(Debug)]
 struct KeptVersion {
-    /// With the length of each one's record.
+    /// Each with the length of its record.
     chunks: HashTable<u64>,
 }
 
-/// What the cache did since it was opened.
+/// What the cache has done since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCacheCounters {
-    /// Chunks that were found.
+    /// Lookups that found the chunk.
     pub hits: u64,
-    /// Chunks that were looked for in vain.
+    /// Lookups that did not find the chunk.
     pub misses: u64,
     /// Chunks written.
     pub writes: u64,
     /// Chunks dropped to make room.
     pub evictions: u64,
-    /// Chunks that were not what they should be, and were fetched again.
+    /// Chunks whose bytes were wrong, and that were fetched again.
     pub damaged: u64,
     /// Writes that failed.
     pub failures: u64,
-    /// Bytes that the files take.
+    /// The size of the files in bytes.
     pub held_bytes: u64,
-    /// The most that they may take.
+    /// The limit of that size.
     pub capacity_bytes: u64,
 }
 
@@ -190,17 +192,18 @@ pub struct DiskCache {
     capacity_bytes: u64,
     segment_bytes: u64,
     state: Mutex<State>,
-    /// Held while it is decided whether one more version can be kept.
+    /// Held while a decision is made whether one more version can be retained.
     keeping: Mutex<()>,
-    /// Held while a segment's file is made. Only those who put wait for it.
+    /// Held while a segment's file is created. Only threads that put chunks wait for it.
     beginning: Mutex<()>,
-    /// Held while what is here is synced: of two who sync a file at a time, the system tells only one that it failed.
+    /// Held while the cache is synced: if two threads sync a file, the system reports a failure to only one
+    /// of them.
     syncing: Mutex<()>,
     counters: Counters,
 }
 
 impl DiskCache {
-    /// Opens the cache in `dir`, which is made if it does not exist, with what it held before.
+    /// Opens the cache in `dir`, which is created if it does not exist, with its earlier content.
     pub fn open(dir: &Path, capacity_bytes: u64) -> Result<Arc<Self>, ImageError> {
         let failed = |e: std::io::Error| {
             ImageError::from_os(format!("cannot use {} as a chunk cache", dir.display()), &e)
@@ -248,7 +251,7 @@ impl DiskCache {
         Ok(Arc::new(cache))
     }
 
-    /// What it did, and how full it is.
+    /// Counters, and how full it is.
     pub fn counters(&self) -> DiskCacheCounters {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DiskCacheCounters {
@@ -263,7 +266,7 @@ impl DiskCache {
         }
     }
 
-    /// Reads the segments that are there.
+    /// Reads the existing segments.
     fn load(&self) -> Result<(), std::io::Error> {
         moving::remove_rest(&self.dir)?;
         self.manifests().remove_rest()?;
@@ -284,7 +287,7 @@ impl DiskCache {
                 some.iter().map(|(_, path)| open_segment(path)).collect::<Result<_, std::io::Error>>()?;
             let scanned = side_by_side("chunk-cache", &opened, |(file, len)| scan(file, *len))?;
             let mut state = self.state.lock();
-            // In order: of a chunk that is there twice, the newer one counts.
+            // In order: if a chunk exists twice, the newer one counts.
             for (((number, path), (file, len)), records) in some.iter().zip(opened).zip(scanned) {
                 let (number, path) = (*number, path.clone());
                 let is_lost = sync::is_lost(&path);
@@ -302,10 +305,11 @@ impl DiskCache {
             }
         }
         let mut state = self.state.lock();
-        // The limit may be a smaller one than before. Nothing is kept yet. Room to move a segment is there for the length
-        // that segments have now, so longer ones go, wherever they are.
+        // The limit may be smaller than before. No version is retained yet. The space to move a segment is
+        // reserved for the present segment length, so longer segments are removed, wherever they are.
         self.remove_longer(&mut state);
-        // One of which something is there twice, since moving it was cut short, goes before all others: what of it is nowhere else was to go.
+        // If moving a segment was interrupted, its chunks exist twice. Such a segment is removed before all
+        // others: its other chunks were to be dropped.
         let segments = std::mem::take(&mut state.segments);
         let is_moved = |segment: &Segment| {
             let found = moving::places_in(&state, segment).count();
@@ -344,8 +348,9 @@ impl DiskCache {
         file.read_exact_at(into, place.offset).inspect_err(|e| self.forget(hash, e)).is_ok()
     }
 
-    /// Fills `into` with the stored bytes of a chunk that an earlier process left here, until somebody says that
-    /// it [was right](Self::was_right), and of one that could not be synced. Neither counted nor kept for that.
+    /// Fills `into` with the stored bytes of a chunk that still has to be read back: an earlier process left
+    /// it and nobody has confirmed that it [was right](Self::was_right), or it could not be synced. The call
+    /// does not count as a use.
     pub(crate) fn get_unread(&self, hash: &Hash, into: &mut Vec<u8>) -> bool {
         let found = {
             let state = self.state.lock();
@@ -356,34 +361,34 @@ impl DiskCache {
         found.is_some_and(|(place, file)| self.read(hash, place, &file, into))
     }
 
-    /// What is here is the chunk.
+    /// Confirms that the stored bytes are the chunk.
     pub(crate) fn was_right(&self, hash: &Hash) {
         if let Some(place) = self.state.lock().index.get_mut(hash) {
             place.is_unread = false;
         }
     }
 
-    /// Whether a chunk is here; nothing is read.
+    /// Whether a chunk is here; reads nothing.
     pub(crate) fn has(&self, hash: &Hash) -> bool {
         self.state.lock().index.contains_key(hash)
     }
 
-    /// Whether a chunk is to be put: it is not here, or could not be synced.
+    /// Whether a chunk should be put: it is not here, or could not be synced.
     pub(crate) fn lacks(&self, hash: &Hash) -> bool {
         self.state.lock().index.get(hash).is_none_or(|place| place.synced == Synced::Failed)
     }
 
-    /// Whether a chunk is here, and outlasts a power cut.
+    /// Whether a chunk is here and survives a power cut.
     pub(crate) fn is_durable(&self, hash: &Hash) -> bool {
         self.state.lock().index.get(hash).is_some_and(|place| place.synced == Synced::Yes)
     }
 
-    /// Whether it is here as far as it can be told at this moment, without waiting for others.
+    /// Whether a chunk is here, answered without waiting for other threads.
     pub(crate) fn has_now(&self, hash: &Hash) -> bool {
         self.state.try_lock().is_some_and(|state| state.index.contains_key(hash))
     }
 
-    /// What was here was not the chunk.
+    /// Forgets a chunk whose stored bytes were wrong.
     pub(crate) fn forget(&self, hash: &Hash, why: &dyn std::fmt::Display) {
         if self.state.lock().index.remove(hash).is_some() {
             self.counters.damaged.fetch_add(1, Ordering::Relaxed);
@@ -392,7 +397,7 @@ impl DiskCache {
         }
     }
 
-    /// The longest record that is kept: segments would be filled badly with longer ones.
+    /// The longest record that is kept. Longer records would fill segments badly.
     fn record_max_bytes(&self) -> u64 {
         self.segment_bytes / 2
     }
@@ -421,7 +426,7 @@ impl DiskCache {
         file.write_all_at(&record, offset)?;
         let mut state = self.state.lock();
         state.failing = false;
-        // The segment may be gone again, or a sync that failed may have lost what was just written.
+        // The segment may be removed by now, or a failed sync may have lost the bytes.
         if let Some(segment) = state.segment_mut(number).filter(|segment| !segment.is_lost) {
             segment.hashes.push(*hash);
             let offset = offset + u64_of(RECORD_HEADER_BYTES);
@@ -431,7 +436,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// How much of what may go can come, before what came first goes for it: what the versions leave that are kept.
+    /// How much of the cache is free for chunks that may be evicted: what the retained versions leave.
     pub fn room_bytes(&self) -> u64 {
         let kept = self.state.lock().kept.clone();
         self.keeps_at_most_bytes().saturating_sub(bytes_of(&kept))
@@ -441,7 +446,7 @@ impl DiskCache {
         self.capacity_bytes / SEGMENTS * KEPT_SHARE
     }
 
-    /// Keeps the chunks of a version from going, once they are here, while the answer lives.
+    /// Retains the chunks of a version, once they are here, while the returned value lives.
     pub(crate) fn keep(
         self: &Arc<Self>,
         manifest: Hash,
@@ -465,7 +470,7 @@ impl DiskCache {
             );
             return Err(ImageError::new(ImageErrorKind::NoSpace, why));
         }
-        // Versions that go meanwhile only leave more room.
+        // Versions that are released meanwhile only leave more room.
         let _one_at_a_time = self.keeping.lock();
         let others = self.state.lock().kept.clone();
         let others_bytes = bytes_of(&others);
@@ -490,7 +495,7 @@ impl DiskCache {
     }
 }
 
-/// What the records of all of them take.
+/// The size of the records of all these versions.
 fn bytes_of(kept: &[Arc<KeptVersion>]) -> u64 {
     let sidecars =
         |(n, version): (usize, &Arc<KeptVersion>)| version.bytes_beside(kept.get(..n).unwrap_or_default());
@@ -498,14 +503,15 @@ fn bytes_of(kept: &[Arc<KeptVersion>]) -> u64 {
 }
 
 impl KeptVersion {
-    /// What its records take beside those of others: each chunk is kept once, however many versions have it.
+    /// The size of its records beyond those that `others` have too. A chunk is kept once, however many
+    /// versions have it.
     fn bytes_beside(&self, others: &[Arc<Self>]) -> u64 {
         let is_new = |hash: &Hash| !others.iter().any(|other| other.chunks.contains_key(hash));
         self.chunks.iter().filter(|(hash, _)| is_new(hash)).map(|(_, len)| len).sum()
     }
 }
 
-/// Keeps a version in the cache while it lives.
+/// Retains a version in the cache while it lives.
 #[derive(Debug)]
 pub(crate) struct RetainedVersion {
     cache: Arc<DiskCache>,
@@ -518,8 +524,8 @@ impl Drop for RetainedVersion {
     }
 }
 
-/// Opens a file of the cache, for its owner only: it holds parts of disks. No link is followed, which another user may have
-/// put there where others can write.
+/// Opens a file of the cache, for its owner only, because it holds parts of disks. It follows no link,
+/// because another user may have put one there if the directory is writable for others.
 fn open_own(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
     options.mode(0o600).custom_flags(no_follow).open(path)
@@ -532,7 +538,7 @@ fn open_segment(path: &Path) -> std::io::Result<(File, u64)> {
     Ok((file, len))
 }
 
-/// Makes a directory of the cache where it is missing, for its owner only.
+/// Creates a directory of the cache if it is missing, for its owner only.
 fn make_own(dir: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
@@ -540,9 +546,9 @@ fn make_own(dir: &Path) -> std::io::Result<()> {
 /// What the file `cache` of a directory says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// A cache of this release.
+    /// A cache of this format.
     Ours,
-    /// A full disk, or a power cut, came while an earlier release made it.
+    /// A full disk or a power cut interrupted an earlier release that created it.
     Begun,
     /// Anything else, which is left alone.
     Foreign,
@@ -558,7 +564,7 @@ impl Mark {
     }
 }
 
-/// Marks the directory as a cache. One with other files in it is not taken over.
+/// Marks the directory as a cache. A directory with other files in it is not taken over.
 fn mark(dir: &Path) -> Result<(), ImageError> {
     let (path, part) = (dir.join(MARK_FILE), dir.join(MARK_PART));
     let failed =
@@ -587,7 +593,7 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
             return Err(ImageError::new(ImageErrorKind::Invalid, why));
         }
     }
-    // Durable before anything is beside it: without it the directory would be refused.
+    // Durable before any other file is created: without it the directory would be refused.
     open_own(File::options().create(true).truncate(true).write(true), &part)
         .and_then(|mut file| file.write_all(MARK).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&part, &path))

@@ -1,18 +1,21 @@
-//! Making room in the chunk cache: a segment goes, after what is to stay of it is elsewhere. It is the oldest one that has
-//! something to give: what is kept as a whole would only be written anew. One that could not be synced goes before.
+//! Makes room in the chunk cache: removes a segment after the chunks that stay have been copied elsewhere. It
+//! chooses the oldest segment that gives space back. A segment that consists of retained chunks only would
+//! just be rewritten. A segment that could not be synced is removed before all others.
 //!
-//! 1. It becomes the first one, and what is not to stay of it leaves the index.
-//! 2. Everything else, and what still arrives in the segment meanwhile, is copied to the file `moving`. Nobody else knows
-//!    that file, and readers go on to find the chunks where they were.
-//! 3. The copy gets a segment's name. What arrived in the segment meanwhile is copied, too.
-//! 4. The copy is the newest one, the index points into it, and the first one is removed.
+//! 1. The segment becomes the first one, and the chunks that do not stay leave the index.
+//! 2. All other chunks, including those that still arrive in the segment, are copied to the file `moving`. No
+//!    other thread knows that file, and readers continue to find the chunks in the old place.
+//! 3. The copy is renamed to a segment. Chunks that arrived in the old segment meanwhile are copied, too.
+//! 4. The copy becomes the newest segment, the index points into it, and the old segment is removed.
 //!
-//! 1 and 4 are each done under the lock, but for the removal, 2 and 3 without it; a chunk that is put meanwhile and finds no room is
-//! not put. There is always room for the copy, because nothing else takes the last segment's worth of the limit.
+//! Steps 1 and 4 each run under the lock, except for the removal itself; 2 and 3 run without it. A chunk that
+//! is put meanwhile and finds no room is not kept. There is always room for the copy, because nothing else
+//! uses the last segment's worth of the limit.
 //!
-//! When 2 or 3 fails, or the process ends before 3, the copy is removed and the segment stays; when it ends before 4, what is there twice
-//! goes first. Where nothing in it belongs to
-//! a version that is kept it goes all the same, since a disk that is full only becomes less full that way.
+//! If 2 or 3 fails, or the process ends before 3, the copy is removed and the segment stays. If the process
+//! ends before 4, the segment whose chunks exist twice is removed first. If a segment has no chunk of a
+//! retained version, it is removed even though the copy failed, because that is the only way to free space on
+//! a full disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,35 +32,37 @@ use crate::index::HashTable;
 use crate::units::{u64_of, usize_of_u32};
 
 const MOVING: &str = "moving";
-/// How many chunks are not put after a move that failed: a disk that fails is not to be kept busy by trying again.
+/// How many chunks are not kept after a failed move. A failing disk should not be kept busy with retries.
 const PASSES: u32 = 256;
-/// A segment goes before younger ones where it gives this part of its length: less is not worth the copying while others give more.
+/// A segment is chosen before younger ones if it gives back at least this part of its length. Less is not
+/// worth the copying while others give more.
 const WORTH_MOVING: u64 = 4;
 
-/// Segments that are looked at for one that is worth moving, once one has something to give: readers wait while they are.
+/// How many segments are examined for one that is worth moving, once a candidate is known. Readers wait
+/// during the search.
 const MOST_LOOKED_AT: usize = 64;
 
-/// What becomes of a segment's chunks when it goes.
+/// What happens to a segment's chunks when it is removed.
 #[derive(Default)]
 struct SegmentChunks {
     stay: Vec<Hash>,
     stay_bytes: u64,
-    /// What the index finds in it and need not stay.
+    /// Chunks in the index that need not stay.
     go: Vec<Hash>,
 }
 
-/// A segment to be.
+/// The copy that becomes a segment.
 struct Copied {
     file: File,
     /// Its number and path as a segment, once it has them.
     name: Option<(u64, PathBuf)>,
     len: u64,
     is_synced: bool,
-    /// Where each chunk starts in it.
+    /// The offset of each chunk in it.
     places: HashTable<u64>,
 }
 
-/// Removes what a process left that ended while it moved something.
+/// Removes what a process left that ended during a move.
 pub(super) fn remove_rest(dir: &Path) -> io::Result<()> {
     match fs::remove_file(dir.join(MOVING)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -66,12 +71,13 @@ pub(super) fn remove_rest(dir: &Path) -> io::Result<()> {
 }
 
 impl DiskCache {
-    /// Whether so many bytes more leave the room that moving needs.
+    /// Whether `len` more bytes leave the room that moving needs.
     pub(super) fn has_room(&self, state: &State, len: u64) -> bool {
         state.bytes.saturating_add(len).saturating_add(self.segment_bytes) <= self.capacity_bytes
     }
 
-    /// Room for a record in the newest segment. `None`: there is none now. One segment is moved at most: who puts has more to do.
+    /// Claims room for a record in the newest segment. `None`: there is none now. It moves at most one
+    /// segment, because the caller has other work.
     pub(super) fn claim(&self, len: u64) -> io::Result<Option<(u64, Arc<File>, u64)>> {
         let mut has_moved = false;
         loop {
@@ -107,7 +113,8 @@ impl DiskCache {
         }
     }
 
-    /// The segment that is to go, unless all there is must stay: of the first, if these have anything to give. Nobody else removes one meanwhile.
+    /// The segment to remove; `None` if everything must stay. Among the first segments it takes one that
+    /// gives enough back. No other thread removes a segment meanwhile.
     fn choose(&self) -> Option<u64> {
         let numbers = may_go(&self.state.lock());
         let mut best = None;
@@ -115,7 +122,7 @@ impl DiskCache {
             if looked_at >= MOST_LOOKED_AT && best.is_some() {
                 break;
             }
-            // One at a time: readers wait for this lock.
+            // One segment at a time, because readers wait for this lock.
             let state = self.state.lock();
             let Some(segment) = state.segments.iter().find(|segment| segment.number == *number) else {
                 continue;
@@ -131,7 +138,7 @@ impl DiskCache {
         best.map(|(_, number)| number)
     }
 
-    /// Makes room. Whether something had to be copied.
+    /// Makes room. Returns whether something had to be copied.
     fn move_segment(&self, number: u64) -> io::Result<bool> {
         let mut state = self.state.lock();
         let at = state.segments.iter().position(|segment| segment.number == number);
@@ -141,7 +148,7 @@ impl DiskCache {
         let has_more = self.thin_first(&mut state);
         drop(state);
         if let Some(gone) = self.move_first()? {
-            // Without the lock: readers wait for that, and giving the space back takes its time.
+            // Without the lock: readers wait for that, and freeing the space takes time.
             let freed_bytes = unlink(gone);
             let mut state = self.state.lock();
             state.bytes = state.bytes.saturating_sub(freed_bytes);
@@ -149,7 +156,7 @@ impl DiskCache {
         Ok(has_more)
     }
 
-    /// Where it fits into the newest segment.
+    /// Claims room in the newest segment, if the record fits.
     fn claim_in_newest(&self, state: &mut State, len: u64) -> Option<(u64, Arc<File>, u64)> {
         let newest = self.newest(state, len)?;
         let offset = newest.len;
@@ -166,7 +173,8 @@ impl DiskCache {
         (takes_more && newest.len + len <= self.segment_bytes).then_some(newest)
     }
 
-    /// Begins a segment, unless somebody has done so meanwhile. A disk that takes its time to make a file holds up nobody who reads.
+    /// Begins a segment, unless another thread has done so meanwhile. A disk that is slow to create a file
+    /// delays no reader.
     fn begin_segment(&self, len: u64) -> io::Result<()> {
         let _alone = self.beginning.lock();
         let mut state = self.state.lock();
@@ -180,14 +188,14 @@ impl DiskCache {
         Ok(())
     }
 
-    /// That of the next segment; nobody else gets it.
+    /// The number and path of the next segment. No other caller gets the same.
     fn next_name(&self, state: &mut State) -> (u64, PathBuf) {
         let number = state.next_number;
         state.next_number += 1;
         (number, self.dir.join(format!("segment-{number}")))
     }
 
-    /// Takes what is not to stay of the first segment out of the index. Whether anything stays.
+    /// Removes the chunks of the first segment that do not stay from the index. Returns whether any stay.
     fn thin_first(&self, state: &mut State) -> bool {
         let Some(first) = state.segments.front() else { return false };
         let SegmentChunks { stay, go, .. } = part(state, first);
@@ -202,11 +210,11 @@ impl DiskCache {
         stays
     }
 
-    /// Copies what is in the first segment, and puts the copy in its place. Returns the one that goes.
+    /// Copies the chunks of the first segment, and replaces it by the copy. Returns the removed segment.
     fn move_first(&self) -> io::Result<Option<Segment>> {
         let mut copied: Option<Copied> = None;
         let moved = self.copy_first(&mut copied);
-        // What cannot be removed then is taken for the next move.
+        // A copy that cannot be removed is cleaned up with the next move.
         if moved.is_err()
             && let Some((_, path)) = copied.and_then(|copy| copy.name)
             && let Err(e) = fs::rename(&path, self.dir.join(MOVING))
@@ -226,7 +234,7 @@ impl DiskCache {
                 places_in(&state, first).filter(|(hash, _)| !is_copied(hash)).collect();
             if left.is_empty() {
                 if let Some(copy) = copied.as_mut().filter(|copy| !copy.is_synced) {
-                    // What is moved may have been durable, and a power cut must not take it away.
+                    // The moved chunks may have been durable, and a power cut must not lose them.
                     drop(state);
                     copy.file.sync_all()?;
                     copy.is_synced = true;
@@ -251,7 +259,7 @@ impl DiskCache {
                 stored.resize(usize_of_u32(place.len), 0);
                 match from.read_exact_at(&mut stored, place.offset) {
                     Ok(()) => copy.append(&hash, place.len, &stored)?,
-                    // It is lost whatever becomes of the segment.
+                    // It is lost, whatever happens to the segment.
                     Err(e) => self.forget(&hash, &e),
                 }
             }
@@ -265,9 +273,10 @@ impl DiskCache {
         {
             let mut hashes = Vec::with_capacity(copy.places.len());
             for (hash, offset) in copy.places {
-                // It may have been forgotten meanwhile, and put elsewhere.
+                // The chunk may have been forgotten meanwhile, and put elsewhere.
                 if let Some(place) = state.index.get_mut(&hash).filter(|place| place.segment == number) {
-                    // The copy was synced before it got its name. What it was made from may be wrong where that could not be.
+                    // The copy was synced before it was renamed. If the original could not be synced, its
+                    // bytes may be wrong.
                     let synced = if place.synced == Synced::Failed { Synced::Failed } else { Synced::Yes };
                     *place = Place { segment, offset, used: false, synced, ..*place };
                     hashes.push(hash);
@@ -279,14 +288,15 @@ impl DiskCache {
         self.take_first(state)
     }
 
-    /// Removes the first segment with all that is still in it; `false` where there is none.
+    /// Removes the first segment with all chunks that are still in it; `false` if there is none.
     pub(super) fn remove_first(&self, state: &mut State) -> bool {
         let Some(first) = self.take_first(state) else { return false };
         state.bytes = state.bytes.saturating_sub(unlink(first));
         true
     }
 
-    /// Takes the first segment, with all that is still in it, out of the index. Its file is still there, and counts.
+    /// Removes the first segment, with all chunks that are still in it, from the index. Its file still exists
+    /// and counts.
     fn take_first(&self, state: &mut State) -> Option<Segment> {
         let first = state.segments.pop_front()?;
         let mut evicted = 0;
@@ -300,7 +310,7 @@ impl DiskCache {
         Some(first)
     }
 
-    /// Removes segments that are longer than segments are, which a cache with a larger limit left.
+    /// Removes segments that are longer than the segment length. A cache with a larger limit left them.
     pub(super) fn remove_longer(&self, state: &mut State) {
         let (shorter, longer) =
             std::mem::take(&mut state.segments).into_iter().partition(|it| it.len <= self.segment_bytes);
@@ -309,7 +319,7 @@ impl DiskCache {
         state.segments = shorter;
     }
 
-    /// Makes an end of a move that failed. Returns the error in full.
+    /// Cleans up after a failed move. Returns the complete error.
     fn after_failure(&self, state: &mut State, error: &io::Error) -> io::Error {
         if let Err(e) = remove_rest(&self.dir) {
             tracing::warn!(dir = %self.dir.display(), error = %e, "cannot remove the rest of a failed move");
@@ -332,7 +342,7 @@ impl DiskCache {
     }
 }
 
-/// Removes a segment's file, and closes it. Returns how long it was.
+/// Removes a segment's file, and closes it. Returns its length.
 fn unlink(segment: Segment) -> u64 {
     if let Err(e) = fs::remove_file(&segment.path) {
         tracing::warn!(path = %segment.path.display(), error = %e, "cannot remove a segment of the chunk cache");
@@ -340,7 +350,7 @@ fn unlink(segment: Segment) -> u64 {
     segment.len
 }
 
-/// What the index finds in a segment.
+/// The chunks that the index has in a segment.
 pub(super) fn places_in<'a>(
     state: &'a State,
     segment: &'a Segment,
@@ -349,17 +359,18 @@ pub(super) fn places_in<'a>(
     segment.hashes.iter().filter_map(move |hash| Some((*hash, place(hash)?)))
 }
 
-/// The segments that may go, in the order in which they are looked at: what could not be synced is lacking in any case.
+/// The segments that may be removed, in the order in which they are examined. Chunks that could not be synced
+/// count as lacking anyway, so their segments come first.
 fn may_go(state: &State) -> Vec<u64> {
-    // It is being filled, as long as it can be.
+    // The newest segment is being filled, as long as that is possible.
     let newest = state.segments.back().filter(|newest| !newest.is_lost).map(|newest| newest.number);
     let others = state.segments.iter().filter(|segment| Some(segment.number) != newest);
     let (lost, sound): (Vec<&Segment>, Vec<&Segment>) = others.partition(|segment| segment.is_lost);
     lost.into_iter().chain(sound).map(|segment| segment.number).collect()
 }
 
-/// Says which of a segment's chunks are to stay: those of versions that are kept, and of the others what was used, but not
-/// more than half of the segment with it. What could not be synced stays nowhere.
+/// Decides which of a segment's chunks stay: all of retained versions, and of the others those that were
+/// used, up to half of the segment. A chunk that could not be synced never stays.
 fn part(state: &State, segment: &Segment) -> SegmentChunks {
     let record_bytes = |place: &Place| u64::from(place.len) + u64_of(RECORD_HEADER_BYTES);
     let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));

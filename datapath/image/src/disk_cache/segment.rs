@@ -5,7 +5,7 @@
 //! | 0 | 4 | `HWCK` |
 //! | 4 | 4 | length of the chunk as it is stored |
 //! | 8 | 32 | hash of the chunk |
-//! | 40 | 8 | first bytes of the BLAKE3 of the 40 before |
+//! | 40 | 8 | first bytes of the BLAKE3 of the 40 bytes before |
 //! | 48 | | the chunk |
 
 use std::fs::File;
@@ -17,10 +17,10 @@ use crate::units::{u64_of, usize_of};
 
 pub(super) const RECORD_HEADER_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"HWCK";
-/// How much is read at a time where records are looked for.
+/// How much is read at a time in the search for records.
 const SEARCH_BYTES: usize = 256 << 10;
 
-/// What goes in front of a stored chunk.
+/// The header of a stored chunk.
 pub(super) fn record_header(hash: &Hash, stored_bytes: u32) -> [u8; RECORD_HEADER_BYTES] {
     let mut out = [0; RECORD_HEADER_BYTES];
     let parts = [&MAGIC[..], &stored_bytes.to_le_bytes(), &hash.0];
@@ -44,8 +44,9 @@ fn parse(header: &[u8; RECORD_HEADER_BYTES]) -> Option<(Hash, u32)> {
     (fits && record_header(&hash, len) == *header).then_some((hash, len))
 }
 
-/// The records of a segment of `len` bytes: hash, where the chunk starts, its stored length. What is no record is skipped: a
-/// write that failed, or a crash, left it between others, also of those that were written at the same time.
+/// The records of a segment of `len` bytes: hash, offset of the chunk, its stored length. Bytes that are no
+/// record are skipped. A failed write or a crash can leave such bytes between records, even between records
+/// written at the same time.
 pub(crate) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
     let mut found = Vec::new();
     let mut at = 0u64;
@@ -64,13 +65,13 @@ pub(crate) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
     found
 }
 
-/// The record that begins at `at` in a segment of `len` bytes, if one does, and is whole.
+/// The record that begins at `at` in a segment of `len` bytes, if there is a complete one.
 fn record_at(header: &[u8; RECORD_HEADER_BYTES], at: u64, len: u64) -> Option<(Hash, u32)> {
     let end = |stored_bytes| at + u64_of(RECORD_HEADER_BYTES) + u64::from(stored_bytes);
     parse(header).filter(|(_, stored_bytes)| end(*stored_bytes) <= len)
 }
 
-/// Where the first record from `at` on begins.
+/// The offset of the first record from `at` on.
 fn next_record(file: &File, mut at: u64, len: u64) -> Option<u64> {
     let mut block = vec![0; SEARCH_BYTES];
     while at + u64_of(RECORD_HEADER_BYTES) < len {
@@ -84,7 +85,7 @@ fn next_record(file: &File, mut at: u64, len: u64) -> Option<u64> {
         if let Some((found, _)) = headers.find(is_record) {
             return Some(found);
         }
-        // One may begin in the last bytes.
+        // A record may begin in the last bytes.
         at += u64_of(size - (RECORD_HEADER_BYTES - 1));
     }
     None

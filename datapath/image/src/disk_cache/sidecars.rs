@@ -1,5 +1,5 @@
-//! Files beside the chunks, named by hashes: what it takes to open versions while no server answers, also after a power cut, and boot
-//! traces.
+//! Files beside the chunks, named by hashes: boot traces, and what is needed to open versions while no server
+//! answers, even after a power cut.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -13,13 +13,13 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
 use crate::disk_cache::{make_own, open_own};
 use crate::units::u64_of;
 
-/// What is not written in full has a name that begins like this, with a number behind it or, of an earlier release, nothing.
+/// The prefix of the name of an unfinished file. A number follows or, from an earlier release, nothing.
 const PART: &str = "part";
 
-/// Numbers what is being written: machines that start together may open the same version.
+/// Numbers the files being written, because machines that start together may open the same version.
 static WRITES: AtomicU64 = AtomicU64::new(0);
 
-/// A bounded directory of such files. When one comes, those that were not used for longest go for it.
+/// A bounded directory of such files. The least recently used ones are removed to make room for a new one.
 pub(super) struct SidecarDirectory {
     dir: PathBuf,
     limit_bytes: u64,
@@ -30,7 +30,7 @@ impl SidecarDirectory {
         Self { dir, limit_bytes }
     }
 
-    /// A file of at most `max_bytes`, and when it was last used; not checked.
+    /// A file of at most `max_bytes`, and when it was last used. Its content is not checked.
     pub(super) fn read(&self, id: Hash, max_bytes: u64) -> Option<(Vec<u8>, SystemTime)> {
         let file = open_own(File::options().read(true), &self.dir.join(id.to_string())).ok()?;
         let metadata = file.metadata().ok()?;
@@ -42,7 +42,7 @@ impl SidecarDirectory {
         Some((bytes, metadata.modified().ok()?))
     }
 
-    /// Marks a file as used now. Whether it is there.
+    /// Marks a file as used now. Returns whether it exists.
     pub(super) fn touch(&self, id: Hash) -> io::Result<bool> {
         let now = || Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now(), last_modification: now() };
@@ -52,7 +52,7 @@ impl SidecarDirectory {
         }
     }
 
-    /// Keeps a file, in place of what has its name, durably.
+    /// Keeps a file durably, and replaces an existing one of the same name.
     pub(super) fn keep(&self, id: Hash, bytes: &[u8]) -> io::Result<()> {
         make_own(&self.dir)?;
         let Some(room) = self.limit_bytes.checked_sub(u64_of(bytes.len())) else {
@@ -68,18 +68,18 @@ impl SidecarDirectory {
             .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&part, self.dir.join(id.to_string())));
         if written.is_err() {
-            // The first failure is the one to tell.
+            // The first failure is the one to report.
             let _ = fs::remove_file(&part);
         }
         written.and_then(|()| File::open(&self.dir)?.sync_all())
     }
 
-    /// Forgets a file.
+    /// Removes a file.
     pub(super) fn remove(&self, id: Hash) -> io::Result<()> {
         unless_missing(fs::remove_file(self.dir.join(id.to_string())))
     }
 
-    /// Removes what a process left that ended while it wrote.
+    /// Removes unfinished files of a process that ended.
     pub(super) fn remove_rest(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -94,8 +94,8 @@ impl SidecarDirectory {
         Ok(())
     }
 
-    /// Removes the files that were not used for longest, until the others take at most `room` bytes. That of `id` is replaced
-    /// and takes none.
+    /// Removes the least recently used files until the others take at most `room` bytes. The file of `id` is
+    /// replaced and takes none.
     fn thin(&self, room: u64, id: Hash) -> io::Result<()> {
         let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -105,7 +105,7 @@ impl SidecarDirectory {
             }
             match entry.metadata() {
                 Ok(metadata) => all.push((metadata.modified()?, metadata.len(), entry.path())),
-                // Another one that makes room removed it.
+                // Another call that makes room removed it.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }

@@ -1,12 +1,14 @@
-//! What stores were when they were last looked at, so that versions can be opened while no server answers.
+//! The settings and image lists of stores as they were last seen, so that versions can be opened while no
+//! server answers.
 //!
 //! ```text
 //!   DIR/stores/HASH    8 bytes  magic
 //!                     32 bytes  BLAKE3 of the name of the file and of what follows
 //!                               the file `store`, or the list of versions of an image, as `docs/format.md` says
 //! ```
-//! `HASH` is that of the store's name and the path in it. Nobody names these files by their contents, so the sum in front says
-//! that nothing was changed, cut or put in another's place. The time of a file is when it was last looked up.
+//! `HASH` is the hash of the store's name and the path in it. These files are not named by their contents, so
+//! the checksum at the start detects a file that was changed, cut off or put in another's place. The time of
+//! a file is when it was last looked up.
 
 use std::time::SystemTime;
 
@@ -16,10 +18,10 @@ use crate::disk_cache::DiskCache;
 use crate::disk_cache::sidecars::SidecarDirectory;
 
 const DIR: &str = "stores";
-/// They take at most one part in so many of what the cache may take, beside it.
+/// They take at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 64;
 const MAGIC: &[u8; 8] = b"HWSEEN\x01\0";
-/// The path of the file that says what a store is.
+/// The path of a store's settings.
 const SETTINGS: &str = "store";
 
 impl DiskCache {
@@ -27,33 +29,33 @@ impl DiskCache {
         SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
-    /// Keeps what a store is, for the next process.
+    /// Keeps the settings of a store, for the next process.
     pub fn keep_store(&self, store: &str, chunk_bytes: u32) {
         self.keep_path(store, SETTINGS, settings_bytes(chunk_bytes));
     }
 
-    /// The chunk size of a store, if it is kept and sound, and when the store was last looked at.
+    /// The chunk size of a store, if its settings are here and sound, and when they were last looked up.
     pub fn kept_store(&self, store: &str) -> Option<(u32, SystemTime)> {
         let (bytes, at) = self.kept_path(store, SETTINGS)?;
         Some((chunk_bytes_of(store, &bytes).ok()?, at))
     }
 
-    /// Keeps the list of versions of an image. Those that were not looked up for longest go for it.
+    /// Keeps the list of versions of an image. The least recently looked up ones are removed for it.
     pub fn keep_image(&self, store: &str, image: &Image) {
         self.keep_path(store, &path_of(&image.name), image.encode());
-        // As old as the newest list: a list is of no use without it.
+        // The settings get the time of the newest list, because a list is useless without them.
         if let Err(e) = self.stores().touch(id_of(store, SETTINGS)) {
             tracing::debug!(error = %e, "cannot say that a store was looked at");
         }
     }
 
-    /// The list of versions of an image, if it is kept and sound, and when it was last looked up.
+    /// The list of versions of an image, if it is here and sound, and when it was last looked up.
     pub fn kept_image(&self, store: &str, name: &ImageName) -> Option<(Image, SystemTime)> {
         let (bytes, at) = self.kept_path(store, &path_of(name))?;
         Some((Image::decode(name, &bytes).ok()?, at))
     }
 
-    /// Forgets the list of an image that the store does not have any more.
+    /// Forgets the list of an image that the store no longer has.
     pub fn forget_image(&self, store: &str, name: &ImageName) {
         if let Err(e) = self.stores().remove(id_of(store, &path_of(name))) {
             tracing::warn!(image = %name, dir = %self.dir.display(), error = %e, "cannot forget what an image was");
@@ -79,12 +81,12 @@ impl DiskCache {
     }
 }
 
-/// A file of the name `id`.
+/// The content of the file with the name `id`.
 pub(crate) fn closed(id: Hash, bytes: &[u8]) -> Vec<u8> {
     [MAGIC, sum_of(id, bytes).as_slice(), bytes].concat()
 }
 
-/// What is in a file of the name `id`, if it is one and sound.
+/// The payload of the file with the name `id`, if it is sound.
 pub(crate) fn opened(id: Hash, bytes: &[u8]) -> Option<&[u8]> {
     let (sum, bytes) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
     (*sum == sum_of(id, bytes)).then_some(bytes)
@@ -130,7 +132,7 @@ mod tests {
         assert_eq!(cache.kept_image(STORE, &name).unwrap().0, image("debian"));
         assert!(cache.kept_image("https://b.example", &name).is_none());
 
-        // The list of another image in its place, or a changed byte, is not taken for it.
+        // The list of another image in its place, or a changed byte, is detected.
         let file = |path: &str| dir.path().join(DIR).join(id_of(STORE, path).to_string());
         cache.keep_image(STORE, &image("other"));
         let right = fs::read(file("images/debian")).unwrap();
@@ -159,7 +161,7 @@ mod tests {
         let folder = SidecarDirectory::new(dir.path().join(DIR), 4096);
         for n in 0..40 {
             cache.keep_image(STORE, &image(&format!("i{n}")));
-            // So that the file system's clock tells them apart.
+            // So that the file system's clock distinguishes them.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         folder.keep(Hash::of(b"x"), &[0; 2048]).unwrap();

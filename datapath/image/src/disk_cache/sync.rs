@@ -1,4 +1,4 @@
-//! Making durable what is in the chunk cache.
+//! Makes the content of the chunk cache durable.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,31 +11,32 @@ use crate::disk_cache::moving::places_in;
 use crate::disk_cache::{DiskCache, State, Synced};
 use crate::error::ImageError;
 
-/// What a file is called that could not be synced, before its number.
+/// The prefix of the name of a file that could not be synced. Its number follows.
 pub(super) const LOST: &str = "lost-";
 
-/// Whether a file could not be synced, as its name says.
+/// Whether a file's name says that it could not be synced.
 pub(super) fn is_lost(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(LOST))
 }
 
-/// A segment with something that is not durable yet.
+/// A segment with chunks that are not durable yet.
 pub(super) struct ToSync {
     path: PathBuf,
     file: Arc<File>,
-    /// What that is, and where each chunk starts: one that comes meanwhile, also in place of one of these, may come after the sync.
+    /// These chunks, and their offsets. A chunk that arrives or is replaced meanwhile may miss the sync.
     pub(super) chunks: Vec<(Hash, u64)>,
 }
 
 impl DiskCache {
-    /// Makes what is here durable. What could not be synced is lacking from then on, for the system tells of that once: a later sync
-    /// would know nothing of it. After an error, the first one, all other files are synced.
+    /// Makes the cache durable. Chunks that could not be synced count as lacking from then on. The system
+    /// reports a failed sync only once, so a later sync would not notice. After the first error, which is
+    /// returned, all other files are still synced.
     pub(crate) fn sync(&self) -> Result<(), ImageError> {
         let _one_at_a_time = self.syncing.lock();
         let numbers: Vec<u64> = self.state.lock().segments.iter().map(|segment| segment.number).collect();
         let mut first_failure = None;
         for number in numbers {
-            // One at a time: readers wait for this lock.
+            // One segment at a time, because readers wait for this lock.
             let to_sync = self.state.lock().to_sync(number);
             let Some(ToSync { path, file, chunks }) = to_sync else { continue };
             match file.sync_data() {
@@ -55,7 +56,7 @@ impl DiskCache {
 }
 
 impl State {
-    /// What a sync of a segment makes durable. `None`: nothing in it is waiting for one.
+    /// What a sync of a segment makes durable. `None`: nothing in it waits for a sync.
     pub(super) fn to_sync(&self, number: u64) -> Option<ToSync> {
         let segment = self.segments.iter().find(|segment| segment.number == number)?;
         let not_yet = places_in(self, segment).filter(|(_, place)| place.synced == Synced::NotYet);
@@ -64,7 +65,7 @@ impl State {
         (!chunks.is_empty()).then_some(ToSync { path, file, chunks })
     }
 
-    /// These chunks of a segment are durable, as far as they are where they were.
+    /// Marks these chunks of a segment as durable, if they are still where they were.
     pub(super) fn was_synced(&mut self, number: u64, chunks: &[(Hash, u64)]) {
         for (hash, offset) in chunks {
             if let Some(place) = self.index.get_mut(hash)
@@ -75,12 +76,13 @@ impl State {
         }
     }
 
-    /// A segment could not be synced: what was not durable before will not be.
+    /// Called if a segment could not be synced: chunks in it that were not durable will not become durable.
     fn was_not_synced(&mut self, number: u64) {
         let Some(segment) = self.segments.iter_mut().find(|segment| segment.number == number) else { return };
         segment.is_lost = true;
-        // The system tells of it once: a daemon that starts before the next power cut would sync it and hear nothing. What was durable
-        // in it stays so now, and is put once more then, too.
+        // The system reports the failure once. A daemon that starts before the next power cut would sync the
+        // file without an error. Durable chunks in the file stay durable now, and after a restart they are
+        // put once more as well.
         let lost = segment.path.with_file_name(format!("{LOST}{number}"));
         match std::fs::rename(&segment.path, &lost) {
             Ok(()) => segment.path = lost,

@@ -1,4 +1,4 @@
-//! The chunk cache on disk: bounds, damage, crashes, what is kept.
+//! Tests of the chunk cache on disk: bounds, damage, crashes, retained versions.
 
 use super::*;
 
@@ -9,7 +9,8 @@ fn chunk(n: u32) -> (Hash, Vec<u8>) {
     (Hash::of(&bytes), bytes)
 }
 
-/// Opens a cache that was closed just now: between its fork and its program a child of another test has the lock.
+/// Opens a cache that was just closed. A child process of another test holds the lock for a moment, between
+/// its fork and its exec.
 pub fn open_again(dir: &Path) -> Arc<DiskCache> {
     let mut opened = None;
     headwater_testkit::wait_until("it is not busy", || {
@@ -41,13 +42,14 @@ fn bytes_on_disk(dir: &Path) -> u64 {
         .sum()
 }
 
-/// From now on a segment takes what is written, and cannot be synced: what is no file on a disk cannot.
+/// From now on the segment accepts writes, and syncs fail: it is replaced by something that is no file on a
+/// disk.
 pub fn fail_syncs(cache: &DiskCache, number: u64) {
     let no_file = File::options().read(true).write(true).open("/dev/null").unwrap();
     cache.state.lock().segment_mut(number).unwrap().file = Arc::new(no_file);
 }
 
-/// Syncs, which fails for a segment. What is in it can be read all the same.
+/// Syncs, and expects that to fail for a segment. Its chunks can still be read.
 pub fn sync_in_vain(cache: &DiskCache, number: u64) {
     let file = Arc::clone(&cache.state.lock().segment_mut(number).unwrap().file);
     fail_syncs(cache, number);
@@ -69,23 +71,24 @@ fn what_cannot_be_synced_is_lacking_and_all_else_is_synced() {
     assert!(failed.contains("segment-0"), "{failed}");
     assert_eq!((known(0..41), known(41..50)), (0, 9));
     assert_eq!((durable(0..41), durable(41..50)), (0, 9));
-    // The next one has nothing left to fail with, and that brings nothing back.
+    // The next sync has nothing left that fails, and that brings nothing back.
     cache.sync().unwrap();
     assert_eq!((known(0..41), cache.counters().failures), (0, 1));
 
-    // What was durable before stays, whatever came to the same segment.
+    // Durable chunks stay durable, whatever is added to the same segment.
     (50..60).for_each(|n| put(&cache, n));
     fail_syncs(&cache, 1);
     assert!(cache.sync().unwrap_err().to_string().contains("segment-1"));
     assert_eq!((known(41..50), known(50..60)), (9, 0));
-    // What comes again comes to another one.
+    // Chunks that are put again go to another segment.
     (50..60).for_each(|n| put(&cache, n));
     assert_eq!((known(50..60), durable(50..60)), (10, 0));
     cache.sync().unwrap();
     assert!((50..60).all(|n| has(&cache, n)));
     assert_eq!((durable(41..50), durable(50..60)), (9, 10));
 
-    // A later process reads what it was called, and is told nothing by the system: what is nowhere else is read, and is to be put again.
+    // A later process learns it from the file's name, because the system does not report the failure again:
+    // the chunks are read, and are to be put again.
     drop(cache);
     let cache = open_again(dir.path());
     assert!((0..60).all(|n| has(&cache, n)));
@@ -107,7 +110,7 @@ fn what_could_not_be_synced_is_read_until_its_room_is_needed_first_of_all() {
     sync_in_vain(&cache, 1);
     assert!((0..90).all(|n| has(&cache, n)));
     assert!((0..90).all(|n| cache.lacks(&chunk(n).0) == (41..82).contains(&n)));
-    // Put once more it is in another segment, and is durable with that.
+    // A chunk that is put once more is in another segment, and becomes durable there.
     put(&cache, 41);
     assert!(!cache.lacks(&chunk(41).0));
     cache.sync().unwrap();
@@ -118,7 +121,7 @@ fn what_could_not_be_synced_is_read_until_its_room_is_needed_first_of_all() {
         }
         put(&cache, n);
     }
-    // It is not the oldest one, and is kept as a whole but for that.
+    // It is not the oldest segment, and all its other chunks are retained.
     assert!(!dir.path().join("lost-1").exists() && dir.path().join("segment-0").exists());
     assert!((0..42).chain(82..90).all(|n| has(&cache, n)) && (42..82).all(|n| !has(&cache, n)));
     assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
@@ -130,7 +133,7 @@ fn what_comes_while_a_segment_is_synced_is_not_durable_with_it() {
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     (0..3).for_each(|n| put(&cache, n));
     let to_sync = cache.state.lock().to_sync(0).unwrap();
-    // One is found damaged and fetched again, and another one is new: both in the same segment.
+    // One chunk is found damaged and fetched again, and another one is new: both are in the same segment.
     cache.forget(&chunk(1).0, &"a bit flipped");
     put(&cache, 1);
     put(&cache, 3);
@@ -139,7 +142,7 @@ fn what_comes_while_a_segment_is_synced_is_not_durable_with_it() {
     assert_eq!(durable(), [true, false, true, false]);
     cache.sync().unwrap();
     assert_eq!(durable(), [true; 4]);
-    // Nothing is left to fail with.
+    // Nothing is left that fails.
     fail_syncs(&cache, 0);
     cache.sync().unwrap();
     assert_eq!(durable(), [true; 4]);
@@ -150,11 +153,11 @@ fn what_was_durable_stays_so_where_its_segment_cannot_be_moved_and_then_not_be_s
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let _kept = cache.keep(Hash::of(b"v"), (0..20).map(|n| (chunk(n).0, 100_000))).unwrap();
-    // Half of a segment is kept, and half of that is durable.
+    // Half of a segment is retained, and half of that is durable.
     (100..105).chain(0..10).for_each(|n| put(&cache, n));
     cache.sync().unwrap();
     (105..116).chain(10..20).for_each(|n| put(&cache, n));
-    // Where it is moved to, the disk is full.
+    // The disk is full at the destination.
     let moving = dir.path().join("moving");
     std::os::unix::fs::symlink("/dev/full", &moving).unwrap();
     for n in 1000..2000 {
@@ -176,7 +179,7 @@ fn golden_bytes_of_the_mark() {
     drop(DiskCache::open(dir.path(), CAPACITY).unwrap());
     let written = fs::read(dir.path().join("cache")).unwrap();
     assert_eq!(written, [b'H', b'W', b'C', b'H', b'U', b'N', b'K', b'S', 1, 0, 0, 0, 0, 0, 0, 0]);
-    // What an earlier release wrote is read.
+    // A directory of an earlier release is read.
     drop(open_again(dir.path()));
 }
 
@@ -191,7 +194,7 @@ fn a_cache_whose_making_was_cut_off_is_made_again() {
         drop(DiskCache::open(dir.path(), CAPACITY).unwrap());
         assert_eq!(fs::read(in_dir("cache")).unwrap(), MARK);
         assert!(!in_dir("cache-part").exists());
-        // An empty file of that name makes no cache of somebody's files.
+        // An empty file of that name does not turn other files into a cache.
         fs::write(in_dir("cache"), cut).unwrap();
         fs::write(in_dir("letter.txt"), "dear").unwrap();
         let refused = DiskCache::open(dir.path(), CAPACITY).unwrap_err().to_string();
@@ -228,7 +231,7 @@ fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
     assert!(has(&cache, 1999) && !has(&cache, 1));
     assert!(cache.counters().evictions > 1000);
     drop(cache);
-    // What is there when the limit becomes smaller goes.
+    // Surplus segments are removed if the limit becomes smaller.
     let small = open_again(dir.path());
     assert!(has(&small, 1999) && bytes_on_disk(dir.path()) <= CAPACITY);
 }
@@ -244,7 +247,7 @@ fn a_version_that_is_kept_stays_whatever_comes() {
     let too_large = cache.keep(Hash::of(b"w"), (1000..1200).map(|n| (chunk(n).0, 100_000))).unwrap_err();
     assert_eq!(too_large.kind(), ImageErrorKind::NoSpace);
     drop(kept);
-    // Twice around: at first each gets another round, because it was used.
+    // Two rounds: in the first one each chunk stays because it was used.
     (3000..6000).for_each(|n| put(&cache, n));
     assert!((0..400).filter(|n| has(&cache, *n)).count() < 100);
 }
@@ -256,7 +259,7 @@ fn what_is_kept_as_a_whole_is_not_moved() {
     let _kept = cache.keep(Hash::of(b"v"), (0..500).map(|n| (chunk(n).0, 100_000))).unwrap();
     (0..500).for_each(|n| put(&cache, n));
     let next_number = || cache.state.lock().next_number;
-    // 41 chunks a segment; the last one of them is not kept as a whole.
+    // 41 chunks a segment; the last one of them is not retained.
     let places = || {
         let state = cache.state.lock();
         (0..492).map(|n| state.index.get(&chunk(n).0).unwrap().segment).collect::<Vec<_>>()
@@ -315,7 +318,7 @@ fn what_comes_after_a_write_that_failed_is_found_by_the_next_process() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     (0..3).for_each(|n| put(&cache, n));
-    // The disk is full for a moment: nothing, or a part, is where the chunk was to be.
+    // The disk is full for a moment: nothing, or only a part, is written where the chunk should be.
     cache.claim(100_048).unwrap().unwrap();
     put(&cache, 3);
     let (_, file, at) = cache.claim(300_048).unwrap().unwrap();
@@ -324,7 +327,7 @@ fn what_comes_after_a_write_that_failed_is_found_by_the_next_process() {
     drop(cache);
     let cache = open_again(dir.path());
     assert_eq!((0..10).filter(|n| has(&cache, *n)).count(), 10);
-    // A record whose header was damaged costs itself alone.
+    // A record with a damaged header is the only one lost.
     drop(cache);
     let segment = File::options().write(true).open(dir.path().join("segment-0")).unwrap();
     segment.write_all_at(&[0], 100_048 + 9).unwrap();
@@ -337,7 +340,7 @@ fn damage_is_forgotten_and_foreign_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     put(&cache, 1);
-    // A file that was cut is noticed here, changed bytes are by the reader.
+    // A file that was cut off is noticed here; changed bytes are noticed by the reader.
     File::options().write(true).open(dir.path().join("segment-0")).unwrap().set_len(1000).unwrap();
     assert!(!has(&cache, 1));
     assert_eq!(cache.counters().damaged, 1);
@@ -361,7 +364,7 @@ fn of_what_is_there_twice_the_newer_one_counts_however_many_segments_are_read_at
     // 41 chunks a segment.
     (0..450).for_each(|n| put(&cache, n));
     drop(cache);
-    // The process ended when the first one had been copied and was yet to go.
+    // The process ended when the first segment had been copied and not yet removed.
     fs::copy(dir.path().join("segment-0"), dir.path().join("segment-20")).unwrap();
     let cache = open_again(dir.path());
     {
@@ -383,10 +386,10 @@ fn of_what_is_there_twice_the_newer_one_counts_however_many_segments_are_read_at
 fn a_segment_whose_move_was_cut_off_goes_before_all_others() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
-    // As many as there is room for.
+    // As many as fit.
     (0..615).for_each(|n| put(&cache, n));
     drop(cache);
-    // Twenty of one in the middle were to stay and are copied, the others were to go.
+    // Twenty chunks of a segment in the middle were to stay and are copied; the others were to be dropped.
     let moved = fs::read(dir.path().join("segment-5")).unwrap();
     fs::write(dir.path().join("segment-20"), &moved[..20 * (RECORD_HEADER_BYTES + 100_000)]).unwrap();
     let cache = open_again(dir.path());
@@ -411,7 +414,7 @@ fn links_in_the_place_of_its_files_are_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     fs::create_dir(dir.path().join("traces")).unwrap();
-    // Whatever number it is written under.
+    // Whatever number the file is written under.
     (0..4096).for_each(|n| link(&dir.path().join("traces").join(format!("part-{n}"))));
     link(&dir.path().join("segment-0"));
     assert!(cache.set_trace(Hash::of(b"m"), Some(b"trace")).is_err());
@@ -446,7 +449,7 @@ fn a_version_that_is_kept_stays_while_others_put_at_the_same_time() {
             let cache = &cache;
             scope.spawn(move || (0..1000).for_each(|n| put(cache, thread * 10_000 + n)));
         }
-        // They are there all the while, also while they are moved.
+        // They can be read all the time, even while they are moved.
         scope.spawn(|| {
             for n in (0..400).cycle().take(4000) {
                 wrong.fetch_add(u32::from(!has(&cache, n)), Ordering::Relaxed);
@@ -465,9 +468,9 @@ fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let kept = cache.keep(Hash::of(b"v"), (0..300).map(|n| (chunk(n).0, 100_000))).unwrap();
-    // Each beside one that is not kept, so that every segment has something to give.
+    // Each beside a chunk that is not retained, so that every segment gives something back.
     (0..300).for_each(|n| [n, 50_000 + n].iter().for_each(|n| put(&cache, *n)));
-    // Where it is moved to, the disk is always full.
+    // The disk is always full at the destination.
     let moving = dir.path().join("moving");
     let mut next = 1000;
     let mut fail_once = || {
@@ -483,11 +486,11 @@ fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
     fail_once();
     fail_once();
     assert!((0..300).all(|n| has(&cache, n)));
-    // It goes on as soon as the disk does.
+    // The cache works again as soon as the disk does.
     (20_000..21_000).for_each(|n| put(&cache, n));
     assert!((0..300).all(|n| has(&cache, n)) && has(&cache, 20_999));
     assert!(bytes_on_disk(dir.path()) <= CAPACITY);
-    // What nobody keeps is not worth a cache that stands still.
+    // Unretained chunks are dropped rather than stopping the cache.
     drop(kept);
     assert!((0..300).all(|n| has(&cache, n)));
     std::os::unix::fs::symlink("/dev/full", &moving).unwrap();
@@ -498,7 +501,7 @@ fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
 #[test]
 fn a_cache_that_was_made_smaller_stays_in_its_bounds_when_it_moves_what_is_kept() {
     let dir = tempfile::tempdir().unwrap();
-    // Segments of 16 MiB, of which a smaller cache has room for three, and of 4 MiB to move one.
+    // Segments of 16 MiB, of which a smaller cache has room for three, and 4 MiB to move a segment.
     let cache = DiskCache::open(dir.path(), CAPACITY * 4).unwrap();
     (0..450).for_each(|n| put(&cache, n));
     drop(cache);
@@ -509,7 +512,7 @@ fn a_cache_that_was_made_smaller_stays_in_its_bounds_when_it_moves_what_is_kept(
     };
     assert!(longest(&cache) <= cache.segment_bytes, "one of {} bytes is left", longest(&cache));
     assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
-    // What goes on as ever, and never takes more than it may.
+    // The cache continues as usual, and never exceeds its limit.
     let _kept = cache.keep(Hash::of(b"v"), (0..450).map(|n| (chunk(n).0, 100_000))).unwrap();
     for n in (0..450).chain(1000..2000) {
         put(&cache, n);
@@ -545,7 +548,7 @@ fn what_versions_share_is_kept_once() {
     let keep = |name: &[u8], chunks: std::ops::Range<u32>| {
         cache.keep(Hash::of(name), chunks.map(|n| (chunk(n).0, 100_000)))
     };
-    // 40 of at most 52 MiB; each next one has a few chunks of its own.
+    // 40 of at most 52 MiB; each further version has a few chunks of its own.
     let first = keep(b"1", 0..400).unwrap();
     let second = keep(b"2", 5..405).unwrap();
     let _third = keep(b"3", 10..410).unwrap();
@@ -554,7 +557,7 @@ fn what_versions_share_is_kept_once() {
     assert_eq!(refused.kind(), ImageErrorKind::NoSpace);
     (0..3000).for_each(|n| put(&cache, n));
     assert!((0..410).all(|n| has(&cache, n)));
-    // What only the first two have counts no more.
+    // Chunks that only the first two versions have no longer count.
     drop((first, second));
     assert_eq!(keep(b"5", 405..540).err().map(|e| e.kind()), None);
 }

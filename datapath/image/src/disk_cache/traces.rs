@@ -1,4 +1,4 @@
-//! Boot traces that were recorded on this host, of versions of stores that are only read.
+//! Boot traces that were recorded on this host, for versions of stores that are only read.
 
 use headwater_store::{Hash, TRACE_MAX_BYTES};
 
@@ -7,7 +7,7 @@ use crate::disk_cache::sidecars::SidecarDirectory;
 use crate::error::ImageError;
 
 const DIR: &str = "traces";
-/// They take at most one part in so many of what the cache may take, beside it.
+/// They take at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 64;
 
 impl DiskCache {
@@ -15,7 +15,7 @@ impl DiskCache {
         SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
-    /// The boot trace that was recorded here; it is used now.
+    /// The boot trace that was recorded here. The call marks it as used.
     pub fn trace(&self, manifest: Hash) -> Option<Vec<u8>> {
         let (bytes, _) = self.traces().read(manifest, TRACE_MAX_BYTES)?;
         if let Err(e) = self.traces().touch(manifest) {
@@ -24,7 +24,7 @@ impl DiskCache {
         Some(bytes)
     }
 
-    /// Keeps a boot trace, or removes it. Those that were not used for longest go for it.
+    /// Keeps or removes a boot trace. The least recently used ones are removed for it.
     pub fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), ImageError> {
         let traces = self.traces();
         let set = match trace {
@@ -53,17 +53,17 @@ mod tests {
         for n in 0..20 {
             cache.set_trace(id(n), Some(&vec![7; limit / 5])).unwrap();
             assert!(n == 0 || cache.trace(id(0)).is_some(), "the first is used all the time");
-            // So that the file system's clock tells them apart.
+            // So that the file system's clock distinguishes them.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         let taken: u64 =
             fs::read_dir(dir.path().join(DIR)).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
         assert!(taken <= limit as u64, "{taken}");
         assert!(cache.trace(id(19)).is_some() && cache.trace(id(1)).is_none());
-        // What all of the room is too small for is refused, and drives nothing out.
+        // A trace that exceeds the whole limit is refused, and evicts nothing.
         assert!(cache.set_trace(id(99), Some(&vec![7; limit + 1])).is_err());
         assert!(cache.trace(id(0)).is_some() && cache.trace(id(99)).is_none());
-        // What was being written, also by an earlier release, goes.
+        // Unfinished files are removed, even those of an earlier release.
         let parts = ["part", "part-3"].map(|name| dir.path().join(DIR).join(name));
         parts.iter().for_each(|part| fs::write(part, [1]).unwrap());
         drop(cache);

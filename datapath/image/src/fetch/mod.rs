@@ -1,6 +1,7 @@
-//! Fetching chunks: from the local disk cache, or from the store, several that lie side by side in one read.
+//! Fetches chunks from the local disk cache or from the store. Adjacent chunks are fetched in one read.
 //!
-//! What is here reads, checks and keeps; [`task`] is what the threads of the pool run while somebody may wait.
+//! This module reads, checks and keeps chunks. [`task`] holds the tasks that the pool's threads run while
+//! somebody may wait.
 
 mod task;
 
@@ -22,7 +23,7 @@ use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::ChunkRef;
 use crate::units::{u64_of, usize_of_u32};
 
-/// How often a copy that waits for its store looks whether it can go on, or is to end.
+/// How often a copy that waits for its store checks whether it can continue or has to end.
 const COPY_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How much is read at once.
@@ -33,17 +34,17 @@ pub(crate) struct MergeLimit {
 }
 
 impl MergeLimit {
-    /// From a store on this host: the system reads ahead by itself, and several threads unpack sooner.
+    /// For a store on this host: the system reads ahead by itself, and several threads unpack sooner.
     pub(crate) const HERE: Self = Self { chunks: 4, stored_bytes: 256 << 10 };
-    /// From one across a network, where each request takes a round trip.
+    /// For a store across a network, where each request takes a round trip.
     pub(crate) const REMOTE: Self = Self { chunks: 16, stored_bytes: 512 << 10 };
-    /// Ahead of time: smaller, so that what somebody waits for does not stand behind much.
+    /// For a prefetch: smaller, so that a read that somebody waits for is not delayed much.
     pub(crate) const AHEAD: Self = Self { chunks: 8, stored_bytes: 128 << 10 };
-    /// What nobody waits for at all.
+    /// For a copy, which nobody waits for.
     pub(crate) const COPY: Self = Self { chunks: 32, stored_bytes: 1 << 20 };
 }
 
-/// Cuts a list of chunks into groups that lie side by side in one object.
+/// Divides a list of chunks into groups that are adjacent in one object.
 pub(crate) fn group(chunks: impl IntoIterator<Item = ChunkRef>, limit: MergeLimit) -> Vec<Vec<ChunkRef>> {
     let mut groups: Vec<Vec<ChunkRef>> = Vec::new();
     let mut stored_bytes = 0;
@@ -67,7 +68,7 @@ pub(crate) fn group(chunks: impl IntoIterator<Item = ChunkRef>, limit: MergeLimi
 }
 
 thread_local! {
-    /// Packed chunks. The threads that fetch are few, so this is bounded.
+    /// Packed chunks. Only few threads fetch, so this is bounded.
     static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -81,7 +82,8 @@ pub(crate) fn fetch_chunk(
     Ok(into)
 }
 
-/// The same of chunks that lie side by side, in one read. Of `into` each has a chunk's length, and there are as many at least.
+/// The same for adjacent chunks, in one read. Each buffer of `into` has a chunk's length, and there are at
+/// least as many as chunks.
 pub(crate) fn fetch_group(
     object: &dyn Object,
     chunks: &[ChunkRef],
@@ -91,7 +93,7 @@ pub(crate) fn fetch_group(
     PACKED.with_borrow_mut(|packed| {
         read_group(object, chunks, packed, None, &mut |chunk, stored| {
             if chunks.first() == Some(chunk) {
-                // Bytes of another server were refused before.
+                // The bytes of another server were refused before.
                 next = 0;
             }
             let bytes = into.get_mut(next).ok_or_else(|| unasked(chunk))?;
@@ -105,7 +107,7 @@ pub(crate) fn fetch_group(
     Ok(())
 }
 
-/// An object that passes its checks by. What the buffers hold may be of other chunks.
+/// The error for an object that skipped its checks. The buffers may hold other chunks.
 fn unchecked() -> ImageError {
     ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used")
 }
@@ -127,18 +129,19 @@ fn unpack_one(
     })
 }
 
-/// What fetches have in common.
+/// What all fetches of a source share.
 #[derive(Clone)]
 pub(crate) struct Source {
     pub object: Arc<dyn Object>,
     pub cache: Arc<ChunkCache>,
     pub chunk_bytes: usize,
-    /// Whether what is fetched is looked for, and kept, on the local disk.
+    /// Whether fetched chunks are looked up and kept on the local disk.
     pub is_remote: bool,
 }
 
 impl Source {
-    /// Carries out fetches of chunks that are on the local disk. Returns those whose chunks are not there, or damaged.
+    /// Carries out fetches of chunks that are on the local disk. Returns those whose chunks are missing or
+    /// damaged there.
     pub(crate) fn fetch_kept(&self, fetches: Vec<Fetch>) -> Vec<Fetch> {
         PACKED.with_borrow_mut(|packed| {
             let mut missing = Vec::new();
@@ -167,7 +170,7 @@ impl Source {
         }
     }
 
-    /// Reads chunks that lie side by side, in one read. `None`: it waits for its store, and is to be tried again with this
+    /// Reads adjacent chunks in one read. `None`: it waits for its store, and has to be repeated with this
     /// `waiting`.
     fn read(
         &self,
@@ -175,14 +178,14 @@ impl Source {
         packed: &mut Vec<u8>,
         waiting: &mut Waiting,
     ) -> Result<Option<Vec<Pages>>, ImageError> {
-        // Gotten once bytes have come: a read that waits looks again and again.
+        // Allocated once bytes have arrived, because a waiting read is repeated again and again.
         let mut unpacked: Vec<Pages> = Vec::new();
         let mut no_memory = None;
         let mut next = 0;
         let is_read =
             read_group(self.object.as_ref(), chunks, packed, Some(waiting), &mut |chunk, stored| {
                 if chunks.first() == Some(chunk) {
-                    // Bytes of another server were refused before.
+                    // The bytes of another server were refused before.
                     next = 0;
                 }
                 if unpacked.is_empty() {
@@ -199,7 +202,7 @@ impl Source {
             });
         match (is_read, no_memory) {
             (Ok(true), _) => {}
-            // It is not the store's, so that nothing else is asked or waited for.
+            // The error does not come from the store, so no other server is asked or waited for.
             (_, Some(e)) => {
                 *waiting = Waiting::default();
                 return Err(e);
@@ -214,13 +217,13 @@ impl Source {
         Ok(Some(unpacked))
     }
 
-    /// Where what is read of this store is kept on the local disk.
+    /// The local disk cache for reads of this store.
     fn keeps_on(&self) -> Option<&DiskCache> {
         self.cache.disk().filter(|_| self.is_remote).map(Arc::as_ref)
     }
 
-    /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory. Gives up when `is_over`
-    /// says so, also while the store is away.
+    /// Copies adjacent chunks to the local disk, checked, without keeping them in memory. Gives up when
+    /// `is_over` says so, even while the store is away.
     pub(crate) fn copy_to_disk(
         &self,
         chunks: &[ChunkRef],
@@ -251,8 +254,9 @@ impl Source {
         })
     }
 
-    /// Reads back those of the chunks that an earlier process left on the local disk, once in each process, and those that could not
-    /// be synced: these are put once more, and need not come from the store again. What is not what it should be is forgotten.
+    /// Reads back chunks from the local disk and checks them: those that an earlier process left, once in
+    /// each process, and those that could not be synced. The latter are put once more, and need not come from
+    /// the store again. Wrong chunks are forgotten.
     pub(crate) fn read_back(&self, chunks: &[ChunkRef], is_over: impl Fn() -> bool) {
         let Some(disk) = self.cache.disk() else { return };
         PACKED.with_borrow_mut(|packed| {
@@ -264,7 +268,7 @@ impl Source {
                 match chunk::unpack(packed, &mut bytes, &chunk.hash) {
                     Ok(()) => {
                         disk.was_right(&chunk.hash);
-                        // What is not lacking is not put again.
+                        // A chunk that is not lacking is not put again.
                         disk.put(&chunk.hash, packed);
                     }
                     Err(e) => disk.forget(&chunk.hash, &e),
@@ -284,7 +288,7 @@ fn unasked(chunk: &ChunkRef) -> StoreError {
 
 type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;
 
-/// `false`: the read waits. Without `waiting` it does so here.
+/// `false`: the read waits. Without `waiting` the call itself waits.
 fn read_group(
     object: &dyn Object,
     chunks: &[ChunkRef],
@@ -302,7 +306,7 @@ fn read_group(
     })
 }
 
-/// What each of the chunks is in the bytes of all.
+/// The part of each chunk in the packed bytes of the group.
 fn stored_of<'a>(chunks: &'a [ChunkRef], packed: &'a [u8]) -> impl Iterator<Item = (&'a ChunkRef, &'a [u8])> {
     let mut rest = packed;
     chunks.iter().map(move |chunk| {

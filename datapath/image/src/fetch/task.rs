@@ -13,7 +13,7 @@ use crate::error::ImageErrorKind;
 use crate::fetch_pool::{Task, Urgency};
 use crate::manifest::ChunkRef;
 
-/// A fetch of a chunk under way. Whatever happens to it, those who wait are told.
+/// A fetch of a chunk under way. Whatever happens to it, its waiters get an answer.
 pub(crate) struct Fetch {
     cache: Arc<ChunkCache>,
     pub chunk: ChunkRef,
@@ -31,7 +31,8 @@ impl Fetch {
         self.tell(outcome);
     }
 
-    /// The same where it is a part of a read that goes on. Once only: whoever comes after that begins another one.
+    /// Answers the waiters while the read continues for other chunks. It answers once only; a later request
+    /// begins another fetch.
     fn tell(&mut self, outcome: Result<Pages, IoError>) {
         if !std::mem::replace(&mut self.ended, true) {
             self.cache.fetched(&self.chunk.hash, &self.place, outcome);
@@ -43,7 +44,7 @@ impl Fetch {
         !self.ended && self.cache.is_awaited_from(&self.chunk.hash, &self.place)
     }
 
-    /// Ends it where nobody waits for it: whoever comes now begins another one.
+    /// Ends a fetch that nobody waits for. A later request begins another one.
     fn end_unneeded(mut self) {
         self.ended = true;
     }
@@ -57,19 +58,21 @@ impl Drop for Fetch {
     }
 }
 
-/// Fetches of chunks that lie side by side: one task of a pool.
+/// Fetches of adjacent chunks: one task of a pool.
 pub(crate) struct Fetching {
     source: Source,
-    /// Nobody waited for it when it was made.
+    /// It began as a prefetch.
     is_ahead: bool,
-    /// It was not run yet.
+    /// It has not run yet.
     is_new: bool,
-    /// The read that waits for its store, with all that it was asked for: of that some may have come otherwise, and ended.
+    /// The waiting read with everything that it was asked for. Some of these chunks may have come from
+    /// elsewhere, and their fetches ended.
     asked: Vec<Fetch>,
     waiting: Waiting,
     /// What is left to be read after it, each in one read.
     parts: VecDeque<Vec<Fetch>>,
-    /// What was read and is still to be kept on the local disk, packed: that may make room first, which nobody is to wait for.
+    /// Packed chunks that were read and have yet to be kept on the local disk. That may have to make room
+    /// first, and nobody should wait for it.
     to_keep: Vec<(Vec<ChunkRef>, Vec<u8>)>,
 }
 
@@ -86,26 +89,28 @@ impl Fetching {
         }
     }
 
-    /// What has not ended.
+    /// The fetches that have not ended.
     fn left(&self) -> impl Iterator<Item = &Fetch> {
         self.asked.iter().chain(self.parts.iter().flatten()).filter(|fetch| !fetch.ended)
     }
 
-    /// Whether the read that waits is to be asked for again.
+    /// Whether to repeat the waiting read.
     fn goes_on(&self, now: Instant) -> bool {
-        // A store may have kept room for what somebody waits for.
+        // A store may have capacity that is reserved for reads that somebody waits for.
         self.waiting.is_due(now) || (self.waiting.read_for() == ReadFor::Later && self.is_waited_for())
     }
 
-    /// Whether something came while this waited for its store: to the local disk, with a copy, or from another place.
+    /// Whether a chunk arrived from elsewhere while this task waited for its store: on the local disk,
+    /// through a copy, or from another place.
     fn has_come(&self) -> bool {
         let disk = self.source.keeps_on();
         let is_here = |fetch: &Fetch| disk.is_some_and(|disk| disk.has_now(&fetch.chunk.hash));
         self.left().any(|fetch| !fetch.is_needed() || is_here(fetch))
     }
 
-    /// Takes out what is on the local disk, and what came from another place. The read that waits goes on as it was asked for: its
-    /// bytes may be on their way, and whoever is away is asked less and less often.
+    /// Takes out the chunks that are on the local disk or came from another place. The waiting read continues
+    /// unchanged, because its bytes may be on their way, and a server that is away is asked less and less
+    /// often.
     fn take_out(&mut self, packed: &mut Vec<u8>) {
         for fetch in self.asked.iter_mut().filter(|fetch| !fetch.ended) {
             if !fetch.is_needed() {
@@ -126,7 +131,7 @@ impl Fetching {
                     }
                     None => fetch.end_unneeded(),
                 }
-                // What lies before this one is not beside what comes after it.
+                // The chunks before this one are not adjacent to those after it.
                 parts.push_back(std::mem::take(&mut rest));
             }
             parts.push_back(rest);
@@ -134,7 +139,7 @@ impl Fetching {
         self.parts = parts;
     }
 
-    /// Gives the read that waits up where nobody needs anything of it any more.
+    /// Cancels the waiting read if nobody needs any part of it any more.
     fn give_up_unneeded(&mut self) {
         if !self.asked.iter().any(Fetch::is_needed) {
             self.asked.drain(..).for_each(Fetch::end_unneeded);
@@ -142,7 +147,7 @@ impl Fetching {
         }
     }
 
-    /// Whether there is something to read: the next part, where no read waits.
+    /// Whether there is something to read: the next part, unless a read waits.
     fn has_next(&mut self) -> bool {
         while self.asked.is_empty() {
             let Some(part) = self.parts.pop_front() else { return false };
@@ -151,7 +156,7 @@ impl Fetching {
         true
     }
 
-    /// Reads what was asked for. Whether it waits.
+    /// Reads what was asked for. Returns whether it waits.
     fn read_asked(&mut self, packed: &mut Vec<u8>) -> bool {
         let chunks: Vec<ChunkRef> = self.asked.iter().map(|fetch| fetch.chunk).collect();
         let read = self.source.read(&chunks, packed, &mut self.waiting);
@@ -164,7 +169,7 @@ impl Fetching {
                     self.to_keep.push((chunks, std::mem::take(packed)));
                 }
             }
-            // Damage is that of one chunk: the others are good.
+            // The damage concerns one chunk; the others are good.
             Err(e) if e.kind() == ImageErrorKind::Damaged && asked.len() > 1 => {
                 let left = asked.into_iter().filter(|fetch| !fetch.ended);
                 left.rev().for_each(|fetch| self.parts.push_front(vec![fetch]));
@@ -172,7 +177,7 @@ impl Fetching {
             Err(e) => {
                 let error = IoError::from(e);
                 for fetch in asked.into_iter().filter(|fetch| !fetch.ended) {
-                    // It may have come with a copy while this waited.
+                    // A copy may have brought it while this task waited.
                     let kept = self.source.kept_on_disk(&fetch.chunk, packed);
                     fetch.end(kept.ok_or_else(|| error.clone()));
                 }
@@ -181,7 +186,7 @@ impl Fetching {
         false
     }
 
-    /// Keeps what was read on the local disk, as far as that takes it. The memory is used again.
+    /// Keeps what was read on the local disk, if that accepts it. The memory is reused.
     fn keep(&mut self, packed: &mut Vec<u8>) {
         for (chunks, stored) in self.to_keep.drain(..) {
             if let Some(disk) = self.source.keeps_on() {
@@ -200,12 +205,13 @@ impl Task for Fetching {
                     self.take_out(packed);
                 }
             } else {
-                // A copy or another version's fetch may bring something while this waits. Where the read is due all of it may be here.
+                // A copy or another version's fetch may bring chunks while this task waits. If the read is
+                // due, all its bytes may be here.
                 if !self.goes_on(Instant::now()) && self.has_come() {
                     self.take_out(packed);
                 }
                 self.give_up_unneeded();
-                // What waits is not asked for again before its time because others came.
+                // A waiting read is not repeated early because other chunks arrived.
                 if !self.goes_on(Instant::now()) {
                     return Some(self as Box<dyn Task>);
                 }

@@ -1,4 +1,4 @@
-//! Fetches beside what copies, other versions and earlier processes bring.
+//! Tests of fetches together with chunks from copies, other versions and earlier processes.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::disk_cache::DISK_CACHE_MIN_BYTES;
 use crate::disk_cache::tests::sync_in_vain;
 use crate::fetch_pool::{Task, Urgency};
 
-/// Chunks of 4 KiB as they are.
+/// An object of uncompressed chunks of 4 KiB.
 struct Bytes(Vec<u8>);
 
 impl Object for Bytes {
@@ -31,7 +31,7 @@ impl Object for Bytes {
     }
 }
 
-/// Three of them, side by side.
+/// Three adjacent chunks.
 fn three_chunks() -> (Vec<u8>, Vec<ChunkRef>) {
     let bytes: Vec<u8> = (1..=3).flat_map(|n| [n; 4096]).collect();
     let chunks = bytes.chunks(4096).zip(0..).map(|(chunk, n)| ChunkRef {
@@ -44,7 +44,7 @@ fn three_chunks() -> (Vec<u8>, Vec<ChunkRef>) {
     (bytes, chunks)
 }
 
-/// An object whose server is away, for good.
+/// An object whose server is away for good.
 struct Away;
 
 impl Object for Away {
@@ -90,7 +90,7 @@ fn what_comes_while_a_read_waits_for_its_store_is_not_waited_for() {
         Source { object: Arc::new(Away), cache: Arc::clone(&cache), chunk_bytes: 4096, is_remote: true };
     let task = Box::new(Fetching::new(source, fetches, Urgency::Waited)).run().expect("it does not wait");
     assert!(!task.is_due(Instant::now()));
-    // Another version has the last one elsewhere, and a copy brings the one in the middle.
+    // Another version has the last chunk in another object, and a copy brings the middle one.
     join(&chunks[2], Hash([1; 32])).end(Ok(Pages::copy_of(&bytes[8192..]).unwrap()));
     disk.put(&chunks[1].hash, &bytes[4096..8192]);
     assert_eq!(*told.lock().unwrap(), [3, 3]);
@@ -103,11 +103,11 @@ fn what_comes_while_a_read_waits_for_its_store_is_not_waited_for() {
     assert_eq!(*told.lock().unwrap(), [3, 3, 2, 1]);
 }
 
-/// The same as [`Bytes`], on their way until they are here.
+/// The same as [`Bytes`], but the bytes are on their way until the test says that they are here.
 struct Coming {
     bytes: Vec<u8>,
     are_here: Arc<AtomicBool>,
-    /// How often they were asked for, and given up.
+    /// How often bytes were requested, and how often given up.
     asked: AtomicU64,
     given_up: Arc<AtomicU64>,
 }
@@ -153,7 +153,7 @@ impl Object for Coming {
             return Ok(false);
         }
         self.read_checked(offset, into, check)?;
-        // It is over, and not given up.
+        // The transfer has ended and was not given up.
         self.given_up.fetch_sub(1, Ordering::SeqCst);
         Ok(true)
     }
@@ -194,12 +194,12 @@ fn what_is_on_its_way_is_not_asked_for_again_because_a_part_of_it_came_otherwise
             task.run().expect("it does not wait")
         };
         let mut task = start(&chunks);
-        // Another version has the last one elsewhere, and a copy brings the one in the middle.
+        // Another version has the last chunk in another object, and a copy brings the middle one.
         join(&chunks[2], Hash([1; 32])).end(Ok(Pages::copy_of(&bytes[8192..]).unwrap()));
         disk.put(&chunks[1].hash, &bytes[4096..8192]);
         assert!(task.is_due(Instant::now()));
         if is_late {
-            // Whoever waits for these is told, and the other one goes on coming.
+            // Waiters for these get an answer, and the other chunk is still on its way.
             task = task.run().expect("it does not wait for the first one");
             assert_eq!(*told.lock().unwrap(), [3, 3, 2]);
             assert!(!task.is_due(Instant::now()));
@@ -212,7 +212,7 @@ fn what_is_on_its_way_is_not_asked_for_again_because_a_part_of_it_came_otherwise
         assert_eq!(counts(), (1, 0), "what was on its way was given up");
         assert_eq!(cache.counters().fetched_bytes, 3 * 4096);
 
-        // Nobody needs what is on its way any more.
+        // Nobody needs the bytes on their way any more.
         are_here.store(false, Ordering::SeqCst);
         let other = [4_u8; 4096];
         let chunk = ChunkRef { hash: Hash::of(&other), object: 0, stored_bytes: 4096, offset: 0 };
@@ -228,7 +228,7 @@ fn what_could_not_be_synced_is_put_once_more_and_not_fetched() {
     let dir = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let (bytes, chunks) = three_chunks();
-    // Of the last one there is something else.
+    // The last chunk has wrong bytes.
     chunks.iter().zip([&bytes[..4096], &bytes[4096..8192], &[9; 4096][..]]).for_each(|(chunk, stored)| {
         disk.put(&chunk.hash, stored);
     });
@@ -251,7 +251,7 @@ fn whoever_waits_is_answered_before_what_came_is_kept() {
     let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
     let (bytes, chunks) = three_chunks();
-    // The one in the middle is here: those beside it are read one after the other.
+    // The middle chunk is here: its neighbours are read one after the other.
     disk.put(&chunks[1].hash, &bytes[4096..8192]);
     let kept_then = Arc::new(Mutex::new(Vec::new()));
     let fetch = |chunk: &ChunkRef| {
@@ -282,14 +282,14 @@ fn what_an_earlier_process_left_is_read_back_once_also_where_it_was_moved() {
     };
     let chunks: Vec<ChunkRef> = (0..4).map(chunk_of).collect();
     let before = open();
-    // Of the first one there is something else.
+    // The first chunk has wrong bytes.
     before.put(&chunks[0].hash, &[9; 4096]);
     (1..3).for_each(|n: u8| before.put(&chunks[usize::from(n)].hash, &[n; 4096]));
     drop(before);
     let disk = open();
     disk.put(&chunks[3].hash, &[3; 4096]);
     let packed = &mut Vec::new();
-    // What this process put is not read back.
+    // Chunks that this process put are not read back.
     let unread: Vec<bool> = chunks.iter().map(|chunk| disk.get_unread(&chunk.hash, packed)).collect();
     assert_eq!(unread, [true, true, true, false]);
     let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
@@ -302,7 +302,7 @@ fn what_an_earlier_process_left_is_read_back_once_also_where_it_was_moved() {
     assert_eq!(unread, [false, false, true, false]);
     assert_eq!(disk.counters().damaged, 1);
     assert!(!disk.has(&chunks[0].hash) && chunks[1..].iter().all(|chunk| disk.has(&chunk.hash)));
-    // A segment that goes takes what is known of its chunks along.
+    // When a segment is removed, the state of its chunks is removed too.
     let of_both = [(chunks[1].hash, 4096), (chunks[2].hash, 4096)];
     let _kept = disk.keep(Hash([1; 32]), of_both.into_iter()).unwrap();
     let large = vec![7; 1 << 20];
@@ -319,7 +319,7 @@ fn only_what_lies_side_by_side_is_read_at_once() {
     let sizes =
         |chunks: &[ChunkRef]| group(chunks.iter().copied(), limit).iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(sizes(&[]), [0; 0]);
-    // Side by side; a gap; another object; too many; too long.
+    // Adjacent; a gap; another object; too many; too long.
     assert_eq!(sizes(&[chunk(0, 0, 100), chunk(0, 100, 50), chunk(0, 150, 10)]), [3]);
     assert_eq!(sizes(&[chunk(0, 0, 100), chunk(0, 101, 50)]), [1, 1]);
     assert_eq!(sizes(&[chunk(0, 0, 100), chunk(1, 100, 50)]), [1, 1]);

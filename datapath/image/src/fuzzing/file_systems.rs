@@ -1,6 +1,7 @@
-//! Disks with partitions and file systems, as the comparison of versions and the search for damaged files read them.
+//! Disks with partitions and file systems, as the comparison of versions and the search for damaged files
+//! read them.
 //!
-//! What is given are the pieces of a disk, as for whole files. Nothing here may panic.
+//! The input consists of pieces of a disk, as for whole files. Nothing here may panic.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,18 +23,18 @@ use crate::progress::Cancel;
 use crate::reader::read_only_geometry;
 use crate::units::{u64_of, usize_of};
 
-/// How many partitions are looked into, and how many entries of each.
+/// How many partitions are examined, and how many entries of each.
 const PARTITIONS_LOOKED_INTO: usize = 4;
 const ENTRIES_LOOKED_AT: usize = 200;
-/// What finding the partitions may read: a GPT, or the tables of four extended partitions.
+/// How much the search for partitions may read: a GPT, or the tables of four extended partitions.
 const TABLES_BYTES_MAX: u64 = 1 << 20;
 /// How much of a file is read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// What one step (opening, a directory, a piece of a file) may read of a disk of 12 MiB, over and over where its tables
-/// lead to and fro: with more than this, somebody waits for damaged tables.
+/// How much one step (opening, a directory, a piece of a file) may read of a disk of 12 MiB, even repeatedly
+/// if its tables lead to and fro. With more than this, a user would wait for damaged tables.
 const STEP_BYTES_MAX: u64 = 4 << 30;
 
-/// A disk in memory that counts what is read of it.
+/// A disk in memory that counts how much is read.
 struct Disk {
     bytes: Vec<u8>,
     read_bytes: AtomicU64,
@@ -80,15 +81,15 @@ impl Device for Disk {
 fn disk_of(pieces: &[u8]) -> Arc<Disk> {
     let mut bytes = whole_of(pieces);
     bytes.truncate(bytes.len() / 512 * 512);
-    // Or no change of it would get past the sum.
+    // Otherwise no change would pass the checksum.
     if bytes.get(GPT_AT..).is_some_and(|header| header.starts_with(b"EFI PART")) {
         sum_gpt(&mut bytes);
     }
     Arc::new(Disk { bytes, read_bytes: AtomicU64::new(0) })
 }
 
-/// A disk: its partitions lie inside it, each with a number of its own, and they and what is in them are read in bounded steps, or
-/// refused. Files read the same however they are read.
+/// A disk: its partitions lie inside it, each with a number of its own. They and their contents are read in
+/// bounded steps, or refused. A file has the same content however it is read.
 pub fn file_systems(pieces: &[u8]) {
     let disk = disk_of(pieces);
     if disk.bytes.is_empty() {
@@ -123,7 +124,7 @@ struct Look<'a> {
     disk: &'a Disk,
     seen: usize,
     most_bytes: u64,
-    /// A broken promise: told outside of what catches panics.
+    /// A broken property, reported outside the code that catches panics.
     wrong: Option<String>,
 }
 
@@ -183,10 +184,10 @@ impl Look<'_> {
     }
 }
 
-/// Small file systems that the programs make which the tests need anyway, each with a directory and two files; alone, and
-/// in partitions.
+/// Small file systems, created by programs that the tests need anyway. Each has a directory and two files,
+/// alone and in partitions.
 pub(super) fn samples() -> Vec<Vec<u8>> {
-    // Tests of one process make them at the same time.
+    // Tests of one process create them concurrently.
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("headwater-file-systems-{}-{call}", std::process::id()));
@@ -209,7 +210,7 @@ fn run(program: &str, package: &str, arguments: &[&str]) {
     assert!(done, "{program} is needed (apt-get install {package}): {output:?}");
 }
 
-/// Makes a file system in a new file of this size, and returns its bytes.
+/// Creates a file system in a new file of this size, and returns its bytes.
 fn made(dir: &Path, kib: u64, make: impl FnOnce(&str, &str)) -> Vec<u8> {
     let (image, tree) = (dir.join("image"), dir.join("tree"));
     let sized = std::fs::File::create(&image).and_then(|file| file.set_len(kib << 10));
@@ -228,7 +229,7 @@ fn fat_sample(dir: &Path) -> Vec<u8> {
 
 fn ext_sample(dir: &Path) -> Vec<u8> {
     made(dir, 128, |image, tree| {
-        // Without checksums, or no change would get past them.
+        // Without checksums, because no change would pass them.
         let features = "^has_journal,^resize_inode,^metadata_csum";
         let arguments = ["-q", "-F", "-b", "1024", "-N", "16", "-O", features, "-d", tree, image];
         run("mkfs.ext4", "e2fsprogs", &arguments);
@@ -242,7 +243,7 @@ fn ntfs_sample(dir: &Path) -> Vec<u8> {
         run("mkntfs", "ntfs-3g", &fixed);
         run("ntfscp", "ntfs-3g", &["-f", image, &format!("{tree}/hello"), "/hello"]);
     });
-    // The log and the table of capital letters are most of it, and are not read; nor are records that nobody uses.
+    // The log and the upcase table are most of it and are not read; neither are unused records.
     for sector in bytes.chunks_mut(SECTOR).skip(400) {
         sector.fill(0);
     }
@@ -258,7 +259,7 @@ fn ntfs_sample(dir: &Path) -> Vec<u8> {
 /// The header of a GPT, which has 92 bytes.
 const GPT_AT: usize = 512;
 
-/// Puts the right sum into the header of a GPT.
+/// Corrects the checksum in the header of a GPT.
 fn sum_gpt(disk: &mut [u8]) {
     let header = disk.get_mut(GPT_AT..GPT_AT + 92).unwrap_or_default();
     header.get_mut(16..20).unwrap_or_default().fill(0);
@@ -268,7 +269,7 @@ fn sum_gpt(disk: &mut [u8]) {
     }
 }
 
-/// Where the one partition starts, in sectors.
+/// Where the only partition starts, in sectors.
 const FIRST_SECTOR: u32 = 64;
 
 fn in_partition(inner: &[u8], patches: &[(usize, &[u8])]) -> Vec<u8> {

@@ -1,7 +1,9 @@
-//! Whole image files: qcow2 against a second reading of its tables, and VHD, VHDX and VMDK against themselves.
+//! Whole image files: qcow2 is compared with a second reader of its tables; VHD, VHDX and VMDK must be
+//! consistent with themselves.
 //!
-//! A file with tables far apart is mostly holes, so what is given are its pieces: offset (4 bytes), length (2 bytes) and
-//! contents of each, until the bytes end. Checksums that a format has are put right, or no change would get past them.
+//! A file with tables far apart is mostly holes, so the input consists of its pieces: offset (4 bytes),
+//! length (2 bytes) and contents of each, until the bytes end. Checksums of a format are corrected, because
+//! otherwise no change would pass them.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -20,12 +22,12 @@ use crate::qcow2::disk::{Qcow2Disk, inflate, unpack_zstd};
 use crate::qcow2::header::{Compression, Header};
 use crate::units::{u64_of, usize_of};
 
-/// Where pieces may end: as much as the smallest VHDX with a few blocks needs.
+/// The limit for the end of a piece: as much as the smallest VHDX with a few blocks needs.
 const FILE_BYTES: u64 = 12 << 20;
 /// How much of a disk is read: its start, and as much of its end.
 const READ_BYTES: u64 = 256 << 10;
 
-/// Lends a file with these bytes.
+/// Calls `read` with a file that has these bytes.
 pub(super) fn with_file<R>(bytes: &[u8], read: impl FnOnce(&File) -> R) -> R {
     let file = memfd();
     let written = (&file).write_all(bytes);
@@ -40,7 +42,7 @@ fn memfd() -> File {
     }
 }
 
-/// The path by which a file without a name can be opened once more.
+/// A path with which a file without a name can be opened once more.
 fn path_of(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -60,7 +62,7 @@ fn file_of(mut pieces: &[u8]) -> (File, u64) {
         }
         pieces = rest;
     }
-    // A last piece without contents makes it longer, too.
+    // A last piece without contents extends the file.
     let sized = file.set_len(len);
     assert!(sized.is_ok(), "no memory for a file: {sized:?}");
     (file, len)
@@ -94,7 +96,7 @@ pub(super) fn pieces_of(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A qcow2 image: every byte of what is read is where a second walk through its tables finds it.
+/// A qcow2 image: every byte that is read equals the byte that a second walk through its tables finds.
 pub fn qcow2_file(pieces: &[u8]) {
     let (file, len) = file_of(pieces);
     let mut start = vec![0; usize_of(len.min(Header::MAX_BYTES))];
@@ -105,7 +107,7 @@ pub fn qcow2_file(pieces: &[u8]) {
     let mut bytes = vec![0; usize_of(len)];
     let whole = file.read_exact_at(&mut bytes, 0);
     assert!(whole.is_ok(), "{whole:?}");
-    // What a backing file would have is zero here.
+    // Parts of a backing file are zero here.
     let plain = PlainQcow2 { bytes, header: header.clone() };
     let path = path_of(&file);
     let Ok(disk) = Qcow2Disk::open(&path, file, len, header, None) else { return };
@@ -116,7 +118,7 @@ pub fn qcow2_file(pieces: &[u8]) {
         match (disk.read(at, &mut found), plain.read(at, len)) {
             (Ok(()), Some(expected)) => assert!(found == expected, "other bytes from {at} on"),
             (Ok(()), None) => panic!("damaged tables were read from {at} on"),
-            // Refusing is right only where a compressed cluster lies in the way, or an entry makes no sense.
+            // Refusing is right only if the range has a compressed cluster, or an invalid entry.
             (Err(e), expected) => assert!(expected.is_none(), "sound bytes from {at} on were refused: {e}"),
         }
         extents(&disk, at, &found);
@@ -125,7 +127,7 @@ pub fn qcow2_file(pieces: &[u8]) {
     }
 }
 
-/// Holes read as zeroes, and extents cover what was asked.
+/// Holes read as zeroes, and extents cover the requested range.
 fn extents(disk: &dyn FileDisk, at: u64, found: &[u8]) {
     let Some(range) = ByteRange::new(at, u64_of(found.len())).filter(|range| !range.is_empty()) else {
         return;
@@ -172,7 +174,7 @@ impl PlainQcow2 {
         Some(out)
     }
 
-    /// 512 bytes of the disk; `None` where its tables make no sense.
+    /// 512 bytes of the disk; `None` if its tables are invalid.
     fn sector(&self, number: u64) -> Option<Vec<u8>> {
         let bits = self.header.cluster_bits;
         let (cluster, within) = ((number * 512) >> bits, (number * 512) & ((1 << bits) - 1));
@@ -203,7 +205,7 @@ impl PlainQcow2 {
         } else if offset == 0 || self.header.version > 2 && entry & 1 == 1 {
             return zeroes();
         }
-        // A last cluster need not be there whole.
+        // The last cluster may be incomplete.
         let start = usize::try_from(offset + within).ok()?.min(self.bytes.len());
         let mut sector = self.bytes.get(start..(start + 512).min(self.bytes.len()))?.to_vec();
         sector.resize(512, 0);
@@ -231,7 +233,7 @@ impl PlainQcow2 {
     }
 }
 
-/// Images with all that a table can say: clusters that are there, not there, zero, packed, cut short.
+/// Images with every kind of table entry: present, absent, zero, packed and truncated clusters.
 pub(super) fn qcow2_samples() -> Vec<Vec<u8>> {
     [(9, false, 2), (9, false, 3), (12, false, 3), (14, true, 3)]
         .into_iter()
@@ -271,11 +273,11 @@ fn qcow2(bits: u32, extended: bool, version: u32) -> Vec<u8> {
 }
 
 thread_local! {
-    /// While a crate that may panic on damaged bytes is called, which is caught.
+    /// Set while a crate is called that may panic on damaged bytes. The panic is caught.
     static MAY_PANIC: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls into a crate whose panics are caught: they are then no finding.
+/// Calls into a crate whose panics are caught, and are not reported as findings.
 pub(super) fn tolerant<R>(call: impl FnOnce() -> R) -> R {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -292,7 +294,7 @@ pub(super) fn tolerant<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A VHD, VHDX or VMDK: it is refused, or its size makes sense and it reads the same however it is read.
+/// A VHD, VHDX or VMDK: it is refused, or its size is valid and it has the same content however it is read.
 pub fn foreign_file(pieces: &[u8]) {
     let (file, len) = file_of(pieces);
     let mut start = [0; 512];
@@ -374,7 +376,7 @@ impl PlainVhd {
     }
 }
 
-/// Puts checksums right.
+/// Corrects checksums.
 fn seal(format: Foreign, file: &File, len: u64) {
     let patch = |at: u64, block_bytes: usize, field: usize, sum: &dyn Fn(&[u8]) -> [u8; 4]| {
         let mut block = vec![0; block_bytes];
@@ -410,7 +412,7 @@ fn seal(format: Foreign, file: &File, len: u64) {
     }
 }
 
-/// CRC-32C, a byte at a time.
+/// CRC-32C, one byte at a time.
 fn crc32c_of(bytes: &[u8]) -> u32 {
     let table: [u32; 256] = std::array::from_fn(|n| {
         (0..8).fold(u32::try_from(n).unwrap_or(0), |crc, _| (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78))
@@ -421,7 +423,7 @@ fn crc32c_of(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Images that `qemu-img`, which the tests need anyway, makes of a small disk.
+/// Images of a small disk, created with `qemu-img`, which the tests need anyway.
 pub(super) fn foreign_samples() -> Vec<Vec<u8>> {
     let forms = [
         ("vpc", "subformat=dynamic"),

@@ -1,14 +1,15 @@
-//! Carrying out: what a new version needs of data objects that are mostly out of use is stored again, so that these objects go
-//! with the older versions that need them.
+//! Compaction: a new version stores chunks again that it needs of mostly unused data objects. These objects
+//! can then be removed with the older versions that need them.
 //!
-//! In a bucket, and on a file system without holes, an object stays as
-//! long as any version needs a single chunk of it, and a store in which versions come and go week by week would grow by all that
-//! these weeks brought (elsewhere `Store::trim` gives back what nobody needs of it, so that none is mostly out of use). As the cleaner of a log does, a new version copies what is still needed of an object of which less than a
-//! third is. Each byte that is copied so has two beside it that are out of use, so that in the long run at most half as much is copied as
-//! came.
+//! In a bucket, and on a file system without holes, an object stays as long as any version needs a single
+//! chunk of it. A store in which versions come and go every week would grow by everything that was ever
+//! added. (In other stores `Store::trim` gives back the unneeded parts of objects, so no object is mostly
+//! unused.) Like the cleaner of a log, a new version copies the needed part of each object of which less than
+//! a third is needed. Each byte that is copied in this way has two unused bytes beside it. So in the long run
+//! at most half as many bytes are copied as were added.
 //!
-//! An import of a whole disk finds those chunks by itself, as new ones. With a [`Basis`](super::Basis), which names only what
-//! differs from the version below, they are read as if they did.
+//! An import of a whole disk finds these chunks by itself, as new ones. With a [`Basis`](super::Basis), which
+//! names only the differences to the version below, they are read as if they differed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,20 +19,20 @@ use crate::index::ChunkIndex;
 use crate::manifest::Manifest;
 use crate::units::usize_of;
 
-/// A seal carries no more than this: a machine's disk is frozen meanwhile. The next one goes on.
+/// The most that one seal compacts, because a machine's disk is frozen meanwhile. The next seal continues.
 const COMPACTED_BYTES_MAX: u64 = 1 << 30;
 
-/// The chunks of the version below that are to be carried out, and how much of them was.
+/// The chunks of the version below that should be compacted, and how many bytes of them were.
 pub(super) struct Compaction {
     chunk_bytes: u64,
     size_bytes: u64,
-    /// By ascending number.
+    /// In ascending order of their numbers.
     chunks: Vec<u64>,
     compacted_bytes: AtomicU64,
 }
 
 impl Compaction {
-    /// Of a version, what lies in objects that the index avoids, and nowhere else.
+    /// The chunks of a version that are only in objects that the index avoids.
     pub(super) fn of(below: &Manifest, index: &ChunkIndex) -> Self {
         let (chunk_bytes, size_bytes) = (u64::from(below.chunk_bytes()), below.size_bytes());
         let to_carry = below.data().filter(|(_, chunk)| index.is_only_avoided(&chunk.hash));
@@ -40,7 +41,7 @@ impl Compaction {
         Self { chunk_bytes, size_bytes, chunks, compacted_bytes: AtomicU64::new(0) }
     }
 
-    /// What differs, with these chunks as if they did.
+    /// The differences, including these chunks as if they differed.
     pub(super) fn beside(self: Arc<Self>, changes: Changes) -> Changes {
         if self.chunks.is_empty() {
             return changes;
@@ -48,7 +49,7 @@ impl Compaction {
         Arc::new(move |range, max_runs| self.runs(range.offset(), &changes(range, max_runs)))
     }
 
-    /// How many bytes were read only because of this.
+    /// How many bytes were read only because of the compaction.
     pub(super) fn compacted_bytes(&self) -> u64 {
         self.compacted_bytes.load(Ordering::Relaxed)
     }
@@ -67,7 +68,7 @@ impl Compaction {
         out
     }
 
-    /// A stretch without changes. A chunk that has some outside it is read anyway.
+    /// Splits a stretch without changes. Chunks with a change outside the stretch are read anyway.
     fn split(&self, mut at: u64, end: u64, out: &mut Vec<(u64, bool)>) {
         let first = at.div_ceil(self.chunk_bytes);
         let from = self.chunks.partition_point(|number| *number < first);
@@ -82,7 +83,7 @@ impl Compaction {
             }
             let len = chunk_end.saturating_sub(chunk_start);
             match out.last_mut() {
-                // Together, so that they are read together.
+                // Merged, so that they are read together.
                 Some((before, true)) if chunk_start == at => *before = before.saturating_add(len),
                 _ => out.push((len, true)),
             }
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn chunks_to_carry_are_told_as_changes_where_they_have_none() {
         let it = compaction(&[1, 2, 5, 9]);
-        // Chunk 5 has a change of its own, and chunk 2 one that begins in it.
+        // Chunk 5 has a change of its own, and a change begins in chunk 2.
         let runs = it.runs(0, &[(250, false), (50, true), (200, false), (60, true), (390, false)]);
         let expected = [
             (100, false),
@@ -121,7 +122,7 @@ mod tests {
         ];
         assert_eq!(runs, expected);
         assert_eq!(it.compacted_bytes(), 150);
-        // Asked from the middle of the disk, and told less than was asked for.
+        // A request from the middle of the disk, whose answer is shorter than the request.
         let it = compaction(&[1, 4, 6]);
         assert_eq!(it.runs(400, &[(150, false)]), [(100, true), (50, false)]);
         assert_eq!(it.runs(550, &[(150, false)]), [(50, false), (100, true)]);

@@ -1,11 +1,11 @@
-//! The memory that a source is read into, from the start of a page on.
+//! The memory into which a source is read, aligned to pages.
 //!
-//! A file in the page cache is copied from whole pages, and allocators put a large buffer 16 bytes into one: on some processors
-//! the slowest of all distances (see `headwater_block::Pages`).
+//! A copy from the page cache copies whole pages, and allocators place a large buffer 16 bytes after a page
+//! start. On some processors that is the slowest alignment (see `headwater_block::Pages`).
 
 const PAGE_BYTES: usize = 4096;
 
-/// Bytes of one batch. Used again and again. What a source is waited for brings has a buffer of its own.
+/// The bytes of one batch. The memory is reused. A read that waits for its source has a buffer of its own.
 #[derive(Default)]
 pub(super) struct Input {
     memory: Vec<u8>,
@@ -14,12 +14,12 @@ pub(super) struct Input {
 }
 
 impl Input {
-    /// For batches of at most `bytes`, filled up included.
+    /// For batches of at most `bytes`, including padding.
     pub(super) fn with_capacity(bytes: usize) -> Self {
         Self { memory: Vec::with_capacity(bytes.saturating_add(PAGE_BYTES)), start: 0, len: 0 }
     }
 
-    /// Room for `len` bytes, with any content.
+    /// Space for `len` bytes, with arbitrary content.
     pub(super) fn page_of(&mut self, len: usize) -> &mut [u8] {
         let room = len.saturating_add(PAGE_BYTES);
         self.memory.reserve_exact(room.saturating_sub(self.memory.len()));
@@ -29,7 +29,7 @@ impl Input {
         self.memory.get_mut(self.start..self.start.saturating_add(len)).unwrap_or_default()
     }
 
-    /// A buffer of `len` bytes of the same memory, for a source that is waited for.
+    /// A buffer of `len` bytes from the same memory, for a read that waits for its source.
     pub(super) fn take(&mut self, len: usize) -> Vec<u8> {
         let mut memory = std::mem::take(self).memory;
         memory.resize(len, 0);
@@ -44,7 +44,7 @@ impl Input {
         self.memory.resize(self.start.saturating_add(self.len), 0);
     }
 
-    /// What was read.
+    /// The bytes that were read.
     pub(super) fn bytes(&self) -> &[u8] {
         self.memory.get(self.start..self.start.saturating_add(self.len)).unwrap_or_default()
     }
@@ -71,7 +71,7 @@ mod tests {
             input.fill_up(chunk_bytes);
             let expected = [vec![5; len], vec![0; len.next_multiple_of(chunk_bytes) - len]].concat();
             assert_eq!(input.bytes(), expected);
-            // The same from a source that was waited for.
+            // The same for a read that waited for its source.
             let mut buffer = input.take(len);
             assert_eq!(buffer.len(), len);
             buffer.fill(6);

@@ -1,12 +1,14 @@
-//! Chunks that the store has already: read back before a new version refers to them.
+//! Chunks that the store already has: they are read back before a new version refers to them.
 //!
-//! A chunk that has rotted in the store would otherwise make every later version of the same bytes unreadable, while its
-//! source is there and good. So each distinct chunk that is referred to is read, unpacked and compared with its hash once in an import;
-//! where it is damaged, or lies where the disk cannot read, another copy of it is taken, if the store has one, and otherwise it
-//! counts as new and is stored again: a disk that fails as a whole refuses that, too. Older versions keep the damaged one: `image verify` finds it. Where the store cannot be read for another reason
-//! nothing is known of the chunk, and the import fails: it would store everything twice.
+//! Otherwise a chunk that decayed in the store would make every later version of the same bytes unreadable,
+//! although its source is good. So an import reads each distinct chunk that it refers to once, unpacks it and
+//! compares its hash. If the chunk is damaged, or the disk cannot read it, another copy of it is used, if the
+//! store has one. Otherwise it counts as new and is stored again; if the whole disk fails, that write fails
+//! too. Older versions keep the damaged chunk, and `image verify` finds it. If the store cannot be read for
+//! another reason, the state of the chunk is unknown, and the import fails. Otherwise it would store
+//! everything twice.
 //!
-//! Chunks of a store across a network are not read back: that would cost more than the import saves.
+//! Chunks of a store across a network are not read back, because that would cost more than the import saves.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,18 +23,18 @@ use crate::index::{ChunkIndex, HashTable};
 use crate::manifest::ChunkRef;
 use crate::units::usize_of_u32;
 
-/// Locks, so that workers rarely wait for one another.
+/// Number of locks, so that workers rarely wait for one another.
 const PARTS: usize = 16;
 
 pub(super) struct KnownChunks<'a> {
     store: &'a dyn Store,
     index: &'a ChunkIndex,
-    /// Which copy of a chunk is sound, counted from 0; `None`: none is.
+    /// Which copy of a chunk is sound, counted from 0; `None`: no copy is.
     read: [Mutex<HashTable<Option<u32>>>; PARTS],
-    /// Data objects that were needed so far; `None` for one that cannot be opened.
+    /// Data objects that were needed so far; `None` if one cannot be opened.
     objects: Mutex<HashMap<u32, Option<Arc<dyn Object>>>>,
     damaged: AtomicU64,
-    /// How often a chunk was found to be in objects alone that are avoided.
+    /// How often a chunk was found only in objects that are avoided.
     carried: AtomicU64,
 }
 
@@ -42,17 +44,18 @@ impl<'a> KnownChunks<'a> {
         Self { store, index, read, objects, damaged: AtomicU64::new(0), carried: AtomicU64::new(0) }
     }
 
-    /// Distinct chunks that were damaged where the store was found to have them first.
+    /// Distinct chunks that were damaged in the first place where the store has them.
     pub(super) fn damaged(&self) -> u64 {
         self.damaged.load(Ordering::Relaxed)
     }
 
-    /// How many chunks were stored again only so that an object is not needed for them; equal ones may count several times.
+    /// How many chunks were stored again only so that an object is not needed for them. Equal chunks may
+    /// count several times.
     pub(super) fn carried(&self) -> u64 {
         self.carried.load(Ordering::Relaxed)
     }
 
-    /// Where the store has a chunk that is sound. `buffer` has the size of a chunk.
+    /// Where the store has a sound copy of the chunk. `buffer` has the size of a chunk.
     pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<ChunkRef>, ImageError> {
         let Some(first) = self.index.find(hash) else {
             if self.index.is_only_avoided(hash) {
@@ -69,7 +72,7 @@ impl<'a> KnownChunks<'a> {
         let copy = match read {
             Some(copy) => copy,
             None => {
-                // Two workers may read it at the same time, and find the same.
+                // Two workers may read it concurrently, with the same result.
                 let copy = self.first_sound(hash, buffer)?;
                 if part.lock().insert(*hash, copy).is_none() && copy != Some(0) {
                     self.damaged.fetch_add(1, Ordering::Relaxed);
@@ -90,13 +93,13 @@ impl<'a> KnownChunks<'a> {
         Ok(None)
     }
 
-    /// Whether the bytes at a place are those of its chunk. Across a network this is not looked at.
+    /// Whether the bytes at a place are those of its chunk. Across a network this is not checked.
     pub(super) fn is_good(&self, chunk: &ChunkRef) -> bool {
         let mut buffer = vec![0; usize_of_u32(self.store.chunk_bytes())];
         self.store.is_remote() || self.is_sound(chunk, &mut buffer).unwrap_or(false)
     }
 
-    /// Notes that a chunk is damaged where the newest version has it, unless some are known to be.
+    /// Notes that a chunk is damaged where the newest version has it, unless damage is known already.
     pub(super) fn found_damage(&self) {
         self.damaged.fetch_max(1, Ordering::Relaxed);
     }

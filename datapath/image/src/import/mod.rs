@@ -5,20 +5,20 @@
 //!      ^                                                                                 v
 //!      +-- a free `Work` is needed to start, which bounds memory ---------- writer: in order, to the store
 //! ```
-//! The workers finish in any order, but the data object and the manifest come out the same for one source
-//! and store, whatever their number: the writer puts each distinct chunk where the image has it first. So the
-//! version of one content is one hash.
+//! The workers finish in any order. But for one source and store the data object and the manifest are always
+//! the same, whatever the number of workers, because the writer puts each distinct chunk where the image has
+//! it first. So one content gives one version hash.
 //!
-//! With a [`Basis`], a version that is known and what differs from it, only the chunks with a difference are read, and all
-//! others are taken over from its manifest: sealing costs what was changed, and at most 1 GiB that is carried ([`compaction`]), not what
-//! there is.
+//! A [`Basis`] is a known version together with the source's differences to it. With a basis only chunks with
+//! a difference are read, and all others are taken over from its manifest. So the cost of a seal follows the
+//! size of the changes, plus at most 1 GiB of compaction ([`compaction`]), and not the size of the disk.
 //!
-//! A chunk that the store has is read back before a version refers to it, and stored again where it is damaged ([`known`]). What
-//! is taken over from a [`Basis`] is not: it is as good as the version below it. What lies in data objects that are mostly out of
-//! use is stored again, too ([`compaction`]).
+//! A chunk that the store already has is read back before a version refers to it, and stored again if it is
+//! damaged ([`known`]). Chunks that are taken over from a [`Basis`] are not read back: they are as good as in
+//! the version below. Chunks in mostly unused data objects are stored again, too ([`compaction`]).
 //!
-//! Nothing is visible before the last step, and an error, a cancellation or a crash before it leaves the
-//! store as it was (see [`headwater_store::Publication`]).
+//! Nothing is visible before the last step. An error, a cancellation or a crash before it leaves the store as
+//! it was (see [`headwater_store::Publication`]).
 
 mod compaction;
 mod input;
@@ -49,25 +49,27 @@ use crate::manifest::{Manifest, ManifestBuilder, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
-/// The zstd level of imports unless said otherwise.
+/// The default zstd level of imports.
 pub const LEVEL_DEFAULT: i32 = 3;
 /// The most worker threads of an import.
 pub const IMPORT_THREADS_MAX: usize = 64;
 /// How much of the image a worker takes at a time, unless a chunk is larger.
 const WORK_BYTES: u32 = 1 << 20;
-/// `Work`s for each worker: one in its hands, the others on their way to the writer or waiting for their
-/// turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread, and a page for each.
+/// The number of `Work`s for each worker: one is processed, the others are on their way to the writer or wait
+/// for their turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread, and a page for
+/// each.
 const WORKS_PER_THREAD: usize = 4;
 
-/// What of a range differs: from its start, the lengths of runs and whether each differs. It may end early.
+/// The differences in a range: from its start, the lengths of runs and whether each run differs. The list may
+/// end early.
 pub type Changes = Arc<dyn Fn(ByteRange, usize) -> Vec<(u64, bool)> + Send + Sync>;
 
-/// The version that a source was made from, which becomes the new version's parent.
+/// The version from which a source was made. It becomes the parent of the new version.
 #[derive(Clone)]
 pub struct Basis {
     /// Its manifest. It must not be removed meanwhile.
     pub parent: Hash,
-    /// What of the source differs from it; it may say so of more, but not of less.
+    /// The source's differences to it. They may include too much, but never too little.
     pub changes: Changes,
 }
 
@@ -84,17 +86,18 @@ pub struct ImportOptions {
     pub name: ImageName,
     /// Now, in seconds since 1970.
     pub created_at_s: u64,
-    /// Where it comes from: a path, a URI.
+    /// The origin: a path, a URI.
     pub source: String,
-    /// A line for people.
+    /// A note for people.
     pub note: String,
-    /// Who wants it.
+    /// The user who imports it.
     pub author: String,
-    /// Size of the disk's sectors, 512 or 4,096; `None`: what the disk and its source say.
+    /// Size of the disk's sectors, 512 or 4,096; `None`: as the disk and its source say.
     pub sector_bytes: Option<u32>,
-    /// Whether no version is made where the newest one has the same bytes already.
+    /// Whether to make no version if the newest one already has the same bytes.
     pub unless_newest: bool,
-    /// The highest number that a version of the image may have when this one is added, retired ones aside.
+    /// The highest version number that the image may have when this version is added, not counting retired
+    /// versions.
     pub newest_at_most: Option<u32>,
     /// Whether the source is a machine's disk; see [`NewVersion::is_sealed`].
     pub is_sealed: bool,
@@ -102,16 +105,17 @@ pub struct ImportOptions {
     pub keeps_identity: bool,
     /// zstd level.
     pub level: i32,
-    /// Worker threads; `None` for one a core.
+    /// Worker threads; `None` for one on each core.
     pub threads: Option<usize>,
-    /// What the source was made from, where that is known. A source that does not differ from it is an error.
+    /// The version from which the source was made, if it is known. A source without differences to it is an
+    /// error.
     pub basis: Option<Basis>,
-    /// To stop it.
+    /// A switch that stops the import.
     pub cancel: Cancel,
 }
 
 impl ImportOptions {
-    /// The usual way, with nothing said about it.
+    /// Default options.
     pub fn new(name: ImageName, created_at_s: u64) -> Self {
         Self {
             name,
@@ -132,32 +136,34 @@ impl ImportOptions {
     }
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// The new version, or with [`ImportOptions::unless_newest`] the one that was there.
+    /// The new version, or with [`ImportOptions::unless_newest`] the existing one.
     pub version: Version,
     /// Whether this import made it.
     pub is_new: bool,
-    /// Where it pointed `production`, which was not set.
+    /// The version to which it pointed `production`, if that was not set.
     pub production: Option<u32>,
     /// Bytes of the image that are not zero, in whole chunks.
     pub data_bytes: u64,
-    /// Of these, bytes that the store had already and are not stored again, or that the image has more than once.
+    /// How many of these bytes are not stored again, because the store had them or the image has them more
+    /// than once.
     pub shared_bytes: u64,
-    /// Bytes that were read from the source; with a basis, of what differs from it.
+    /// Bytes that were read from the source; with a basis, only of the differences.
     pub read_bytes: u64,
-    /// Chunks that the store had but that were damaged there: this version does not refer to them, older ones do.
+    /// Chunks that are damaged in the store: this version does not refer to them, older ones do.
     pub damaged_chunks: u64,
-    /// What was seen of the disk; `None` with a basis, from which the version has what is known of it.
+    /// What was seen on the disk; `None` with a basis, whose version already has this information.
     pub inspection: Option<Inspection>,
 }
 
-/// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
-/// and several times a second while the source says nothing. Where the data object is sent to the store once the source is read, its
-/// bytes are counted as well from then on, and `progress` is called for each of a few parts. An import that is cancelled leaves reads of the source
-/// behind that are not answered; a source that hangs when it is asked where it has data ([`Device::extents`]) holds its
-/// end up, and whoever cancels cuts such a source off too.
+/// Imports `source` as a new version. `progress` is called on this thread, about once a MiB, and several
+/// times a second while the source does not answer. If the data object is sent to the store only after the
+/// source was read, its bytes count from then on as well, and `progress` is called after every few parts.
+///
+/// A cancelled import may leave reads of the source unanswered. If the source hangs in [`Device::extents`],
+/// the import cannot end before it answers, so a caller that cancels should cut off such a source too.
 pub fn import(
     source: Arc<dyn Device>,
     store: &dyn Store,
@@ -171,7 +177,7 @@ pub fn import(
     check_text("author", &options.author, headwater_store::AUTHOR_MAX_BYTES)?;
     let mut attempt = Attempt::default();
     match import_once(&source, store, options, progress, (true, &mut attempt)) {
-        // A full store, or damage that the new version would only inherit, must not keep it from being made.
+        // A full store, or damage that the new version would only inherit, must not prevent the version.
         Err(e) if attempt.may_fail_of_carrying(&e, options) => {
             tracing::warn!(image = %options.name, error = %e,
                 "nothing is carried out of data objects that are mostly out of use, for that failed");
@@ -181,19 +187,19 @@ pub fn import(
     }
 }
 
-/// How far an import came.
+/// How far an import got.
 #[derive(Default)]
 struct Attempt {
-    /// Whether anything was stored again that lies in data objects that are mostly out of use.
+    /// Whether any chunk of a mostly unused data object was stored again.
     has_carried: bool,
-    /// Whether the version may be there, although there was an error: once more could be twice.
+    /// Whether the version may exist in spite of an error. A repetition could make it twice.
     is_committing: bool,
 }
 
 impl Attempt {
     fn may_fail_of_carrying(&self, error: &ImageError, options: &ImportOptions) -> bool {
         let may = match error.kind() {
-            // Nothing was committed then.
+            // Nothing was committed in this case.
             ImageErrorKind::NoSpace => true,
             // Without a basis all of the source is read anyway.
             ImageErrorKind::Damaged | ImageErrorKind::Io => options.basis.is_some() && !self.is_committing,
@@ -203,7 +209,7 @@ impl Attempt {
     }
 }
 
-/// With `carries`, stores again what lies in data objects that are mostly out of use.
+/// With `carries`, it stores chunks of mostly unused data objects again.
 fn import_once(
     source: &Arc<dyn Device>,
     store: &dyn Store,
@@ -213,10 +219,10 @@ fn import_once(
 ) -> Result<Imported, ImageError> {
     let size_bytes = source.geometry().size_bytes;
     let chunk_bytes = store.chunk_bytes();
-    // Before the index is built, because from now on nothing that it finds is reclaimed.
+    // Before the index is built: from now on nothing that it finds is reclaimed.
     let mut publication = store.publish()?;
     let mut index = ChunkIndex::build(store, &mut |_| {
-        // Whoever follows the progress may throw the switch there.
+        // The progress callback may cancel here.
         progress(Progress { done_bytes: 0, total_bytes: size_bytes });
         options.cancel.check("the import")
     })?;
@@ -248,11 +254,11 @@ fn import_once(
     let mut at = Progress { done_bytes: size_bytes, total_bytes: size_bytes };
     let newest = options.unless_newest.then(|| same_newest(store, options, &builder, (&index, &known)));
     let (manifest, new_bytes) = match newest.transpose()?.flatten() {
-        // That one is as good; what was stored again is not needed.
+        // The newest version is as good; chunks that were stored again are not needed.
         Some(newest) if written == 0 => (newest, 0),
         Some(newest) => {
             let begun = std::mem::replace(&mut publication, store.publish()?);
-            // This one knows only of what was reclaimed since just now.
+            // The new publication only knows what was reclaimed since it began.
             begun.confirm()?;
             (newest, 0)
         }
@@ -302,8 +308,8 @@ fn import_once(
     })
 }
 
-/// Inspects a disk that was read: before that the source may hang, and nobody could cancel this. A version that was made of another one
-/// has what is known of that.
+/// Inspects a disk after it was read: before that the source may hang, and nobody could cancel the
+/// inspection. A version with a basis inherits the result of that version.
 fn inspect(
     source: &Arc<dyn Device>,
     (parent, told): (Option<&Manifest>, Option<u32>),
@@ -318,7 +324,8 @@ fn inspect(
     Ok(Some(found))
 }
 
-/// Ends the data object. Where it is sent only now, it is counted behind the image: the import is not through before it is there.
+/// Finishes the data object. If it is sent only now, its bytes count after those of the image, because the
+/// import is not finished before.
 fn finish_object(
     publication: &mut dyn Publication,
     object_bytes: u64,
@@ -336,7 +343,7 @@ fn finish_object(
         Ok(())
     });
     if finished.is_err() {
-        // That it was cancelled is no failure of the store.
+        // A cancellation is not a failure of the store.
         options.cancel.check("the import")?;
     }
     Ok(finished?.map(|(id, len_bytes)| ObjectRef { id, len_bytes }))
@@ -350,7 +357,8 @@ fn warn_of_damage(store: &dyn Store, options: &ImportOptions, version: &Version,
     }
 }
 
-/// The manifest of the newest version of an image, if that has the same bytes, wherever they are stored, and they are sound there.
+/// The manifest of the newest version of an image, if it has the same bytes, wherever they are stored, and
+/// they are sound there.
 fn same_newest(
     store: &dyn Store,
     options: &ImportOptions,
@@ -362,7 +370,7 @@ fn same_newest(
     let read = store.manifest(newest.manifest).map_err(ImageError::from);
     let manifest = match read.and_then(|bytes| Manifest::decode(&bytes)) {
         Ok(manifest) => manifest,
-        // One that cannot be read is no reason against a new one.
+        // A manifest that cannot be read does not prevent a new version.
         Err(e) if e.kind().is_damage() || e.kind() == ImageErrorKind::Unsupported => return Ok(None),
         Err(e) => return Err(e),
     };
@@ -373,7 +381,7 @@ fn same_newest(
     for (ours, theirs) in builder.chunks().iter().zip(manifest.data().map(|(_, chunk)| chunk)) {
         options.cancel.check("the import")?;
         let place = index.place_in(&manifest, theirs);
-        // What the new version would refer to was looked at.
+        // The chunks to which the new version would refer were checked.
         if place == Some(*ours) || place.is_some_and(|place| !looked_at.insert((place.object, place.offset)))
         {
             continue;
@@ -386,7 +394,7 @@ fn same_newest(
     Ok(Some(manifest))
 }
 
-/// Runs the workers, and the writer on this thread, until all of the source is dealt with.
+/// Runs the workers, and the writer on this thread, until the whole source is processed.
 fn work(
     (source, changes): (Arc<dyn Device>, Option<Changes>),
     known: &KnownChunks<'_>,
@@ -419,7 +427,7 @@ fn work(
                 .map_err(|e| ImageError::from_os("cannot start a thread for the import", &e))?;
         }
         drop(done_tx);
-        // On the way out both channels close, which ends the workers wherever they are.
+        // On return both channels close, which ends the workers wherever they are.
         let (free, done) = (free_tx, done_rx);
         let mut feed = Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 };
         let written = writer.run(&mut feed, &free);
@@ -429,7 +437,7 @@ fn work(
     })
 }
 
-/// The manifest of the version that the source was made from.
+/// The manifest of the version from which the source was made.
 fn parent_of(store: &dyn Store, basis: &Basis, size_bytes: u64) -> Result<Manifest, ImageError> {
     let manifest = Manifest::decode(&store.manifest(basis.parent)?)?;
     let fits = manifest.size_bytes() == size_bytes && manifest.chunk_bytes() == store.chunk_bytes();
@@ -457,11 +465,11 @@ fn thread_count(options: &ImportOptions) -> usize {
     threads.clamp(1, IMPORT_THREADS_MAX)
 }
 
-/// The channel of `Work`s that nobody uses, filled with all there are.
+/// A channel that contains all unused `Work`s; at first that is all of them.
 fn free_works(count: usize, work_bytes: usize) -> (mpsc::Sender<Box<Work>>, mpsc::Receiver<Box<Work>>) {
     let (tx, rx) = mpsc::channel();
     for _ in 0..count {
-        // The receiver is right here.
+        // The receiver is in this function.
         let _ = tx.send(Box::new(Work::new(work_bytes)));
     }
     (tx, rx)
@@ -473,7 +481,7 @@ fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
     } else if !size_bytes.is_multiple_of(512) {
         format!("its size of {size_bytes} bytes is not a multiple of 512")
     } else if size_bytes > VOLUME_MAX_BYTES {
-        // The format has room for more, but no machine could be started on it.
+        // The format would allow more, but no machine could be started on it.
         format!(
             "it has {size_bytes} bytes, and a machine's disk at most {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)"
         )
@@ -492,7 +500,7 @@ fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<(), ImageError
     Err(ImageError::new(ImageErrorKind::Invalid, message))
 }
 
-/// How many whole chunks a range of bytes touches from its start.
+/// How many chunks a range of bytes from the start of a chunk touches.
 fn chunks_of(bytes: u64, chunk_bytes: u32) -> usize {
     usize_of(bytes.div_ceil(u64::from(chunk_bytes)))
 }

@@ -1,5 +1,5 @@
-//! Which parts of the source are to be read, in order: those that are not known to be zero, or where the version
-//! it was made from is known, those that differ from it.
+//! Decides which parts of the source are read, in order: those that are not known to be zero or, with a
+//! basis, those that differ from it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use headwater_block::{ByteRange, Device, ExtentKind};
 use crate::error::{ImageError, ImageErrorKind};
 use crate::import::Changes;
 
-/// How much of the source is asked for its extents at a time.
+/// For how much of the source extents are requested at a time.
 const ASK_BYTES: u64 = 1 << 30;
-/// How many extents at a time.
+/// How many extents are requested at a time.
 const ASK_EXTENTS: usize = 256;
 
-/// A range to read: whole chunks from `offset`, in the `sequence` in which they are to be written.
+/// A range to read: whole chunks from `offset`. `sequence` is the order in which they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Batch {
     pub(super) sequence: u64,
@@ -31,7 +31,7 @@ pub(super) struct Planner {
     sequence: u64,
     /// Where the next batch may start: the start of a chunk.
     at: u64,
-    /// What is known about the source from `at` on: where each extent ends, and whether it has to be read.
+    /// What is known about the source from `at` on: the end of each extent, and whether it has to be read.
     known: VecDeque<(u64, bool)>,
 }
 
@@ -48,7 +48,8 @@ impl Planner {
         Self { source, changes, size_bytes, chunk_bytes, batch_bytes, sequence: 0, at: 0, known }
     }
 
-    /// The next range, or `None` at the end. Holes, or what did not change, are skipped in whole chunks.
+    /// The next range, or `None` at the end. Holes, or parts without differences, are skipped in whole
+    /// chunks.
     pub(super) fn next(&mut self) -> Result<Option<Batch>, ImageError> {
         while self.at < self.size_bytes {
             let (end, data) = self.extent()?;
@@ -80,7 +81,7 @@ impl Planner {
         Ok(None)
     }
 
-    /// The extent that covers `at`: where it ends, and whether it has to be read.
+    /// The end of the extent that covers `at`, and whether it has to be read.
     fn extent(&mut self) -> Result<(u64, bool), ImageError> {
         loop {
             while self.known.front().is_some_and(|(end, _)| *end <= self.at) {

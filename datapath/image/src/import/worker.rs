@@ -1,4 +1,5 @@
-//! The parallel part of an import: read, look for zeroes, hash, look the hash up and what it stands for, pack what is new.
+//! The parallel part of an import: read, detect zeroes, hash, look up the hash, check the stored chunk, pack
+//! new chunks.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use crate::index::HashTable;
 use crate::manifest::ChunkRef;
 use crate::units::usize_of;
 
-/// How long a worker waits for the source before it looks whether the import is over.
+/// How long a worker waits for the source before it checks whether the import is over.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What became of one chunk of a [`Work`].
+/// The result for one chunk of a [`Work`].
 pub(super) enum Found {
     /// It is zero.
     Zero,
@@ -30,11 +31,11 @@ pub(super) enum Found {
     Known(ChunkRef),
     /// It is new, and packed here: `start .. start + len` of [`Work::output`].
     Packed { hash: Hash, start: usize, len: usize },
-    /// It is new, and this or another `Work` of this import has it packed.
+    /// It is new, and this or another `Work` of this import has packed it.
     Elsewhere(Hash),
 }
 
-/// A range of the image on its way from the source to the store. Used again and again.
+/// A range of the image on its way from the source to the store. The memory is reused.
 pub(super) struct Work {
     pub(super) batch: Batch,
     input: Input,
@@ -54,7 +55,7 @@ impl Work {
     }
 }
 
-/// The new chunks of this import that somebody packs or has packed.
+/// The new chunks of this import that a worker packs or has packed.
 #[derive(Default)]
 pub(super) struct Claims([Mutex<HashTable<()>>; 16]);
 
@@ -85,12 +86,12 @@ pub(super) struct Shared<'a> {
     pub(super) known: &'a KnownChunks<'a>,
     pub(super) claims: Claims,
     pub(super) free: Mutex<mpsc::Receiver<Box<Work>>>,
-    /// Nobody needs what the workers do any more.
+    /// Nobody needs the results of the workers any more.
     pub(super) is_over: AtomicBool,
 }
 
 impl Shared<'_> {
-    /// One worker: until the plan is at its end, or the writer is gone.
+    /// One worker: it runs until the plan ends, or the writer has ended.
     pub(super) fn run(&self, done: &mpsc::Sender<Done>) {
         if let Err(e) = self.work(done) {
             // Nobody listens if another worker failed first.
@@ -102,8 +103,8 @@ impl Shared<'_> {
         let mut packer = Packer::new(self.level)?;
         let mut known = vec![0; self.chunk_bytes];
         loop {
-            // First a free `Work`, then the next batch: so the batch that the writer waits for always has
-            // one, and a slow worker cannot be starved by the others.
+            // First a free `Work`, then the next batch: so the batch that the writer waits for always has a
+            // `Work`, and a slow worker cannot be starved by the others.
             let Ok(mut work) = self.free.lock().recv() else {
                 return Ok(());
             };
@@ -119,7 +120,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Fills `work.input` with the batch, zeroes after the end of the image.
+    /// Fills `work.input` with the batch, and with zeroes after the end of the image.
     fn read(&self, work: &mut Work) -> Result<(), ImageError> {
         let Batch { offset, len, .. } = work.batch;
         let range = ByteRange::new(offset, len)
@@ -133,11 +134,11 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Waits for the source, unless the import is over. A request of which nobody waits for the answer any more has its
-    /// buffer, and completes into nothing.
+    /// Waits for the source, unless the import is over. An abandoned request owns its buffer, and its
+    /// completion does nothing.
     fn wait(&self, request: Request) -> Result<Vec<u8>, ImageError> {
         let (tx, rx) = mpsc::sync_channel(1);
-        // The receiver may be gone by then.
+        // The receiver may be dropped by then.
         self.source.submit(request, Completion::new(move |outcome| drop(tx.send(outcome))));
         loop {
             match rx.recv_timeout(LOOK_INTERVAL) {

@@ -1,4 +1,5 @@
-//! The ordered part of an import: each distinct chunk goes to the data object where the image has it first.
+//! The ordered part of an import: it puts each distinct chunk into the data object where the image has it
+//! first.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -18,20 +19,21 @@ use crate::units::{u64_of, usize_of_u32};
 
 /// Packed chunks are handed to the store in pieces of about this size.
 const WRITE_BYTES: usize = 1 << 20;
-/// How long the writer waits for the workers before it looks whether it is to stop: a source may hang.
+/// How long the writer waits for the workers before it checks whether it should stop, because a source may
+/// hang.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the workers send, with a look at the switch while there is nothing.
+/// Receives from the workers, and checks for cancellation while there is nothing to receive.
 pub(super) struct Feed<'a> {
     pub(super) done: &'a mpsc::Receiver<Done>,
     pub(super) cancel: &'a Cancel,
-    /// Told how much of the image is dealt with.
+    /// Called with how much of the image is processed.
     pub(super) progress: &'a mut dyn FnMut(u64),
     pub(super) done_bytes: u64,
 }
 
 impl Feed<'_> {
-    /// The next `Work` to arrive, in any order. `None` if there will be none.
+    /// The next `Work` to arrive, in any order. `None` if no more will come.
     fn next(&mut self) -> Result<Option<Box<Work>>, ImageError> {
         loop {
             match self.done.recv_timeout(LOOK_INTERVAL) {
@@ -42,20 +44,20 @@ impl Feed<'_> {
         }
     }
 
-    /// Whoever follows the progress may throw the switch there.
+    /// The progress callback may cancel here.
     fn look(&mut self) -> Result<(), ImageError> {
         (self.progress)(self.done_bytes);
         self.cancel.check("the import")
     }
 }
 
-/// The chunks of the version that this one is made from, in order: those that no `Work` brings stay.
+/// The chunks of the parent version, in order. Those that no `Work` replaces stay.
 pub(super) struct Parent<'a> {
     chunks: std::iter::Peekable<Box<dyn Iterator<Item = (u64, &'a ChunkRef)> + 'a>>,
     manifest: &'a Manifest,
     index: &'a ChunkIndex,
     known: &'a KnownChunks<'a>,
-    /// Of the size of a chunk.
+    /// It has the size of a chunk.
     buffer: Vec<u8>,
 }
 
@@ -66,14 +68,15 @@ impl<'a> Parent<'a> {
         Self { chunks: chunks.peekable(), manifest, index, known, buffer }
     }
 
-    /// The next one before chunk `end`.
+    /// The next chunk before chunk `end`.
     fn next_before(&mut self, end: u64) -> Option<(u64, &'a ChunkRef)> {
         self.chunks.next_if(|(number, _)| *number < end)
     }
 
-    /// Where the store has one.
+    /// Where the store has a chunk.
     fn place_of(&mut self, chunk: &ChunkRef) -> Option<ChunkRef> {
-        // Carried out by another version. What is nowhere else, or cannot be read there, stays where it is.
+        // Another version stored it again. A chunk that is nowhere else, or cannot be read there, stays where
+        // it is.
         if self.index.avoids(self.manifest, chunk)
             && !self.index.is_only_avoided(&chunk.hash)
             && let Ok(Some(elsewhere)) = self.known.find(&chunk.hash, &mut self.buffer)
@@ -84,7 +87,7 @@ impl<'a> Parent<'a> {
     }
 }
 
-/// What a [`Writer`] made.
+/// The result of a [`Writer`].
 pub(super) struct Written {
     pub(super) builder: ManifestBuilder,
     /// Chunks in the data object.
@@ -101,9 +104,9 @@ pub(super) struct Writer<'a> {
     parent: Option<Parent<'a>>,
     chunk_bytes: u32,
     read_bytes: u64,
-    /// The number that the new data object has in the manifest.
+    /// The number of the new data object in the manifest.
     own_object: u32,
-    /// What is not handed to the store yet.
+    /// Bytes that have not been given to the store yet.
     buffer: Vec<u8>,
     /// Where the next chunk starts in the data object.
     offset: u64,
@@ -141,7 +144,7 @@ impl<'a> Writer<'a> {
         self.chunk_bytes
     }
 
-    /// Writes what arrives until the workers are through.
+    /// Writes what arrives until the workers have finished.
     pub(super) fn run(
         &mut self,
         feed: &mut Feed<'_>,
@@ -151,7 +154,7 @@ impl<'a> Writer<'a> {
         loop {
             while !self.early.contains_key(&turn) {
                 if !self.receive(feed)? {
-                    // All workers are through, so nothing is missing before what came.
+                    // All workers have finished, so nothing is missing before the Works that came.
                     return if self.early.is_empty() { Ok(()) } else { Err(lost()) };
                 }
             }
@@ -162,12 +165,12 @@ impl<'a> Writer<'a> {
             feed.done_bytes = work.batch.offset.saturating_add(work.batch.len);
             feed.look()?;
             turn += 1;
-            // If the workers are through, nobody needs it any more.
+            // If the workers have finished, nobody needs it any more.
             let _ = free.send(work);
         }
     }
 
-    /// Takes one more `Work` in. `false` if there will be none.
+    /// Receives one more `Work`. `false` if no more will come.
     fn receive(&mut self, feed: &mut Feed<'_>) -> Result<bool, ImageError> {
         let Some(work) = feed.next()? else {
             return Ok(false);
@@ -226,7 +229,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A chunk that the image has here for the first time, but that a worker met later in the image first.
+    /// A chunk that the image has here for the first time, although a worker found it first later in the
+    /// image.
     fn fetch_early(&mut self, hash: Hash, feed: &mut Feed<'_>) -> Result<ChunkRef, ImageError> {
         loop {
             if let Some((sequence, start, len)) = self.early_chunks.get(&hash).copied() {
@@ -260,7 +264,7 @@ impl<'a> Writer<'a> {
         Ok(chunk)
     }
 
-    /// Hands the rest over.
+    /// Writes the rest.
     pub(super) fn finish(mut self) -> Result<Written, ImageError> {
         self.keep_before(u64::MAX)?;
         if !self.buffer.is_empty() {
@@ -271,7 +275,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Adds a chunk to the manifest, unless that gets too long: not said at the end, when all is read, packed and stored in vain.
+/// Adds a chunk to the manifest, unless the manifest would get too long. Checked here and not at the end,
+/// when everything would have been read, packed and stored for nothing.
 fn list(
     builder: &mut ManifestBuilder,
     number: u64,
@@ -283,7 +288,7 @@ fn list(
     Ok(())
 }
 
-/// Refuses one chunk more where the manifest is as long as it may be.
+/// Refuses one more chunk if the manifest has its maximal length.
 fn check_length(manifest_bytes: u64, chunk_bytes: u32) -> Result<(), ImageError> {
     if manifest_bytes <= MANIFEST_MAX_BYTES {
         return Ok(());

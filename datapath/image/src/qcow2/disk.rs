@@ -24,12 +24,12 @@ pub(crate) struct Qcow2Disk {
     file_bytes: u64,
     tables: Tables,
     backing: Option<Arc<dyn FileDisk>>,
-    /// Clusters that were unpacked for a part of them, oldest first, by their offset in the file.
+    /// Clusters of which a part was needed, unpacked, oldest first, by their offset in the file.
     unpacked: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
 }
 
 impl Qcow2Disk {
-    /// Opens the image; `backing` is what the header names, opened.
+    /// Opens the image; `backing` is the opened backing file that the header names.
     pub(crate) fn open(
         path: &Path,
         file: File,
@@ -45,7 +45,7 @@ impl Qcow2Disk {
         self.tables.find(at, &|offset, into| read_file(&self.file, &self.path, offset, into))
     }
 
-    /// Reads what is in the backing file, zeroes after its end.
+    /// Reads from the backing file; zeroes after its end.
     fn read_backing(&self, at: u64, into: &mut [u8]) -> Result<(), IoError> {
         let Some(backing) = &self.backing else {
             into.fill(0);
@@ -57,7 +57,7 @@ impl Qcow2Disk {
         if there.is_empty() { Ok(()) } else { backing.read(at, there) }
     }
 
-    /// Reads from the file, zeroes after its end: the last cluster need not be there whole.
+    /// Reads from the file; zeroes after its end, because the last cluster may be incomplete.
     fn read_cluster(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
         let there = usize_of(self.file_bytes.saturating_sub(offset)).min(into.len());
         let (there, beyond) = into.split_at_mut(there);
@@ -110,7 +110,7 @@ impl Qcow2Disk {
     }
 }
 
-/// Unpacks raw deflate. What follows the stream in its last sector is ignored.
+/// Unpacks raw deflate. Bytes after the stream in its last sector are ignored.
 pub(crate) fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
     use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
     let mut state = Box::<DecompressorOxide>::default();
@@ -119,7 +119,8 @@ pub(crate) fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
     written == into.len()
 }
 
-/// Unpacks zstd frames, as many as fill `into`: as in QEMU, the last one ends there. What follows them in the last sector is ignored.
+/// Unpacks as many zstd frames as fill `into`. As in QEMU, the last frame ends exactly there. Bytes after it
+/// in the last sector are ignored.
 pub(crate) fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> bool {
     use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
     let Ok(mut decoder) = Decoder::new() else { return false };
@@ -127,7 +128,7 @@ pub(crate) fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> bool {
     let (mut input, mut output) = (InBuffer::around(packed), OutBuffer::around(into));
     loop {
         let before = (input.pos(), output.pos());
-        // 0 where a frame ended; what follows begins the next one.
+        // 0 if a frame ended; the following bytes begin the next frame.
         let Ok(left) = decoder.run(&mut input, &mut output) else { return false };
         if output.pos() == len {
             return left == 0;
@@ -186,7 +187,7 @@ impl FileDisk for Qcow2Disk {
                     if there == 0 {
                         push_extent(&mut out, len, ExtentKind::Hole);
                     } else if let Some(below) = ByteRange::new(at, there) {
-                        // It may answer for a part only; then the loop asks again.
+                        // The answer may cover only a part; then the loop asks again.
                         let mut answered = 0;
                         for extent in backing.extents(below, max_extents)? {
                             push_extent(&mut out, extent.len, extent.kind);
@@ -229,7 +230,7 @@ impl FileDisk for Qcow2Disk {
                 _ => (0, 0),
             };
             if let Some(bytes) = std::num::NonZeroU64::new(bytes) {
-                // A hint: it does not matter whether the file system takes it.
+                // A hint: it does not matter whether the file system accepts it.
                 let _ = rustix::fs::fadvise(&self.file, offset, Some(bytes), rustix::fs::Advice::WillNeed);
             }
             at += len;

@@ -1,4 +1,4 @@
-//! The header of a qcow2 image. Pure: bytes in, values out.
+//! The header of a qcow2 image. No I/O: bytes in, values out.
 
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
@@ -17,9 +17,9 @@ const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
 /// Why a header is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It makes no sense.
+    /// It is invalid.
     Damaged(String),
-    /// It makes sense, but not here; QEMU may be able to read it.
+    /// It is valid, but not supported here; QEMU may be able to read it.
     Unsupported(String),
     /// Its data is encrypted.
     Encrypted,
@@ -48,7 +48,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// How much of the start of a file [`Header::decode`] has to see: the header lies in the first cluster.
+    /// How much of the start of a file [`Header::decode`] needs: the header lies in the first cluster.
     pub(crate) const MAX_BYTES: u64 = 2 << 20;
 
     pub(crate) fn cluster_bytes(&self) -> u64 {
@@ -82,7 +82,7 @@ impl Header {
         if !(9..=21).contains(&cluster_bits) {
             return Err(damaged("its cluster size makes no sense"));
         }
-        // Before anything else that may go wrong in an encrypted image.
+        // Checked before anything else that may go wrong in an encrypted image.
         if fields.u32(32).ok_or_else(short)? != 0 {
             return Err(Refusal::Encrypted);
         }
@@ -206,8 +206,8 @@ impl Fields<'_> {
         }
     }
 
-    /// Extensions lie between the header and the name of the backing file, or the end of the first cluster. An
-    /// image of version 2 may have no room for any, and then has no mark of their end either.
+    /// Extensions lie between the header and the name of the backing file, or the end of the first cluster.
+    /// An image of version 2 may have no space for extensions, and then has no end mark either.
     fn backing_format(&self, header_bytes: u32, cluster_bytes: u64) -> Result<Option<String>, Refusal> {
         let end = self.u64(8).filter(|offset| *offset != 0).unwrap_or(cluster_bytes);
         let mut at = usize_of_u32(header_bytes);
@@ -230,7 +230,7 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    /// The header of an image of version 2 that has nothing but what follows it.
+    /// The header of a version 2 image that consists only of what follows it.
     fn version_2(backing_offset: u64, backing_bytes: u32, after: &[u8]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&2_u32.to_be_bytes());

@@ -3,9 +3,9 @@
 //! Reads versions 2 and 3 with backing files, zlib and zstd compression and extended L2 entries. The tables
 //! are walked once when an image is opened, so that a truncated file is an error then and not zeroes later.
 //! Refused with a message that says what to do: encryption, external data files, images marked corrupt,
-//! features that are not known. Not here: writing into an image that is there, snapshots inside the image.
+//! unknown features. Not here: writing to an existing image, snapshots inside the image.
 //!
-//! Start reading at [`header`], then [`tables`], then [`disk`]; [`writer`] stands by itself.
+//! Start reading at [`header`], then [`tables`], then [`disk`]; [`writer`] is independent of them.
 
 pub(crate) mod disk;
 pub(crate) mod header;

@@ -1,4 +1,4 @@
-//! L1 and L2 tables: where a place of the disk is in the file.
+//! L1 and L2 tables: where an offset of the disk is in the file.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) enum Place {
     Backing,
 }
 
-/// A compressed cluster: where it is, and how many bytes it has at most.
+/// A compressed cluster: its offset, and the most bytes that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CompressedCluster {
     pub(super) offset: u64,
@@ -50,7 +50,8 @@ pub(super) struct Tables {
     cached: Mutex<Cached>,
 }
 
-/// Tables that were read, by their offsets. With small clusters there are tens of thousands, and one is looked up for each cluster.
+/// Tables that were read, by their offsets. With small clusters there are tens of thousands, and each access
+/// to a cluster looks one up.
 #[derive(Default)]
 struct Cached {
     tables: HashMap<u64, L2>,
@@ -96,7 +97,8 @@ impl Tables {
                     "L2 table {number} should be at {offset}, and the file has {file_bytes} bytes"
                 )));
             }
-            // Each is needed once here: looking for it in the cache would take longer the more there are.
+            // Each table is needed once here, and the more there are, the longer a lookup in the cache would
+            // take.
             let table = read_words(offset, cluster_bytes, read)?;
             let first = number * self.header.l2_entries();
             for (cluster, index) in (first..clusters).zip(0..self.header.l2_entries()) {
@@ -113,8 +115,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Refuses a table that stands for two places of the disk, as QEMU's check does: a short file with a long L1 table could
-    /// otherwise have any number of clusters to look at.
+    /// Refuses a table that is used for two ranges of the disk, as QEMU's check does. Otherwise a short file
+    /// with a long L1 table could have any number of clusters to examine.
     fn refuse_shared_tables(&self, tables: u64) -> Result<(), IoError> {
         let used = self.l1.iter().take(usize_of(tables)).map(|entry| entry & OFFSET_MASK);
         let mut offsets: Vec<u64> = used.filter(|offset| *offset != 0).collect();
@@ -125,7 +127,7 @@ impl Tables {
         }
     }
 
-    /// Up to where the file must go for what this cluster has in it; `None` if that is nothing.
+    /// How long the file must be for the contents of this cluster; `None` if it has none.
     fn needed_end(&self, table: &[u64], index: u64, cluster: u64) -> Result<Option<u64>, IoError> {
         let words = usize_of(self.header.l2_entry_bytes() / 8);
         let entry = table.chunks_exact(words).nth(usize_of(index));
@@ -133,7 +135,7 @@ impl Tables {
             return Ok(None);
         }
         let cluster_bytes = self.header.cluster_bytes();
-        // What lies after the end of the disk need not be there.
+        // The part after the end of the disk may be missing.
         let used = cluster_bytes.min(self.header.size_bytes - cluster * cluster_bytes);
         let pieces = if self.header.extended_l2 { SUBCLUSTERS } else { 1 };
         let piece_bytes = cluster_bytes / pieces;
@@ -143,7 +145,7 @@ impl Tables {
                 Place::File(offset) => {
                     needed = Some(offset.saturating_add(piece_bytes.min(used - within)));
                 }
-                // Where it ends is known only when it is unpacked.
+                // Its end is known only when it is unpacked.
                 Place::Compressed(at) => return Ok(Some(at.offset.saturating_add(1))),
                 Place::Zero | Place::Backing => {}
             }
@@ -151,7 +153,7 @@ impl Tables {
         Ok(needed)
     }
 
-    /// Where the disk's byte `at` is, and for how many bytes from there that is so.
+    /// Where the disk's byte `at` is, and for how many bytes from there that holds.
     pub(super) fn find(&self, at: u64, read: ReadAt<'_>) -> Result<(Place, u64), IoError> {
         let cluster_bytes = self.header.cluster_bytes();
         let (cluster, within) = (at / cluster_bytes, at % cluster_bytes);
@@ -159,7 +161,7 @@ impl Tables {
         let entry = self.l1.get(usize_of(number)).ok_or_else(|| damaged("its L1 table is too short"))?;
         let offset = entry & OFFSET_MASK;
         if offset == 0 {
-            // The whole table is missing, so this holds to the end of what it would cover.
+            // The whole table is missing, so this holds to the end of the range that it would cover.
             let covered = self.header.l2_entries() * cluster_bytes;
             return Ok((Place::Backing, covered - at % covered));
         }
@@ -209,7 +211,7 @@ impl Tables {
         let offset_bits = 62 - (self.header.cluster_bits - 8);
         let offset = entry & ((1 << offset_bits) - 1);
         let sectors = (entry & (COMPRESSED - 1)) >> offset_bits;
-        // The last sector counts from the start of the one that the data starts in.
+        // The last sector counts from the start of the sector in which the data starts.
         CompressedCluster { offset, max_bytes: (sectors + 1) * 512 - offset % 512 }
     }
 
@@ -220,7 +222,7 @@ impl Tables {
         let table = Arc::new(read_words(offset, self.header.cluster_bytes(), read)?);
         let room = usize_of((L2_CACHE_BYTES / self.header.cluster_bytes()).max(1));
         let mut cached = self.cached.lock();
-        // Two may read the same one at a time.
+        // Two callers may read the same table at the same time.
         if cached.tables.insert(offset, Arc::clone(&table)).is_none() {
             cached.order.push_back(offset);
         }
@@ -269,7 +271,7 @@ mod tests {
             reads.set(reads.get() + 1);
             Ok::<(), IoError>(())
         };
-        // While it is read, somebody else reads it too.
+        // While it is read, another caller reads it too.
         let both = |at: u64, into: &mut [u8]| {
             tables.l2(at, &read)?;
             read(at, into)

@@ -1,11 +1,12 @@
-//! Writing a version as a qcow2 image of version 3, from front to back: where everything is follows from the manifest, before
-//! any data is there. Pure: a manifest in, tables and offsets out.
+//! Writes a version as a qcow2 image of version 3, from front to back. The manifest determines where
+//! everything is before any data is read. No I/O: a manifest in, tables and offsets out.
 //!
 //! ```text
 //!   header | refcount table | refcount blocks | L1 table | L2 tables | data clusters, in the order of the disk
 //! ```
-//! Section names are those of QEMU's specification of the format. Clusters have 64 KiB, are not compressed, and are there only
-//! where the version has data ("Cluster mapping"); every cluster of the file is used once ("Host cluster management").
+//! Section names are those of QEMU's specification of the format. Clusters have 64 KiB, are not compressed,
+//! and exist only where the version has data ("Cluster mapping"). Every cluster of the file is used once
+//! ("Host cluster management").
 
 use std::iter;
 
@@ -15,22 +16,22 @@ use crate::units::{u64_of, usize_of};
 
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
-/// Entries of 8 bytes in a cluster: of a refcount table, an L1 and an L2 table.
+/// The number of 8-byte entries in a cluster of a refcount table, an L1 or an L2 table.
 const TABLE_ENTRIES: u64 = CLUSTER_BYTES / 8;
-/// Refcounts of 16 bits, the width that every reader knows.
+/// Refcounts of 16 bits, which every reader supports.
 const REFCOUNT_ORDER: u32 = 4;
 const BLOCK_ENTRIES: u64 = CLUSTER_BYTES / 2;
-/// "Header": the length of version 3 without fields that say nothing here.
+/// "Header": the length of version 3 without fields that are not needed here.
 const HEADER_BYTES: u32 = 104;
 /// Bit 63 of an entry in an L1 or L2 table: the refcount is exactly one.
 const COPIED: u64 = 1 << 63;
 
-/// Consecutive clusters of the disk with data, and so many of the file.
+/// Consecutive clusters of the disk with data, which are also consecutive in the file.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     start: u64,
     end: u64,
-    /// Data clusters of the file before it.
+    /// The number of data clusters before it in the file.
     before: u64,
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Layout {
     size_bytes: u64,
     chunk_bytes: u64,
     runs: Vec<Run>,
-    /// The L2 tables that there are, by the number of their L1 entry.
+    /// The existing L2 tables, by the number of their L1 entry.
     l2_numbers: Vec<u64>,
     l1_entries: u64,
     refcount_table_clusters: u64,
@@ -49,7 +50,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Lays the version with this manifest out.
+    /// Computes the layout of the version with this manifest.
     pub(crate) fn new(manifest: &Manifest) -> Self {
         let (size_bytes, chunk_bytes) = (manifest.size_bytes(), u64::from(manifest.chunk_bytes()));
         let mut runs: Vec<Run> = Vec::new();
@@ -59,7 +60,7 @@ impl Layout {
             let (is_data, len) = manifest.run_at(chunk);
             let next = chunk + len.max(1);
             if is_data {
-                // Several chunks may share a cluster, also with the run before.
+                // Several chunks may share a cluster, even with the previous run.
                 let shared = runs.last().map_or(0, |run| run.end);
                 let start = (chunk * chunk_bytes / CLUSTER_BYTES).max(shared);
                 let end = (next * chunk_bytes).min(size_bytes).div_ceil(CLUSTER_BYTES);
@@ -90,7 +91,8 @@ impl Layout {
         layout
     }
 
-    /// Refcounts are clusters that have refcounts themselves: as many more as they need, until nothing is missing.
+    /// Refcount blocks are clusters that have refcounts themselves, so their number grows until it is
+    /// sufficient.
     fn count_refcounts(&mut self) {
         loop {
             let blocks = self.clusters().div_ceil(BLOCK_ENTRIES);
@@ -107,7 +109,7 @@ impl Layout {
         self.clusters() * CLUSTER_BYTES
     }
 
-    /// Where a chunk with data goes, in one piece.
+    /// The offset of a chunk with data, which is stored in one piece.
     pub(crate) fn offset_of(&self, chunk: u64) -> Option<u64> {
         let at = chunk.checked_mul(self.chunk_bytes)?;
         let cluster = at / CLUSTER_BYTES;
@@ -116,7 +118,7 @@ impl Layout {
         Some((self.first_data() + run.before + within) * CLUSTER_BYTES + at % CLUSTER_BYTES)
     }
 
-    /// All that goes before the data, a cluster at a time.
+    /// Everything before the data, one cluster at a time.
     pub(crate) fn metadata(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
         iter::once(self.header())
             .chain((0..self.refcount_table_clusters).map(|number| self.refcount_table(number)))
@@ -149,8 +151,8 @@ impl Layout {
         self.first_data() + self.data_clusters
     }
 
-    /// "Header". Nothing that a reader would have to know of beside version 3 itself: no feature bits, no extensions (what
-    /// follows is zero, which ends them), no backing file, no encryption, no snapshots.
+    /// "Header". Readers need to know nothing beyond version 3: no feature bits, no extensions (zeroes
+    /// follow, which end them), no backing file, no encryption, no snapshots.
     fn header(&self) -> Vec<u8> {
         let l1_entries = u32::try_from(self.l1_entries).unwrap_or(u32::MAX);
         let table_clusters = u32::try_from(self.refcount_table_clusters).unwrap_or(u32::MAX);
@@ -272,8 +274,9 @@ mod tests {
         Qcow2Disk::open(path, file.try_clone().unwrap(), len, header, None).unwrap()
     }
 
-    /// Every cluster of the file is used once, has a refcount of one, and nothing else has any. `qemu-img check` does the same to
-    /// what tests/it/export_qcow2.rs makes; here no process is started, whose child would hold the locks of other tests for a moment.
+    /// Checks that every cluster of the file is used once and has a refcount of one, and that nothing else
+    /// has a refcount. `qemu-img check` does the same in tests/it/export_qcow2.rs. Here no process is
+    /// started, because its child would hold the locks of other tests for a moment.
     fn check(file: &File) {
         let words = |at: u64, count: u64| {
             let mut bytes = vec![0; usize_of(count * 8)];
@@ -321,7 +324,8 @@ mod tests {
     fn an_image_of_many_tables_has_a_refcount_for_each_cluster() {
         let dir = tempfile::tempdir().unwrap();
         let chunk_bytes = 4 << 20;
-        // More than 2 GiB, which one refcount block covers, and more than 512 MiB, which one L2 table does; with and without holes.
+        // More than 2 GiB, which one refcount block covers, and more than 512 MiB, which one L2 table covers;
+        // with and without holes.
         let chunks = |chunks: u64| (0..chunks).filter(move |index| !(120..300).contains(index));
         for (name, size_bytes, chunks) in [
             ("dense", (3 << 30) + 512, 0..769),
@@ -340,13 +344,13 @@ mod tests {
 
     #[test]
     fn refcounts_count_themselves() {
-        // Up to a file of 2 GiB, which one block covers, and then one that needs another block.
+        // Up to a file of 2 GiB, which one block covers, and then a file that needs another block.
         for data in 32_758..32_768u64 {
             let layout = Layout::new(&manifest(data * CLUSTER_BYTES, 65_536, 0..data));
             let needed = layout.clusters().div_ceil(BLOCK_ENTRIES);
             assert_eq!((layout.refcount_blocks, layout.refcount_table_clusters), (needed, 1), "{data}");
         }
-        // The largest image there is, without a manifest as large.
+        // The largest possible image, without a manifest as large.
         let mut layout = Layout::new(&manifest(512, 65_536, 0..1));
         layout.data_clusters = crate::manifest::IMAGE_MAX_BYTES / CLUSTER_BYTES;
         layout.count_refcounts();

@@ -1,4 +1,4 @@
-//! Chunks in whatever data objects a store has them, looked for by their hash.
+//! Looks for chunks by their hash, in whatever data objects a store has them.
 
 use std::cell::OnceCell;
 
@@ -11,21 +11,21 @@ use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
 use crate::verify_round::{ChunkKey, FAILURES_MAX, VerifyRound};
 
-/// A store in which chunks are looked for by their hash, whatever data objects it has them in.
+/// A store in which chunks are looked for by their hash.
 pub(super) struct ByHash<'a> {
     pub(super) store: &'a dyn Store,
     round: &'a VerifyRound,
     /// It is the store that is repaired, which is read at the rate of the round.
     is_own: bool,
-    /// Where it has the chunks of the version, as all its manifests say: these are read when the first chunk is looked for, and once.
-    /// `None` where its chunks have another size, so that it has none of them.
+    /// Where the store has the version's chunks, according to all its manifests. They are read once, when the
+    /// first chunk is looked for. `None`: its chunks have another size, so it has none of them.
     index: OnceCell<Result<Option<ChunkIndex>, String>>,
 }
 
 /// Why a store gave no copy of a chunk.
 struct NoCopy {
     why: String,
-    /// It answered, and has none that could be used.
+    /// It answered, and has no usable copy.
     is_certain: bool,
 }
 
@@ -34,8 +34,9 @@ impl<'a> ByHash<'a> {
         Self { store, round, is_own, index: OnceCell::new() }
     }
 
-    /// The bytes of a chunk in another data object than `object`, as long as they are there, or why not. What a store was found not to have
-    /// is not looked for in it again in the round, whatever the other stores said.
+    /// The bytes of a chunk from a data object other than `object`, if they have the stored length, or the
+    /// reason why not. If a store answered that it lacks a chunk, it is not asked again in the round,
+    /// whatever the other stores said.
     pub(super) fn read(
         &self,
         chunk: &ChunkRef,
@@ -81,12 +82,12 @@ impl<'a> ByHash<'a> {
                 continue;
             }
             self.take(u64::from(stored_bytes), cancel);
-            // How it is packed is looked at with all of the object.
+            // How the chunk is packed is checked together with the whole object.
             match read_checked(self.store, there, &copy, version.chunk_bytes(), unpack) {
                 Ok(stored) => return Ok(stored),
                 Err(e) => {
                     why = format!("data object {id} has it too: {e}");
-                    // One that is damaged is none.
+                    // A damaged copy does not count.
                     is_certain &= e.kind().is_damage();
                 }
             }

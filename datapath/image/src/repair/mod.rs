@@ -1,25 +1,33 @@
-//! Repair: right bytes from another store or server in place of what a verification found damaged.
+//! Repair: replaces damaged bytes that a verification found by right bytes from another store or server.
 //!
-//! A version has the same objects everywhere, so a damaged chunk is at the same place of the same object elsewhere. It is
-//! read there and checked against the hash in the manifest before it is put in place. What cannot be repaired stays as it is.
+//! A version has the same objects everywhere, so another store has a damaged chunk at the same place of the
+//! same object. It is read there and checked against the hash in the manifest before it is put in place. What
+//! cannot be repaired stays as it is.
 //!
-//! An object is copied as a whole where it is lost or has the wrong length; where it is damaged in what this version does not need, and that
-//! is to be checked with this version (`VerifyRound`), or the store writes objects only as a whole; and where much of it is damaged
-//! (`is_for_a_copy`). Of the last, what cannot be copied, as without room for it twice, is repaired chunk by chunk all the same.
+//! # Whole copies
+//! An object is copied as a whole in these cases:
+//! - It is lost or has the wrong length.
+//! - It is damaged in a part that this version does not need, and that is to be checked with this version
+//!   (`VerifyRound`).
+//! - It is damaged, and the store writes objects only as a whole.
+//! - Much of it is damaged (`is_for_a_copy`). If it cannot be copied, for example because there is no space
+//!   for two copies, it is repaired chunk by chunk instead.
 //!
-//! Stores in which versions came in another order have equal chunks in other objects. So a chunk of an object that no source has is looked
-//! for by its hash (`ByHash`), in the store itself and then in the sources. What is right when unpacked may still be other bytes than
-//! the object had: another level or release of zstd packs otherwise, mostly into another length, and the object would not have the hash
-//! any more that is its name, so that nobody could copy it.
+//! # Chunks of other objects
+//! Stores to which versions came in another order have equal chunks in other objects. So if no source has the
+//! object, its chunk is looked for by its hash (`ByHash`), in the store itself and then in the sources. Such
+//! a chunk may be right when unpacked and still have other bytes than the object had. Another level or
+//! release of zstd packs differently, mostly to another length. With it the object would no longer have the
+//! hash that is its name, so nobody could copy it.
 //!
 //! | the chunk is | taken from another object |
 //! |---|---|
-//! | stored as it is | like any right bytes: its hash leaves no others |
-//! | packed into another length | never |
-//! | packed into the same length | with all else that is damaged in the object, which is written anew as a whole: the store takes it only with its hash |
+//! | stored uncompressed | like any right bytes: its hash determines its bytes |
+//! | packed to another length | never |
+//! | packed to the same length | together with all other damage in the object, which is rewritten as a whole: the store accepts it only with its hash |
 //!
-//! A manifest is named by its hash and the same everywhere, too: [`repair_manifest`] comes first, for without it nothing
-//! is known of a version.
+//! A manifest is named by its hash and the same everywhere, too. [`repair_manifest`] comes first, because
+//! without the manifest nothing is known about a version.
 
 mod by_hash;
 mod patched;
@@ -41,10 +49,11 @@ use crate::units::{u64_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, open_of, verify_in};
 use crate::verify_round::VerifyRound;
 
-/// Right bytes that wait in memory to be put in place, but for those of one chunk.
+/// How many right bytes wait in memory to be put in place, not counting those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
 
-/// A copy reads an object in one go, and patches ask a source for each chunk: so it may read so many times what they would.
+/// A copy reads an object in one go, while patches ask a source for each chunk. So a copy may read this many
+/// times the bytes that patches would.
 const COPY_MAX_TIMES: u64 = 16;
 
 /// Why an object that was copied is not copied again.
@@ -57,37 +66,37 @@ const MORE_IS_DAMAGED: &str =
 const NOT_THE_SAME: &str =
     "with them its hash is not its name: another level or zstd packed them, or it is damaged elsewhere too";
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// Chunks that are right again.
+    /// Chunks that were repaired.
     pub chunks: u64,
     /// Objects that were copied as a whole.
     pub objects: u64,
-    /// What is still damaged.
+    /// The damage that is left.
     pub left: Verified,
     /// Why something could not be repaired, one line each.
     pub reasons: Vec<String>,
 }
 
-/// How far a repair is.
+/// The progress of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepairProgress {
-    /// It puts right what is listed as damaged.
+    /// It repairs the listed damage.
     Repairing {
         /// Chunks and data objects that were tried.
         done: u64,
         /// Chunks and data objects that are listed.
         listed: u64,
-        /// Bytes of data objects that were copied or written anew, as a whole.
+        /// Bytes of data objects that were copied or rewritten as a whole.
         copied_bytes: u64,
     },
     /// It verifies the version again.
     Verifying(Progress),
 }
 
-/// Puts the manifest of a version that this store lists right, where it is lost or damaged, from the first of `sources` that has
-/// it. Returns whether there was anything to do.
+/// Repairs the lost or damaged manifest of a version that this store lists, from the first of `sources` that
+/// has it. Returns whether a repair was necessary.
 pub fn repair_manifest(
     store: &dyn Store,
     manifest: Hash,
@@ -95,7 +104,7 @@ pub fn repair_manifest(
 ) -> Result<bool, ImageError> {
     let Err(found) = store.manifest(manifest) else { return Ok(false) };
     let found = ImageError::from(found);
-    // One of a version that was removed meanwhile must not come back.
+    // The manifest of a version that was removed meanwhile must not come back.
     let is_listed =
         store.listed()?.images.iter().any(|image| image.versions.iter().any(|v| v.manifest == manifest));
     if !is_listed {
@@ -115,10 +124,13 @@ pub fn repair_manifest(
     Err(ImageError::new(found.kind(), format!("{found}; it cannot be repaired: {why}")))
 }
 
-/// Repairs what [`verify_in`] found in the version with this manifest, from the first of `sources` that has it or from another data
-/// object, and verifies the version again, in the same round, where something was done: what was right then is not read again.
-/// Where more chunks are damaged than are listed, it goes on with the next ones for as long as they get fewer, and it goes on with data
-/// objects of which only now all damaged chunks are right, so that more of them was looked at. `progress` is told how far it is.
+/// Repairs the damage that [`verify_in`] found in the version with this manifest, from the first of `sources`
+/// that has the bytes, or from another data object. If something was repaired, it verifies the version again
+/// in the same round, without rereading chunks that were right.
+///
+/// If more chunks are damaged than are listed, it continues with the next ones for as long as their number
+/// decreases. It also continues with data objects of which all damaged chunks are right now, because their
+/// whole content can be checked then. `progress` gets the progress.
 pub fn repair(
     store: &dyn Store,
     manifest: Hash,
@@ -137,7 +149,7 @@ pub fn repair(
     let mut known: BTreeSet<Hash> = found.objects.iter().map(|object| object.object).collect();
     loop {
         let before = (outcome.chunks, outcome.objects);
-        // What could not be repaired is tried, and told, again.
+        // Everything that could not be repaired is tried, and reported, again.
         outcome.reasons.clear();
         repair.listed(&mut outcome)?;
         if (outcome.chunks, outcome.objects) == before {
@@ -148,7 +160,7 @@ pub fn repair(
         let is_fewer = left.damaged_chunks < outcome.left.damaged_chunks;
         let had_more = outcome.left.unlisted() > 0;
         outcome.left = left;
-        // Each of them once: so it ends.
+        // Each object counts once, so the loop ends.
         let new = outcome.left.objects.iter().filter(|object| known.insert(object.object)).count();
         let goes_on = (had_more && is_fewer) || new > 0;
         if outcome.left.is_sound() || !goes_on {
@@ -166,14 +178,15 @@ struct Repair<'a> {
     by_hash: Vec<ByHash<'a>>,
     round: &'a VerifyRound,
     cancel: &'a Cancel,
-    /// Objects that were to be copied, and why they are not again. Each is tried once, as a copy may take long to fail.
+    /// Objects that were to be copied, and why they are not copied again. Each is tried once, because a copy
+    /// may take long to fail.
     tried: RefCell<BTreeMap<Hash, String>>,
-    /// Whoever is told how far it is.
+    /// Called with the progress.
     progress: RefCell<&'a mut dyn FnMut(RepairProgress)>,
     at: At,
 }
 
-/// How far a repair of what is listed is, as [`RepairProgress::Repairing`] has it.
+/// The progress of repairing the listed damage, as in [`RepairProgress::Repairing`].
 #[derive(Default)]
 struct At {
     done: Cell<u64>,
@@ -197,20 +210,20 @@ impl<'a> Repair<'a> {
     }
 
     fn tell(&self, at: RepairProgress) {
-        // It is free: who is told knows nothing of this repair, and cannot come back to it.
+        // The borrow succeeds: the callback does not know this repair and cannot call it.
         if let Ok(mut progress) = self.progress.try_borrow_mut() {
             (*progress)(at);
         }
     }
 
-    /// So many of what is listed are dealt with.
+    /// Reports that `done` of the listed items are finished.
     fn tell_done(&self, done: u64) {
         self.at.done.set(done);
         let (listed, copied_bytes) = (self.at.listed.get(), self.at.copied_bytes.get());
         self.tell(RepairProgress::Repairing { done, listed, copied_bytes });
     }
 
-    /// One chunk more is.
+    /// Reports one more finished chunk.
     fn tell_one_more(&self) {
         self.tell_done(self.at.done.get().saturating_add(1));
     }
@@ -220,7 +233,7 @@ impl<'a> Repair<'a> {
         self.tell_done(self.at.done.get());
     }
 
-    /// Repairs what is listed as damaged, and notes what came of it.
+    /// Repairs the listed damage, and records the result.
     fn listed(&self, outcome: &mut Repaired) -> Result<(), ImageError> {
         let found = outcome.left.clone();
         let listed = u64_of(found.objects.len()).saturating_add(u64_of(found.damaged.len()));
@@ -241,7 +254,7 @@ impl<'a> Repair<'a> {
         for damaged in found.damaged.iter().filter(|damaged| !whole.contains(&damaged.object)) {
             by_object.entry(damaged.object).or_default().push(damaged);
         }
-        // With an object that was copied, its chunks are right, too.
+        // If an object was copied, its chunks are right, too.
         let mut left: u64 = by_object.values().map(|damaged| u64_of(damaged.len())).sum();
         self.tell_done(listed.saturating_sub(left));
         by_object.into_iter().try_for_each(|(object, damaged)| {
@@ -253,9 +266,10 @@ impl<'a> Repair<'a> {
         })
     }
 
-    /// Repairs chunks of one object, as many at a time as there is room for. A store across a network writes objects only as a
-    /// whole: there one with more damage than that is copied, and elsewhere one of which much is damaged, if that can be. With `is_lost` the
-    /// object is no good as a whole, and could not be copied.
+    /// Repairs chunks of one object, as many at a time as fit into memory. A store across a network writes
+    /// objects only as a whole, so there an object with more damage than that is copied. Elsewhere an object
+    /// with much damage is copied if possible. With `is_lost` the whole object is unusable, and could not be
+    /// copied.
     fn chunks(
         &self,
         object: Hash,
@@ -293,7 +307,8 @@ impl<'a> Repair<'a> {
                     self.tell_one_more();
                 }
             }
-            // An object that is written only as a whole gets all at once, and what is missing is looked for at the end.
+            // An object that is written only as a whole gets all patches at once, and missing chunks are
+            // looked for at the end.
             let must_wait = self.store.is_remote() && !missing.is_empty();
             let is_due = bytes >= PATCHES_MAX_BYTES || damaged.peek().is_none();
             if must_wait || !is_due || patches.is_empty() {
@@ -320,8 +335,9 @@ impl<'a> Repair<'a> {
         self.with_other_objects(object, missing, patches, stays_damaged, outcome)
     }
 
-    /// Repairs packed chunks of an object, which no source has in it, with equal ones of other objects, together with `patches`: where
-    /// nothing that is known stays damaged in it, as only the hash of all of it says whether they are packed in the same way.
+    /// Repairs packed chunks that no source has in this object with equal chunks of other objects, together
+    /// with `patches`. This needs an object in which no other known damage stays, because only the hash of
+    /// the whole object shows whether the chunks are packed in the same way.
     fn with_other_objects(
         &self,
         object: Hash,
@@ -372,7 +388,8 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// Writes an object anew, with these patches, or says why not. The store takes it only with the hash that is its name.
+    /// Rewrites an object with these patches, or returns the reason why not. The store accepts it only with
+    /// the hash that is its name.
     fn rewrite(&self, object: Hash, patches: Vec<Patch>) -> Result<Result<(), String>, ImageError> {
         let Err(e) = self.write_patched(object, patches) else { return Ok(Ok(())) };
         self.cancel.check("the repair")?;
@@ -398,7 +415,7 @@ impl<'a> Repair<'a> {
         headwater_store::copy_object(publication.as_mut(), &patched, &mut go_on)
     }
 
-    /// Copies an object of which much is damaged, unless that was tried before. Returns whether it is right now.
+    /// Copies an object with much damage, unless that was tried before. Returns whether it is right now.
     fn copy_first(&self, object: Hash, outcome: &mut Repaired) -> bool {
         if self.tried_before(object).is_some() {
             return false;
@@ -415,7 +432,7 @@ impl<'a> Repair<'a> {
         }
     }
 
-    /// Copies an object as a whole, which `why` asks for. Returns whether it is right now.
+    /// Copies an object as a whole for the reason `why`. Returns whether it is right now.
     fn whole(&self, object: Hash, why: &dyn std::fmt::Display, outcome: &mut Repaired) -> bool {
         let copied = self.copy_object(object);
         match &copied {
@@ -432,19 +449,20 @@ impl<'a> Repair<'a> {
         }
         let copied = self.copy_from_sources(id);
         let why_not_again = copied.clone().err().unwrap_or_else(|| COPIED_BEFORE.to_owned());
-        // It is free: nobody holds it for longer than this.
+        // The borrow succeeds: nobody holds it for longer than this.
         if let Ok(mut tried) = self.tried.try_borrow_mut() {
             tried.insert(id, why_not_again);
         }
         copied
     }
 
-    /// Why an object is not to be copied once more.
+    /// The reason not to copy an object once more.
     fn tried_before(&self, id: Hash) -> Option<String> {
         self.tried.try_borrow().ok().and_then(|tried| tried.get(&id).cloned())
     }
 
-    /// Those that have all that the version needs of it come first; of the others the rest is taken from what is here.
+    /// Sources that have everything that the version needs of the object come first. A copy from another
+    /// source takes the rest from the existing object.
     fn copy_from_sources(&self, id: Hash) -> Result<(), String> {
         let ObjectRef { id, len_bytes } = self.object(id)?;
         let mut why = "no other store was named".to_owned();
@@ -460,7 +478,7 @@ impl<'a> Repair<'a> {
             });
             match outcome {
                 Ok(()) => Ok(true),
-                // It takes as much room from another source.
+                // It takes as much space from another source.
                 Err(e) if e.kind() == StoreErrorKind::NoSpace => Err(e.to_string()),
                 Err(e) => {
                     *why = e.to_string();
@@ -477,7 +495,8 @@ impl<'a> Repair<'a> {
                 }
             };
             let mut holes = object.holes();
-            // Of several servers not all may have been heard. Where none was, another source is asked first.
+            // If some servers of the source did not answer, the holes may be incomplete. If none answered,
+            // another source is asked first.
             if holes.as_ref().is_ok_and(|holes| self.lacks(id, holes))
                 && let Ok(now) = object.holes_uncached()
             {
@@ -505,7 +524,7 @@ impl<'a> Repair<'a> {
         Err(why)
     }
 
-    /// Whether something is gone of an object that the version needs.
+    /// Whether the version needs something that is in these holes of an object.
     fn lacks(&self, id: Hash, holes: &Holes) -> bool {
         let number = self.manifest.objects().iter().position(|object| object.id == id);
         let stretch =
@@ -524,8 +543,8 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// The right bytes of a chunk, as they are stored: those of the same object in a source, or else of any object, where no other bytes
-    /// can be right.
+    /// The right stored bytes of a chunk: from the same object in a source, or else from any object, if only
+    /// one sequence of bytes can be right.
     fn right_bytes(&self, damaged: &DamagedChunk, is_lost: bool) -> Result<Patch, String> {
         let (chunk, object) = (self.chunk(damaged)?, self.object(damaged.object)?);
         let mut why = "no other store was named".to_owned();
@@ -542,7 +561,7 @@ impl<'a> Repair<'a> {
         self.of_other_object(damaged).map_err(|other| format!("{why}; {other}"))
     }
 
-    /// Bytes of the same length as another object has them, from which the right chunk is unpacked.
+    /// Bytes of the same length from another object, which unpack to the right chunk.
     fn of_other_object(&self, damaged: &DamagedChunk) -> Result<Patch, String> {
         let chunk = self.chunk(damaged)?;
         let mut reasons = Vec::new();
@@ -571,16 +590,17 @@ impl<'a> Repair<'a> {
     }
 }
 
-/// Whether so much of an object is damaged that all of it is to be copied, if that can be. `listed_bytes` of it are listed. Where more is
-/// damaged than is listed, each list that was mended has all that is still damaged read again, to find the next one: with a million
-/// chunks that would be a hundred times. A little of a large object is mended chunk by chunk all the same: a copy has it twice for a
-/// while, and machines need the room.
+/// Whether so much of an object is damaged that the whole object should be copied if possible. `listed_bytes`
+/// of the damage in it are listed. If more is damaged than is listed, each repaired list requires all
+/// remaining damage to be read again to find the next list. With a million chunks that would be a hundred
+/// times. If only a little of a large object is damaged, it is still repaired chunk by chunk: a copy takes
+/// the space of the object twice for a while, and machines need the space.
 fn is_for_a_copy(len_bytes: u64, listed_bytes: u64, found: &Verified) -> bool {
     let lists = found.damaged_chunks.div_ceil(u64_of(found.damaged.len()).max(1));
     if lists <= 1 && listed_bytes <= u64_of(PATCHES_MAX_BYTES) {
         return false;
     }
-    // It is taken to have its share of what is not listed.
+    // Assumes that the unlisted damage is distributed like the listed damage.
     let damaged_bytes = listed_bytes.saturating_mul(lists);
     len_bytes <= damaged_bytes.saturating_mul(lists).saturating_mul(COPY_MAX_TIMES)
 }
@@ -605,11 +625,11 @@ fn read_checked(
     Ok(stored)
 }
 
-/// As [`unpack`], and refuses a packed chunk with the one bit set that RFC 8878 has decoders ignore: in place of the right one it would
-/// give right chunks, and an object without the hash that is its name. Another packing of the same content and length gets
-/// past this; a copy of the object finds it.
+/// As [`unpack`], but refuses a packed chunk in which the one bit is set that RFC 8878 tells decoders to
+/// ignore. Such a chunk would unpack correctly, but the object would not have the hash that is its name.
+/// Another packing of the same content and length is not detected here; a copy of the object detects it.
 fn unpack_as_packed(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), ImageError> {
-    // The descriptor of a frame, behind its magic number, and the unused bit of it (RFC 8878, 3.1.1.1.1.3).
+    // The descriptor of a frame, after its magic number, and its unused bit (RFC 8878, 3.1.1.1.1.3).
     const DESCRIPTOR: usize = 4;
     const UNUSED: u8 = 1 << 4;
     if stored.len() != into.len() && stored.get(DESCRIPTOR).is_some_and(|byte| byte & UNUSED != 0) {
@@ -635,7 +655,7 @@ mod tests {
             stored_bytes: 4096,
             reason: "it is wrong".to_owned(),
         };
-        // Of so many damaged chunks ten are listed.
+        // Ten of these damaged chunks are listed.
         let found = |damaged_chunks| Verified {
             damaged_chunks,
             damaged: vec![chunk.clone(); 10],
@@ -665,7 +685,7 @@ mod tests {
         unpack(&packed, &mut out, &hash).unwrap();
         let refused = unpack_as_packed(&packed, &mut out, &hash).unwrap_err();
         assert_eq!(refused.kind(), ImageErrorKind::Damaged);
-        // What is stored as it is has bits of its own.
+        // An uncompressed chunk has no such bit.
         let mut chunk = chunk;
         chunk[4] |= 1 << 4;
         unpack_as_packed(&chunk, &mut out, &Hash::of(&chunk)).unwrap();
