@@ -1,7 +1,8 @@
-//! From a CDB to what it asks for, by the CDB alone.
+//! Parses a CDB into an operation, by the CDB alone.
 //!
-//! The table of commands is [`crate::opcodes`]; here is what their fields mean. Bits that the standards reserve are
-//! ignored, as they ask of a target; fields with values that are not supported are refused, with the byte's number.
+//! The table of commands is [`crate::opcodes`]; this module defines their fields. Bits that the standards
+//! reserve are ignored, as the standards require of a target. Fields with unsupported values are refused, and
+//! the error names their byte.
 
 use crate::medium::CHUNK_BYTES;
 use crate::sense::{Code, Fault};
@@ -18,7 +19,7 @@ pub(crate) struct Span {
 /// What a command compares the medium with (BYTCHK).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// With nothing: it is only read.
+    /// With nothing: the medium is only read.
     Medium,
     /// With data-out, block by block.
     Data,
@@ -155,7 +156,7 @@ pub(crate) fn parse(cdb: &Cdb) -> Result<Op, Fault> {
         }),
         _ => return Err(Fault::illegal(Code::INVALID_COMMAND_OPERATION_CODE)),
     };
-    // NACA asks for an auto-contingent allegiance, which INQUIRY says there is none of (NORMACA).
+    // NACA requests an auto-contingent allegiance, and INQUIRY reports that it is not supported (NORMACA).
     let control = cdb_bytes(cdb.opcode()).map_or(0, |len| len.saturating_sub(1));
     if bit_at(b, control, 2) && control != 0 {
         return Err(Fault::field(u16::try_from(control).unwrap_or(0)));
@@ -194,7 +195,7 @@ fn about_the_unit(b: &[u8]) -> Result<Op, Fault> {
     })
 }
 
-/// LBA and length of the commands that have nothing else, by the CDB's length.
+/// LBA and length of the commands that have no other fields, depending on the CDB's length.
 fn plain_span(b: &[u8]) -> Span {
     match cdb_bytes(u8_at(b, 0)) {
         Some(6) => {
@@ -270,7 +271,7 @@ fn mode_sense(b: &[u8]) -> Op {
 
 fn mode_select(b: &[u8]) -> Result<Op, Fault> {
     let long = u8_at(b, 0) == 0x55;
-    // PF must be 1: vendor specific pages are not known. SP must be 0: nothing is saved.
+    // PF must be 1, because vendor specific pages are not supported. SP must be 0, because nothing is saved.
     if u8_at(b, 1) & 0x11 != 0x10 {
         return Err(Fault::field(1));
     }
@@ -291,7 +292,7 @@ fn start_stop(b: &[u8]) -> Result<Op, Fault> {
     }
 }
 
-/// RESERVE and RELEASE: of the whole unit, for oneself.
+/// RESERVE and RELEASE: only for the whole unit, and only for the initiator itself.
 fn reserve(b: &[u8]) -> Result<(), Fault> {
     let unsupported = if cdb_bytes(u8_at(b, 0)) == Some(6) { 0x11 } else { 0x13 };
     if u8_at(b, 1) & unsupported != 0 { Err(Fault::field(1)) } else { Ok(()) }
@@ -343,7 +344,7 @@ impl Op {
                 | Op::ExtendedCopy { .. }
         );
         let buffer_bytes = match self {
-            // Of no blocks it means all up to the end.
+            // Zero blocks mean everything up to the end.
             Op::WriteSame { span, .. } if span.blocks == 0 => CHUNK_BYTES,
             Op::Verify { span, .. } | Op::WriteVerify { span, .. } | Op::WriteSame { span, .. } => {
                 bytes(span).min(CHUNK_BYTES)

@@ -1,4 +1,4 @@
-//! Commands that are carried out at once on the caller's thread: what a unit says of itself, modes, reservations.
+//! Commands that are executed at once on the caller's thread: information about a unit, modes, reservations.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ const STATUS_DESCRIPTORS: usize = 1024;
 pub(crate) enum Effect {
     /// It has ended, with this data, cut to the allocation length.
     Data(Vec<u8>),
-    /// It has ended, except that the tasks of these initiator ports are to be aborted first.
+    /// It has ended, except that the tasks of these initiator ports have to be aborted first.
     Abort(Vec<Arc<crate::identity::Initiator>>),
-    /// It has ended, except that all writes before it are to be durable first.
+    /// It has ended, except that all earlier writes have to become durable first.
     Flush,
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn is_control(op: &Op) -> bool {
     }
 }
 
-/// Whether [`crate::Nexus::try_now`] may carry it out: it has to have an answer that cannot turn out not to fit, and not to wait for the
-/// device.
+/// Whether [`crate::Nexus::try_now`] may execute it: its answer must certainly fit, and it must not wait for
+/// the device.
 pub(crate) fn may_be_now(op: &Op, room_bytes: usize) -> bool {
     match op {
         Op::RequestSense { .. } => room_bytes >= 32,
@@ -63,7 +63,7 @@ pub(crate) fn ends_tasks(op: &Op) -> bool {
     matches!(op, Op::ReserveOut(out) if out.action == 5)
 }
 
-/// Carries the command out.
+/// Executes the command.
 pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) -> Result<Effect, Reply> {
     let unit = &link.unit;
     let refuse = |fault: Fault| unit.check_condition(&fault);
@@ -91,7 +91,7 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
             if selected.any {
                 unit.notify_others(Some(link.nexus), Code::MODE_PARAMETERS_CHANGED);
             }
-            // Where no write cache is shown, nobody flushes it.
+            // If no write cache is reported, nobody flushes it.
             if selected.no_cache {
                 return Ok(Effect::Flush);
             }
@@ -125,7 +125,7 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
     Ok(Effect::Data(data))
 }
 
-/// The parameter list, which must have been sent whole.
+/// The parameter list, which must have been sent completely.
 fn parameter_list(data_out: &[u8], list_bytes: u32) -> Result<&[u8], Fault> {
     let len = usize::try_from(list_bytes).unwrap_or(usize::MAX);
     data_out.get(..len).ok_or(Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR))
@@ -136,7 +136,7 @@ pub(crate) fn conflict() -> Reply {
     Reply { status: Status::ReservationConflict, sense: None }
 }
 
-/// GET LBA STATUS: what is a hole is deallocated, everything else mapped.
+/// GET LBA STATUS: holes are reported as deallocated, everything else as mapped.
 fn lba_status(link: &Link, lba: u64, allocation: u32) -> Result<Vec<u8>, Reply> {
     let unit = &link.unit;
     let refuse = |fault: Fault| unit.check_condition(&fault);
@@ -185,7 +185,7 @@ fn lba_status(link: &Link, lba: u64, allocation: u32) -> Result<Vec<u8>, Reply> 
     Ok(data)
 }
 
-/// A LUN without a logical unit: it can be asked what it is, and what there is.
+/// Commands to a LUN without a logical unit: they can ask what it is, and which units exist.
 pub(crate) fn absent(target: &Target, op: &Result<Op, Fault>) -> Result<Vec<u8>, Reply> {
     let unsupported = Fault::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
     let refuse = |fault: Fault| Reply { status: Status::CheckCondition, sense: Some(fault.sense(false)) };

@@ -1,8 +1,8 @@
-//! EXTENDED COPY (LID1) within one logical unit: the parameter list, and what RECEIVE COPY RESULTS tells.
+//! EXTENDED COPY (LID1) within one logical unit: the parameter list, and the answers of RECEIVE COPY RESULTS.
 //!
-//! Of the descriptors of SPC-4, the identification descriptor (E4h) names the unit by any of its designators, and the
-//! block to block descriptor (02h) says what is copied. Copying between units is not supported: a descriptor of another
-//! unit is one of a device that cannot be reached.
+//! Of the descriptors of SPC-4, the identification descriptor (E4h) names the unit by any of its designators,
+//! and the block to block descriptor (02h) says what is copied. Copying between units is not supported: a
+//! descriptor of another unit counts as that of an unreachable device.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ const BLOCK_TO_BLOCK: u8 = 0x02;
 /// A segment's length is a 16-bit number of blocks.
 const SEGMENT_BLOCKS: u32 = 0xffff;
 
-/// One run to copy; both are of the same length, which is not 0.
+/// One run to copy; source and destination have the same length, which is not 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) from: ByteRange,
@@ -36,7 +36,7 @@ pub(crate) struct Segment {
 /// What a parameter list asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The list identifier, unless it is not to be remembered.
+    /// The list identifier, unless the copy should not be remembered.
     pub(crate) list_id: Option<u8>,
     pub(crate) segments: Vec<Segment>,
 }
@@ -68,7 +68,7 @@ pub(crate) fn parse(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Request>, 
     Ok(Some(Request { list_id: (usage != 3).then(|| u8_at(list, 0)), segments }))
 }
 
-/// Which of the target descriptors are of this unit.
+/// Which of the target descriptors name this unit.
 fn check_targets(unit: &LogicalUnit, targets: &[u8]) -> Result<Vec<bool>, Fault> {
     let mut known = Vec::new();
     for target in targets.chunks(TARGET_BYTES) {
@@ -124,7 +124,7 @@ fn parse_segments(unit: &LogicalUnit, segments: &[u8], known: &[bool]) -> Result
     Ok(parsed)
 }
 
-/// How a copy stands.
+/// The state of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Running,
@@ -148,7 +148,7 @@ const RECORDS: usize = 16;
 pub(crate) struct Copies(Mutex<VecDeque<Record>>);
 
 impl Copies {
-    /// Remembers how the copy stands.
+    /// Records the state of a copy.
     pub(crate) fn note(&self, list_id: u8, progress: Progress, segments: usize, bytes: u64) {
         let mut records = self.0.lock();
         records.retain(|record| record.list_id != list_id);
@@ -218,7 +218,7 @@ pub(crate) fn page(unit: &LogicalUnit) -> Vec<u8> {
         (0x0001, &[7, 0x83, 1, 0x00, 0x84, 2, 0x00, 0x03]),
         (0x0004, &parameters),
         (0x0008, &[2, BLOCK_TO_BLOCK, IDENTIFICATION, 0]),
-        // No identifiers but those of descriptors.
+        // No identifiers other than those of descriptors.
         (0x000c, &[0, 0, 0, 0]),
         (0x8001, &general),
     ];

@@ -1,9 +1,11 @@
-//! What must hold of every command that an initiator can send: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Properties that must hold for every command that an initiator can send: for the fuzzers in `fuzz/`, and
+//! for a bounded test.
 //!
-//! `scsi_parameters` is in `parameters`: commands with their data-out against a model of the unit (`model`, `registrations`).
-//! Here is `scsi_cdb`. A command is read twice: by [`crate::cdb::parse`], and by the figures of SPC-4 and SBC-3 as they are written down here,
-//! with bits numbered as there. The two must agree on the operation, on each of its fields, and on what is refused with
-//! which byte to blame. The table that initiators are told (REPORT SUPPORTED OPERATION CODES) must agree with both.
+//! `scsi_parameters` is in `parameters`: commands with their data-out, compared with a model of the unit
+//! (`model`, `registrations`). `scsi_cdb` is here. It parses a command twice: with [`crate::cdb::parse`], and
+//! with a second parser that follows the figures of SPC-4 and SBC-3 with their numbering of bits. The two
+//! must agree on the operation, on each of its fields, and on which commands are refused because of which
+//! byte. The table that initiators see (REPORT SUPPORTED OPERATION CODES) must agree with both.
 
 mod model;
 mod parameters;
@@ -18,7 +20,7 @@ use crate::task::Cdb;
 
 pub use headwater_block::fuzzing::Oracle;
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let commands = [
         [0x2a, 0x08, 0, 0, 0, 9, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0],
@@ -77,7 +79,7 @@ impl Figure {
 /// First byte and length of a field.
 type Place = (u32, u32);
 
-/// Length of the CDB, where its address and its number of blocks are, for the codes that have these.
+/// Length of the CDB, and the places of its address and its number of blocks, for the codes that have these.
 fn extent(code: u8) -> Option<(u32, Place, Place)> {
     Some(match code {
         0x28 | 0x2a | 0x2e | 0x2f | 0x34 | 0x35 | 0x41 => (10, (2, 4), (7, 2)),
@@ -88,7 +90,7 @@ fn extent(code: u8) -> Option<(u32, Place, Place)> {
     })
 }
 
-/// A command of the medium: what it does to which blocks.
+/// A command of the medium: the operation, and its blocks.
 fn medium(f: &Figure, code: u8, span: Span) -> Result<Op, Fault> {
     let protect = f.field(1, 7, 3) != 0;
     let (fua, immediate) = (f.flag(1, 3), f.flag(1, 1));
@@ -121,7 +123,7 @@ fn medium(f: &Figure, code: u8, span: Span) -> Result<Op, Fault> {
     })
 }
 
-/// What the standards say that the command asks for, and the length of its CDB.
+/// What the command means according to the standards, and the length of its CDB.
 fn expected(cdb: [u8; 16]) -> Result<(Op, u32), Fault> {
     let f = Figure(cdb);
     let code = f.byte(0);
@@ -202,7 +204,7 @@ fn expected(cdb: [u8; 16]) -> Result<(Op, u32), Fault> {
     Ok((op, len))
 }
 
-/// The same, without the bit that asks for what there is not (NACA).
+/// The same, after refusing NACA, which is not supported.
 fn decoded(cdb: [u8; 16]) -> Result<Op, Fault> {
     let (op, len) = expected(cdb)?;
     let naca = Figure(cdb).flag(len - 1, 2);
@@ -212,7 +214,7 @@ fn decoded(cdb: [u8; 16]) -> Result<Op, Fault> {
 fn start_stop(f: &Figure) -> Result<Op, Fault> {
     let (no_flush, load_eject, start) = (f.flag(4, 2), f.flag(4, 1), f.flag(4, 0));
     match f.field(4, 7, 4) {
-        // START_VALID, and nothing that could be ejected.
+        // START_VALID; nothing can be ejected.
         0 if load_eject && !start => Err(Fault::field(4)),
         0 => Ok(Op::StartStop { start, flush: !start && !no_flush }),
         1 | 2 | 3 | 7 | 10 | 11 => Ok(Op::StartStop { start: true, flush: false }),
@@ -220,7 +222,7 @@ fn start_stop(f: &Figure) -> Result<Op, Fault> {
     }
 }
 
-/// The usage data that initiators are told of a command: a bit for each bit of the CDB that is looked at.
+/// The usage data that initiators see for a command: one bit for each bit of the CDB that is evaluated.
 fn usage(cdb: [u8; 16]) -> Option<Vec<u8>> {
     let [opcode, second, ..] = cdb;
     let ask = |options, action| {
@@ -231,7 +233,7 @@ fn usage(cdb: [u8; 16]) -> Option<Vec<u8>> {
     data.get(4..).filter(|_| is_supported).map(<[u8]>::to_vec)
 }
 
-/// A CDB in the first 16 bytes, and in the next 16 noise for the bits that do not count.
+/// A CDB in the first 16 bytes; the next 16 bytes are noise for the bits that are not evaluated.
 pub fn scsi_cdb(bytes: &[u8]) {
     let mut given = [[0u8; 16]; 2];
     for (to, from) in given.iter_mut().flatten().zip(bytes) {
@@ -245,7 +247,7 @@ pub fn scsi_cdb(bytes: &[u8]) {
         assert!(data.data_in_bytes == 0 || data.data_out_bytes == 0, "{cdb:02x?} moves data both ways");
     }
 
-    // Bits that the table does not list change nothing, and what it does not list is refused.
+    // Bits that are not in the table change nothing, and a command that is not in the table is refused.
     let Some(mut usage) = usage(cdb) else {
         let has_action = matches!(cdb[0], 0x5e | 0x5f);
         assert!(parsed.is_err() || has_action, "{cdb:02x?} is carried out, but not listed");
@@ -269,13 +271,13 @@ pub fn scsi_cdb(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());
     }
 
-    /// Each code with bytes that are mostly zero, so that most of them get past the checks.
+    /// Each code with bytes that are mostly zero, so that most of them pass the checks.
     #[test]
     fn every_code_is_read_as_the_standards_say() {
         let mut rng = headwater_testkit::Rng::new(1);

@@ -1,4 +1,4 @@
-//! Who a logical unit and an initiator are.
+//! The identity of a logical unit and of an initiator.
 
 /// What INQUIRY and the vital product data say of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,19 +11,20 @@ pub struct Identity {
     pub revision: String,
     /// Unit serial number: at most 64 printable ASCII characters count.
     pub serial: String,
-    /// A number that no other logical unit has: the designator that multipath and clusters go by.
+    /// A number that no other logical unit has. Multipath and clusters use it as the designator.
     pub uuid: [u8; 16],
 }
 
 /// The initiator's side of an I_T nexus, and the target port that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Initiator {
-    /// The initiator port's TransportID (SPC-4, 7.6.4) as the transport encodes it, a multiple of 4 bytes. Persistent
-    /// reservations know initiators by it: two sessions of one initiator port give the same bytes.
+    /// The initiator port's TransportID (SPC-4, 7.6.4) as the transport encodes it, a multiple of 4 bytes. It
+    /// identifies the initiator for persistent reservations: two sessions of one initiator port give the same
+    /// bytes.
     pub transport_id: Box<[u8]>,
     /// Relative target port identifier, from 1.
     pub target_port: u16,
-    /// SCSI name string of the target port, for device identification; empty if it has none. Where a unit belongs to
-    /// several targets, it tells their ports apart.
+    /// SCSI name string of the target port, for device identification; empty if it has none. If a unit
+    /// belongs to several targets, it distinguishes their ports.
     pub target_port_name: String,
 }

@@ -74,7 +74,7 @@ pub(crate) struct Designator {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What names a logical unit.
+/// The designators of a logical unit.
 pub(crate) fn designators(unit: &LogicalUnit) -> [Designator; 3] {
     // NAA 3, locally assigned: 60 bits of the UUID.
     let mut naa = unit.identity.uuid.first_chunk::<8>().copied().unwrap_or_default();
@@ -94,7 +94,7 @@ pub(crate) fn designators(unit: &LogicalUnit) -> [Designator; 3] {
     ]
 }
 
-/// Device identification: of the logical unit, of the port that asks are sent to, of the target.
+/// Device identification: of the logical unit, of the port that receives the request, and of the target.
 fn identification(unit: &LogicalUnit, target: &str, initiator: &Initiator) -> Vec<u8> {
     let mut data = Vec::new();
     let mut add = |code_set: u8, kind: u8, what: &[u8]| {
@@ -128,7 +128,7 @@ fn name_string(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Extended INQUIRY data: all task attributes but ACA, and the kind of cache.
+/// Extended INQUIRY data: all task attributes except ACA, and the kind of cache.
 fn extended(unit: &LogicalUnit) -> Vec<u8> {
     let mut data = vec![0; 60];
     // HEADSUP, ORDSUP, SIMPSUP.
@@ -144,14 +144,14 @@ fn block_limits(unit: &LogicalUnit) -> Vec<u8> {
     let mut data = vec![0; 60];
     let block_bytes = unit.geometry.logical_block_bytes;
     let blocks = |bytes: u32| bytes.checked_div(block_bytes).unwrap_or(0).max(1);
-    // WSNZ 0: WRITE SAME of zero blocks means all up to the end.
+    // WSNZ 0: WRITE SAME of zero blocks means everything up to the end.
     put(&mut data, 1, &[unit.limits.compare_and_write_blocks]);
     let physical = blocks(unit.geometry.physical_block_bytes);
     put(&mut data, 2, &u16::try_from(physical).unwrap_or(u16::MAX).to_be_bytes());
     put(&mut data, 4, &unit.limits.transfer_blocks.to_be_bytes());
     put(&mut data, 8, &blocks(OPTIMAL_TRANSFER_BYTES).to_be_bytes());
     put(&mut data, 12, &unit.limits.transfer_blocks.to_be_bytes());
-    // UNMAP: any number of blocks, as many descriptors as the parameter list's length allows.
+    // UNMAP: any number of blocks, and as many descriptors as fit into a parameter list.
     put(&mut data, 16, &u32::MAX.to_be_bytes());
     put(&mut data, 20, &UNMAP_DESCRIPTORS.to_be_bytes());
     put(&mut data, 24, &blocks(headwater_block::BLOCK_BYTES).to_be_bytes());

@@ -13,9 +13,10 @@
 //! ```
 //!
 //! # Guarantees
-//! - Each task is answered exactly once. An aborted one is answered without a [`Reply`]: the transport sends nothing.
-//! - A device sees only requests that keep its contract; no CDB and no parameter list makes this crate panic.
-//! - [`Nexus::try_now`] neither waits nor allocates for reads and writes that the device can carry out at once.
+//! - Each task is answered exactly once. An aborted task is answered without a [`Reply`]: the transport sends
+//!   nothing.
+//! - A device only gets requests that keep its contract. No CDB and no parameter list makes this crate panic.
+//! - [`Nexus::try_now`] neither waits nor allocates for reads and writes that the device can execute at once.
 //! - A management function is answered after the tasks that it aborts have ended.
 //!
 //! # Limits
@@ -23,12 +24,13 @@
 //! - 4096 tasks of a unit that wait or run, 256 persistent registrations, 16 unit attentions of a nexus.
 //!
 //! # Errors
-//! None are returned: what is wrong is told to the initiator, as status and sense data. Errors of the device are logged
-//! too, in lines that get rarer.
+//! None are returned: the initiator is informed by status and sense data. Errors of the device are also
+//! logged, less often the more there are.
 //!
 //! # Not here
-//! No sockets, and nothing of iSCSI: names and TransportIDs are bytes that the transport gives. No threads but one for
-//! each unit that was sent commands of several steps (COMPARE AND WRITE, long VERIFY and WRITE SAME, UNMAP lists).
+//! No sockets, and nothing of iSCSI: names and TransportIDs are bytes from the transport. No threads, except
+//! one for each unit that received commands of several steps (COMPARE AND WRITE, long VERIFY and WRITE SAME,
+//! UNMAP lists).
 //!
 //! What is supported in detail: `docs/scsi.md`. Start reading at [`target`].
 

@@ -32,19 +32,20 @@ pub(crate) struct Link {
     pub(crate) copies: Copies,
 }
 
-/// Most unit attentions that wait at a time; there are about as many kinds.
+/// The most unit attentions that wait at a time; there are about as many kinds.
 const ATTENTIONS: usize = 16;
 
 /// Unit attention conditions that the initiator has not seen yet.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    /// Whether `waiting` holds any: all that a hit looks at.
+    /// Whether `waiting` has any entry. A RAM hit checks only this.
     pending: AtomicBool,
     waiting: Mutex<VecDeque<Code>>,
 }
 
 impl Attention {
-    /// A condition is told once, however often it occurs before. A reset makes all that was before it moot.
+    /// A condition is reported once, however often it occurs before that. A reset makes all earlier
+    /// conditions moot.
     pub(crate) fn establish(&self, code: Code) {
         let mut waiting = self.waiting.lock();
         if code == Code::RESET_FUNCTION_OCCURRED || code == Code::POWER_ON_OR_RESET {

@@ -2,11 +2,11 @@
 //!
 //! | field | changeable | effect |
 //! |---|---|---|
-//! | WCE (08h) | if the device has a volatile cache | 0: each write is durable before it is answered, and so are those before the command that says so |
+//! | WCE (08h) | if the device has a volatile cache | 0: each write is durable before it is answered; the command that sets 0 makes all earlier writes durable |
 //! | SWP (0Ah) | yes | 1: writes are refused |
 //! | D_SENSE (0Ah) | yes | 1: sense data in descriptor format |
 //!
-//! They are the same for all initiators, are not saved, and go back to their defaults at a reset.
+//! They are the same for all initiators, are not saved, and return to their defaults at a reset.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,7 @@ use crate::sense::{Code, Fault};
 use crate::unit::LogicalUnit;
 use crate::wire::{bit_at, len8, len16, put, u8_at, u16_at, u32_at, u64_at};
 
-/// What can be changed.
+/// The values that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Values {
     pub(crate) write_cache: bool,
@@ -73,11 +73,11 @@ impl Mode {
 /// All page codes, in order.
 const PAGES: [u8; 4] = [0x01, 0x08, 0x0a, 0x1c];
 
-/// A page with these values; `None` for a page that there is not.
+/// A page with these values; `None` if the page does not exist.
 fn page(code: u8, values: Values) -> Option<Vec<u8>> {
     let flag = |set: bool, mask: u8| if set { mask } else { 0 };
     match code {
-        // Recovery is the device's business: nothing is reallocated or retried on demand.
+        // Error recovery is the device's task: nothing is reallocated or retried on request.
         0x01 => Some(vec![0x01, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         0x08 => {
             let mut bytes = vec![0; 20];
@@ -130,7 +130,7 @@ pub(crate) fn sense(unit: &LogicalUnit, ask: &ModeSense) -> Result<Vec<u8>, Faul
         code => make(code).ok_or(Fault::field(2))?,
     };
     let descriptor = if ask.no_descriptors { Vec::new() } else { block_descriptor(unit, ask.long_lba) };
-    // DPOFUA always; WP where nothing can be written.
+    // DPOFUA always; WP if nothing can be written.
     let specific = 0x10 | if unit.is_write_protected() { 0x80 } else { 0 };
     let mut data = if ask.long {
         let len = pages.len().saturating_add(descriptor.len()).saturating_add(6);
@@ -163,13 +163,14 @@ fn block_descriptor(unit: &LogicalUnit, long: bool) -> Vec<u8> {
 /// What MODE SELECT did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selected {
-    /// Something changed.
+    /// Whether something changed.
     pub(crate) any: bool,
-    /// It was said that there is to be no write cache. Also where there was none before: a flush for that may have failed.
+    /// The write cache was requested to be off, even if it was off before: an earlier flush for that may have
+    /// failed.
     pub(crate) no_cache: bool,
 }
 
-/// MODE SELECT (6) and (10). Checks all of the list before anything changes.
+/// MODE SELECT (6) and (10). Checks the whole list before anything changes.
 pub(crate) fn select(unit: &LogicalUnit, long: bool, list: &[u8]) -> Result<Selected, Fault> {
     let mut selected = Selected::default();
     if list.is_empty() {
@@ -233,7 +234,7 @@ pub(crate) fn select(unit: &LogicalUnit, long: bool, list: &[u8]) -> Result<Sele
     Ok(selected)
 }
 
-/// A block descriptor may say what is so, or 0 blocks for "as it is".
+/// A block descriptor may contain the present values, or 0 blocks for "unchanged".
 fn check_descriptor(unit: &LogicalUnit, long: bool, descriptor: &[u8], at: usize) -> Result<(), Fault> {
     let fault =
         |offset: usize| Fault::parameter(u16::try_from(at.saturating_add(offset)).unwrap_or(u16::MAX));

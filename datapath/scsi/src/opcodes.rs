@@ -1,10 +1,10 @@
-//! The table of commands: what REPORT SUPPORTED OPERATION CODES tells.
+//! The table of commands, which REPORT SUPPORTED OPERATION CODES returns.
 
 use crate::cdb::ReportOpcodes;
 use crate::sense::Fault;
 use crate::wire::{len16, len32};
 
-/// A command: its usage data has a bit for each bit of the CDB that is looked at, and begins with the code itself.
+/// A command. Its usage data begins with the code, and has one bit for each bit of the CDB that is evaluated.
 struct Entry {
     action: Option<u16>,
     usage: &'static [u8],
@@ -18,12 +18,12 @@ const fn with_action(action: u16, usage: &'static [u8]) -> Entry {
     Entry { action: Some(action), usage }
 }
 
-/// The CONTROL byte: NACA is looked at.
+/// The CONTROL byte: NACA is evaluated.
 const C: u8 = 0x04;
 /// A byte of an address or a length.
 const F: u8 = 0xff;
 
-/// Sorted by code and service action. Kept beside [`crate::cdb::parse`]; a test compares the two.
+/// Sorted by code and service action. It must match [`crate::cdb::parse`]; a test compares the two.
 const ENTRIES: &[Entry] = &[
     plain(&[0x00, 0, 0, 0, 0, C]),
     plain(&[0x03, 0x01, 0, 0, F, C]),
@@ -92,7 +92,7 @@ impl Entry {
     }
 }
 
-/// A command timeouts descriptor: lengths that say nothing, as no command has a usual one.
+/// A command timeouts descriptor without values, because no command has a usual duration.
 const TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// REPORT SUPPORTED OPERATION CODES.
@@ -141,7 +141,7 @@ fn one(
         // SUPPORT 001b: not supported.
         return Ok(vec![0, 0x01, 0, 0]);
     };
-    // SUPPORT 011b: as the standard says. CTDP at bit 7.
+    // SUPPORT 011b: according to the standard. CTDP at bit 7.
     let support = 0x03 | if ask.timeouts { 0x80 } else { 0 };
     let mut data = vec![0, support];
     data.extend_from_slice(&len16(entry.usage.len()));

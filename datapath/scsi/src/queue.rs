@@ -1,29 +1,32 @@
-//! The tasks of a logical unit that could not be carried out at once: their order, and their end before time.
+//! The tasks of a logical unit that could not be executed at once: their order, and their abort.
 //!
 //! | task | starts when no earlier task | ranges |
 //! |---|---|---|
-//! | simple | is ordered | overlaps, where one of the two is exclusive |
-//! | ordered | is there at all | the same |
+//! | simple | is ordered | overlaps, if one of the two is exclusive |
+//! | ordered | exists | the same |
 //! | head of queue | - | the same |
 //!
-//! Exclusive are COMPARE AND WRITE and ORWRITE, which read and then write. Commands that a device can carry out at
-//! once never come here; [`TaskSet::overtake`] and [`TaskSet::overtake_to_change`] tell them whether they may pass.
+//! COMPARE AND WRITE and ORWRITE are exclusive, because they read and then write. Commands that a device can
+//! execute at once never come here; [`TaskSet::overtake`] and [`TaskSet::overtake_to_change`] tell them
+//! whether they may pass.
 //!
 //! # The fence
-//! A command that may change something [passes](TaskSet::pass): it holds the fence for reading from before reservations and
-//! unit attentions are looked at until the device has carried it out, or until it is in the set. Two take the fence for
-//! writing:
-//! - an exclusive task, once before it starts: a change either saw it, or is over when it starts to read;
-//! - whoever ends tasks of others ([`TaskSet::close`]), PREEMPT AND ABORT and the task management functions: a command of these
-//!   either is over, or in the set and aborted, or is looked at afterwards. Without that, one that was found allowed and then
-//!   slept would write after PREEMPT AND ABORT was answered.
+//! A command that may change something [passes](TaskSet::pass). It holds the fence for reading from before
+//! its check of reservations and unit attentions until the device has executed it, or until it is in the set.
+//! Two kinds of tasks take the fence for writing:
+//! - An exclusive task, once before it starts: each change either saw the task, or has finished when the task
+//!   starts to read.
+//! - A task that ends tasks of others ([`TaskSet::close`]): PREEMPT AND ABORT and the task management
+//!   functions. A command of those others either has finished, or is in the set and aborted, or is checked
+//!   afterwards. Without the fence, a command could be found permitted, be suspended, and write after PREEMPT
+//!   AND ABORT was answered.
 //!
-//! PREEMPT, CLEAR and RELEASE take reservations and registrations away, and end no tasks: they pass like a change. What was found
-//! allowed before them is carried out, also after they were answered, as is what waits in the set; who wants it to end asks for
-//! PREEMPT AND ABORT (SPC-4).
+//! PREEMPT, CLEAR and RELEASE remove reservations and registrations, and end no tasks. They pass like a
+//! change. A command that was found permitted before them is executed, even after they were answered, as is a
+//! task that waits in the set. An initiator that wants such commands to end uses PREEMPT AND ABORT (SPC-4).
 //!
-//! Under the fence nothing waits for a device, no task starts and none is answered, for answers may come back here. Lock
-//! order: fence, then the set, reservations or attentions.
+//! Under the fence nothing waits for a device, no task starts and none is answered, because an answer may
+//! call back into this module. Lock order: fence, then the set, reservations or attentions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -35,17 +38,17 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::link::NexusId;
 use crate::task::{Arrival, Attribute, FunctionResult};
 
-/// Most tasks of a logical unit that wait or run; more are answered with TASK SET FULL.
+/// The most tasks of a logical unit that wait or run; further ones get TASK SET FULL.
 const TASKS: usize = 4096;
 
 /// What a task does to a part of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// Nothing that others could disturb.
+    /// Nothing that other tasks could disturb.
     Nothing,
     /// Writes it.
     Changes(ByteRange),
-    /// Reads and then writes it, as one step.
+    /// Reads and then writes it, atomically.
     Exclusive(ByteRange),
 }
 
@@ -59,7 +62,7 @@ impl Hold {
     }
 }
 
-/// Who is told when tasks that were aborted have ended: when the last clone is dropped.
+/// Called when aborted tasks have ended, which is when its last clone is dropped.
 pub(crate) struct Waiter(Mutex<Option<Told>>);
 
 type Told = Box<dyn FnOnce(FunctionResult) + Send>;
@@ -91,7 +94,7 @@ pub(crate) struct Ticket {
     fate: Arc<AtomicU8>,
 }
 
-/// What became of a task: nothing yet, aborted, or its answer is on its way.
+/// The state of a task: open, aborted, or its answer is on its way.
 const OPEN: u8 = 0;
 const ABORTED: u8 = 1;
 const ANSWERED: u8 = 2;
@@ -101,7 +104,8 @@ impl Ticket {
         self.fate.load(Ordering::SeqCst) == ABORTED
     }
 
-    /// Before the task is answered: it cannot be aborted any more. `false`: it was, and nothing is to be told.
+    /// Called before the task is answered: after that it cannot be aborted. `false`: it was aborted, and must
+    /// not be answered.
     pub(crate) fn answer(&self) -> bool {
         self.seal(ANSWERED)
     }
@@ -117,7 +121,7 @@ impl Ticket {
 /// Starts a task; called without locks.
 pub(crate) type Start = Box<dyn FnOnce(Ticket) + Send>;
 
-/// What a task is, for the set.
+/// The properties of a task that matter to the set.
 pub(crate) struct Kind {
     pub(crate) nexus: NexusId,
     pub(crate) tag: u64,
@@ -128,7 +132,7 @@ pub(crate) struct Kind {
 struct Entry {
     ticket: Ticket,
     kind: Kind,
-    /// Until it starts.
+    /// Present until the task starts.
     start: Option<Start>,
     waiters: Vec<Arc<Waiter>>,
 }
@@ -163,39 +167,39 @@ pub(crate) struct Startable {
     exclusive: bool,
 }
 
-/// A command on its way from being looked at to its end or its place in the set.
+/// Held by a command from its checks to its end or its addition to the set.
 pub(crate) type Pass<'a> = RwLockReadGuard<'a, ()>;
 
-/// No command is on its way.
+/// While it is held, no command passes.
 pub(crate) type Closed<'a> = RwLockWriteGuard<'a, ()>;
 
 /// Tasks that were aborted.
 #[derive(Default)]
 pub(crate) struct Aborted {
-    /// Those that waited: to be started once the fence is open, which ends them.
+    /// Tasks that had waited: they have to be started when the fence is open, which ends them.
     pub(crate) waiting: Vec<Startable>,
-    /// Whose they all were.
+    /// The nexuses of all of them.
     pub(crate) whose: HashSet<NexusId>,
-    /// Whether others were meant too, whose answers are on their way.
+    /// Whether other tasks were meant too, whose answers are on their way.
     pub(crate) were_answered: bool,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 #[derive(Default)]
 pub(crate) struct TaskSet {
     state: Mutex<State>,
     fence: RwLock<()>,
-    /// How many there are, how many of them are ordered, and exclusive: what a hit looks at.
+    /// The number of all tasks, of ordered ones, and of exclusive ones. A RAM hit checks only these.
     all: AtomicUsize,
     ordered: AtomicUsize,
     exclusive: AtomicUsize,
-    /// How often all tasks were ended, by resets and by CLEAR TASK SET; changed under the closed fence.
+    /// How often all tasks were ended by resets and by CLEAR TASK SET; changed under the closed fence.
     resets: AtomicU64,
     clears: AtomicU64,
 }
 
 impl TaskSet {
-    /// Whether a command that does not wait may be carried out now.
+    /// Whether a command that does not wait may be executed now.
     #[inline]
     pub(crate) fn overtake(&self, attribute: Attribute) -> bool {
         match attribute {
@@ -205,45 +209,45 @@ impl TaskSet {
         }
     }
 
-    /// The same for a change, which has passed.
+    /// The same for a change that holds the fence.
     #[inline]
     pub(crate) fn overtake_to_change(&self, attribute: Attribute, _: &Pass<'_>) -> bool {
         self.overtake(attribute) && self.exclusive.load(Ordering::SeqCst) == 0
     }
 
-    /// Before a command is looked at; to be kept until it is carried out or [added](TaskSet::add).
+    /// Called before a command is checked; to be held until it is executed or [added](TaskSet::add).
     #[inline]
     pub(crate) fn pass(&self) -> Pass<'_> {
         self.fence.read()
     }
 
-    /// Waits for all that pass, and keeps others from it.
+    /// Waits for all commands that pass, and stops new ones.
     pub(crate) fn close(&self) -> Closed<'_> {
         self.fence.write()
     }
 
-    /// All tasks are ended by a reset, those too that the transport has not handed over yet.
+    /// Notes that a reset ends all tasks, including those that the transport has not handed over yet.
     pub(crate) fn note_reset(&self, _: &Closed<'_>) {
         self.resets.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The same by CLEAR TASK SET.
+    /// The same for CLEAR TASK SET.
     pub(crate) fn note_clear(&self, _: &Closed<'_>) {
         self.clears.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What a command that comes now is compared with when it is handed over.
+    /// The state with which a command that arrives now is compared when it is handed over.
     #[inline]
     pub(crate) fn arrival(&self) -> Arrival {
         Arrival { resets: self.resets.load(Ordering::SeqCst), clears: self.clears.load(Ordering::SeqCst) }
     }
 
-    /// Whether no more tasks should be added. (One for each thread that asks may still be.)
+    /// Whether no more tasks should be added. (Each thread that asks at the same time may still add one.)
     pub(crate) fn is_full(&self) -> bool {
         self.all.load(Ordering::Relaxed) >= TASKS
     }
 
-    /// Adds a task, and gives it back to be started unless it has to wait.
+    /// Adds a task, and returns it for starting unless it has to wait.
     pub(crate) fn add(&self, kind: Kind, start: Start, _: &Pass<'_>) -> Option<Startable> {
         let mut state = self.state.lock();
         state.last_id = state.last_id.wrapping_add(1);
@@ -256,17 +260,18 @@ impl TaskSet {
         now
     }
 
-    /// Starts what [`TaskSet::add`], [`TaskSet::finish`] and [`TaskSet::abort`] gave; not under the fence.
+    /// Starts a task that [`TaskSet::add`], [`TaskSet::finish`] or [`TaskSet::abort`] returned; not under the
+    /// fence.
     pub(crate) fn start(&self, startable: Startable) {
         if startable.exclusive {
-            // Changes that did not see it are over after this.
+            // After this, changes that did not see the task have finished.
             drop(self.fence.write());
         }
         (startable.start)(startable.ticket);
     }
 
-    /// Removes a task after its answer was given: whoever ends tasks until then waits for it, and is answered later. The waiters are
-    /// to be dropped, the rest started.
+    /// Removes a task after it was answered. A function that ends tasks until this moment waits for it, and
+    /// is answered later. The caller drops the waiters and starts the returned tasks.
     pub(crate) fn finish(&self, ticket: &Ticket) -> (Vec<Arc<Waiter>>, Vec<Startable>) {
         let mut state = self.state.lock();
         let Some(place) = state.entries.iter().position(|e| e.ticket.id == ticket.id) else {
@@ -285,7 +290,8 @@ impl TaskSet {
         (entry.waiters, ready)
     }
 
-    /// Aborts the tasks that `is_meant` picks by nexus and tag; for those that are being answered it only waits.
+    /// Aborts the tasks that `is_meant` selects by nexus and tag. Tasks that are being answered are only
+    /// waited for.
     pub(crate) fn abort(
         &self,
         is_meant: impl Fn(NexusId, u64) -> bool,
@@ -327,7 +333,7 @@ impl TaskSet {
     }
 }
 
-/// Takes what starts the task.
+/// Takes the function that starts the task.
 fn startable(entry: &mut Entry) -> Option<Startable> {
     let start = entry.start.take()?;
     Some(Startable { start, ticket: entry.ticket.clone(), exclusive: entry.is_exclusive() })

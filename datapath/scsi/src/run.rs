@@ -1,4 +1,4 @@
-//! Carrying out a task in steps: each is one request to the device.
+//! Executes a task in steps: each step is one request to the device.
 //!
 //! ```text
 //!   start --> step --Submit--> device --landed--> step .. --End--> answer, next tasks
@@ -6,8 +6,9 @@
 //!                                 +-- aborted meanwhile: ends without a reply
 //! ```
 //!
-//! A device may answer on the spot. The thread that gave the command takes [`BYTES_IN_A_ROW`] then and no more, the unit's own
-//! goes on, in turns: the transport's has to hear of an abort, and of an initiator that is gone.
+//! A device may answer immediately. The thread that gave the command then processes at most
+//! [`BYTES_IN_A_ROW`]. After that the unit's own thread continues, in turns with other tasks, because the
+//! transport's thread has to notice aborts and closed connections.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::queue::Ticket;
 use crate::sense::Fault;
 use crate::task::{Outcome, Reply};
 
-/// How much a task moves on a thread before others have their turn, in bytes; of what it clears a 64th counts.
+/// How many bytes a task moves on a thread before others have their turn. Cleared bytes count as a 64th.
 const BYTES_IN_A_ROW: u64 = 64 << 20;
 
 /// Where the answer goes.
@@ -32,7 +33,7 @@ pub(crate) struct Buffers {
     pub(crate) data_out: Vec<u8>,
 }
 
-/// What is to be done next.
+/// The next action.
 pub(crate) enum Step {
     Submit(Request),
     End(Result<(), Fault>),
@@ -40,13 +41,14 @@ pub(crate) enum Step {
 
 /// A task in steps.
 pub(crate) trait Work: Send {
-    /// The next step. `landed` is the buffer of the request before, which succeeded; `None` at the start.
+    /// The next step. `landed` is the buffer of the previous request, which succeeded; `None` at the start.
     fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step;
 
-    /// Whether the request in flight is the only one, so that the answer can be given where it lands.
+    /// Whether the request in flight is the only one, so that the answer can be given on the thread that
+    /// completes it.
     fn is_single(&self) -> bool;
 
-    /// The command, for the log, and whether an error is one of writing.
+    /// The command's name for the log, and whether its errors are write errors.
     fn name(&self) -> (&'static str, bool);
 }
 
@@ -59,7 +61,7 @@ pub(crate) struct Run {
     pub(crate) done: Done,
 }
 
-/// Where the thread that submits and the one that completes meet.
+/// Hands the task over between the thread that submits and the thread that completes.
 enum Slot {
     Submitting,
     Landed(Landed),
@@ -67,7 +69,7 @@ enum Slot {
     Taken,
 }
 
-/// Takes steps until a request does not land at once or others have their turn.
+/// Runs steps until a request does not complete at once or others have their turn.
 pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
     let mut left = BYTES_IN_A_ROW;
     loop {
@@ -76,7 +78,7 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
             if unit.worker.is_there() {
                 return unit.worker.post(Box::new(move || drive(run, landed)));
             }
-            // There is no other thread: all of it is done here.
+            // There is no other thread: everything is done here.
             left = u64::MAX;
         }
         if run.ticket.is_aborted() {
@@ -122,7 +124,7 @@ fn weight(request: &Request) -> u64 {
     }
 }
 
-/// A request landed: on the thread that submits it, or on any other.
+/// Handles a completed request: on the thread that submitted it, or on any other.
 fn land(slot: &Mutex<Slot>, outcome: Landed, single: bool) {
     let parked = {
         let mut slot = slot.lock();
@@ -149,11 +151,11 @@ fn end(run: Run, result: Result<(), Fault>) {
     finish(run, Some(reply));
 }
 
-/// Answers, leaves the task set, and starts what waited for this. In this order: whoever ends tasks is answered after the tasks
-/// (RFC 7143), and waits only for those in the set.
+/// Answers, leaves the task set, and starts the tasks that waited for this one. The order matters: a function
+/// that ends tasks is answered after these tasks (RFC 7143), and waits only for tasks in the set.
 fn finish(run: Run, reply: Option<Reply>) {
     let Run { link, ticket, buffers, done, .. } = run;
-    // An abort that came after the last step still silences the answer.
+    // An abort after the last step still suppresses the answer.
     let reply = reply.filter(|_| ticket.answer());
     let good = reply.as_ref().is_some_and(|reply| *reply == Reply::GOOD);
     let data_in = if good { buffers.data_in } else { Vec::new() };

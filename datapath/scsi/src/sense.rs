@@ -10,9 +10,9 @@ use crate::wire::put;
 pub enum Status {
     /// Done.
     Good = 0x00,
-    /// Sense data says what is the matter.
+    /// Sense data tells the reason.
     CheckCondition = 0x02,
-    /// Another nexus is in the way, shortly.
+    /// Another nexus blocks it for a short time.
     Busy = 0x08,
     /// A reservation of another initiator forbids it.
     ReservationConflict = 0x18,
@@ -33,7 +33,7 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SenseKey {
-    /// Nothing to tell.
+    /// Nothing to report.
     NoSense = 0x0,
     /// The logical unit cannot be used now.
     NotReady = 0x2,
@@ -41,7 +41,7 @@ pub enum SenseKey {
     MediumError = 0x3,
     /// The device failed.
     HardwareError = 0x4,
-    /// The command makes no sense here.
+    /// The command is invalid here.
     IllegalRequest = 0x5,
     /// Something happened that the initiator should know.
     UnitAttention = 0x6,
@@ -51,7 +51,7 @@ pub enum SenseKey {
     CopyAborted = 0xa,
     /// Ended by the target; the initiator may try again.
     AbortedCommand = 0xb,
-    /// Data compared was not equal.
+    /// The compared data was not equal.
     Miscompare = 0xe,
 }
 
@@ -131,14 +131,14 @@ impl std::fmt::Debug for Sense {
     }
 }
 
-/// Where a field that was refused lies.
+/// The place of a refused field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Cdb(u16),
     Parameters(u16),
 }
 
-/// Why a command ends with CHECK CONDITION, before it is known in which format.
+/// Why a command ends with CHECK CONDITION, before the format of the sense data is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     key: SenseKey,
@@ -152,7 +152,7 @@ impl Fault {
         Self { key, code, information: None, place: None }
     }
 
-    /// ILLEGAL REQUEST with a code that says all.
+    /// ILLEGAL REQUEST with a code that needs no further details.
     pub(crate) const fn illegal(code: Code) -> Self {
         Self::new(SenseKey::IllegalRequest, code)
     }
@@ -180,7 +180,7 @@ impl Fault {
         self
     }
 
-    /// What an error of the device is to an initiator.
+    /// What the initiator gets for an error of the device.
     pub(crate) fn from_device(error: &IoError, changes: bool) -> Self {
         let medium = if changes { Code::WRITE_ERROR } else { Code::UNRECOVERED_READ_ERROR };
         match error.kind() {
@@ -193,7 +193,7 @@ impl Fault {
         }
     }
 
-    /// The sense data, in the format that the control mode page (D_SENSE) or the DESC bit asks for.
+    /// The sense data, in the format that the control mode page (D_SENSE) or the DESC bit selects.
     pub(crate) fn sense(&self, descriptors: bool) -> Sense {
         if descriptors { self.descriptor_sense() } else { self.fixed_sense() }
     }

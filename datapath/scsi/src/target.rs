@@ -1,14 +1,15 @@
 //! A target device with its logical units, and the nexuses that initiators have with it.
 //!
-//! A command goes this way:
+//! A command is processed in this order:
 //!
-//! 1. The LUN is looked up; one without a unit still answers INQUIRY and REPORT LUNS. The CDB is parsed ([`crate::cdb`]).
-//!    Unless it only reads, the command passes the unit's fence ([`crate::queue`]) up to its end or its place in the set.
-//! 2. A unit attention that waits is told instead (not to INQUIRY, REPORT LUNS, REQUEST SENSE).
-//! 3. Reservations are looked at.
-//! 4. What a unit says of itself is answered ([`crate::control`]).
-//! 5. A READ, a WRITE and a flush are offered to the device; what it cannot do at once, and all other commands of the
-//!    medium, become tasks ([`crate::medium`], [`crate::queue`], [`crate::run`]).
+//! 1. The LUN is looked up; a LUN without a unit still answers INQUIRY and REPORT LUNS. The CDB is parsed
+//!    ([`crate::cdb`]). Unless it only reads, the command passes the unit's fence ([`crate::queue`]) until it
+//!    has finished or is in the set.
+//! 2. If a unit attention is pending, it is reported instead (except to INQUIRY, REPORT LUNS, REQUEST SENSE).
+//! 3. Reservations are checked.
+//! 4. Questions about the unit itself are answered ([`crate::control`]).
+//! 5. A READ, a WRITE and a flush are offered to the device. What it cannot do at once, and all other
+//!    commands of the medium, become tasks ([`crate::medium`], [`crate::queue`], [`crate::run`]).
 
 use std::sync::Arc;
 
@@ -92,7 +93,7 @@ impl Nexus {
         self.links.get(place).map(|(_, link)| link)
     }
 
-    /// What [`Task::arrival`] of a command is that comes now.
+    /// The [`Task::arrival`] of a command that arrives now.
     #[inline]
     pub fn arrival(&self, lun: Lun) -> Arrival {
         self.link(lun).map_or(Arrival::default(), |link| link.unit.tasks.arrival())
@@ -121,9 +122,9 @@ impl Nexus {
         if fits { op.expected(unit.geometry.logical_block_bytes) } else { Expected::default() }
     }
 
-    /// Carries the command out if that needs no I/O and no waiting (but GET LBA STATUS may read metadata, as
-    /// [`headwater_block::Device::extents`] does). With [`Now::MustWait`] nothing has happened that
-    /// the initiator could notice.
+    /// Executes the command if that needs no I/O and no waiting (except that GET LBA STATUS may read
+    /// metadata, as [`headwater_block::Device::extents`] does). With [`Now::MustWait`] nothing has happened
+    /// that the initiator could notice.
     pub fn try_now(&self, command: &Command<'_>, data_in: &mut [u8]) -> Now {
         let Some(link) = self.link(command.lun) else {
             let parsed = cdb::parse(command.cdb);
@@ -235,7 +236,7 @@ impl Nexus {
             }
         };
         if control::is_control(&op) {
-            // What only reads changes nothing, and may wait for metadata.
+            // A command that only reads changes nothing, and may wait for metadata.
             let pass = may_change(&op).then_some(pass);
             let result = control::carry_out(&self.target, link, &op, &buffers.data_out);
             if let (Ok(Effect::Flush), Some(pass)) = (&result, pass) {
@@ -262,8 +263,8 @@ impl Nexus {
         answer(None, result, buffers, done);
     }
 
-    /// PERSISTENT RESERVE OUT, PREEMPT AND ABORT: when it is answered, nothing that others were still allowed changes
-    /// anything any more.
+    /// PERSISTENT RESERVE OUT, PREEMPT AND ABORT: after its answer, no command that others were still
+    /// permitted changes anything.
     fn preempt_and_abort(
         &self,
         link: &Arc<Link>,
@@ -298,8 +299,8 @@ impl Nexus {
         abort(unit, closed, |nexus, _| nexuses.contains(&nexus), &waiter);
     }
 
-    /// Carries out a task management function; `done` is called when the tasks concerned have ended, possibly before
-    /// this returns.
+    /// Executes a task management function; `done` is called when the affected tasks have ended, possibly
+    /// before this returns.
     pub fn manage(&self, function: Function, done: impl FnOnce(FunctionResult) + Send + 'static) {
         let waiter = Waiter::new(done);
         let lun = match function {
@@ -344,8 +345,9 @@ impl Nexus {
         }
     }
 
-    /// Aborts all tasks, for a transport whose session is over and that waits for the device to be at rest: it is told of the end
-    /// of each, without a reply. Reservations stay until the nexus is dropped. No command may be on its way meanwhile.
+    /// Aborts all tasks, for a transport whose session has ended and that waits for the device to be at rest.
+    /// The transport is informed of the end of each task, without a reply. Reservations stay until the nexus
+    /// is dropped. No command may be on its way meanwhile.
     pub fn abort_tasks(&self) {
         for (_, link) in &self.links {
             let aborted = link.unit.tasks.abort(|nexus, _| nexus == self.id, None);
@@ -356,7 +358,7 @@ impl Nexus {
 
 impl Drop for Nexus {
     fn drop(&mut self) {
-        // Nothing of it passes any more: that would borrow it.
+        // No command of this nexus passes any more, because it would borrow the nexus.
         self.abort_tasks();
         for (_, link) in &self.links {
             link.unit.reservations.nexus_lost(self.id);
@@ -364,7 +366,7 @@ impl Drop for Nexus {
     }
 }
 
-/// Aborts tasks, and opens the fence; whether there were any.
+/// Aborts tasks, and opens the fence. Returns whether there were any.
 fn abort(
     unit: &LogicalUnit,
     closed: Closed<'_>,
@@ -386,15 +388,15 @@ fn reset(unit: &LogicalUnit, waiter: &Arc<Waiter>) {
     abort(unit, closed, |_, _| true, waiter);
 }
 
-/// Ends aborted tasks that wait.
+/// Ends aborted tasks that were waiting.
 fn end(unit: &LogicalUnit, aborted: Aborted) {
     for startable in aborted.waiting {
         unit.tasks.start(startable);
     }
 }
 
-/// Whether all tasks were ended after the command came; under the fence. A reset has told all initiators of it, CLEAR TASK SET
-/// only those that had tasks in the set.
+/// Whether all tasks were ended after the command arrived; called under the fence. A reset has informed all
+/// initiators, CLEAR TASK SET only those that had tasks in the set.
 fn was_ended(link: &Link, arrival: Arrival) -> bool {
     let now = link.unit.tasks.arrival();
     if arrival.resets == now.resets && arrival.clears != now.clears {
@@ -408,13 +410,13 @@ fn silence(buffers: Buffers, done: Done) {
     done(Outcome { reply: None, data_in: Vec::new(), data_out: buffers.data_out });
 }
 
-/// Whether a command must pass the fence: all but those that only read.
+/// Whether a command must pass the fence: all except those that only read.
 #[inline]
 fn may_change(op: &Op) -> bool {
     op.access() != Access::Reading
 }
 
-/// Steps 2 and 3 of a command: whether it may be carried out, and what it is.
+/// Steps 2 and 3 of a command: returns its operation if it may be executed.
 #[inline]
 fn admit(link: &Link, cdb: &Cdb, parsed: Result<Op, Fault>) -> Result<Op, Reply> {
     let unit = &link.unit;
@@ -458,7 +460,7 @@ fn allocation(op: Option<&Op>) -> usize {
     op.map_or(0, |op| usize::try_from(op.expected(0).data_in_bytes).unwrap_or(usize::MAX))
 }
 
-/// Answers a command that is over.
+/// Answers a command that has finished.
 fn answer(op: Option<&Op>, result: Result<Vec<u8>, Reply>, buffers: Buffers, done: Done) {
     let (reply, data_in) = match result {
         Ok(mut data) => {
@@ -486,7 +488,7 @@ fn start(
         let reply = Reply { status: Status::TaskSetFull, sense: None };
         return answer(None, Err(reply), buffers, done);
     }
-    // IMMED: what becomes of it later is nobody's business.
+    // IMMED: the later outcome is not reported.
     let answered = immediate.then(|| {
         let nobody = Box::new(|_| {}) as Done;
         (std::mem::take(&mut buffers), std::mem::replace(&mut done, nobody))

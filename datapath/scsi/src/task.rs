@@ -7,7 +7,7 @@ use crate::sense::{Sense, Status};
 pub struct Cdb([u8; 16]);
 
 impl Cdb {
-    /// From the bytes of a transport; what is beyond 16 is ignored (no command that is supported has it).
+    /// From the bytes of a transport. Bytes beyond 16 are ignored (no supported command has them).
     pub fn new(bytes: &[u8]) -> Self {
         let mut cdb = [0; 16];
         for (to, from) in cdb.iter_mut().zip(bytes) {
@@ -73,14 +73,14 @@ impl Lun {
 /// Task attribute (SAM-5, 8.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attribute {
-    /// May run beside others.
+    /// May run concurrently with others.
     #[default]
     Simple,
     /// Runs after all earlier tasks and before all later ones.
     Ordered,
     /// Runs as soon as it can.
     HeadOfQueue,
-    /// Asks for an auto-contingent allegiance, which no logical unit here establishes.
+    /// Requests an auto-contingent allegiance, which no logical unit here establishes.
     Aca,
 }
 
@@ -89,19 +89,19 @@ pub enum Attribute {
 pub struct Command<'a> {
     /// Addressed logical unit.
     pub lun: Lun,
-    /// Its place among other tasks.
+    /// Its order among other tasks.
     pub attribute: Attribute,
-    /// What to do.
+    /// The command.
     pub cdb: &'a Cdb,
-    /// The data-out: [`Expected::data_out_bytes`], or all that the initiator announced if that is less. More does no
-    /// harm and is ignored.
+    /// The data-out: [`Expected::data_out_bytes`], or everything that the initiator announced if that is
+    /// less. Additional bytes are ignored.
     pub data_out: &'a [u8],
-    /// How much data-out the initiator announced (iSCSI: the expected data transfer length of a write, else 0). Some
-    /// commands are refused when it is not what the CDB says.
+    /// How much data-out the initiator announced (iSCSI: the expected data transfer length of a write, else
+    /// 0). Some commands are refused if it differs from the CDB.
     pub announced_bytes: u64,
 }
 
-/// When a command came, as far as that matters to what ends all tasks of a logical unit.
+/// When a command arrived, relative to functions that end all tasks of a logical unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrival {
     pub(crate) resets: u64,
@@ -113,33 +113,36 @@ pub struct Arrival {
 pub struct Task {
     /// Addressed logical unit.
     pub lun: Lun,
-    /// Its place among other tasks.
+    /// Its order among other tasks.
     pub attribute: Attribute,
     /// The transport's name of the task, unique in the nexus while it runs ([`Function::AbortTask`]).
     pub tag: u64,
-    /// [`crate::Nexus::arrival`] when the command came, which may be long before its data had: it is aborted if all tasks were
-    /// ended meanwhile.
+    /// [`crate::Nexus::arrival`] when the command arrived, which may be long before its data did. The command
+    /// is aborted if all tasks were ended meanwhile.
     pub arrival: Arrival,
-    /// What to do.
+    /// The command.
     pub cdb: Cdb,
     /// As [`Command::data_out`]; handed back in [`Outcome::data_out`].
     pub data_out: Vec<u8>,
     /// As [`Command::announced_bytes`].
     pub announced_bytes: u64,
-    /// Memory for data-in, used as it is where its capacity suffices; its contents do not matter.
+    /// Memory for data-in, used as it is if its capacity is sufficient; its contents do not matter.
     pub data_in: Vec<u8>,
 }
 
-/// How much data a command moves and needs memory for, and whether it takes room, as far as its CDB tells.
+/// How much data a command moves, the memory that it needs, and whether it needs disk space, as far as its
+/// CDB tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     /// Bytes of data-out that the command takes.
     pub data_out_bytes: u64,
-    /// Most bytes of data-in that the command gives.
+    /// The most bytes of data-in that the command gives.
     pub data_in_bytes: u64,
-    /// Memory that it needs besides while it waits for the device, for what is read to be compared or is written many times.
+    /// Additional memory that it needs while it waits for the device, for data that is compared or written
+    /// many times.
     pub buffer_bytes: u64,
-    /// Whether it stores data, so that it may wait for room on the disk; one that unmaps or clears blocks does not.
+    /// Whether it stores data, so that it may wait for disk space. A command that unmaps or clears blocks
+    /// does not.
     pub needs_room: bool,
 }
 
@@ -153,7 +156,7 @@ pub enum Now {
         /// Length of the data-in.
         data_in_bytes: usize,
     },
-    /// It needs I/O, has to wait, or its data-in does not fit the buffer: give the same command to
+    /// It needs I/O, has to wait, or its data-in does not fit into the buffer: give the same command to
     /// [`crate::Nexus::execute`].
     MustWait,
 }
@@ -175,11 +178,11 @@ impl Reply {
 /// The answer to a [`Task`].
 #[derive(Debug)]
 pub struct Outcome {
-    /// How it ended; `None`: it was aborted, and the initiator is told nothing.
+    /// How it ended; `None`: it was aborted, and the initiator gets no answer.
     pub reply: Option<Reply>,
-    /// All data-in, whatever the initiator announced: the transport cuts it and tells the residual.
+    /// All data-in, whatever the initiator announced: the transport cuts it and reports the residual.
     pub data_in: Vec<u8>,
-    /// The task's buffer, handed back (empty where it was lost).
+    /// The task's buffer, handed back (empty if it was lost).
     pub data_out: Vec<u8>,
 }
 
@@ -203,7 +206,7 @@ pub enum Function {
         /// The logical unit.
         lun: Lun,
     },
-    /// Ends all tasks of a logical unit, and takes it back to how it started.
+    /// Ends all tasks of a logical unit, and restores its initial state.
     LogicalUnitReset {
         /// The logical unit.
         lun: Lun,
@@ -217,7 +220,7 @@ pub enum Function {
 /// The answer to a [`Function`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FunctionResult {
-    /// Done. Also for a task that has ended already, where the transport knows the tag.
+    /// Done. Also returned for a task that has ended already, if the transport knows the tag.
     Complete,
     /// No task of this nexus has the tag.
     TaskDoesNotExist,

@@ -1,4 +1,4 @@
-//! A logical unit: a device, who it is, and what all nexuses share.
+//! A logical unit: a device, its identity, and the state that all nexuses share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -19,12 +19,13 @@ use crate::worker::Worker;
 /// How a logical unit is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Refuse writes, also where the device takes them.
+    /// Refuse writes, even if the device accepts them.
     pub read_only: bool,
     /// Start with the write cache enabled (WCE), if the device has one; otherwise each write is made durable before
     /// it is answered. The initiator may change it.
     pub write_cache_enabled: bool,
-    /// Tell each new nexus that the logical unit was reset (unit attention 29h/00h), as disks do after power on.
+    /// Report to each new nexus that the logical unit was reset (unit attention 29h/00h), as disks do after
+    /// power on.
     pub power_on_attention: bool,
     /// Longest transfer of one command, in bytes; at most [`headwater_block::MAX_REQUEST_BYTES`].
     pub transfer_bytes: u32,
@@ -102,12 +103,12 @@ impl LogicalUnit {
         default_values(&self.geometry, &self.options)
     }
 
-    /// Whether writes are refused, for whatever reason.
+    /// Whether writes are refused for any reason.
     pub(crate) fn is_write_protected(&self) -> bool {
         self.geometry.read_only || self.options.read_only || self.mode.write_protect()
     }
 
-    /// Refuses changes where nothing may be written.
+    /// Refuses changes if the unit is write protected.
     pub(crate) fn check_writable(&self) -> Result<(), Fault> {
         use crate::sense::SenseKey::DataProtect;
         if self.geometry.read_only || self.options.read_only {
@@ -133,7 +134,7 @@ impl LogicalUnit {
         ByteRange::new(offset, len).ok_or(out_of_range)
     }
 
-    /// As [`LogicalUnit::range`], for commands that [`Options::transfer_bytes`] holds for.
+    /// As [`LogicalUnit::range`], for commands to which [`Options::transfer_bytes`] applies.
     pub(crate) fn transfer_range(&self, span: Span) -> Result<ByteRange, Fault> {
         let range = self.range(span)?;
         if span.blocks > u64::from(self.limits.transfer_blocks) {
@@ -147,7 +148,7 @@ impl LogicalUnit {
         u64::from(self.limits.transfer_blocks).saturating_mul(u64::from(self.geometry.logical_block_bytes))
     }
 
-    /// The run of blocks up to the end where the length is 0 (SYNCHRONIZE CACHE, WRITE SAME, PRE-FETCH).
+    /// If the length is 0, the run of blocks up to the end (SYNCHRONIZE CACHE, WRITE SAME, PRE-FETCH).
     pub(crate) fn or_to_the_end(&self, span: Span) -> Span {
         if span.blocks == 0 && span.lba <= self.blocks {
             return Span { lba: span.lba, blocks: self.blocks.saturating_sub(span.lba) };
@@ -159,13 +160,14 @@ impl LogicalUnit {
         Reply { status: Status::CheckCondition, sense: Some(fault.sense(self.mode.descriptor_sense())) }
     }
 
-    /// Whether a change has to be durable before it is answered: with FUA, or with the write cache disabled.
+    /// Whether a change has to be durable before its answer: with FUA, or with the write cache disabled.
     #[inline]
     pub(crate) fn must_be_durable(&self, fua: bool) -> bool {
         self.geometry.volatile_cache && (fua || !self.mode.write_cache())
     }
 
-    /// Logs an error of the device: the 1st, 2nd, 4th, 8th.. of this unit, so that a broken disk does not flood.
+    /// Logs an error of the device: the 1st, 2nd, 4th, 8th.. of this unit, so that a broken disk does not
+    /// flood the log.
     pub(crate) fn log_fault(&self, what: &str, error: &IoError) {
         let count = self.faults.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         if !count.is_power_of_two() {
@@ -200,7 +202,8 @@ impl LogicalUnit {
         }
     }
 
-    /// What a reset does besides ending tasks: modes and the RESERVE reservation go, persistent ones stay.
+    /// The effects of a reset besides ending tasks: modes return to their defaults, and the reservation by
+    /// RESERVE ends. Persistent reservations stay.
     pub(crate) fn reset(&self) {
         self.mode.set(self.default_mode());
         self.reservations.clear_simple();

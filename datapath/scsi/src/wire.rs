@@ -30,7 +30,7 @@ pub(crate) fn bit_at(bytes: &[u8], at: usize, bit: u8) -> bool {
     u8_at(bytes, at) & 1_u8.wrapping_shl(u32::from(bit)) != 0
 }
 
-/// Overwrites what lies at `at`; nothing happens where it does not fit.
+/// Overwrites the bytes at `at`; does nothing if they do not fit.
 pub(crate) fn put(bytes: &mut [u8], at: usize, what: &[u8]) {
     if let Some(place) = bytes.get_mut(at..).and_then(|rest| rest.get_mut(..what.len())) {
         place.copy_from_slice(what);

@@ -1,12 +1,13 @@
-//! The thread that continues tasks of several steps: a device's completions must not block, and the next step may.
+//! The thread that continues tasks of several steps. A device's completions must not block, and the next step
+//! may.
 //!
-//! Started by the first such task of a logical unit, and ended with the unit. Most units never have one.
+//! It is started by the first such task of a logical unit, and ends with the unit. Most units never have one.
 
 use std::sync::mpsc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Something to do.
+/// A piece of work.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread of one logical unit.
@@ -16,7 +17,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Has `job` done on the worker's thread. There is at most one job for each task in the set, which bounds them.
+    /// Runs `job` on the worker's thread. There is at most one job for each task in the set, which limits
+    /// their number.
     pub(crate) fn post(&self, job: Job) {
         let mut sender = self.started();
         let rejected = match sender.as_ref() {
@@ -32,7 +34,7 @@ impl Worker {
         }
     }
 
-    /// Whether jobs are done on another thread than the caller's.
+    /// Whether jobs run on another thread than the caller's.
     pub(crate) fn is_there(&self) -> bool {
         self.started().is_some()
     }

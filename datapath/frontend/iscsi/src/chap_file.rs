@@ -15,10 +15,10 @@ use headwater_block::small_file;
 use crate::login::chap::{Accounts, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret};
 use crate::name::IscsiName;
 
-/// A longer file is none of secrets.
+/// A longer file does not contain secrets.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Why there are no secrets. No message shows one.
+/// Why there are no usable secrets. No message shows a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ChapFileError {
     /// It cannot be read.
@@ -29,7 +29,7 @@ pub enum ChapFileError {
         /// Why.
         source: std::io::Error,
     },
-    /// Others can read it.
+    /// Other users can read it.
     #[error("the CHAP secrets in {path} can be read by others (mode {mode:03o}); run: chmod 600 {path}")]
     Open {
         /// The file.
@@ -47,7 +47,7 @@ pub enum ChapFileError {
         /// What is wrong.
         why: String,
     },
-    /// A line is for a target that is not offered.
+    /// A line names a target that is not offered.
     #[error(
         "the CHAP secrets in {place} name the target '{target}', which is not offered: correct the name, or leave it out"
     )]
@@ -67,7 +67,7 @@ pub enum ChapFileError {
         /// The target.
         target: IscsiName,
     },
-    /// There is nobody who could log in.
+    /// Nobody could log in with it.
     #[error("the CHAP secrets in {place} name no initiator: add a line 'initiator NAME SECRET'")]
     Nobody {
         /// Which file, or the environment.
@@ -87,13 +87,13 @@ pub struct ChapFile {
 #[derive(Debug)]
 struct Login {
     secret: Secret,
-    /// Where; none: everywhere.
+    /// The targets; empty means all.
     targets: Vec<IscsiName>,
 }
 
 impl ChapFile {
-    /// Who may log in to each of these targets, in their order. An error where a line names another one, or nobody
-    /// may log in to one.
+    /// For each of these targets, in their order, who may log in. Fails if a line names another target, or if
+    /// nobody may log in to one of them.
     pub fn accounts(&self, targets: &[IscsiName]) -> Result<Vec<Accounts>, ChapFileError> {
         let named = self.initiators.iter().flat_map(|login| &login.targets);
         if let Some(target) = named.into_iter().find(|target| !targets.contains(target)) {
@@ -126,7 +126,7 @@ pub fn read(path: &Path) -> Result<ChapFile, ChapFileError> {
     parse(&text, &path.display().to_string())
 }
 
-/// Parses a text; `place` is where it comes from, for messages.
+/// Parses a text; `place` says where it comes from, for messages.
 pub fn parse(text: &str, place: &str) -> Result<ChapFile, ChapFileError> {
     let mut file = ChapFile { place: place.into(), ..ChapFile::default() };
     for (at, line) in text.lines().enumerate() {
@@ -180,7 +180,8 @@ fn take_line(line: &str, file: &mut ChapFile) -> Result<(), String> {
     }
 }
 
-/// The name of a target. What is no such name may be a part of a secret with a space in it, and is not shown.
+/// Parses the name of a target. A text that is no name may be a part of a secret that contains a space, so it
+/// is not shown.
 fn named(word: &str) -> Result<IscsiName, String> {
     word.parse()
         .map_err(|_| "what follows a secret must be names of targets (iqn...); secrets have no spaces".into())

@@ -1,8 +1,9 @@
-//! What must hold of every byte sequence that an iSCSI target or initiator can be sent: for the fuzzers in `fuzz/`, and for a
-//! bounded test.
+//! Properties that must hold for every byte sequence that an iSCSI target or initiator may receive: for the
+//! fuzzers in `fuzz/`, and for a bounded test.
 //!
-//! Each function reads bytes twice: with the code of this crate, and by the tables and the plain readings of RFC 7143 that
-//! are written down here. The two must agree on what is refused, and on every bit of what is not.
+//! Each function parses the bytes twice: with the code of this crate, and with a simple second parser that
+//! follows the tables and the text of RFC 7143. The two must agree on what is refused, and on every bit of
+//! what is accepted.
 
 mod session;
 mod target;
@@ -25,7 +26,7 @@ use crate::wire::text::{KEY_BYTES, TextError, VALUE_BYTES, binary, hexadecimal, 
 
 pub use headwater_block::fuzzing::Oracle;
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let pdus = LAYOUTS.iter().map(|layout| {
         let mut header = [0; 48];
@@ -56,16 +57,16 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     ]
 }
 
-/// Bits of a header that a PDU has: all others are reserved, and sent as zero.
+/// The defined bits of a PDU's header. All others are reserved, and sent as zero.
 struct Layout {
     opcode: u8,
     immediate: bool,
-    /// Bits of byte 1 that count, and those that are always set.
+    /// The bits of byte 1 that are defined, and those that are always set.
     flags: u8,
     always: u8,
-    /// Ranges of bytes that count, from byte 2 on.
+    /// Ranges of bytes that are defined, from byte 2 on.
     fields: &'static [(usize, usize)],
-    /// The header that comes out of decoding and encoding; `None` where it is refused.
+    /// Decodes and encodes a header; `None` if it is refused.
     again: fn(&Bhs) -> Option<Bhs>,
 }
 
@@ -214,7 +215,8 @@ const LAYOUTS: [Layout; 17] = [
     },
 ];
 
-/// The header that must come out when `bytes` come in: what does not count is zero. `None`: it is refused.
+/// The header that must result from decoding and encoding `bytes`: undefined bits are zero. `None`: it is
+/// refused.
 fn canonical(layout: &Layout, bytes: &Bhs) -> Option<Bhs> {
     let mut header = [0; 48];
     let immediate = match layout.opcode {
@@ -227,7 +229,8 @@ fn canonical(layout: &Layout, bytes: &Bhs) -> Option<Bhs> {
     for (from, to) in layout.fields {
         header[*from..*to].copy_from_slice(&bytes[*from..*to]);
     }
-    // A residual: bit 1 says underflow, bit 2 overflow, not both; without either its count is none.
+    // A residual: bit 1 means underflow, bit 2 overflow; they exclude each other, and without either its
+    // count is zero.
     let residual = |flags: u8, at: usize, header: &mut Bhs| {
         match flags & 6 {
             6 => return None,
@@ -249,14 +252,15 @@ fn canonical(layout: &Layout, bytes: &Bhs) -> Option<Bhs> {
                 header[3] = bytes[3];
             }
         }
-        // None of a task.
+        // Not a tag of a task.
         0x3f => header[16..20].fill(0xff),
         _ => {}
     }
     Some(header)
 }
 
-/// A basic header segment, as each kind of PDU: what counts survives, what is reserved is dropped, another opcode is refused.
+/// A basic header segment, as each kind of PDU: defined fields survive, reserved bits are dropped, another
+/// opcode is refused.
 pub fn iscsi_pdu(bytes: &[u8]) {
     let mut given: Bhs = [0; 48];
     for (to, from) in given.iter_mut().zip(bytes) {
@@ -271,7 +275,8 @@ pub fn iscsi_pdu(bytes: &[u8]) {
     }
 }
 
-/// A text: pairs as the plainest parser finds them, and what was found reads back. Values as numbers and binary data.
+/// A text: the pairs equal those of a simple parser, and are parsed again from their encoding. The values are
+/// also parsed as numbers and binary data.
 pub fn iscsi_text(bytes: &[u8]) {
     let found = pairs(bytes);
     assert_eq!(found, plain(bytes));
@@ -306,7 +311,7 @@ fn values(text: &str) {
         assert!(!data.is_empty(), "{text}");
         assert_eq!(binary(&hexadecimal(&data)), Some(data.clone()));
         if base == 16 {
-            // An odd number of digits has a zero in front.
+            // An odd number of digits gets a leading zero.
             let canonical = hexadecimal(&data);
             let digits = text.to_ascii_lowercase();
             let pad = if digits.len().is_multiple_of(2) { "0x" } else { "0x0" };
@@ -350,22 +355,22 @@ fn plain(text: &[u8]) -> Result<Vec<(&str, &str)>, TextError> {
     Ok(found)
 }
 
-/// What RFC 7143 says of a key, in the words of its section 13.
+/// The rule of RFC 7143, section 13, for a key.
 enum Rule {
     /// The first of the initiator's list that is `None` or `CRC32C`.
     Digest(fn(&mut Parameters) -> &mut bool),
     /// Yes or No, and what results from theirs.
     Boolean(fn(&mut Parameters, bool), Option<bool>),
-    /// The smaller of a number from this range and ours.
+    /// The smaller of the initiator's number, which must be in this range, and ours.
     Least(u32, u32, fn(&mut Parameters, &Limits, u32) -> u32),
-    /// Only told: a number from this range.
+    /// A declaration: a number from this range.
     Told(u32, u32, fn(&mut Parameters, u32)),
     Irrelevant,
     Reporting,
     Silence,
 }
 
-/// The rule of a key, and whether it matters only to SCSI, that is not in a discovery.
+/// The rule of a key, and whether the key only matters for SCSI and so not in a discovery.
 fn rule(key: &str) -> Option<(Rule, bool)> {
     const LONGEST: u32 = (1 << 24) - 1;
     let nothing = |_: &mut Parameters, _: bool| {};
@@ -467,7 +472,8 @@ fn expected_answer(
     }
 }
 
-/// Keys of a login, one after the other: each is answered by its rule, and what was agreed on is what the rules say.
+/// Keys of a login, one after the other: each is answered according to its rule, and the result is what the
+/// rules say.
 pub fn iscsi_login_keys(bytes: &[u8]) {
     let Ok(found) = pairs(bytes) else { return };
     let limits = Limits::default();
@@ -496,13 +502,13 @@ mod tests {
 
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());
     }
 
-    /// Texts that are right, nearly right, and not at all.
+    /// Texts that are right, nearly right, and completely wrong.
     fn garbage() -> impl Strategy<Value = Vec<u8>> {
         let key =
             prop_oneof![8 => "[A-Za-z][A-Za-z0-9.@_#+-]{0,20}", 1 => "[ -~]{0,70}", 1 => Just(String::new())];

@@ -9,24 +9,28 @@
 //! ```
 //!
 //! # Guarantees
-//! - One `recv` takes all PDUs that have arrived, one `send` answers all that could be finished at once. Immediate data is used
-//!   where it was received, reads go straight into the reply batch behind their header: no allocation, task or lock each.
-//! - A command that must wait does not hold up those behind it; ordered ones wait for those before them.
-//! - A write is given to the device when all of its data is here; an initiator that goes away in the middle has written none of it.
-//! - An initiator that sends garbage, lies about lengths, or never takes its replies costs its own connection, and bounded memory
-//!   ([`Limits`]); others go on. Logins that never end cannot keep others out.
-//! - A second login of the same session ends the first, and starts when the first one's commands have ended.
+//! - One `recv` takes all PDUs that have arrived, and one `send` answers all that could be finished at once.
+//!   Immediate data is used where it was received, and reads go directly into the reply batch after their
+//!   header. None of them needs an allocation, a task or a lock.
+//! - A command that must wait does not delay later commands, except that an ordered command waits for earlier
+//!   ones.
+//! - A write is given to the device when all of its data has arrived. If the initiator disconnects before
+//!   that, nothing is written.
+//! - An initiator that sends garbage, gives false lengths, or never takes its replies affects only its own
+//!   connection, and costs bounded memory ([`Limits`]). Unfinished logins cannot keep other initiators out.
+//! - A second login of the same session ends the first one, and starts when the first one's commands have
+//!   ended.
 //!
 //! # Limits
 //! All are fields of [`Limits`], with their units. One connection for each session; error recovery level 0.
 //!
 //! # Errors
-//! [`BindError`] says what was tried and what to do. Device errors become SCSI sense in `headwater-scsi`. Faults of initiators are
-//! logged with who and why, at a bounded rate.
+//! [`BindError`] says what was tried and what to do. Device errors become SCSI sense in `headwater-scsi`.
+//! Faults of initiators are logged with the initiator and the reason, at a bounded rate.
 //!
 //! # Not here
-//! No SCSI: commands, sense and reservations are those of `headwater-scsi`. No iSNS, no IPsec, no Kerberos or SRP, no iSER, no
-//! recovery within a session (levels 1 and 2), no bidirectional commands.
+//! No SCSI: commands, sense and reservations are those of `headwater-scsi`. No iSNS, no IPsec, no Kerberos or
+//! SRP, no iSER, no recovery within a session (levels 1 and 2), no bidirectional commands.
 //!
 //! Start reading at [`server`], then `server/session.rs`. The protocol as supported is in `docs/iscsi.md`.
 

@@ -2,66 +2,80 @@
 
 use crate::wire::header::SEGMENT_BYTES_MAX;
 
-/// What one initiator, and all together, may cost, and what is negotiated with them.
+/// Limits for one initiator and for all together, and the values that are negotiated with initiators.
 ///
-/// Memory of one session is at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`), and
-/// `queue_depth * first_burst_bytes`, and 5/4 of `bytes_collected` and of `bytes_executing` with two transfers more of either. Of all but
-/// the two buffers all sessions together take at most 19/16 of `shared_bytes` and 3/4 MiB each.
+/// One session uses at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`),
+/// `queue_depth * first_burst_bytes`, 5/4 of `bytes_collected` and 5/4 of `bytes_executing`, each with two
+/// transfers more. Without the two buffers, all sessions together use at most 19/16 of `shared_bytes`, and
+/// 3/4 MiB each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time, those that have not logged in included. More are closed at once. But where the sessions of one CHAP
-    /// name, or without CHAP those of one address, are more than half of all, others may still log in: who has none gets the newest
-    /// connection of whoever has most.
+    /// Connections at the same time, including those that have not logged in. Further connections are closed
+    /// at once. There is one exception. If the sessions of one CHAP name (without CHAP: of one address) are
+    /// more than half of all, an initiator of another name without any connection may still log in. It gets
+    /// the place of the newest connection of the name with the most connections.
     pub connections: usize,
-    /// Connections that have not logged in. A new one ends the oldest of them.
+    /// Connections that have not logged in. A new connection ends the oldest of them.
     pub half_open_logins: usize,
-    /// From accepting a connection to the end of its login, in milliseconds. Then it is closed.
+    /// From accepting a connection to the end of its login, in milliseconds. After that the connection is
+    /// closed.
     pub login_timeout_ms: u64,
-    /// PDUs in one login. Then it is closed.
+    /// PDUs in one login. If there are more, the connection is closed.
     pub login_pdus: u32,
-    /// Text of one login step or of one text request, in bytes, all its PDUs together.
+    /// Text of one login step or of one text request, in bytes, in all its PDUs together.
     pub text_bytes: usize,
-    /// The longest data segment that is taken, in bytes (MaxRecvDataSegmentLength).
+    /// The longest data segment that is accepted, in bytes (MaxRecvDataSegmentLength).
     pub receive_segment_bytes: u32,
-    /// Most data that comes unasked with a command, in bytes (FirstBurstLength).
+    /// The most unsolicited data of a command, in bytes (FirstBurstLength).
     pub first_burst_bytes: u32,
-    /// Most data of one sequence, in bytes (MaxBurstLength).
+    /// The most data of one sequence, in bytes (MaxBurstLength).
     pub max_burst_bytes: u32,
     /// R2Ts of one task at the same time (MaxOutstandingR2T).
     pub outstanding_r2t: u16,
-    /// Commands of one session at the same time (the window of MaxCmdSN); immediate ones come on top, as many again. More than initiators
-    /// have, since commands keep their order: behind writes that fill the window and wait for room on the disk no read could come.
+    /// Commands of one session at the same time (the window of MaxCmdSN), and in addition as many immediate
+    /// commands. It is larger than the queues of initiators. Commands keep their order, so if writes that
+    /// wait for disk space filled the window, no read could pass them.
     pub queue_depth: u32,
-    /// Data of one session that R2Ts have asked for or that waits to be carried out, in bytes; one burst more than fits is taken. Commands
-    /// that store nothing have a quarter besides, so that writes which wait for room on the disk do not hold them up.
+    /// Data of one session that R2Ts have requested, or that waits to be executed, in bytes. The limit may be
+    /// exceeded by one burst. Commands that store nothing have another quarter for themselves, so that writes
+    /// that wait for disk space do not delay them.
     pub bytes_collected: u64,
-    /// Data of one session that the device works on, in bytes, in the same way; one request more than fits is taken.
+    /// Data of one session that the device works on, in bytes, with the same rules. The limit may be exceeded
+    /// by one request.
     pub bytes_executing: u64,
-    /// What the commands of all sessions share besides [`headwater_block::budget::OWN_BYTES`] each for those that store data and for
-    /// others, in bytes: their data, from when an R2T asks for it or it comes unasked until their reply was sent, and what they read to
-    /// compare or write many times. Commands for which there is nothing wait. Those that store data have three quarters of it. For data
-    /// that has come unasked, with commands that wait, there are 3/16 of it besides (48 MiB at least); where there is no more of that, they
-    /// are answered TASK SET FULL.
+    /// Memory that the commands of all sessions share, in bytes. In addition each session has
+    /// [`headwater_block::budget::OWN_BYTES`] for commands that store data, and as much for others. A
+    /// command's data counts from its R2T, or from its unsolicited arrival, until its reply was sent. Data
+    /// that is read for comparing, or written many times, counts as well.
+    ///
+    /// Commands wait if there is not enough memory. Those that store data may use three quarters. Unsolicited
+    /// data of waiting commands has another 3/16 (at least 48 MiB); when that is used up, such commands get
+    /// TASK SET FULL.
     pub shared_bytes: u64,
-    /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
+    /// Replies are sent when this many bytes are collected, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
-    /// How long a session's thread looks for the next command before it sleeps, in microseconds; 0 sleeps at once. Looking ends
-    /// by itself where commands come more slowly ([`headwater_block::Polling`]).
+    /// How long a session's thread polls for the next command before it sleeps, in microseconds; 0 sleeps at
+    /// once. Polling stops by itself if commands arrive more slowly ([`headwater_block::Polling`]).
     pub polling_us: u64,
-    /// Silence after which a session is asked whether it is there (NOP-In), and time to answer, in milliseconds. An initiator
-    /// that never answered one is only asked: some boot firmware cannot.
+    /// After this silence a session gets a ping (NOP-In), and has as long to answer, in milliseconds. An
+    /// initiator that never answered a ping is not disconnected for that, because some boot firmware cannot
+    /// answer.
     pub keepalive_ms: u64,
-    /// How long an initiator may take nothing of what is sent, in milliseconds. The connection is cut then, or up to two such times later;
-    /// never while it takes something, however little. Also how long data that was asked for, or announced, may not
-    /// come, where others wait for the memory that was set aside for it or were refused for want of it; and that of one command may then
-    /// take so long, and a second more for each 32 KiB of the session that came meanwhile (of at most `bytes_collected` and 64 MiB).
+    /// How long an initiator may take no bytes of its replies, in milliseconds. The connection is then cut
+    /// after one to three times this time, and never while the initiator takes any bytes.
+    ///
+    /// It is also how long requested or announced data may fail to arrive, if others wait for the memory that
+    /// is reserved for it, or were refused because of it. The data of one command may then take this time,
+    /// and a second more for each 32 KiB of the session that arrived meanwhile (counting at most
+    /// `bytes_collected` and 64 MiB).
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
     pub logout_grace_ms: u64,
-    /// How long [`crate::Server::stop`] waits after that for requests in flight and for initiators to take their replies, in
-    /// milliseconds. Then connections are cut. Also how long a login waits for the session that it replaces.
+    /// How long [`crate::Server::stop`] waits after that for requests in flight and for initiators to take
+    /// their replies, in milliseconds. Then connections are cut. It is also how long a login waits for the
+    /// session that it replaces.
     pub stop_timeout_ms: u64,
-    /// Warnings about initiators in ten seconds; further ones are counted and told later.
+    /// Warnings about initiators in ten seconds; further ones are counted and reported later.
     pub warnings_per_10_s: u32,
 }
 
@@ -93,7 +107,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same, with values that cannot work raised or lowered to those that can.
+    /// The same limits, with impossible values raised or lowered to possible ones.
     pub(crate) fn sane(mut self) -> Self {
         self.connections = self.connections.max(1);
         self.half_open_logins = self.half_open_logins.clamp(1, self.connections);

@@ -9,7 +9,7 @@ pub const NAME_BYTES: usize = 223;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IscsiName(String);
 
-/// A text that is no iSCSI name.
+/// A text that is not an iSCSI name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{}' is not an iSCSI name: {why}; write for instance iqn.2026-01.org.example:disk1", .text.escape_debug())]
 pub struct NameError {
@@ -47,7 +47,7 @@ fn check(text: &str) -> Result<(), &'static str> {
     }
     let lower = text.to_lowercase();
     if let Some(rest) = lower.strip_prefix("iqn.") {
-        // Letters outside ASCII are legal names; what separates or cannot be seen is not.
+        // Letters outside ASCII are legal in names; separators and invisible characters are not.
         let legal = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
         if !rest.chars().all(legal) {
             return Err("it has characters other than letters, digits, '-', '.' and ':'");

@@ -19,11 +19,11 @@ pub struct Offer {
 /// Why a target is not offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
-    /// There is none of that name.
+    /// There is no target of that name.
     NotFound,
-    /// This initiator may not have it.
+    /// This initiator may not use it.
     Forbidden,
-    /// It was there and is gone.
+    /// It was removed.
     Removed,
 }
 
@@ -35,11 +35,12 @@ pub trait Targets: Send + Sync + 'static {
     /// The target of that name, for this initiator.
     fn open(&self, target: &IscsiName, initiator: &IscsiName) -> Result<Offer, Denied>;
 
-    /// Who may ask for the names; `None` for anybody.
+    /// Who may request the names; `None` for anybody.
     fn discovery_accounts(&self) -> Option<Arc<Accounts>>;
 }
 
-/// Targets that stay the same while the server runs. Who may log in to any of them may ask for the names of all.
+/// Targets that stay the same while the server runs. Anyone who may log in to one of them may request the
+/// names of all.
 pub struct FixedTargets(Vec<(IscsiName, Offer)>);
 
 impl FixedTargets {
@@ -62,7 +63,7 @@ impl Targets for FixedTargets {
     fn discovery_accounts(&self) -> Option<Arc<Accounts>> {
         let mut all = Accounts::default();
         for (_, offer) in &self.0 {
-            // One that is open to anybody can be found by anybody.
+            // A target that is open to anybody can be discovered by anybody.
             let accounts = offer.accounts.as_ref()?;
             all.target = all.target.or_else(|| accounts.target.clone());
             let new = accounts.initiators.iter().filter(|initiator| !all.initiators.contains(initiator));

@@ -13,7 +13,7 @@ pub const DEFAULT_PORT: u16 = 10809;
 pub enum Address {
     /// A unix socket.
     Unix(PathBuf),
-    /// A TCP port; port 0 takes a free one.
+    /// A TCP port; port 0 takes a free port.
     Tcp {
         /// Name or address; IPv6 without brackets.
         host: String,
@@ -22,7 +22,7 @@ pub enum Address {
     },
 }
 
-/// A text that is no address.
+/// A text that is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not an address to listen on: {why}; write unix:PATH or tcp:HOST:PORT")]
 pub struct AddressError {

@@ -1,4 +1,4 @@
-//! Error codes of the protocol, and the one place where device errors become them and back.
+//! Error codes of the protocol, and their conversion from and to device errors, which happens only here.
 
 use headwater_block::{IoError, IoErrorKind};
 
@@ -15,7 +15,7 @@ impl NbdError {
     pub const ENOMEM: Self = Self(12);
     /// The request does not fit the export or the protocol.
     pub const EINVAL: Self = Self(22);
-    /// No room, or a write past the end.
+    /// No space, or a write past the end.
     pub const ENOSPC: Self = Self(28);
     /// Too long.
     pub const EOVERFLOW: Self = Self(75);
@@ -36,7 +36,7 @@ impl NbdError {
         }
     }
 
-    /// What a code from a server means for the client's caller.
+    /// The meaning of a server's code for the client's caller.
     pub fn to_kind(self) -> IoErrorKind {
         match self {
             Self::EPERM => IoErrorKind::ReadOnly,

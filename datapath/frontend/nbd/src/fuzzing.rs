@@ -1,8 +1,8 @@
-//! What must hold of every byte sequence that an NBD server or client can be sent: for the fuzzers in `fuzz/`, and for a
-//! bounded test.
+//! Properties that must hold for every byte sequence that an NBD server or client may receive: for the
+//! fuzzers in `fuzz/`, and for a bounded test.
 //!
-//! Each function takes bytes and reads them twice: with the code of [`crate::wire`], and with a plain restatement of the
-//! protocol that shares nothing with it. The two must agree on what is refused, and on every field of what is not.
+//! Each function parses the bytes twice: with the code of [`crate::wire`], and with an independent simple
+//! parser. The two must agree on what is refused, and on every field of what is accepted.
 
 use crate::wire::handshake::{
     GoData, InfoItem, MetaContextData, OptionReplyHead, decode_greeting, decode_meta_context, decode_option,
@@ -13,13 +13,13 @@ use crate::wire::transmission::{
     ReplyHead, RequestHead, decode_block_status, decode_block_status_extended, decode_error, decode_hole,
 };
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check that a fuzzer or a test calls with bytes.
 pub type Oracle = fn(&[u8]);
 
-/// A limit for names that samples can pass.
+/// A limit for names that samples can exceed.
 const NAME_LIMIT_BYTES: u32 = 16;
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let mut option = Vec::new();
     encode_option(&mut option, 7, b"data");
@@ -63,7 +63,7 @@ fn replies() -> Vec<Vec<u8>> {
     out
 }
 
-/// The big-endian number of `len` bytes at `at`, as one would do it by hand.
+/// The big-endian number of `len` bytes at `at`, computed byte by byte.
 fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
     let field = bytes.get(at..at.checked_add(len)?)?;
     Some(field.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -77,7 +77,7 @@ fn number16(bytes: &[u8], at: usize) -> Option<u16> {
     number(bytes, at, 2).and_then(|number| u16::try_from(number).ok())
 }
 
-/// A string with its length in front, and where the next field is.
+/// A string preceded by its length, and the offset of the next field.
 fn string(bytes: &[u8], at: usize) -> Option<(&str, usize)> {
     let len = number32(bytes, at)?;
     let start = at.checked_add(4)?;
@@ -86,7 +86,7 @@ fn string(bytes: &[u8], at: usize) -> Option<(&str, usize)> {
     (len <= NAME_LIMIT_BYTES).then_some((text, end))
 }
 
-/// What comes before the transmission phase, from either side.
+/// Everything before the transmission phase, from either side.
 pub fn nbd_handshake(bytes: &[u8]) {
     if let Some(greeting) = bytes.first_chunk() {
         let flags = greeting.strip_prefix(b"NBDMAGICIHAVEOPT").and_then(|_| number16(bytes, 16));
@@ -203,7 +203,7 @@ pub fn nbd_request(bytes: &[u8]) {
     }
 }
 
-/// What a client is sent in the transmission phase: heads, and payloads of each kind.
+/// What a client receives in the transmission phase: heads, and payloads of each kind.
 pub fn nbd_reply(bytes: &[u8]) {
     if let Some(head) = bytes.first_chunk() {
         let expected = number(bytes, 8, 8).and_then(|cookie| match number(bytes, 0, 4)? {
@@ -263,7 +263,7 @@ pub fn nbd_reply(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

@@ -1,4 +1,5 @@
-//! Network block device: a server that answers RAM hits on the connection's own thread, and a client that is a `Device`.
+//! Network block device: a server that answers RAM hits on the connection's own thread, and a client that is
+//! a `Device`.
 //!
 //! ```text
 //!  socket --recv--> [receive buffer] --whole requests--> Device::try_now --Done--> [reply batch] --send--> socket
@@ -9,26 +10,27 @@
 //! ```
 //!
 //! # Guarantees
-//! - One `recv` takes all requests that have arrived, one `send` answers all that could be finished at once.
-//!   Write payloads are used where they were received, reads go straight into the reply batch: no
-//!   allocation, task or lock for each request.
-//! - A request that must wait does not hold up those behind it: replies leave in the order of completion.
-//! - A write is given to the device only when its payload is here as a whole; a client that hangs up in the
-//!   middle of one has not written any of it.
-//! - A client that sends garbage, lies about lengths, or never reads its replies costs its own connection, and
-//!   bounded memory ([`Limits`]); others go on.
-//! - `flush`, `FUA` and answered writes are seen by all connections of an export (multi-conn).
+//! - One `recv` takes all requests that have arrived, and one `send` answers all that could be finished at
+//!   once. Write payloads are used where they were received, and reads go directly into the reply batch. No
+//!   request needs an allocation, a task or a lock.
+//! - A request that must wait does not delay later ones: replies are sent in the order of completion.
+//! - A write is given to the device only when its whole payload has arrived. If the client disconnects in the
+//!   middle, nothing of it is written.
+//! - A client that sends garbage, gives false lengths, or never reads its replies affects only its own
+//!   connection, and costs bounded memory ([`Limits`]).
+//! - All connections of an export see the effect of `flush`, `FUA` and answered writes (multi-conn).
 //!
 //! # Limits
 //! All are fields of [`Limits`], with their units; the defaults are for a host that serves its own machines.
 //!
 //! # Errors
-//! [`BindError`] and [`client::ConnectError`] say what was tried and what to do. Device errors are mapped to the protocol's
-//! codes in one place: [`NbdError`]. Faults of clients are logged with who and why, at a bounded rate.
+//! [`BindError`] and [`client::ConnectError`] say what was tried and what to do. Device errors are mapped to
+//! the protocol's codes in one place: [`NbdError`]. Faults of clients are logged with the client and the
+//! reason, at a bounded rate.
 //!
 //! # Not here
-//! No oldstyle handshake, no keys shared beforehand (PSK), no resize. What an export is and who may open it is the
-//! business of [`Exports`].
+//! No oldstyle handshake, no pre-shared keys (PSK), no resize. [`Exports`] defines what an export is and who
+//! may open it.
 //!
 //! Start reading at [`server`], then `server/connection.rs`. The protocol as supported is in `docs/nbd.md`.
 

@@ -4,60 +4,72 @@ use std::time::Duration;
 
 use headwater_block::MAX_REQUEST_BYTES;
 
-/// What one client, and all together, may cost.
+/// Limits for one client and for all together.
 ///
-/// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes`, a MiB of buffers that are used again, 5/4 of
-/// `bytes_in_flight` and two requests more; of these last two all connections together take `shared_bytes` and half a MiB each. With TLS a
-/// connection has up to 2 MiB more: records that have come (128 KiB), and those on their way to the client.
+/// One connection uses at most `receive_buffer_bytes + 2 * batch_bytes`, a MiB of buffers that are reused,
+/// 5/4 of `bytes_in_flight` and two requests more. Of the last two, all connections together use
+/// `shared_bytes` and half a MiB each. With TLS a connection uses up to 2 MiB more: records that have arrived
+/// (128 KiB), and records on their way to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time, half-open ones included. More are closed at once. But where the clients of one certificate, or without
-    /// certificates those of one address, have more than half of all, others may still connect: who has none gets the newest
-    /// connection of whoever has most.
+    /// Connections at the same time, including half-open ones. Further connections are closed at once. There
+    /// is one exception. If the clients of one certificate (without certificates: of one address) have more
+    /// than half of all, a client of another owner without any connection may still connect. It gets the
+    /// place of the newest connection of the owner with the most connections.
     pub connections: usize,
-    /// Connections that are still in their handshake. A new one ends the oldest of them, so that those who open connections and say
-    /// nothing keep nobody out.
+    /// Connections in their handshake. A new connection ends the oldest of them, so that clients that connect
+    /// and send nothing keep nobody out.
     pub half_open: usize,
-    /// From accepting a connection to the end of its handshake, in milliseconds. Then it is closed.
+    /// From accepting a connection to the end of its handshake, in milliseconds. After that the connection is
+    /// closed.
     pub handshake_timeout_ms: u64,
-    /// Options in one handshake, besides three about each export that was listed in it. Then it is closed.
+    /// Options in one handshake, plus three for each export that was listed in it. If there are more, the
+    /// connection is closed.
     pub handshake_options: u32,
-    /// Data of one option, in bytes. A longer one is answered `TOO_BIG` and the connection is closed.
+    /// Data of one option, in bytes. A longer option is answered `TOO_BIG` and the connection is closed.
     pub option_bytes: u32,
     /// Name of an export or of a metadata context, in bytes.
     pub name_bytes: u32,
-    /// One read or write, in bytes; told to clients as the maximum block size. A longer read or write of a client that does not keep it is
-    /// carried out in parts. Of a longer cache request the device may do a part.
+    /// One read or write, in bytes; reported to clients as the maximum block size. A longer read or write of
+    /// a client that ignores it is executed in parts. Of a longer cache request the device may execute only a
+    /// part.
     pub request_bytes: u32,
-    /// The longest read or write that is carried out, in bytes. A longer write drops the connection, since its payload cannot be
-    /// taken; a longer read is an error.
+    /// The longest read or write that is executed, in bytes. A longer write closes the connection, because
+    /// its payload cannot be received; a longer read is an error.
     pub longest_request_bytes: u32,
-    /// Requests of one connection that wait for the device. Then a write is not taken, nor what comes behind it; other requests are,
-    /// as long as they are less than a quarter of this.
+    /// Requests of one connection that wait for the device. When there are this many, neither a write nor
+    /// anything behind it is taken; other requests are taken while they use less than another quarter of
+    /// this.
     pub requests_in_flight: usize,
-    /// Payload of such requests, in bytes, in the same way. One more request than fits is taken, so that any legal one can be.
+    /// Payload of these requests, in bytes, with the same rule. The limit may be exceeded by one request, so
+    /// that every legal request fits.
     pub bytes_in_flight: usize,
-    /// What the requests of all connections share besides [`headwater_block::budget::OWN_BYTES`] each for writes and for others, in
-    /// bytes: those that wait for the device, whose payload is under way, or whose reply is being sent. What does not fit waits in the
-    /// client's socket. Writes have three quarters of it.
+    /// Memory that the requests of all connections share, in bytes. In addition each connection has
+    /// [`headwater_block::budget::OWN_BYTES`] for writes, and as much for other requests. A request counts
+    /// while it waits for the device, while its payload arrives, and while its reply is sent. Requests that
+    /// do not fit wait in the client's socket. Writes may use three quarters.
     pub shared_bytes: u64,
     /// Extents in one answer to block status.
     pub extents_per_reply: usize,
-    /// What one receive takes at most, in bytes; at least 192 KiB.
+    /// The most that one receive takes, in bytes; at least 192 KiB.
     pub receive_buffer_bytes: usize,
-    /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
+    /// Replies are sent when this many bytes are collected, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
-    /// How long a connection with one request at a time is watched before its thread sleeps, in microseconds; 0 sleeps
-    /// at once. Watching ends by itself where requests come more slowly ([`headwater_block::Polling`]).
+    /// How long the thread of a connection with one request at a time polls before it sleeps, in
+    /// microseconds; 0 sleeps at once. Polling stops by itself if requests arrive more slowly
+    /// ([`headwater_block::Polling`]).
     pub polling_us: u64,
-    /// How long a client may take nothing of a reply that is being sent, in milliseconds. The connection is cut then, or up to two such
-    /// times later; never while it takes something, however little. Also how long it may send nothing of a write that it has begun, where
-    /// others wait for the memory that was set aside for it; and all of its data may then take so long, and a second more for each 128 KiB.
+    /// How long a client may take no bytes of a reply, in milliseconds. The connection is then cut after one
+    /// to three times this time, and never while the client takes any bytes.
+    ///
+    /// It is also how long a client may send nothing of a write that it has begun, if others wait for the
+    /// memory that is reserved for it. All data of the write may then take this time, and a second more for
+    /// each 128 KiB.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
     /// their replies, in milliseconds. Then connections are cut.
     pub stop_timeout_ms: u64,
-    /// Warnings about clients in ten seconds; further ones are counted and told later.
+    /// Warnings about clients in ten seconds; further ones are counted and reported later.
     pub warnings_per_10_s: u32,
 }
 
@@ -92,7 +104,7 @@ impl Limits {
         Duration::from_millis((self.send_stall_ms / 4).max(1))
     }
 
-    /// The same, with values that cannot work raised or lowered to those that can.
+    /// The same limits, with impossible values raised or lowered to possible ones.
     pub(crate) fn sane(mut self) -> Self {
         self.connections = self.connections.max(1);
         self.half_open = self.half_open.clamp(1, self.connections);

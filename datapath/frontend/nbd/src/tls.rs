@@ -1,13 +1,13 @@
-//! TLS as NBD programs use it: a directory of PEM files by the names that QEMU, nbdkit and libnbd share.
+//! TLS as NBD programs use it: a directory of PEM files with the names that QEMU, nbdkit and libnbd share.
 //!
 //! | file | server | client |
 //! |---|---|---|
-//! | `ca-cert.pem` | whose clients are let in, if they must show a certificate | whose servers are trusted |
-//! | `ca-crl.pem` | certificates that are withdrawn; may be missing | not read |
-//! | `server-cert.pem`, `server-key.pem` | what is shown to clients | |
+//! | `ca-cert.pem` | the authority of accepted clients, if they must show a certificate | the authority of trusted servers |
+//! | `ca-crl.pem` | revoked certificates; may be missing | not read |
+//! | `server-cert.pem`, `server-key.pem` | shown to clients | |
 //! | `client-cert.pem`, `client-key.pem` | | shown to a server that asks; may both be missing |
 //!
-//! TLS 1.2 and 1.3. Keys that are shared beforehand (PSK) are not supported.
+//! TLS 1.2 and 1.3. Pre-shared keys (PSK) are not supported.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -26,7 +26,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is not what it should be.
+    /// A file has wrong content.
     #[error("cannot use '{path}' for TLS: {why}")]
     File {
         /// Which.
@@ -34,15 +34,15 @@ pub enum TlsError {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// A file is not there.
+    /// A file does not exist.
     #[error("cannot use '{path}' for TLS: there is no such file; it must hold {what} in PEM form")]
     Missing {
         /// Which.
         path: PathBuf,
-        /// What it is to hold.
+        /// What it should contain.
         what: String,
     },
-    /// The files do not fit together.
+    /// The files do not match each other.
     #[error("the TLS files in '{directory}' cannot be used: {why}")]
     Together {
         /// Where they are.
@@ -69,18 +69,18 @@ pub enum TlsError {
     },
 }
 
-/// Who a client is, as far as the server could prove it.
+/// The identity of a client, as far as the server could verify it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientIdentity {
     /// Whether the connection is encrypted.
     pub is_encrypted: bool,
-    /// Names in the client's certificate, which an authority of the server has signed: common name and DNS names. Empty
-    /// without a certificate.
+    /// Names in the client's certificate, which an authority of the server has signed: common name and DNS
+    /// names. Empty without a certificate.
     pub names: Vec<String>,
 }
 
-/// What a server needs for TLS. The files are read again when they change: who has a connection keeps it, and who comes then
-/// is shown the new certificate and checked against the new lists.
+/// What a server needs for TLS. The files are read again when they change: existing connections stay, and new
+/// clients are shown the new certificate and checked against the new lists.
 #[derive(Clone)]
 pub struct ServerTls {
     files: Arc<ServerFiles>,
@@ -97,21 +97,22 @@ struct ServerFiles {
 
 struct ServerState {
     config: Arc<ServerConfig>,
-    /// Of the files, when they were used last. Those that cannot be used are tried again: what mends them need not show here.
+    /// The state of the files when they were last used. Unusable files are tried again, because a repair need
+    /// not change these stamps.
     seen: Stamps,
-    /// Why they cannot be used now, as it was told.
+    /// Why they cannot be used now, as it was logged.
     told: Option<String>,
-    /// Whether there was a list of withdrawn certificates.
+    /// Whether there was a list of revoked certificates.
     has_withdrawn: bool,
     looked: Instant,
 }
 
-/// How often the files are looked at, at most.
+/// How often the files are checked for changes, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const WITHDRAWN: &str = "ca-crl.pem";
 const SERVER_FILES: [&str; 4] = ["ca-cert.pem", WITHDRAWN, "server-cert.pem", "server-key.pem"];
 
-/// What tells files from those that were there before: number, length, and when they were changed.
+/// Identifies the state of the files: number, length, and time of change.
 type Stamps = [Option<(u64, u64, i64, i64)>; SERVER_FILES.len()];
 
 /// How a server uses TLS.
@@ -144,7 +145,7 @@ impl ServerFiles {
         let mut state = self.state.lock();
         if state.looked.elapsed() >= LOOK_EVERY {
             state.looked = Instant::now();
-            // Before they are read: what is changed meanwhile is read again.
+            // Before they are read: later changes are read again.
             let seen = stamps(&self.directory);
             if state.seen == seen {
                 state.told = None;
@@ -158,7 +159,7 @@ impl ServerFiles {
     fn read_again(&self, state: &mut ServerState, seen: Stamps) {
         let directory = self.directory.display();
         match server_config(&self.directory, self.verifies_clients) {
-            // Between one file and the next, this is how it is.
+            // Normal while one file after the other is replaced.
             Err(error) => {
                 let told = Some(error.to_string());
                 if told != state.told {
@@ -167,7 +168,7 @@ impl ServerFiles {
                 state.told = told;
                 return;
             }
-            // It is being replaced: nobody who was locked out comes in meanwhile.
+            // The list is being replaced: a client that was locked out must not come in meanwhile.
             Ok((_, false)) if state.has_withdrawn => tracing::warn!(%directory,
                 "the list of withdrawn certificates ({WITHDRAWN}) is gone: the files before are used until it is back"),
             Ok((config, has_withdrawn)) => {
@@ -186,7 +187,7 @@ fn stamps(directory: &Path) -> Stamps {
     })
 }
 
-/// Reads a server's files. Returns, too, whether there is a list of withdrawn certificates among them.
+/// Reads a server's files. Also returns whether they include a list of revoked certificates.
 fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<ServerConfig>, bool), TlsError> {
     let together = |why: String| TlsError::Together { directory: directory.into(), why };
     let provider = Arc::new(default_provider());
@@ -207,8 +208,8 @@ fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<Server
     };
     let (certificates, key) = own(directory, "server")?;
     let mut config = builder.with_single_cert(certificates, key).map_err(|e| together(e.to_string()))?;
-    // NBD connections last for hours; resuming them saves nothing, and tickets are secrets to keep. Nor is the certificate of a client
-    // that resumes checked again: it may have expired since.
+    // NBD connections last for hours, so resuming them saves nothing, and tickets are secrets to keep. A
+    // resuming client's certificate would not be checked again either, although it may have expired.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok((Arc::new(config), withdrawn.is_some()))
@@ -219,7 +220,7 @@ fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<Server
 pub struct ClientTls {
     /// Directory of PEM files; without one the system's authorities are trusted.
     pub certificates: Option<PathBuf>,
-    /// The name that the server's certificate must have, where it is not the host's.
+    /// The name that the server's certificate must have, if it is not the host's.
     pub hostname: Option<String>,
 }
 

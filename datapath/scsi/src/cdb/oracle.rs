@@ -1,4 +1,5 @@
-//! The parser against the table of commands, and against the fields as the standards' figures number their bits.
+//! Compares the parser with the table of commands, and with the fields as the standards' figures number their
+//! bits.
 
 use std::ops::Range;
 
@@ -62,7 +63,7 @@ fn bytes(cdb: &[u8; 16], at: &Range<usize>) -> u64 {
     field(cdb, at.start, 7, at.len() as u32 * 8)
 }
 
-/// The usage data of a CDB's command: of its service action if it has those.
+/// The usage data of a CDB's command or, if the command has service actions, of its action.
 fn usage(cdb: &[u8; 16]) -> Option<Vec<u8>> {
     let ask = |options, action| {
         opcodes::report(&ReportOpcodes { timeouts: false, options, opcode: cdb[0], action, allocation: 0 })
@@ -74,7 +75,7 @@ fn usage(cdb: &[u8; 16]) -> Option<Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bits that the table does not list change nothing; a code that it does not list is refused as such.
+    /// Bits that are not in the table change nothing; a code that is not in the table is refused as unknown.
     #[test]
     fn the_table_and_the_parser_agree(bytes: [u8; 16], noise: [u8; 16], code in 0..=255_u8, action in 0..32_u8) {
         let mut cdb = bytes;
@@ -85,7 +86,7 @@ proptest! {
         let parsed = parse(&Cdb::new(&cdb));
         let Some(mut usage) = usage(&cdb) else {
             let fault = match code {
-                // Actions that are not there are told where they are carried out.
+                // Unknown actions are reported when the command is executed.
                 0x5e | 0x5f => return Ok(()),
                 0x83 | 0x84 | 0x9e | 0xa3 => Fault::field(1),
                 _ => Fault::illegal(Code::INVALID_COMMAND_OPERATION_CODE),
@@ -203,7 +204,7 @@ fn the_list_of_codes_is_sorted_and_whole() {
     for (entry, (code, action)) in entries.iter().zip(&keys) {
         let has_actions = entry[5] & 1 == 1;
         assert_eq!(usize::from(u16_at(entry, 6)), cdb_bytes(*code).unwrap());
-        // One command by its code alone, or by its code and action, and never the other way.
+        // A command is found either by its code alone or by its code and action, and never the other way.
         assert_eq!(ask(1, *code, 0, false).is_err(), has_actions, "{code:x}");
         assert_eq!(ask(2, *code, *action, false).is_err(), !has_actions, "{code:x}");
         let one = ask(3, *code, *action, true).unwrap();

@@ -1,4 +1,5 @@
-//! A unit as plain as it can be: bytes, three modes, registrations. Parameter lists are read by the tables of SPC-4 and SBC-3.
+//! A very simple unit: bytes, three modes, registrations. It parses parameter lists by the tables of SPC-4
+//! and SBC-3.
 
 use super::decoded;
 use super::registrations::{No, Registrations};
@@ -11,14 +12,14 @@ pub(super) const NEXUSES: usize = 3;
 pub(super) const BLOCKS: u64 = 64;
 pub(super) const BLOCK: u64 = 512;
 pub(super) const TRANSFER_BLOCKS: u64 = 16;
-/// Both halves of COMPARE AND WRITE are of one transfer.
+/// Both halves of COMPARE AND WRITE are in one transfer.
 const COMPARE_BLOCKS: u64 = TRANSFER_BLOCKS / 2;
 
 const SHORT_LIST: Fault = Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
 const OUT_OF_RANGE: Fault = Fault::illegal(Code::LBA_OUT_OF_RANGE);
 const OTHER_LENGTH: Fault = Fault::illegal(Code::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
 
-/// What the answer to a command is.
+/// The expected answer to a command.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Good,
@@ -27,7 +28,7 @@ pub(super) enum Verdict {
     Conflict,
     /// One of the unit attentions that the initiator has not seen.
     Told,
-    /// It tells of the unit, and changes nothing.
+    /// Information about the unit, without a change.
     About,
 }
 
@@ -35,10 +36,10 @@ pub(super) struct Model {
     pub(super) bytes: Vec<u8>,
     pub(super) modes: Values,
     pub(super) registrations: Registrations,
-    /// Who has reserved the unit with RESERVE.
+    /// The initiator that has reserved the unit with RESERVE.
     simple: Option<usize>,
     told: [Vec<Code>; NEXUSES],
-    /// Kind and bytes of what names the unit in EXTENDED COPY.
+    /// Kind and bytes of the designators that name the unit in EXTENDED COPY.
     names: Vec<(u8, Vec<u8>)>,
 }
 
@@ -74,7 +75,7 @@ fn transfer(span: Span) -> Result<std::ops::Range<usize>, Fault> {
     Ok(place)
 }
 
-/// Of no blocks, all up to the end.
+/// Zero blocks mean everything up to the end.
 fn to_the_end(span: Span) -> Result<std::ops::Range<usize>, Fault> {
     let blocks = if span.blocks == 0 { BLOCKS.saturating_sub(span.lba) } else { span.blocks };
     place(span.lba, blocks)
@@ -100,7 +101,7 @@ impl Model {
         }
     }
 
-    /// What is there, if such a place is.
+    /// The content of a run, if the run is valid.
     pub(super) fn at(&self, span: Span) -> Option<&[u8]> {
         place(span.lba, span.blocks).ok().map(|place| &self.bytes[place])
     }
@@ -129,7 +130,7 @@ impl Model {
         }
     }
 
-    /// What was to be told before a reset is moot.
+    /// A reset makes earlier unit attentions moot.
     pub(super) fn reset(&mut self) {
         self.modes = DEFAULT;
         self.simple = None;
@@ -137,7 +138,7 @@ impl Model {
     }
 
     pub(super) fn run(&mut self, who: usize, cdb: [u8; 16], data: &[u8], announced: u64) -> Verdict {
-        // INQUIRY and REPORT LUNS are carried out whatever there is to tell.
+        // INQUIRY and REPORT LUNS are executed even if a unit attention is pending.
         if self.is_told(who) && ![0x12, 0xa0].contains(&cdb[0]) {
             return Verdict::Told;
         }
@@ -223,7 +224,7 @@ impl Model {
         result
     }
 
-    /// Whole blocks of what there is.
+    /// Writes as many whole blocks as there is data for.
     fn write(&mut self, span: Span, data: &[u8], change: impl Fn(&mut u8, u8)) -> Result<(), Fault> {
         self.writable()?;
         let place = transfer(span)?;
@@ -347,12 +348,12 @@ impl Model {
     }
 }
 
-/// The parameter list, all of which was sent.
+/// The parameter list, which must have been sent completely.
 fn list_of(data: &[u8], list_bytes: u32) -> Result<&[u8], Fault> {
     data.get(..usize::try_from(list_bytes).unwrap_or(usize::MAX)).ok_or(SHORT_LIST)
 }
 
-/// A mode page: its code, and each byte behind its length with the bits that may be changed.
+/// A mode page: its code, and each byte after its length with the bits that may be changed.
 type Page = (u8, &'static [(u8, u8)]);
 
 const NO: (u8, u8) = (0, 0);
@@ -364,7 +365,7 @@ const PAGES: [Page; 4] = [
     (0x1c, &[(0x08, 0), NO, NO, NO, NO, NO, NO, NO, NO, NO]),
 ];
 
-/// SPC-4, 7.5.4 to 7.5.8: a header, block descriptors, pages. Nothing changes unless all of it is right.
+/// SPC-4, 7.5.4 to 7.5.8: a header, block descriptors, pages. Nothing changes unless all of it is valid.
 fn mode_select(before: Values, long: bool, list: &[u8]) -> Result<Values, Fault> {
     if list.is_empty() {
         return Ok(before);
@@ -378,7 +379,7 @@ fn mode_select(before: Values, long: bool, list: &[u8]) -> Result<Values, Fault>
     if list.len() < at {
         return Err(SHORT_LIST);
     }
-    // Number of blocks, length of one, and where that field is.
+    // Number of blocks, length of a block, and the place of that field.
     let descriptor = match (descriptor_bytes, long && list[4] & 1 == 1) {
         (0, _) => None,
         (8, false) => Some((number(list, head, 4), number(list, head + 5, 3), head + 5)),
@@ -395,7 +396,7 @@ fn mode_select(before: Values, long: bool, list: &[u8]) -> Result<Values, Fault>
         if list.len() - at < 2 {
             return Err(SHORT_LIST);
         }
-        // Of byte 0, PS counts for nothing here, and SPF says that there is a subpage, of which there are none.
+        // In byte 0, PS is ignored, and SPF indicates a subpage, which does not exist.
         let page = PAGES.iter().find(|(code, _)| *code == list[at] & 0x7f);
         let Some((code, bytes)) = page else { return Err(parameter(at)) };
         if usize::from(list[at + 1]) != bytes.len() {

@@ -1,8 +1,8 @@
-//! Commands with data-out from several initiators, one after the other, against a model of the unit: its bytes, its modes, its
-//! reservations, and what each initiator is to be told.
+//! Commands with data-out from several initiators, one after the other, compared with a model of the unit:
+//! its bytes, modes and reservations, and the unit attentions of each initiator.
 //!
-//! The model reads each parameter list by the tables of SPC-4 and SBC-3, and says what the answer is to the last bit of its
-//! sense data. After each command the unit is as the model is.
+//! The model parses each parameter list by the tables of SPC-4 and SBC-3, and predicts the answer to the last
+//! bit of its sense data. After each command the unit's state equals the model's.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,7 +19,8 @@ use crate::task::{Attribute, Cdb, Command, Function, Lun, Now, Reply, Task};
 use crate::unit::{LogicalUnit, Options};
 
 const LUN: Lun = Lun([0; 8]);
-/// Operation codes that no command has: the session ends and another begins, and the unit is reset.
+/// Operation codes that no command has. Here they mean: the session ends and another begins, and the unit is
+/// reset.
 const ANOTHER_SESSION: u8 = 0xfe;
 const RESET: u8 = 0xff;
 /// Most commands of one input.
@@ -75,12 +76,12 @@ impl Bench {
         Self { disk, unit, target, nexuses, model: Model::new(contents, designators) }
     }
 
-    /// One command: who sends it and with which data, in a byte; the CDB; the data.
+    /// One command: a byte with the sender and the kind of data; the CDB; the data.
     fn step(&mut self, input: &mut Input<'_>) {
         let head = input.byte();
         let who = usize::from(head & 3) % NEXUSES;
         let code = match input.byte() {
-            // It would tell which of several attentions is first, which the model does not say.
+            // It would show which of several attentions comes first, which the model does not define.
             0x03 => 0,
             code => code,
         };
@@ -117,11 +118,11 @@ impl Bench {
         let mut announced = wanted;
         let mut data;
         match kind {
-            // As the input says; a parameter list.
+            // From the input; a parameter list.
             0 => data = input.some(wanted).to_vec(),
-            // The same all over.
+            // The same byte everywhere.
             1 => data = vec![input.byte(); wanted],
-            // What is there already, so that comparisons hold; and something else behind it.
+            // The existing content, so that comparisons succeed, followed by something else.
             2 => {
                 let fill = input.byte();
                 data = match decoded(*cdb.bytes()) {
@@ -207,12 +208,12 @@ impl Bench {
                 assert_eq!(*reply, refused(&Fault::unit_attention(code)), "{cdb:?}");
                 self.model.has_been_told(who, code);
             }
-            // Of the unit itself: other tests know what is told.
+            // Information about the unit itself: other tests check it.
             Verdict::About => {}
         }
     }
 
-    /// The unit is as the model is.
+    /// Checks that the unit equals the model.
     fn compare(&mut self) {
         assert_eq!(self.unit.mode.values(), self.model.modes);
         for action in [0, 1, 3] {
@@ -241,12 +242,12 @@ pub fn scsi_parameters(bytes: &[u8]) {
     assert!(bench.disk.contents() == bench.model.bytes, "the disk holds other bytes than the model");
 }
 
-/// A command of an initiator, whose data-out is of a kind and made of these bytes.
+/// A command of an initiator, with data-out of this kind made from these bytes.
 fn command(who: u8, kind: u8, cdb: &[u8], data: &[u8]) -> Vec<u8> {
     [&[who | kind << 2], cdb, data].concat()
 }
 
-/// What the data of a command is, in its first byte.
+/// The kind of data, in the first byte of a command.
 const LIST: u8 = 0;
 const SAME: u8 = 1;
 const THERE: u8 = 2;
@@ -257,7 +258,7 @@ fn long(code: u8, flags: u8, blocks: u8, third: u8) -> [u8; 16] {
     [code, flags, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, blocks, third, 0]
 }
 
-/// Mode lists, and what they change for writes.
+/// Mode lists, and their effect on writes.
 fn modes() -> Vec<u8> {
     let modes = [
         // Caching without WCE, control with D_SENSE; then WCE is back and SWP set, by a long list with a long descriptor.
@@ -283,7 +284,7 @@ fn modes() -> Vec<u8> {
     modes.concat()
 }
 
-/// Who may write, and who takes it over.
+/// Who may write, and preemption.
 fn reservations() -> Vec<u8> {
     let reserve = |who: u8, action: u8, kind: u8, key: u8, other: u8| {
         let mut list = [0; 24];
@@ -357,7 +358,7 @@ fn copy() -> Vec<u8> {
     command(0, LIST, &long(0x83, 0, 104, 0), &list)
 }
 
-/// Bytes to begin with.
+/// Seed inputs.
 pub(super) fn samples() -> Vec<Vec<u8>> {
     vec![modes(), reservations(), medium(), copy()]
 }
@@ -366,7 +367,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Commands that are mostly what they should be, so that most of them get past the checks.
+    /// Commands that are mostly valid, so that most of them pass the checks.
     #[test]
     fn random_commands_are_answered_as_the_model_says() {
         let samples = samples();
@@ -385,7 +386,7 @@ mod tests {
         }
     }
 
-    /// The samples do what they are there for.
+    /// The samples do what they are meant for.
     #[test]
     fn samples_change_the_unit_and_are_refused_both() {
         for sample in samples() {

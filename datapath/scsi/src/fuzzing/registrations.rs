@@ -1,5 +1,5 @@
-//! Persistent reservations once more, by the tables of SPC-4 5.13 and `docs/scsi.md`: initiators are numbers, and what they
-//! hold is looked up, not kept.
+//! A second implementation of persistent reservations, by the tables of SPC-4 5.13 and `docs/scsi.md`.
+//! Initiators are numbers, and their state is computed and not stored.
 
 use crate::cdb::ReserveOut;
 use crate::reservation::Access;
@@ -18,13 +18,13 @@ impl From<Fault> for No {
     }
 }
 
-/// Registrations, the reservation, and who is to be told what.
+/// Registrations, the reservation, and pending unit attentions.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
     generation: u32,
-    /// Who, and the key; in the order in which they came.
+    /// Initiator and key, in the order of registration.
     keys: Vec<(usize, u64)>,
-    /// Type, and the holder unless all registrants are.
+    /// Type, and the holder unless it is all registrants.
     held: Option<(u8, Option<usize>)>,
     told: Vec<(usize, Code)>,
 }
@@ -34,7 +34,7 @@ impl Registrations {
         self.keys.is_empty()
     }
 
-    /// What there is to tell, which is forgotten here.
+    /// Takes the pending unit attentions.
     pub(super) fn take_told(&mut self) -> Vec<(usize, Code)> {
         std::mem::take(&mut self.told)
     }
@@ -58,7 +58,7 @@ impl Registrations {
             Access::Reading => [1, 5, 7].contains(&kind),
             Access::Changing => false,
         };
-        // Of types 5 to 8, registrants may do all.
+        // For types 5 to 8, registrants may do everything.
         !is_free && if kind >= 5 { self.key(who).is_none() } else { !self.holds(who) }
     }
 
@@ -158,7 +158,7 @@ impl Registrations {
         if victim == 0 && !takes_over {
             return Err(Fault::parameter(8).into());
         }
-        // Who takes over stays, and from all registrants it takes over whatever their keys are.
+        // The preempting initiator stays; if it preempts all registrants, their keys do not matter.
         let from_all = takes_over && victim == 0;
         let gone: Vec<usize> = self
             .keys
@@ -188,7 +188,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// What PERSISTENT RESERVE IN tells: keys, the reservation, and the full status with these TransportIDs.
+    /// The data of PERSISTENT RESERVE IN: keys, the reservation, and the full status with these TransportIDs.
     pub(super) fn report(&self, action: u8, transport_id: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
         let mut body = Vec::new();
         match action {

@@ -1,4 +1,4 @@
-//! COMPARE AND WRITE and ORWRITE: reading and then writing, as one step for others.
+//! COMPARE AND WRITE and ORWRITE: reading and then writing, atomically for other commands.
 
 use headwater_block::{ByteRange, Request};
 
@@ -6,7 +6,7 @@ use super::verify::{first_difference, miscompare};
 use super::{broken, memory};
 use crate::run::{Buffers, Step, Work};
 
-/// Where the command is.
+/// The progress of the command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Start,
@@ -14,7 +14,7 @@ enum Stage {
     Writing,
 }
 
-/// COMPARE AND WRITE: the first half of the data is what must be there, the second what is written then.
+/// COMPARE AND WRITE: the first half of the data is the expected content, the second half is what is written.
 pub(super) struct CompareAndWrite {
     range: ByteRange,
     fua: bool,
@@ -62,7 +62,7 @@ impl Work for CompareAndWrite {
     }
 }
 
-/// ORWRITE: the data is ORed into what is there.
+/// ORWRITE: the data is combined with the content by OR.
 pub(super) struct OrWrite {
     range: ByteRange,
     fua: bool,

@@ -40,7 +40,7 @@ pub(super) fn plan(link: &Arc<Link>, list_bytes: u32, given: Given<'_>) -> Resul
     Ok(Some(Plan { hold: Hold::Changes(hull), work: Box::new(work), immediate: false }))
 }
 
-/// What of the chunk is in flight.
+/// The part of the chunk that is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Between,
@@ -51,7 +51,7 @@ enum Stage {
 struct Copy {
     link: Arc<Link>,
     list_id: Option<u8>,
-    /// The first is being copied; `copied_bytes` of it are.
+    /// The first segment is being copied; `copied_bytes` of it are done.
     left: VecDeque<Segment>,
     copied_bytes: u64,
     segments: usize,
@@ -67,7 +67,8 @@ impl Copy {
         }
     }
 
-    /// What is copied next: from the end where the destination lies over what has not been read yet.
+    /// What is copied next. Copying starts from the end if the destination overlaps a part of the source that
+    /// has not been read.
     fn chunk(&self) -> Option<(ByteRange, ByteRange)> {
         let Segment { from, to } = self.left.front()?;
         let left = from.len().saturating_sub(self.copied_bytes);

@@ -30,7 +30,7 @@ impl Fill {
         }
         let len = memory(chunk.len());
         let mut buffer = landed.unwrap_or_default();
-        // A buffer that landed holds the pattern already.
+        // A buffer that comes back holds the pattern already.
         buffer.truncate(len);
         while buffer.len() < len {
             buffer.extend_from_slice(&self.pattern);

@@ -18,10 +18,10 @@ use crate::run::Work;
 use crate::sense::{Code, Fault};
 use crate::unit::LogicalUnit;
 
-/// What the medium's commands read and compare at a time.
+/// How much the medium's commands read and compare at a time.
 pub(crate) const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What is cleared at a time, so that a task that clears a whole disk can be aborted.
+/// How much is cleared at a time, so that a task that clears a whole disk can be aborted.
 const CLEAR_BYTES: u64 = 1 << 30;
 
 /// A command that was checked.
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) immediate: bool,
 }
 
-/// What the transport gave.
+/// What the transport provides.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
     pub(crate) data_out: &'a [u8],
@@ -48,8 +48,8 @@ impl Given<'_> {
         Ok(())
     }
 
-    /// The initiator must mean just as much as the CDB: where a part of the data has a meaning of its own, one of
-    /// another size is a misunderstanding.
+    /// The initiator must announce exactly the length in the CDB. If parts of the data have different
+    /// meanings, another length is a misunderstanding.
     fn exactly(&self, bytes: u64) -> Result<(), Fault> {
         self.at_least(bytes)?;
         if self.announced_bytes != bytes {
@@ -59,8 +59,9 @@ impl Given<'_> {
     }
 }
 
-/// The range of a write that may be carried out, checked for [`crate::Nexus::try_now`] and here. Where the initiator
-/// announced less than the CDB takes, it is as many whole blocks as there are: the transport tells of the rest.
+/// The range of a permitted write, checked for [`crate::Nexus::try_now`] and here. If the initiator announced
+/// less than the CDB requires, it covers as many whole blocks as there is data for; the transport reports the
+/// rest.
 #[inline]
 pub(crate) fn check_write(unit: &LogicalUnit, span: Span, given: Given<'_>) -> Result<ByteRange, Fault> {
     unit.check_writable()?;
@@ -75,7 +76,7 @@ pub(crate) fn check_write(unit: &LogicalUnit, span: Span, given: Given<'_>) -> R
     ByteRange::new(range.offset(), whole).ok_or(Fault::illegal(Code::LBA_OUT_OF_RANGE))
 }
 
-/// The steps of a command of the medium; `None`: nothing to do, or none of the medium's.
+/// The steps of a command of the medium; `None`: nothing to do, or not a command of the medium.
 pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option<Plan>, Fault> {
     let unit = &*link.unit;
     let plan = |hold: Hold, work: Box<dyn Work>| Some(Plan { hold, work, immediate: false });
@@ -110,7 +111,7 @@ pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option
             }
             let bytes = range.len().saturating_mul(2);
             if given.announced_bytes > bytes {
-                // As with 256 blocks, which the field cannot say.
+                // The same answer as for 256 blocks, which the field cannot express.
                 return Err(Fault::field(13));
             }
             given.exactly(bytes)?;
@@ -129,7 +130,7 @@ pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option
         }
         Op::Prefetch { span, immediate } => {
             let range = unit.range(unit.or_to_the_end(span))?;
-            // A hint, which is not worth more than the longest transfer.
+            // A hint, which is limited to the longest transfer.
             let range = range.clipped_to(range.offset().saturating_add(unit.transfer_bytes()));
             plan(Hold::Nothing, Box::new(simple::Prefetch::new(range)))
                 .map(|plan| Plan { immediate, ..plan })
@@ -140,7 +141,8 @@ pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option
     })
 }
 
-/// Makes durable what was written before now: that of tasks under way, too, since it waits for them as if it wrote everywhere.
+/// Makes everything durable that was written before now. This includes tasks under way, because the flush
+/// waits for them like a write to the whole disk.
 pub(crate) fn flush_all(unit: &LogicalUnit) -> Plan {
     let hold = ByteRange::new(0, unit.geometry.size_bytes).map_or(Hold::Nothing, Hold::Exclusive);
     Plan { hold, work: Box::new(simple::Flush), immediate: false }
@@ -188,8 +190,8 @@ fn plan_fill(
     if range.is_empty() {
         return Ok(None);
     }
-    // UNMAP asks for blocks without contents, whatever the block that was sent holds: so do other targets and libiscsi's
-    // suite. (SBC-3 would have other data than zeroes written.)
+    // UNMAP asks for blocks without contents, whatever block was sent. Other targets do the same, and
+    // libiscsi's suite expects it. (According to SBC-3, data other than zeroes would have to be written.)
     if unmap {
         pattern.clear();
     }
@@ -197,7 +199,7 @@ fn plan_fill(
     Ok(Some(Plan { hold: Hold::Changes(range), work: Box::new(work), immediate: false }))
 }
 
-/// The first `CHUNK_BYTES` of what is left of `range`, and the rest.
+/// The next part of `range`, of at most `CHUNK_BYTES`, after `done` bytes, and the rest.
 fn split_chunk(range: ByteRange, done: u64, chunk_bytes: u64) -> Option<ByteRange> {
     let left = range.len().checked_sub(done).filter(|left| *left > 0)?;
     ByteRange::new(range.offset().checked_add(done)?, left.min(chunk_bytes))
@@ -208,7 +210,7 @@ fn memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// The device gave back what it must not.
+/// The device returned something that its contract forbids.
 fn broken() -> Fault {
     Fault::new(crate::sense::SenseKey::HardwareError, Code::INTERNAL_TARGET_FAILURE)
 }

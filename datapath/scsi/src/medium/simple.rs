@@ -5,7 +5,7 @@ use headwater_block::{ByteRange, Request};
 use super::{broken, memory};
 use crate::run::{Buffers, Step, Work};
 
-/// READ, after a flush with FUA: the medium is to be what is read.
+/// READ. With FUA it comes after a flush, so that the medium itself is read.
 pub(super) struct Read {
     range: ByteRange,
     flush_first: bool,
@@ -82,7 +82,7 @@ impl Work for Write {
     }
 }
 
-/// SYNCHRONIZE CACHE: all of it, whatever part was asked for.
+/// SYNCHRONIZE CACHE: flushes everything, whatever range was requested.
 pub(super) struct Flush;
 
 impl Work for Flush {

@@ -25,7 +25,7 @@ pub(super) fn plan(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Plan>, Faul
     let Some(descriptors) = list.get(HEAD_BYTES..) else {
         return Err(Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR));
     };
-    // What the header announces and what was sent may differ; what is in both counts, whole descriptors only.
+    // The header may announce another length than was sent. Only whole descriptors within both lengths count.
     let announced = usize::from(u16_at(list, 2));
     let descriptors = descriptors.get(..announced.min(descriptors.len())).unwrap_or_default();
     if descriptors.len() / DESCRIPTOR_BYTES > usize::try_from(UNMAP_DESCRIPTORS).unwrap_or(usize::MAX) {
@@ -49,10 +49,10 @@ pub(super) fn plan(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Plan>, Faul
 }
 
 struct Unmap {
-    /// `done` bytes of the first are unmapped.
+    /// `done` bytes of the first range are unmapped.
     ranges: VecDeque<ByteRange>,
     done: u64,
-    /// At the end, where each change is to be durable when it is answered.
+    /// A flush at the end, if each change has to be durable before its answer.
     flush: bool,
 }
 

@@ -1,4 +1,4 @@
-//! VERIFY and WRITE AND VERIFY: reading, and comparing with what was sent.
+//! VERIFY and WRITE AND VERIFY: reading, and comparing with the data that was sent.
 
 use headwater_block::{ByteRange, Request};
 
@@ -12,7 +12,7 @@ pub(super) fn miscompare(offset: u64) -> Fault {
     Fault::new(SenseKey::Miscompare, Code::MISCOMPARE_DURING_VERIFY).with_information(offset)
 }
 
-/// The offset of the first byte in which the two differ; what is longer does not count.
+/// The offset of the first byte in which the two differ. Bytes beyond the shorter one do not count.
 pub(super) fn first_difference(a: &[u8], b: &[u8]) -> Option<u64> {
     let common = a.len().min(b.len());
     if a.get(..common) == b.get(..common) {

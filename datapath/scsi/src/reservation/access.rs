@@ -1,22 +1,22 @@
-//! What each command needs, for the tables of SPC-4 5.12.1 and SBC-3 4.17.
+//! The access that each command needs, for the tables of SPC-4 5.12.1 and SBC-3 4.17.
 
 use crate::cdb::Op;
 
-/// What a command needs of the logical unit while another initiator holds a reservation.
+/// The access that a command needs while another initiator holds a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Allowed always.
+    /// Always allowed.
     Identify,
-    /// Allowed beside all persistent reservations, not beside RESERVE's.
+    /// Allowed with every persistent reservation, but not with a reservation by RESERVE.
     Status,
-    /// Allowed beside a write exclusive persistent reservation.
+    /// Allowed with a write exclusive persistent reservation.
     Reading,
-    /// Allowed beside none.
+    /// Never allowed.
     Changing,
 }
 
 impl Op {
-    /// What the command needs.
+    /// The access that the command needs.
     pub(crate) fn access(&self) -> Access {
         match self {
             Op::Inquiry { .. } | Op::ReportLuns { .. } | Op::RequestSense { .. } | Op::Release => {

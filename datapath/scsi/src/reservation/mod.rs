@@ -1,10 +1,11 @@
 //! Reservations: persistent ones (SPC-4, 5.12) and those of RESERVE and RELEASE (SPC-2).
 //!
-//! Persistent reservations belong to initiator ports: they stay when sessions end and logical units are reset, and
-//! end with the process (PTPL is not supported, and APTPL refused). RESERVE's belongs to the nexus and ends with it.
+//! Persistent reservations belong to initiator ports. They survive the end of a session and a reset of the
+//! logical unit, and end with the process (PTPL is not supported, and APTPL refused). A reservation by
+//! RESERVE belongs to the nexus and ends with it.
 //!
 //! ```text
-//!   command --> conflicts()? --no--> carried out
+//!   command --> conflicts()? --no--> executed
 //!                 |  nothing reserved: one load of an atomic
 //!                 +-- else: the table of `access` against holder and registrants
 //! ```
@@ -28,7 +29,7 @@ use crate::sense::Fault;
 /// The reservations of one logical unit.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
-    /// Whether anything is reserved: all that a hit looks at.
+    /// Whether anything is reserved. A RAM hit checks only this.
     any: AtomicBool,
     state: Mutex<State>,
 }
@@ -46,7 +47,7 @@ impl State {
 }
 
 impl Reservations {
-    /// Whether a reservation of another initiator is in the way.
+    /// Whether a reservation of another initiator forbids the command.
     #[inline]
     pub(crate) fn conflicts(&self, nexus: NexusId, initiator: &Initiator, access: Access) -> bool {
         self.any.load(Ordering::Relaxed) && self.look_up(nexus, initiator, access)
@@ -71,7 +72,7 @@ impl Reservations {
     /// RESERVE. `false`: conflict.
     pub(crate) fn reserve_simple(&self, nexus: NexusId) -> bool {
         self.change(|state| {
-            // Two that come at the same time were both found to meet no reservation.
+            // Two RESERVE commands at the same time may both have been found to meet no reservation.
             if state.persistent.is_registered_by_any() || state.is_held_by_another(nexus) {
                 return false;
             }
@@ -80,7 +81,7 @@ impl Reservations {
         })
     }
 
-    /// RELEASE. `false`: conflict. Without a reservation of one's own it does nothing.
+    /// RELEASE. `false`: conflict. If the nexus has no reservation it does nothing.
     pub(crate) fn release_simple(&self, nexus: NexusId) -> bool {
         self.change(|state| {
             if state.persistent.is_registered_by_any() {
@@ -121,7 +122,7 @@ impl Reservations {
         list: &[u8],
     ) -> Result<Effects, Refusal> {
         self.change(|state| {
-            // A RESERVE may have come since this was found to meet none.
+            // A RESERVE may have come since the check.
             if state.is_held_by_another(nexus) {
                 return Err(Refusal::Conflict);
             }

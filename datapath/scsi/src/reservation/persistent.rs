@@ -1,11 +1,11 @@
 //! The state machine of persistent reservations.
 //!
-//! | action | who may | registrations | reservation | others are told |
+//! | action | who may | registrations | reservation | unit attention for others |
 //! |---|---|---|---|---|
 //! | REGISTER | key as registered, or 0 | added, changed, removed | ends with its holder's registration | released, if registrants only |
 //! | REGISTER AND IGNORE | all | the same | the same | the same |
 //! | RESERVE | registrants | - | made, if there is none | - |
-//! | RELEASE | registrants | - | ends, if one's own | released, unless exclusive to one |
+//! | RELEASE | registrants | - | ends, if it is the initiator's own | released, unless exclusive to one |
 //! | CLEAR | registrants | all removed | ends | preempted |
 //! | PREEMPT (AND ABORT) | registrants | those with the key removed | taken over, if its holder had the key | registrations preempted; released, if the type changed |
 
@@ -53,7 +53,7 @@ impl Kind {
         matches!(self, Kind::WriteExclusiveAll | Kind::ExclusiveAccessAll)
     }
 
-    /// Whether registrants that do not hold it may do what the holder may.
+    /// Whether registrants that do not hold it have the holder's access.
     fn admits_registrants(self) -> bool {
         !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
     }
@@ -73,16 +73,16 @@ struct Registration {
 #[derive(Clone, Debug)]
 struct Held {
     kind: Kind,
-    /// The holder; not looked at where all registrants hold it.
+    /// The holder; ignored if all registrants hold it.
     holder: Arc<Initiator>,
 }
 
-/// What others notice of a change.
+/// The effects of a change on others.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Unit attentions.
     pub(crate) attentions: Vec<(Arc<Initiator>, Code)>,
-    /// Whose tasks are to be aborted.
+    /// The initiators whose tasks have to be aborted.
     pub(crate) aborts: Vec<Arc<Initiator>>,
 }
 
@@ -107,8 +107,8 @@ pub(crate) struct Persistent {
     held: Option<Held>,
 }
 
-/// The same initiator port and target port. A unit may belong to several targets, whose ports have the same numbers: so
-/// the name counts too.
+/// Whether initiator port and target port are the same. A unit may belong to several targets, whose ports
+/// have the same numbers, so the name counts too.
 fn is_same(a: &Initiator, b: &Initiator) -> bool {
     a.transport_id == b.transport_id
         && a.target_port == b.target_port
@@ -227,14 +227,15 @@ impl Persistent {
         Ok(effects)
     }
 
-    /// Removes a registration, and the reservation where it ends with it. Returns what the others are told.
+    /// Removes a registration, and the reservation if it ends with it. Returns the unit attentions of the
+    /// others.
     fn unregister(&mut self, who: &Initiator) -> Vec<(Arc<Initiator>, Code)> {
         let held = self.holds(who);
         self.registrations.retain(|r| !is_same(&r.port, who));
         let Some(kind) = self.held.as_ref().map(|h| h.kind).filter(|_| held) else {
             return Vec::new();
         };
-        // One that all registrants hold ends with the last of them.
+        // A reservation of all registrants ends with the last of them.
         if kind.is_all() && !self.registrations.is_empty() {
             return Vec::new();
         }
@@ -283,7 +284,7 @@ impl Persistent {
         if key == 0 && !takes_over {
             return Err(Fault::parameter(8).into());
         }
-        // Taking over from all registrants removes them all; one's own registration stays when taking over.
+        // Preempting all registrants removes them all, except the preempting initiator's own registration.
         let is_meant = |r: &Registration| {
             let all = takes_over && key == 0;
             (all || r.key == key) && !(takes_over && is_same(&r.port, me))
@@ -318,7 +319,7 @@ impl Persistent {
             0 => self.registrations.iter().flat_map(|r| r.key.to_be_bytes()).collect(),
             1 => self.reservation(),
             2 => {
-                // Nothing but TMV: the types below are what there is. All six types.
+                // Only TMV is set: the type mask below is valid. All six types.
                 return Ok(vec![0, 8, 0x00, 0x80, 0xea, 0x01, 0, 0]);
             }
             3 => self.full_status(),

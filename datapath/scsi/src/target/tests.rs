@@ -1,4 +1,4 @@
-//! Commands that were about to be looked at when a reservation was taken from their initiator.
+//! Commands that were about to be checked when their initiator lost its access through a reservation.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn unit_on(disk: &Arc<ReferenceDisk>) -> Arc<LogicalUnit> {
     LogicalUnit::new(Arc::clone(disk) as Arc<dyn headwater_block::Device>, identity, options)
 }
 
-/// Registers `who` and reserves for it alone.
+/// Registers `who` and reserves the unit for it alone.
 fn take(unit: &LogicalUnit, who: &Arc<Initiator>) {
     let key = 7_u64.to_be_bytes();
     let out = |action, kind, list: [[u8; 8]; 3]| {
@@ -40,8 +40,8 @@ fn take(unit: &LogicalUnit, who: &Arc<Initiator>) {
     out(1, 1, [key, [0; 8], [0; 8]]);
 }
 
-/// Sends a command from a thread of its own while the fence is closed, takes a reservation for somebody else, and opens
-/// the fence.
+/// Sends a command from a thread of its own while the fence is closed, makes a reservation for another
+/// initiator, and opens the fence.
 fn overtaken(cdb: [u8; 16], data_out: &[u8], at_once: bool) -> (Option<Reply>, Arc<ReferenceDisk>) {
     let disk = Arc::new(ReferenceDisk::new(1 << 20));
     let unit = unit_on(&disk);
@@ -72,7 +72,7 @@ fn overtaken(cdb: [u8; 16], data_out: &[u8], at_once: bool) -> (Option<Reply>, A
         }
         nexus
     });
-    // So that it comes to the fence. What is expected does not depend on whether it did.
+    // So that it reaches the fence. The expected result does not depend on that.
     std::thread::sleep(Duration::from_millis(50));
     take(&unit, &Arc::new(initiator(2)));
     drop(closed);

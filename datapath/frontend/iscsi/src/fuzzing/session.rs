@@ -1,8 +1,9 @@
-//! A session in the full feature phase: PDUs of every kind, right ones and wrong ones, in pieces of any length, on a disk that
-//! answers when it is told to; against the model in `target`.
+//! A session in the full feature phase, compared with the model in `target`. The input consists of right and
+//! wrong PDUs of every kind, in pieces of any length, on a disk that answers when the test says so.
 //!
-//! Replies of one task come in their order and as the model says, to the last bit; those of different tasks in any. Their numbers
-//! go up as RFC 7143 wants it. After each round the session counts what the model counts, and at the end both disks are the same.
+//! The replies of one task arrive in order and equal the model's, to the last bit. Replies of different tasks
+//! arrive in any order. Their numbers increase as RFC 7143 requires. After each round the session's counters
+//! equal the model's. At the end both disks are equal.
 
 mod initiator;
 mod samples;
@@ -30,9 +31,9 @@ const BLOCK: usize = 512;
 const CID: u16 = 7;
 const FIRST_CMD_SN: u32 = u32::MAX - 5;
 const FIRST_STAT_SN: u32 = u32::MAX - 9;
-/// Most steps of one input.
+/// The most steps of one input.
 const STEPS: usize = 300;
-/// Most bytes between two rounds.
+/// The most bytes between two rounds.
 const PIECE_BYTES: usize = 8192;
 
 fn disk() -> Arc<PlainDisk> {
@@ -59,7 +60,7 @@ fn target(disk: &Arc<PlainDisk>, power_on_attention: bool) -> Arc<Target> {
     Target::new(TARGET, vec![(0, LogicalUnit::new(Arc::clone(disk) as _, identity, options))])
 }
 
-/// What was agreed on, and how much there may be of everything: small, so that all limits are met.
+/// The negotiated parameters and the limits. They are small, so that all limits are reached.
 fn settings(input: &mut Input<'_>) -> (Parameters, Limits, bool) {
     let [flags, bursts, sizes, bytes] = input.array();
     let max_burst_bytes = 512 << (bursts & 3);
@@ -92,11 +93,11 @@ struct Bench<'a, 'b> {
     session: &'a mut Alone<'b>,
     model: Model,
     disks: [Arc<PlainDisk>; 2],
-    /// What is not sent yet.
+    /// Bytes that have not been sent yet.
     outbound: Vec<u8>,
-    /// Where it is cut, if anywhere.
+    /// The length of the pieces, if the bytes are cut.
     piece_bytes: usize,
-    /// A bit of the next PDU that is not as it should be.
+    /// A bit of the next PDU that is flipped.
     damage: Option<usize>,
     inbound: Vec<u8>,
     cmd_sn: u32,
@@ -104,12 +105,12 @@ struct Bench<'a, 'b> {
     /// The last ExpCmdSN and MaxCmdSN.
     told: (u32, u32),
     fill: u8,
-    /// Unsolicited data of the last command: tag, where it goes on, its number.
+    /// Unsolicited data of the last command: its tag, the next offset, the next number.
     unasked: (u32, u32, u32),
     text_tag: u32,
 }
 
-/// A session: four bytes of what was agreed on, and steps.
+/// A session: four bytes of negotiated parameters, and then steps.
 pub fn iscsi_session(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let (agreed, limits, attention) = settings(&mut input);
@@ -163,7 +164,7 @@ pub fn iscsi_session(bytes: &[u8]) {
 }
 
 impl Bench<'_, '_> {
-    /// `false`: nothing more can be said of it.
+    /// `false`: the model cannot predict what follows.
     fn steps(&mut self, input: &mut Input<'_>) -> bool {
         for _ in 0..STEPS {
             if input.is_empty() || self.model.end().is_some() {
@@ -192,7 +193,7 @@ impl Bench<'_, '_> {
                 }
                 14 => self.piece_bytes = if how == 0 { PIECE_BYTES } else { usize::from(how) * 4 - 3 },
                 _ => {
-                    // Alone, so that no tag can be hit that was not seen.
+                    // Alone, so that no tag can be guessed that was not seen.
                     if !self.flush() {
                         return false;
                     }
@@ -207,7 +208,7 @@ impl Bench<'_, '_> {
         self.flush()
     }
 
-    /// The disks come to rest: a request that waits keeps all that is behind it.
+    /// Lets the disks come to rest, because a waiting request blocks everything behind it.
     fn rest(&mut self) {
         for disk in &self.disks {
             disk.hold(false);
@@ -215,7 +216,7 @@ impl Bench<'_, '_> {
         }
     }
 
-    /// The initiator goes away, and the disks are compared.
+    /// The initiator disconnects, and the disks are compared.
     fn finish(&mut self) {
         if !self.settle(&[]) {
             return;
@@ -241,21 +242,21 @@ impl Bench<'_, '_> {
         }
     }
 
-    /// Sends what is to be sent, in pieces, each with a round.
+    /// Sends the pending bytes in pieces, each followed by a round.
     fn flush(&mut self) -> bool {
         let outbound = std::mem::take(&mut self.outbound);
-        // Not so many that nothing else is tried.
+        // Not so many pieces that nothing else is tried.
         let piece_bytes = self.piece_bytes.max(outbound.len() / 64).min(PIECE_BYTES);
         for piece in outbound.chunks(piece_bytes) {
             if !self.settle(piece) {
                 return false;
             }
         }
-        // What ended meanwhile is answered as well.
+        // Tasks that ended meanwhile are answered as well.
         self.settle(&[])
     }
 
-    /// Rounds until nothing is left to do.
+    /// Runs rounds until nothing is left to do.
     fn settle(&mut self, piece: &[u8]) -> bool {
         let mut piece = piece;
         loop {
@@ -277,7 +278,7 @@ impl Bench<'_, '_> {
         true
     }
 
-    /// What was answered is what was expected.
+    /// Checks that the replies are the expected ones.
     fn check(&mut self) {
         self.inbound.extend(self.session.replies());
         while let Some((header, data)) = self.take_reply() {
@@ -351,7 +352,7 @@ impl Bench<'_, '_> {
             Numbered::Next => assert_eq!(number(24), self.stat_sn, "StatSN of {header:02x?}"),
             Numbered::Nothing => {}
         }
-        // Neither goes back, nor past where it is when all is done.
+        // Neither number decreases, or goes beyond its value at the end.
         let (exp, max, counts) = (number(28), number(32), self.model.counts());
         for (was, is, most) in [(self.told.0, exp, counts.exp_cmd_sn), (self.told.1, max, counts.max_cmd_sn)]
         {

@@ -1,7 +1,8 @@
-//! The full feature phase of a target once more, as plain as it can be: a list of tasks, a list of what is to be answered.
+//! A second, very simple implementation of a target's full feature phase: a list of tasks, and a list of
+//! expected answers.
 //!
-//! What a SCSI command does is not its business: it asks a second SCSI target, on a disk of its own that waits when the first
-//! one's does. What the PDUs are is: each is built here byte by byte, by the figures of RFC 7143, section 11.
+//! It does not implement SCSI commands: it asks a second SCSI target, whose disk waits whenever the first
+//! one's does. It builds each PDU byte by byte, following the figures of RFC 7143, section 11.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +22,7 @@ use crate::wire::Bhs;
 use crate::wire::digest::digest;
 
 pub(super) const NONE: u32 = u32::MAX;
-/// A tag of the target's that the model has not seen yet. It counts up from 1 and does not come this far.
+/// A target tag that the model has not seen yet. Real tags count up from 1 and never reach this value.
 pub(super) const UNSEEN: u32 = 0x7fff_ffff;
 
 /// Reasons of a Reject.
@@ -36,24 +37,24 @@ pub(super) mod reason {
     pub(crate) const LONG: u8 = 10;
 }
 
-/// What the numbers of a reply are.
+/// Which numbers a reply carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Numbered {
     /// It uses up a status number.
     Status,
-    /// It tells the next one.
+    /// It carries the next status number without using it up.
     Next,
-    /// It tells none (Data-In without a status).
+    /// It carries none (Data-In without a status).
     Nothing,
 }
 
-/// A PDU that is to come, without its numbers.
+/// A PDU that is expected, without its numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Expectation {
     pub(super) header: Bhs,
     pub(super) data: Vec<u8>,
     pub(super) numbered: Numbered,
-    /// It carries a tag of the target's choice: for the text exchange of this number, or an R2T (0).
+    /// It carries a tag that the target chooses: for the text exchange with this number, or for an R2T (0).
     pub(super) tagged: Option<u64>,
 }
 
@@ -63,7 +64,7 @@ enum Event {
     Function(u64, FunctionResult),
 }
 
-/// Three numbers of four bytes where the header has them.
+/// Three numbers of four bytes, if the header has them.
 fn word(header: &[u8], at: usize) -> u32 {
     header[at..at + 4].iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
@@ -81,7 +82,7 @@ pub(super) struct Model {
     events: Arc<Mutex<VecDeque<Event>>>,
     stream: Vec<u8>,
     next: u32,
-    /// Commands that came before their turn: header, additional headers, data.
+    /// Commands that arrived out of order: header, additional headers, data.
     early: BTreeMap<u32, (Bhs, Vec<u8>, Vec<u8>)>,
     tasks: Vec<Work>,
     serial: u64,
@@ -91,12 +92,12 @@ pub(super) struct Model {
     pub(super) expected: Vec<Expectation>,
     closing: Option<u32>,
     end: Option<Ended>,
-    /// What came cannot be foretold: a tag that was not seen yet, or a command of several steps on a disk that waits, which
-    /// a thread of its own goes on with.
+    /// The result cannot be predicted: a tag that was not seen yet, or a command of several steps on a
+    /// waiting disk, which another thread continues.
     pub(super) is_open: bool,
 }
 
-/// Commands that take more than one request to the disk, or hold others up.
+/// Commands that take more than one request to the disk, or block others.
 const OF_STEPS: [u8; 12] = [0x2e, 0x2f, 0x41, 0x42, 0x83, 0x89, 0x8b, 0x8e, 0x8f, 0x93, 0xae, 0xaf];
 
 pub(super) fn is_of_steps(cdb: &[u8]) -> bool {
@@ -137,7 +138,7 @@ impl Model {
         &self.limits
     }
 
-    /// The most that a command moves, in either direction.
+    /// The most bytes that a command transfers, in either direction.
     pub(super) fn moves(&self, lun: Lun, cdb: &Cdb) -> u64 {
         let moves = self.nexus.expected(lun, cdb);
         moves.data_in_bytes.max(moves.data_out_bytes)
@@ -151,7 +152,7 @@ impl Model {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether something has ended that was not answered.
+    /// Whether something has ended and was not answered yet.
     pub(super) fn has_events(&self) -> bool {
         self.end.is_none() && !self.lock().is_empty()
     }
@@ -161,7 +162,7 @@ impl Model {
         u32::try_from(open).unwrap_or(u32::MAX)
     }
 
-    /// How many numbers from the next one on are taken.
+    /// How many numbers from the next one on are accepted.
     fn window(&self) -> u32 {
         self.limits.queue_depth.saturating_sub(self.open())
     }
@@ -188,7 +189,7 @@ impl Model {
         }
     }
 
-    /// What R2Ts ask for that were seen: task, tag of the R2T, and what of it is to come.
+    /// R2Ts that were seen: task, tag of the R2T, and which data is still expected.
     pub(super) fn wanted(&self) -> Vec<(u32, u32, u32, u32, u32)> {
         let mut wanted = Vec::new();
         for task in &self.tasks {
@@ -239,7 +240,7 @@ impl Model {
         self.end = Some(Ended::Fault);
     }
 
-    /// A round: this came in, and what can be done is done.
+    /// A round: takes these bytes, and does everything that can be done.
     pub(super) fn round(&mut self, bytes: &[u8]) {
         if self.end.is_some() {
             return;
@@ -261,7 +262,7 @@ impl Model {
             return self.close();
         }
         if self.stream.is_empty() && self.waiting().next().is_none() {
-            // A tag that is none: nothing is answered.
+            // This is not a valid tag, so nothing is answered.
             self.closing = Some(NONE);
         } else {
             self.fault();
@@ -309,7 +310,7 @@ impl Model {
         }
     }
 
-    /// Takes the PDU at the front, if all of it is there.
+    /// Takes the PDU at the front, if it has arrived completely.
     fn take_pdu(&mut self) -> bool {
         let stream = std::mem::take(&mut self.stream);
         let Some(header) = stream.first_chunk::<48>().copied() else {
@@ -363,7 +364,7 @@ impl Model {
             0x00 | 0x01 | 0x02 | 0x04 | 0x06 => self.numbered(header, ahs, data),
             0x05 => self.data_out(header, data, true),
             0x10 => self.reject(header, reason::SNACK),
-            // A login, and all that targets send.
+            // A login, and everything that only targets send.
             0x03 | 0x20..=0x26 | 0x31 | 0x32 | 0x3f => {
                 self.reject(header, reason::PROTOCOL);
                 self.fault();
@@ -372,7 +373,7 @@ impl Model {
         }
     }
 
-    /// Commands in the order of their numbers; those for immediate delivery at once.
+    /// Processes commands in the order of their numbers, and immediate commands at once.
     fn numbered(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) {
         if header[0] & 0x40 != 0 {
             return self.command(header, ahs, data);
@@ -449,8 +450,8 @@ impl Model {
         }
     }
 
-    /// What was sent before an immediate function counts as come, and commands that wait for their turn are none any more. Whether there
-    /// was any.
+    /// Commands that were sent before an immediate function count as received, and those that wait for their
+    /// turn are dropped. Returns whether there were any.
     fn abort_all_early(&mut self, own: u32, concerned: Option<Lun>) -> bool {
         let before = own.wrapping_sub(self.next);
         if before > u32::MAX / 2 {
@@ -489,10 +490,11 @@ impl Model {
         }
     }
 
-    /// A command that has not come, or waits for its turn: if it was sent before the request, its number counts as come.
+    /// A command that has not arrived, or waits for its turn. If it was sent before the request, its number
+    /// counts as received.
     fn abort_early(&mut self, header: &Bhs) {
         let (tag, number, own) = (word(header, 16), word(header, 32), word(header, 24));
-        // One that waits is the one that is meant, or another.
+        // The waiting command may be the referenced one, or another one.
         let is_another = |(early, ..): &(Bhs, Vec<u8>, Vec<u8>)| word(early, 16) != word(header, 20);
         let was_sent = own.wrapping_sub(number).wrapping_sub(1) < u32::MAX / 2;
         let could_come = number.wrapping_sub(self.next) < self.window();
@@ -538,7 +540,7 @@ impl Model {
     }
 }
 
-/// A NOP-Out that wants no answer.
+/// A NOP-Out that requests no answer.
 fn nothing() -> (Bhs, Vec<u8>, Vec<u8>) {
     let mut nothing = [0; 48];
     put(&mut nothing, 16, NONE);

@@ -1,4 +1,5 @@
-//! Text exchanges of the full feature phase in the model: which targets there are, and the one key that may be told again.
+//! Text exchanges of the full feature phase in the model: the list of targets, and the one key that may be
+//! renegotiated.
 
 use super::target::{Model, NONE, Numbered, UNSEEN, reason};
 use super::{expected_answer, plain};
@@ -14,7 +15,7 @@ pub(super) const TARGET: &str = "iqn.2026-01.org.example:disk";
 pub(super) struct Exchange {
     /// The target's tag for it.
     pub(super) tag: Option<u32>,
-    /// Of the reply that carries it.
+    /// The number of the reply that carries it.
     number: u64,
     request: Vec<u8>,
     answer: Vec<u8>,
@@ -35,7 +36,7 @@ impl Model {
         if is_final && go_on {
             return self.reject(header, reason::PROTOCOL);
         }
-        // Before the answer to the last request was taken, there is no other.
+        // Before the answer to the last request was fetched, there is no new request.
         if !self.texts.answer.is_empty() && (go_on || !data.is_empty()) {
             return self.end_exchange(header, reason::PROTOCOL);
         }
@@ -63,7 +64,7 @@ impl Model {
         self.say_text(header, &now, more, more || !is_final);
     }
 
-    /// The tag of a reply was seen. By then that exchange may be over.
+    /// The tag of a reply was seen. The exchange may be over by then.
     pub(super) fn learn_text(&mut self, number: u64, tag: u32) {
         if self.texts.tag.is_some() && self.texts.number == number {
             self.texts.tag = Some(tag);

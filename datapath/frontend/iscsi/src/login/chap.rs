@@ -1,4 +1,5 @@
-//! CHAP: the initiator proves that it knows a secret, and where it asks so, the target too (mutual CHAP).
+//! CHAP: the initiator proves that it knows a secret. If the initiator asks for it, the target proves itself
+//! too (mutual CHAP).
 //!
 //! ```text
 //!   initiator: CHAP_A=7,5                    which algorithms, best first
@@ -7,14 +8,15 @@
 //!   target:    [CHAP_N=name CHAP_R=hash(identifier, its own secret, challenge)]
 //! ```
 //!
-//! MD5 is weak, but the protocol's own choice and what most initiators have; those that know SHA-256 or SHA3-256 get it.
+//! MD5 is weak, but the protocol requires it and most initiators support only that. Initiators that know
+//! SHA-256 or SHA3-256 use these.
 
 use aws_lc_rs::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA3_256, SHA256};
 use md5::{Digest, Md5};
 
 use crate::wire::text::{binary, hexadecimal, number};
 
-/// Least length of a secret, in bytes: what the protocol demands without IPsec.
+/// The shortest length of a secret, in bytes: the protocol demands it without IPsec.
 pub const SECRET_BYTES_MIN: usize = 12;
 
 /// Longest secret, in bytes.
@@ -64,7 +66,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The first of the initiator's list that is known.
+    /// The first algorithm of the initiator's list that is known.
     pub fn choose(list: &str) -> Option<Self> {
         list.split(',').find_map(|choice| match number(choice)? {
             5 => Some(Self::Md5),
@@ -142,7 +144,7 @@ pub struct Response<'a> {
 pub struct Refusal(pub String);
 
 impl Challenge {
-    /// What is sent.
+    /// The key-value pairs to send.
     pub fn pairs(&self) -> [(&'static str, String); 3] {
         [
             ("CHAP_A", self.algorithm.number().to_string()),
@@ -151,7 +153,7 @@ impl Challenge {
         ]
     }
 
-    /// Checks the answer; gives what proves the target, where it is asked for.
+    /// Checks the answer. Returns the target's proof, if the initiator asked for it.
     pub fn check(
         &self,
         accounts: &Accounts,
@@ -164,7 +166,7 @@ impl Challenge {
         let Some(response) = binary(response) else {
             return fail("its CHAP_R is neither hexadecimal nor base64".into());
         };
-        // All accounts are tried to the end, so that the time tells nothing of which names exist.
+        // All accounts are compared, so that the time does not reveal which names exist.
         let mut known = false;
         let mut right = false;
         for account in &accounts.initiators {
@@ -205,7 +207,7 @@ impl Challenge {
         let Some(challenge) = binary(challenge).filter(|bytes| bytes.len() <= 1024) else {
             return fail("its CHAP_C is neither hexadecimal nor base64, or longer than 1024 bytes");
         };
-        // Otherwise the target could be made to answer a challenge of its own, in another connection.
+        // Otherwise the target could be made to answer its own challenge, in another connection.
         if challenge == self.bytes {
             return fail("it sent the target's own challenge back");
         }
@@ -269,14 +271,14 @@ mod tests {
             challenge.check(&accounts, &answer).map_err(|refusal| refusal.0)
         };
         assert_eq!(check(Some("two"), Some(&right), None, None), Ok(vec![]));
-        // Another account's secret does not do.
+        // Another account's secret is not accepted.
         assert!(check(Some("one"), Some(&right), None, None).unwrap_err().contains("secrets differ"));
         assert!(check(Some("none"), Some(&right), None, None).unwrap_err().contains("no CHAP name"));
         assert!(check(None, Some(&right), None, None).is_err());
         assert!(check(Some("two"), None, None, None).is_err());
         assert!(check(Some("two"), Some("0x"), None, None).is_err());
         assert!(check(Some("two"), Some(&right[..right.len() - 2]), None, None).is_err());
-        // Mutual.
+        // Mutual CHAP.
         let proof = check(Some("two"), Some(&right), Some("200"), Some("0x0102")).unwrap();
         let own = accounts.target.as_ref().unwrap();
         let expected = hexadecimal(&Algorithm::Sha256.response(200, own, &[1, 2]));

@@ -1,24 +1,24 @@
-//! The negotiation table: what each key of RFC 7143, section 13 means, and what is answered.
+//! The negotiation table: what each key of RFC 7143, section 13 means, and how it is answered.
 //!
 //! | rule | keys | result |
 //! |---|---|---|
-//! | list | HeaderDigest, DataDigest, TaskReporting | the first that the initiator names and we know |
+//! | list | HeaderDigest, DataDigest, TaskReporting | the first of the initiator's list that we know |
 //! | least | MaxConnections, MaxBurstLength, FirstBurstLength, DefaultTime2Retain, MaxOutstandingR2T, ErrorRecoveryLevel, iSCSIProtocolLevel | the smaller |
 //! | most | DefaultTime2Wait | the larger |
-//! | or | InitialR2T, DataPDUInOrder, DataSequenceInOrder | Yes if either says so |
-//! | and | ImmediateData | Yes if both say so |
-//! | told | MaxRecvDataSegmentLength, names, aliases, SessionType | each side's own; no answer |
+//! | or | InitialR2T, DataPDUInOrder, DataSequenceInOrder | Yes if either side says Yes |
+//! | and | ImmediateData | Yes if both sides say Yes |
+//! | declared | MaxRecvDataSegmentLength, names, aliases, SessionType | each side's own value; no answer |
 //!
 //! FirstBurstLength is never more than MaxBurstLength, whichever comes first ([`Parameters::settled`]).
 //!
-//! A value that a key cannot have is answered `Reject`, and the key keeps its default. A key that nobody knows is answered
-//! `NotUnderstood`. A key that is given twice ends the login.
+//! A value that a key cannot have is answered `Reject`, and the key keeps its default. An unknown key is
+//! answered `NotUnderstood`. A key that is given twice ends the login.
 
 use crate::limits::Limits;
 use crate::wire::header::SEGMENT_BYTES_MAX;
 use crate::wire::text::number;
 
-/// What both sides agreed on. The defaults are those of the protocol.
+/// The negotiated parameters. The defaults are those of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// CRC32C of headers.
@@ -29,11 +29,11 @@ pub struct Parameters {
     pub initial_r2t: bool,
     /// Data in the command's own PDU.
     pub immediate_data: bool,
-    /// The longest data segment that the initiator takes, in bytes.
+    /// The longest data segment that the initiator accepts, in bytes.
     pub send_segment_bytes: u32,
     /// Most data of one sequence, in bytes.
     pub max_burst_bytes: u32,
-    /// Most data that comes unasked with a command, in bytes.
+    /// The most unsolicited data of a command, in bytes.
     pub first_burst_bytes: u32,
     /// R2Ts of one task at the same time.
     pub outstanding_r2t: u16,
@@ -61,18 +61,18 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// As they count once all keys were answered. A first burst is no longer than any other (section 13.14), and its key may have come
-    /// before the other one, or not at all.
+    /// The final values once all keys were answered. A first burst is no longer than any other (section
+    /// 13.14). Its key may have come before the other one, or not at all.
     pub fn settled(mut self) -> Self {
         self.first_burst_bytes = self.first_burst_bytes.min(self.max_burst_bytes);
         self
     }
 }
 
-/// What to say to a key.
+/// The answer to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing: the initiator only told something.
+    /// No answer: the initiator only declared something.
     Silence,
     /// This value.
     Value(String),
@@ -84,13 +84,13 @@ impl Answer {
     }
 }
 
-/// The answer where a value cannot be.
+/// The answer to an impossible value.
 const REJECT: &str = "Reject";
 const IRRELEVANT: &str = "Irrelevant";
-/// The answer to a key that nobody knows.
+/// The answer to an unknown key.
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
 
-/// Negotiates one operational key. `discovery`: what only matters for SCSI is irrelevant.
+/// Negotiates one operational key. `discovery`: keys that only matter for SCSI are irrelevant.
 pub fn negotiate(
     parameters: &mut Parameters,
     limits: &Limits,
@@ -118,9 +118,9 @@ pub fn negotiate(
         "DataDigest" => digest(&mut parameters.data_digest, value),
         "InitialR2T" => boolean(&mut parameters.initial_r2t, value, |theirs| theirs),
         "ImmediateData" => boolean(&mut parameters.immediate_data, value, |theirs| theirs),
-        // Both orders are kept in any case, so the answer is always Yes.
+        // Both orders are always kept, so the answer is always Yes.
         "DataPDUInOrder" | "DataSequenceInOrder" => boolean(&mut true, value, |_| true),
-        // Marks in the byte stream are obsolete: no initiator uses them, some still ask.
+        // Marks in the byte stream are obsolete: no initiator uses them, but some still ask for them.
         "IFMarker" | "OFMarker" => boolean(&mut false, value, |_| false),
         "IFMarkInt" | "OFMarkInt" => Answer::text(IRRELEVANT),
         "MaxRecvDataSegmentLength" => match in_range(value, 512, SEGMENT_BYTES_MAX) {
@@ -283,9 +283,9 @@ mod tests {
         let (longest, first) = (("MaxBurstLength", "4096"), ("FirstBurstLength", "65536"));
         for (keys, answers) in [
             (vec![longest, first], vec!["4096", "4096"]),
-            // It has its answer already.
+            // The longer value was answered already.
             (vec![first, longest], vec!["65536", "4096"]),
-            // As much as its default.
+            // The same value as its default.
             (vec![longest], vec!["4096"]),
         ] {
             let mut parameters = Parameters::default();

@@ -1,13 +1,13 @@
 //! The login: from the first PDU to the full feature phase, as a state machine without sockets.
 //!
-//! | stage | what is said | goes on when |
+//! | stage | content | continues when |
 //! |---|---|---|
-//! | security (0) | who, which target, `AuthMethod`, CHAP | nobody need prove anything, or the proof was right |
+//! | security (0) | who, which target, `AuthMethod`, CHAP | no proof is needed, or the proof was right |
 //! | operational (1) | the keys of [`keys`] | the initiator is ready |
 //! | full feature (3) | [`Step::Done`] | |
 //!
-//! The first PDU may be of either stage; where CHAP is demanded it must be of the first. A text may come in several PDUs (C bit):
-//! each but the last is answered by an empty response.
+//! The first PDU may belong to either stage; if CHAP is demanded it must belong to the first. A text may come
+//! in several PDUs (C bit): each but the last is answered by an empty response.
 
 pub mod chap;
 pub mod keys;
@@ -35,7 +35,7 @@ pub mod status {
     pub const INITIATOR_ERROR: u16 = 0x0200;
     /// CHAP failed, or is demanded and was not offered.
     pub const AUTHENTICATION_FAILURE: u16 = 0x0201;
-    /// The initiator may not have this target.
+    /// The initiator may not log in to this target.
     pub const AUTHORIZATION_FAILURE: u16 = 0x0202;
     /// There is no such target.
     pub const NOT_FOUND: u16 = 0x0203;
@@ -59,23 +59,24 @@ pub mod status {
     pub const OUT_OF_RESOURCES: u16 = 0x0302;
 }
 
-/// Keys in one login, all its texts together: three times as many as the protocol has. They are remembered, since none may come twice.
+/// Keys in one login, in all its texts together: three times as many as the protocol defines. They are
+/// remembered, because no key may come twice.
 const KEYS_MAX: usize = 128;
 
 const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
 
-/// A session as the login made it.
+/// A session as the login created it.
 #[derive(Clone, Debug)]
 pub struct Established {
     /// Who.
     pub initiator: IscsiName,
-    /// The name proved by CHAP.
+    /// The name that CHAP proved.
     pub proved: Option<String>,
     /// The initiator's part of the session's name.
     pub isid: [u8; 6],
-    /// The session that this connection is for; 0 for a new one.
+    /// The session to which this connection belongs; 0 for a new one.
     pub tsih: u16,
     /// Connection number.
     pub cid: u16,
@@ -89,10 +90,10 @@ pub struct Established {
     pub stat_sn: u32,
 }
 
-/// What a login PDU leads to.
+/// The result of a login PDU.
 #[derive(Debug)]
 pub enum Step {
-    /// Send this; the login goes on.
+    /// Send this; the login continues.
     More(LoginResponse, Vec<u8>),
     /// Send this, with the session's TSIH filled in; the login is over.
     Done(LoginResponse, Vec<u8>, Box<Established>),
@@ -107,19 +108,19 @@ fn refuse<T>(status: u16, why: impl Into<String>) -> Result<T, Refusal> {
     Err((status, why.into()))
 }
 
-/// How far authentication is.
+/// The state of authentication.
 enum Proof {
-    /// `AuthMethod` was not agreed on.
+    /// `AuthMethod` was not negotiated.
     Open,
-    /// CHAP was agreed on.
+    /// CHAP was negotiated.
     Agreed,
-    /// A challenge is out.
+    /// A challenge was sent.
     Challenged(Challenge),
-    /// Proved, or not needed; the name.
+    /// Proved, or not needed; holds the name.
     Given(Option<String>),
 }
 
-/// Who logs in to what; known after the first text.
+/// The initiator and the target; known after the first text.
 struct Parties {
     initiator: IscsiName,
     target: Option<(IscsiName, Offer)>,
@@ -130,7 +131,7 @@ struct Parties {
 pub struct Login<'a> {
     targets: &'a dyn Targets,
     limits: &'a Limits,
-    /// For the challenge: random, used once.
+    /// Random bytes for the challenge, used once.
     random: [u8; CHALLENGE_BYTES + 1],
     first: Option<LoginRequest>,
     stage: u8,
@@ -162,12 +163,12 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// Who logs in, as far as it is known.
+    /// The initiator, once it is known.
     pub fn initiator(&self) -> Option<&IscsiName> {
         self.parties.as_ref().map(|parties| &parties.initiator)
     }
 
-    /// Takes a request with its data.
+    /// Processes a request with its data.
     pub fn step(&mut self, request: &LoginRequest, data: &[u8]) -> Step {
         let mut out = Vec::new();
         match self.try_step(request, data, &mut out) {
@@ -189,7 +190,7 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// Refuses whatever the state is.
+    /// Refuses the login, whatever the state is.
     pub fn refused(&mut self, request: &LoginRequest, status: u16, why: String) -> Step {
         let response = LoginResponse { next_stage: 0, ..self.response(request, false, status) };
         Step::Refused(response, why)
@@ -217,7 +218,7 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// Fills `out`; says whether the next stage begins.
+    /// Fills `out`. Returns whether the next stage begins.
     fn try_step(&mut self, request: &LoginRequest, data: &[u8], out: &mut Vec<u8>) -> Result<bool, Refusal> {
         self.check(request)?;
         if self.text.len().saturating_add(data.len()) > self.limits.text_bytes {
@@ -286,7 +287,7 @@ impl<'a> Login<'a> {
         check_stages(request)
     }
 
-    /// Learns who logs in to what.
+    /// Learns the initiator and the target.
     fn introduce(&mut self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
         let Some(initiator) = value("InitiatorName") else {
@@ -430,7 +431,8 @@ impl<'a> Login<'a> {
             _ => {}
         }
         let discovery = self.parties.as_ref().is_some_and(|parties| parties.target.is_none());
-        // Also in the security stage, where they have no place: it does no harm, and some initiators send all at once.
+        // Operational keys are negotiated even in the security stage, where they do not belong. It does no
+        // harm, and some initiators send everything at once.
         match negotiate(&mut self.parameters, self.limits, discovery, key, value) {
             Answer::Silence => {}
             Answer::Value(value) => put_pair(out, key, &value),

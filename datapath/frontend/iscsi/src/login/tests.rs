@@ -36,7 +36,7 @@ fn targets(accounts: Option<Arc<Accounts>>) -> Arc<FixedTargets> {
     FixedTargets::new(vec![(NAME.parse().unwrap(), offer)])
 }
 
-/// Whether CHAP is demanded, and the requests with their texts; gives the last step.
+/// Runs requests with their texts, with CHAP demanded or not; returns the last step.
 fn request(current_stage: u8, next_stage: Option<u8>) -> LoginRequest {
     LoginRequest {
         transit: next_stage.is_some(),
@@ -139,7 +139,7 @@ fn both_stages_and_a_text_in_pieces() {
     let mut talk = Talk::new(&*targets, &limits);
     let (response, text) = talk.more(&request(0, Some(1)), &[WHO[0], WHO[1], ("AuthMethod", "CHAP,None")]);
     assert_eq!((response.transit, response.next_stage, value(&text, "AuthMethod")), (true, 1, Some("None")));
-    // A key that is cut in its middle.
+    // A key that is cut in the middle.
     let whole = super::tests::text(&[("MaxBurstLength", "4096"), ("FirstBurstLength", "2048")]);
     for (at, piece) in whole.chunks(7).enumerate() {
         let last = (at + 1) * 7 >= whole.len();

@@ -7,10 +7,10 @@ use headwater_connections::Socket;
 /// Data of at most this length is put into the batch; longer data is sent from where it is.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
 
-/// Room that each PDU may count on: a header, inline data, padding and both digests.
+/// The space that each PDU may use: a header, inline data, padding and both digests.
 const PDU_ROOM_BYTES: usize = INLINE_BYTES + 256;
 
-/// Bytes to send; fixed size, initialised once.
+/// Bytes to send, in a buffer of fixed size that is initialised once.
 pub(super) struct Batch {
     bytes: Box<[u8]>,
     used: usize,
@@ -25,7 +25,7 @@ impl Batch {
         self.used == 0
     }
 
-    /// Whether it must be sent before another PDU of any inline length is added.
+    /// Whether it must be sent before another PDU with inline data is added.
     pub(super) fn is_full(&self) -> bool {
         self.bytes.len().saturating_sub(self.used) < PDU_ROOM_BYTES
     }
@@ -42,7 +42,7 @@ impl Batch {
         self.used = self.used.saturating_add(len).min(self.bytes.len());
     }
 
-    /// Adds bytes, for which there is room.
+    /// Appends bytes, for which there must be space.
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) {
         let room = self.room(bytes.len());

@@ -1,10 +1,10 @@
 //! SCSI commands: from the PDU to the logical unit and back.
 //!
-//! 1. A command whose data is all here, and which no order of tasks holds up, is tried at once, also beside others that wait; its
-//!    data-in goes straight behind the place of its header in the batch.
-//! 2. One that must wait is handed over with its data, and answered when the inbox has its outcome. Where others wait it takes its place
-//!    behind them.
-//! 3. One whose data is still to come collects it first (`data_out`).
+//! 1. If all data of a command has arrived, and the order of tasks permits it, the command is tried at once,
+//!    even while other commands wait. Its data-in goes directly after its header in the batch.
+//! 2. A command that must wait is handed over with its data, and answered when the inbox has its outcome. If
+//!    others wait already, it queues behind them.
+//! 3. A command whose data has not arrived collects the data first (`data_out`).
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Session<'_> {
             return self.reject(header, RejectReason::TaskInProgress);
         }
         if !data.is_empty() {
-            // It lies ahead of what others of this session wait for.
+            // It arrived before data that other commands of this session wait for.
             self.pace.came(data.len());
         }
         let depth = usize::try_from(self.limits.queue_depth).unwrap_or(usize::MAX);
@@ -76,7 +76,7 @@ impl Session<'_> {
         self.collect(order, command.is_final, data)
     }
 
-    /// Whether so much immediate data is what was agreed on.
+    /// Whether this much immediate data was negotiated.
     fn is_legal(&self, order: &Order, len: usize) -> bool {
         let limit = self.parameters.first_burst_bytes.min(order.announced);
         len == 0
@@ -127,7 +127,7 @@ impl Session<'_> {
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
 
-    /// Carries out a command that nothing holds up, and answers it, if it need not wait.
+    /// Executes a command that nothing delays, and answers it, unless it must wait.
     #[inline]
     fn answer_at_once(&mut self, order: &Order, data: &[u8]) -> Result<bool, End> {
         let Some(nexus) = &self.nexus else { return Ok(false) };
@@ -154,7 +154,7 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Begins a command that must wait, and before which none waits.
+    /// Begins a command that must wait, when no earlier one waits.
     fn start(&mut self, order: &Order, data: &[u8]) -> Result<(), End> {
         let charge = charge(order, data.len());
         let came_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
@@ -182,7 +182,7 @@ impl Session<'_> {
         self.tasks.executing().admits(order.expected.needs_room, self.limits.bytes_executing)
     }
 
-    /// Starts what may start: ready tasks in their order and while there is room, then data for those that collect.
+    /// Starts whatever may start: ready tasks in order while there is room, then requests for data.
     pub(super) fn pump(&mut self) -> Result<(), End> {
         for tag in self.tasks.waiting() {
             let Some(task) = self.tasks.get_mut(tag) else { continue };
@@ -232,7 +232,7 @@ impl Session<'_> {
             self.window.close();
         }
         let answered = match &outcome.reply {
-            // Aborted: the initiator hears of it by the answer to the function.
+            // Aborted: the answer to the function informs the initiator.
             None => Ok(()),
             Some(reply) => self.reply(&task.order, task.r2ts, Ending::of(reply), &outcome.data_in),
         };
@@ -241,13 +241,13 @@ impl Session<'_> {
         answered
     }
 
-    /// Gives back the memory of a task that is gone.
+    /// Returns the memory of a task that has ended.
     pub(super) fn give_back(&mut self, task: &super::tasks::Task) {
         self.share.give(task.memory_bytes, task.order.expected.needs_room);
         self.unasked.give(task.unasked_bytes, false);
     }
 
-    /// Answers a task that was refused for how its data came.
+    /// Answers a task that was refused because of the way its data arrived.
     pub(super) fn refuse(&mut self, tag: u32, fault: Fault) -> Result<(), End> {
         let Some(task) = self.tasks.remove(tag) else { return Ok(()) };
         self.give_back(&task);
@@ -267,8 +267,9 @@ impl Session<'_> {
     }
 }
 
-/// There is no memory for the data that came with the command: the initiator sends it again when others of its commands have ended. A
-/// session that has none under way has memory of its own for as much as may come unasked.
+/// There is no memory for the data that came with the command: the initiator sends it again when others of
+/// its commands have ended. A session without commands under way has enough memory of its own for the
+/// unsolicited data of one.
 const FULL: Ending<'static> = Ending { status: Status::TaskSetFull, sense: &[] };
 
 #[inline]
@@ -278,7 +279,7 @@ fn try_now(nexus: &Nexus, order: &Order, data_out: &[u8], data_in: &mut [u8]) ->
     nexus.try_now(&command, data_in)
 }
 
-/// What a task counts while it runs.
+/// The memory that a task counts while it runs.
 fn charge(order: &Order, data_out_bytes: usize) -> u64 {
     order.expected.data_in_bytes.saturating_add(u64::try_from(data_out_bytes).unwrap_or(u64::MAX))
 }
@@ -293,13 +294,13 @@ fn attribute(number: u8) -> Option<Attribute> {
     }
 }
 
-/// What additional header segments say of the data to read of a command that moves both ways. A longer CDB is legal too, but
-/// no command that is supported has one: its first 16 bytes tell so.
+/// The read length in the additional header segments of a command that moves data both ways. A longer CDB is
+/// legal too, but no supported command has one: its first 16 bytes show that.
 fn bidirectional_read(mut ahs: &[u8]) -> Result<Option<u32>, ()> {
     let mut announced = None;
     while let [high, low, kind, rest @ ..] = ahs {
         let length = usize::from(u16::from_be_bytes([*high, *low]));
-        // The length counts from behind the type; what is padded to a multiple of four is all of the segment.
+        // The length counts from after the type; the segment is padded to a multiple of four.
         let padded = length.saturating_add(3).next_multiple_of(4).saturating_sub(3);
         let (body, after) = rest.split_at_checked(padded).ok_or(())?;
         let body = body.get(..length).ok_or(())?;
@@ -320,9 +321,10 @@ mod tests {
     #[test]
     fn additional_headers_are_read_and_bad_ones_refused() {
         assert_eq!(bidirectional_read(&[]), Ok(None));
-        // A read length: five bytes behind the type, padded to a multiple of four with the three in front.
+        // A read length: five bytes after the type, padded to a multiple of four together with the three
+        // bytes before.
         assert_eq!(bidirectional_read(&[0, 5, 2, 0, 0, 0, 2, 0]), Ok(Some(512)));
-        // 16 more bytes of a CDB: 17 bytes behind the type.
+        // 16 more bytes of a CDB: 17 bytes after the type.
         let mut long = vec![0, 17, 1, 0];
         long.resize(20, 7);
         assert_eq!(bidirectional_read(&long), Ok(None));

@@ -1,7 +1,8 @@
-//! Data that comes after its command: unasked at first, then by R2T.
+//! Data that arrives after its command: first unsolicited data, then data that R2Ts request.
 //!
-//! All data comes in order, as was negotiated, so it is only ever appended; memory is taken as it comes. A fault does not end
-//! the task at once: what is under way for it comes first, so that it cannot be taken for another task's.
+//! All data arrives in order, as negotiated, so it is only ever appended. Memory grows as it arrives. A fault
+//! does not end the task at once: data that is still on its way is received first, so that it cannot be
+//! mistaken for data of another task.
 
 use super::serve::End;
 use super::session::Session;
@@ -18,7 +19,7 @@ impl Session<'_> {
         };
         let Some(Task { state: State::Collecting(collecting), order, .. }) = self.tasks.get_mut(pdu.task_tag)
         else {
-            // Of a task that was aborted or has ended; the initiator could not know.
+            // Data of a task that was aborted or has ended, which the initiator could not know.
             tracing::debug!("iSCSI: {}: data for no task, tag {:#x}", self.who, pdu.task_tag);
             return Ok(());
         };
@@ -56,7 +57,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes a task to its next state when nothing is under way for it: refused, ready, or asking for more.
+    /// Moves a task to its next state when none of its data is on the way: refused, ready, or requesting
+    /// more.
     pub(super) fn advance(&mut self, tag: u32) -> Result<(), End> {
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
@@ -75,13 +77,14 @@ impl Session<'_> {
         self.ask_for_data(tag)
     }
 
-    /// Sends R2Ts, as many as are allowed, once there is room for all of the task's data.
+    /// Sends as many R2Ts as are allowed, once memory is reserved for all of the task's data.
     pub(super) fn ask_for_data(&mut self, tag: u32) -> Result<(), End> {
         let counted = self.tasks.collected();
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
         let has_room = counted.admits(task.order.expected.needs_room, self.limits.bytes_collected);
-        // With all that it needs to run: a task that had its data and waited for more would keep that from others.
+        // Including everything that it needs to run. Otherwise a task could hold its data while it waits for
+        // more memory, and keep that data's memory from others.
         let more_bytes = task.more_bytes(u64::from(wanted));
         let State::Collecting(collecting) = &mut task.state else { return Ok(()) };
         if !collecting.admitted {
@@ -90,7 +93,7 @@ impl Session<'_> {
             }
             task.memory_bytes = task.memory_bytes.saturating_add(more_bytes);
             collecting.admitted = true;
-            // Those of others that were refused matter only for what comes unasked.
+            // Refused commands of other sessions matter only for unsolicited data.
             collecting.since = self.pace.since_now(0);
             collecting.next = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX);
             let bytes = u64::from(wanted.saturating_sub(collecting.next));
@@ -125,7 +128,7 @@ impl Session<'_> {
     }
 }
 
-/// The sequence that a PDU belongs to: sequences come in the order in which they were asked for.
+/// The sequence to which a PDU belongs. Sequences arrive in the order in which they were requested.
 fn sequence(collecting: &mut Collecting, transfer_tag: u32) -> Option<&mut Sequence> {
     if transfer_tag == RESERVED_TAG {
         collecting.unasked.as_mut()

@@ -1,8 +1,8 @@
-//! What other threads tell a session's thread.
+//! Events that other threads report to a session's thread.
 
 use headwater_scsi::{FunctionResult, Outcome};
 
-/// What happened.
+/// An event.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A task ended.
@@ -11,14 +11,14 @@ pub(super) enum Event {
         tag: u32,
         /// Its serial number in the session.
         serial: u64,
-        /// How.
+        /// Its outcome.
         outcome: Outcome,
     },
     /// A task management function ended.
     Managed {
         /// The serial number of the function.
         serial: u64,
-        /// How.
+        /// Its result.
         result: FunctionResult,
     },
 }

@@ -1,8 +1,8 @@
 //! Task management functions.
 //!
-//! Tasks that do not run yet are the session's own and forgotten at once; the rest is the logical unit's business, which answers
-//! when the tasks concerned have ended. Those of other sessions that do not run yet are aborted when they are handed over. An
-//! aborted task is not answered.
+//! The session itself drops tasks that do not run yet. For all others the logical unit is responsible, and
+//! answers when the affected tasks have ended. Tasks of other sessions that do not run yet are aborted when
+//! they are handed over. An aborted task is not answered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::wire::header::Bhs;
 use crate::wire::request::TaskManagementRequest;
 use crate::wire::response::{RejectReason, TaskManagementResponse};
 
-/// Functions under way in one session; more are refused.
+/// Functions under way in one session; further ones are refused.
 const PENDING: usize = 32;
 
 const COMPLETE: u8 = 0;
@@ -28,7 +28,7 @@ const NO_REASSIGNMENT: u8 = 4;
 const NOT_SUPPORTED: u8 = 5;
 const REJECTED: u8 = 255;
 
-/// Functions that are not answered yet.
+/// Functions that have not been answered.
 #[derive(Default)]
 pub(super) struct Functions {
     last_serial: u64,
@@ -66,7 +66,7 @@ impl Session<'_> {
             6 => Function::TargetWarmReset,
             7 => Function::TargetColdReset,
             8 => return self.answer_function(request.task_tag, NO_REASSIGNMENT),
-            // 3 is CLEAR ACA: no logical unit has one.
+            // 3 is CLEAR ACA, which no logical unit supports.
             _ => return self.answer_function(request.task_tag, NOT_SUPPORTED),
         };
         let concerned = match function {
@@ -95,15 +95,16 @@ impl Session<'_> {
         }
         self.forget(tag);
         self.answer_function(request.task_tag, COMPLETE)?;
-        // An ordered task that is gone lets others run.
+        // If an ordered task is dropped, others may run.
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
 
-    /// A command that was lost on its way (a wrong data digest), or that waits for one that was: if it was sent before the
-    /// request, its number counts as come (RFC 7143, 11.5.1), or all commands after it would wait for ever.
+    /// A command that was lost on its way (a wrong data digest), or that waits for a lost one. If it was sent
+    /// before the request, its number counts as received (RFC 7143, 11.5.1). Otherwise all later commands
+    /// would wait for ever.
     fn abort_missing(&mut self, request: &TaskManagementRequest) -> Result<(), End> {
         let number = request.referenced_cmd_sn;
-        // How many numbers are between it and the request; none if it is not before it.
+        // How many numbers lie between it and the request; none if it does not come before the request.
         let before = request.cmd_sn.wrapping_sub(number);
         let was_sent = before != 0 && before <= u32::MAX / 2;
         if !was_sent
@@ -116,17 +117,18 @@ impl Session<'_> {
         self.take_held()
     }
 
-    /// Commands that were sent before an immediate function and wait for one that was lost: it is about them too, and its answer says
-    /// that none of them will be carried out (RFC 7143, 4.2.3.3). What was lost counts as come. Whether there was any.
+    /// Commands that were sent before an immediate function and wait for a lost command. The function
+    /// concerns them too, and its answer says that none of them will be executed (RFC 7143, 4.2.3.3). A lost
+    /// command counts as received. Returns whether there were any.
     fn give_up_before(&mut self, cmd_sn: u32, concerned: Option<Lun>) -> bool {
         let next = self.window.next();
-        // None if it is not immediate: then it is the last one that came.
+        // None if the function is not immediate: then it is the last command that arrived.
         let before = cmd_sn.wrapping_sub(next);
         if before > u32::MAX / 2 {
             return false;
         }
         let mut gave_up = false;
-        // The window bounds it.
+        // The window limits their number.
         let numbers = (0..before).map(|ahead| next.wrapping_add(ahead));
         let numbers: Vec<u32> =
             numbers.take_while(|number| self.window.judge(*number) != Verdict::Ignore).collect();

@@ -1,11 +1,12 @@
-//! Bytes from the initiator, and finding whole PDUs in them.
+//! Receives bytes from the initiator, and finds whole PDUs in them.
 
 use std::ops::Range;
 
 use crate::wire::digest::{DIGEST_BYTES, digest};
 use crate::wire::header::{BHS_BYTES, Bhs, ahs_bytes, padded, segment_bytes};
 
-/// The receive buffer: `start .. end` has arrived and is not used up. It holds two of the longest PDUs.
+/// The receive buffer: `start .. end` has arrived and is not processed yet. It has space for two of the
+/// longest PDUs.
 #[derive(Default)]
 pub(super) struct Inbound {
     bytes: Box<[u8]>,
@@ -29,7 +30,7 @@ pub(super) struct Found {
     pub(super) data: Range<usize>,
     /// The data digest is right, or there is none.
     pub(super) data_is_intact: bool,
-    /// Length of all.
+    /// Total length.
     pub(super) total: usize,
 }
 
@@ -42,7 +43,7 @@ pub(super) enum Front {
     Pdu(Found),
     /// Its data segment is longer than was negotiated.
     TooLong(Bhs),
-    /// The header cannot be believed, and so not where the next one is.
+    /// The header is corrupt, so the start of the next one is unknown.
     BadHeaderDigest,
 }
 
@@ -68,8 +69,8 @@ impl Inbound {
         self.start = self.start.saturating_add(len).min(self.end);
     }
 
-    /// Where to receive. Moves a rest to the front when less than half of the buffer is behind it; a rest is a part of one
-    /// PDU, and so shorter than that.
+    /// Where to receive. Moves the rest to the front when less than half of the buffer is free behind it. The
+    /// rest is a part of one PDU, and so shorter than half.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             self.start = 0;
@@ -86,7 +87,7 @@ impl Inbound {
         self.end = self.end.saturating_add(len).min(self.bytes.len());
     }
 
-    /// Looks at the front.
+    /// Examines the front.
     pub(super) fn front(&self, framing: Framing) -> Front {
         let Some(here) = self.bytes.get(self.start..self.end) else { return Front::NeedBytes };
         let Some(header) = here.first_chunk::<BHS_BYTES>() else { return Front::NeedBytes };
@@ -150,7 +151,7 @@ mod tests {
         bytes
     }
 
-    /// Bytes in pieces of any length give the same PDUs as all at once.
+    /// Pieces of any length give the same PDUs as all bytes at once.
     #[test]
     fn pdus_are_found_however_they_are_cut() {
         let lengths = [0_usize, 1, 2, 3, 4, 5, 511, 512, 8191, 8192, 0, 7];

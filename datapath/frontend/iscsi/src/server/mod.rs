@@ -1,10 +1,12 @@
-//! The server: what becomes of a connection. Listening, letting in and stopping are `headwater-connections`.
+//! The server: handles connections. Listening, admission and stopping are in `headwater-connections`.
 //!
 //! - `serve`: one connection from its first byte to its last; the login with its deadline.
-//! - `sessions`: which session is whose, and replacing one by a new login.
-//! - `session`: the full feature phase, one thread for each session; `commands`, `data_out`, `functions` and `texts` are what
-//!   each PDU does, `replies` what is sent, `tasks` and `window` what is under way.
-//! - `inbound`, `batch`: the buffers of a session. `pace`: whether its data comes too slowly. `event`: what other threads tell it.
+//! - `sessions`: the register of sessions, and replacing a session by a new login.
+//! - `session`: the full feature phase, one thread for each session. `commands`, `data_out`, `functions` and
+//!   `texts` process the kinds of PDUs, `replies` builds answers, `tasks` and `window` track what is under
+//!   way.
+//! - `inbound`, `batch`: the buffers of a session. `pace`: detects data that arrives too slowly. `event`:
+//!   reports from other threads.
 
 mod batch;
 mod commands;
@@ -35,7 +37,7 @@ use crate::name::IscsiName;
 use crate::targets::Targets;
 use sessions::Sessions;
 
-/// How often a silent connection's thread looks at the clock, at least.
+/// How often the thread of a silent connection checks the clock, at least.
 const TICK_MS_MAX: u64 = 1_000;
 
 /// A running server. Dropping it stops it.
@@ -51,9 +53,10 @@ struct Shared {
     limits: Limits,
     faults: FaultLog,
     budget: Arc<Budget>,
-    /// For data that came unasked. It waits for memory of the other budget, which therefore may not be taken by it.
+    /// For unsolicited data. It may be held while waiting for memory of the other budget, so the two must be
+    /// separate.
     unasked: Arc<Budget>,
-    /// Commands for whose unasked data there was no memory.
+    /// Commands whose unsolicited data found no memory.
     refused: AtomicU64,
     sessions: Sessions,
 }
@@ -82,7 +85,7 @@ impl Server {
         Ok(Self { shared, host: address.host.clone(), port, acceptor })
     }
 
-    /// The port, also where a free one was asked for.
+    /// The port, even if a free one was requested.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -102,14 +105,15 @@ impl Server {
         self.shared.sessions.count()
     }
 
-    /// What commands of all sessions have taken of [`Limits::shared_bytes`], and of what is besides for data that came unasked, now.
+    /// Memory that commands of all sessions use now, of [`Limits::shared_bytes`] and of the additional memory
+    /// for unsolicited data.
     pub fn shared_bytes_used(&self) -> u64 {
         self.shared.budget.used_bytes().saturating_add(self.shared.unasked.used_bytes())
     }
 
-    /// Stops: no new connections; initiators are asked to log out, then commands in flight are finished and answered, and
-    /// connections closed. Takes at most the time of [`Limits::logout_grace_ms`], [`Limits::stop_timeout_ms`] and a second.
-    /// Harmless when repeated.
+    /// Stops the server. No new connection is accepted. Initiators are asked to log out, then commands in
+    /// flight are finished and answered, and connections closed. Takes at most [`Limits::logout_grace_ms`],
+    /// [`Limits::stop_timeout_ms`] and a second. Harmless when repeated.
     pub fn stop(&self) {
         self.acceptor.stop();
     }
@@ -139,5 +143,5 @@ impl FrontEnd for Shared {
     }
 }
 
-/// A connection's place in the server.
+/// The permit of a connection.
 type Permit = headwater_connections::Permit<Socket>;

@@ -1,4 +1,5 @@
-//! How fast the data comes that commands wait for, and for how long they do where others want their memory.
+//! Measures how fast data arrives that commands wait for, and how long they may wait while others need their
+//! memory.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,26 +10,27 @@ use super::serve::End;
 use super::session::Session;
 use super::tasks::{Collecting, Order};
 
-/// The slowest line that is waited for: 256 kbit/s, in bytes a second. With all that one session is asked for ahead of a command.
+/// The slowest accepted line: 256 kbit/s, in bytes a second. It applies to all data that one session owes
+/// before that of a command.
 const SLOWEST_BYTES_S: u64 = 32 << 10;
 
-/// What a session has heard of data.
+/// What a session knows about the arrival of data.
 pub(super) struct Pace {
     begun: Instant,
-    /// Of the time since then: in which nothing was read, whatever the initiator sent.
+    /// How much of the time since then nothing was read, whatever the initiator sent.
     deaf: Duration,
-    /// When data was asked for or came last, in time that was listened.
+    /// When data was last requested or arrived, in time in which the session listened.
     heard: Duration,
-    /// Data that came, in bytes.
+    /// Bytes of data that arrived.
     came_bytes: u64,
 }
 
-/// When a command began to wait for data.
+/// The state when a command began to wait for data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Since {
     listened: Duration,
     came_bytes: u64,
-    /// Commands of other sessions that had found no memory for what came unasked.
+    /// Commands of other sessions whose unsolicited data had found no memory.
     refused: u64,
 }
 
@@ -41,7 +43,7 @@ impl Pace {
         self.begun.elapsed().saturating_sub(self.deaf)
     }
 
-    /// Data is asked for, or announced, now.
+    /// Called when data is requested or announced.
     pub(super) fn since_now(&mut self, refused: u64) -> Since {
         self.heard = self.listened();
         Since { listened: self.heard, came_bytes: self.came_bytes, refused }
@@ -52,18 +54,19 @@ impl Pace {
         self.came_bytes = self.came_bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    /// Nothing was read for so long.
+    /// Nothing was read during this time.
     pub(super) fn was_deaf(&mut self, time: Duration) {
         self.deaf = self.deaf.saturating_add(time);
     }
 
-    /// How long no data has come.
+    /// How long no data has arrived.
     pub(super) fn silent(&self) -> Duration {
         self.listened().saturating_sub(self.heard)
     }
 
-    /// How long a command has waited for its data, and how much came meanwhile, if that is longer than `stall` and what the slowest line
-    /// takes for what came: for `most_bytes` of it, which is more than can have been asked for before.
+    /// How long a command has waited for its data, and how much arrived meanwhile. Only if that is longer
+    /// than `stall` plus the time that the slowest line takes for what arrived, counting at most
+    /// `most_bytes`, which is more than can have been requested before.
     pub(super) fn late(&self, since: &Since, stall: Duration, most_bytes: u64) -> Option<(Duration, u64)> {
         let came_bytes = self.came_bytes.saturating_sub(since.came_bytes);
         let waited = self.listened().saturating_sub(since.listened);
@@ -73,8 +76,8 @@ impl Pace {
 }
 
 impl Session<'_> {
-    /// Ends a session whose initiator does not send what it was asked for or has announced, or only bit by bit, where others wait for
-    /// the memory that was set aside for it.
+    /// Ends a session whose initiator does not send requested or announced data, or sends it too slowly,
+    /// while others wait for the memory that is reserved for it.
     pub(super) fn check_data_comes(&mut self) -> Result<(), End> {
         let limit = self.limits.send_stall_ms;
         let stall = Duration::from_millis(limit);
@@ -87,13 +90,13 @@ impl Session<'_> {
         let is_wanted = |order: &Order, collecting: &Collecting| {
             let [others, stores] = wanted;
             match collecting.unasked {
-                // What comes unasked is not waited for by others, but refused to them.
+                // Others do not wait for unsolicited data, but are refused because of it.
                 Some(_) => refused > collecting.since.refused,
                 None if order.expected.needs_room => stores,
                 None => others,
             }
         };
-        // More than was asked for when a command's turn came, its own included.
+        // More than can have been requested when a command's turn came, including its own data.
         let most_bytes = self.limits.bytes_collected.saturating_add(2 * u64::from(MAX_REQUEST_BYTES));
         let mut awaiting =
             self.tasks.awaiting_data().filter(|(order, collecting)| is_wanted(order, collecting));
@@ -115,12 +118,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// How many commands of other sessions found no memory for what came unasked.
+    /// How many commands of other sessions found no memory for their unsolicited data.
     pub(super) fn refused_others(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed).saturating_sub(self.refused_here)
     }
 
-    /// There was no memory for what came unasked.
+    /// Counts a command whose unsolicited data found no memory.
     pub(super) fn count_refused(&mut self) {
         self.shared.refused.fetch_add(1, Ordering::Relaxed);
         self.refused_here = self.refused_here.saturating_add(1);
@@ -134,7 +137,7 @@ mod tests {
     const STALL: Duration = Duration::from_secs(10);
     const MOST: u64 = 20 * SLOWEST_BYTES_S;
 
-    /// One that has listened for so long, and in which so much has come.
+    /// A pace after listening for `seconds`, in which `came_bytes` arrived.
     fn after(seconds: u64, came_bytes: u64) -> Pace {
         let begun = Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
         Pace { begun, came_bytes, ..Pace::new() }

@@ -1,4 +1,4 @@
-//! What is sent: putting PDUs into the batch, and the replies to SCSI commands.
+//! Builds what is sent: adds PDUs to the batch, and replies to SCSI commands.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ const PAD: [u8; 4] = [0; 4];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending<'a> {
     pub(super) status: Status,
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub(super) sense: &'a [u8],
 }
 
@@ -29,7 +29,7 @@ impl<'a> Ending<'a> {
         Self { status: reply.status, sense: reply.sense.as_ref().map(Sense::bytes).unwrap_or_default() }
     }
 
-    /// Whether the status may go with the last data.
+    /// Whether the status may be sent with the last data.
     fn is_plain(self) -> bool {
         self.status == Status::Good && self.sense.is_empty()
     }
@@ -50,7 +50,7 @@ impl Session<'_> {
         numbers
     }
 
-    /// Adds a PDU to the batch; long data is sent at once, from where it is.
+    /// Adds a PDU to the batch; long data is sent at once, without copying.
     pub(super) fn put_pdu(&mut self, header: &Bhs, data: &[u8]) -> Result<(), End> {
         if self.batch.is_full() {
             self.flush_batch(&[])?;
@@ -83,7 +83,7 @@ impl Session<'_> {
     }
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
-        // Nothing is read meanwhile, whatever data the initiator sends.
+        // Meanwhile nothing is read, whatever data the initiator sends.
         let begun = (!self.tasks.is_clear()).then(Instant::now);
         let sent = self.batch.send(self.socket, more);
         if let Some(begun) = begun {
@@ -141,8 +141,8 @@ impl Session<'_> {
         self.put_response(order, data_sn, ending, residuals)
     }
 
-    /// Answers a command that was carried out at once: its data-in, `len` bytes of it, is in the batch's room already,
-    /// behind the place of its header.
+    /// Answers a command that was executed at once: its data-in, `len` bytes of it, is already in the batch's
+    /// buffer, after the space for its header.
     #[inline]
     pub(super) fn reply_in_place(
         &mut self,
@@ -225,11 +225,11 @@ pub(super) fn data_offset(header_digest: bool) -> usize {
     if header_digest { BHS_BYTES + 4 } else { BHS_BYTES }
 }
 
-/// What to say of data that was not moved.
+/// The residuals of data that was not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Residuals {
     main: Residual,
-    /// Of the data-in, where the initiator announced both ways.
+    /// The residual of the data-in, if the initiator announced both directions.
     read: Option<Residual>,
 }
 
@@ -244,7 +244,7 @@ impl Residuals {
             },
             (true, false) => Self { main: Residual::of(order.announced, data_in), read: None },
             (false, true) => Self { main: Residual::of(order.announced, data_out), read: None },
-            // Nothing was announced, in no direction.
+            // Nothing was announced in either direction.
             (false, false) => Self { main: Residual::of(0, data_in.max(data_out)), read: None },
         }
     }

@@ -19,7 +19,7 @@ use crate::wire::header::{
 use crate::wire::request::LoginRequest;
 use crate::wire::response::LoginResponse;
 
-/// The longest data segment of a login PDU: the protocol's default, since nothing was negotiated yet.
+/// The longest data segment of a login PDU: the protocol's default, because nothing was negotiated yet.
 const LOGIN_SEGMENT_BYTES: u32 = 8192;
 
 /// How long to wait for an initiator to close after the last reply.
@@ -27,7 +27,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Why a connection ended.
 pub(super) enum End {
-    /// The initiator wished it, or closed between commands, or the server stops.
+    /// The initiator closed it between commands or logged out, or the server stops.
     Orderly(&'static str),
     /// The initiator broke the protocol, or the connection broke.
     Fault(String),
@@ -81,13 +81,13 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
     tell(&who, end);
 }
 
-/// Says that nothing more is sent, and waits a moment for the initiator to close: closing with bytes unread would reset the
-/// connection, and it might lose what was sent last.
+/// Announces that nothing more is sent, and waits a moment for the initiator to close. Closing with unread
+/// bytes would reset the connection, and the initiator might lose the last reply.
 pub(super) fn say_farewell(socket: &Socket) {
     socket.stop_sending();
     let Some(deadline) = Instant::now().checked_add(FAREWELL) else { return };
     let mut rest = [0; 4096];
-    // What still comes is of no interest, and one that sends on and on is left after the deadline.
+    // Further input is ignored. An initiator that sends without end is abandoned after the deadline.
     while Instant::now() < deadline && matches!(socket.receive_exact(&mut rest, deadline), Ok(true)) {}
 }
 
@@ -194,7 +194,7 @@ fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
     };
     let why = format!("{opcode:?} before the login is done");
     if let Step::Refused(response, _) = login.refused(&request, status::INVALID_DURING_LOGIN, why.clone()) {
-        // It may have closed; then there is nobody to tell.
+        // The initiator may have closed; then nobody receives it.
         let _ = send(socket, &response, &[]);
         say_farewell(socket);
     }

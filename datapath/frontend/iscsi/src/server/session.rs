@@ -1,8 +1,8 @@
-//! The full feature phase: receiving, the order of commands, sleeping, and the end. One thread a session.
+//! The full feature phase: receiving, ordering commands, sleeping, and the end. One thread for each session.
 //!
-//! A round of the thread: events from other threads become replies; whole PDUs that are here are carried out, their replies
-//! collected; all replies are sent; then it receives, sleeping if there is nothing. While it sends, nothing new is taken: an
-//! initiator that does not read its replies stops its own session only.
+//! A round of the thread: events from other threads become replies; whole PDUs in the buffer are processed
+//! and their replies collected; all replies are sent; then it receives, and sleeps if there is nothing. While
+//! it sends, it reads nothing new. So an initiator that does not read its replies stops only its own session.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod alone;
@@ -40,7 +40,7 @@ use crate::wire::request::{LogoutRequest, NopOut, SnackRequest, TextRequest};
 use crate::wire::response::{NopIn, RejectReason};
 use transport_id::transport_id;
 
-/// Memory of commands that came before their turn, in bytes. Then the connection is closed.
+/// Memory of commands that arrived out of order, in bytes. If there are more, the connection is closed.
 const HELD_BYTES: usize = 8 << 20;
 
 pub(super) struct Session<'a> {
@@ -61,23 +61,23 @@ pub(super) struct Session<'a> {
     pub(super) batch: Batch,
     pub(super) inbox: Arc<Inbox<Event>>,
     events: Vec<Event>,
-    /// Commands that came before their turn.
+    /// Commands that arrived out of order.
     held: BTreeMap<u32, Pdu>,
     pub(super) held_bytes: usize,
-    /// When the first of them came.
+    /// When the first of them arrived.
     pub(super) held_since: Since,
     pub(super) tasks: Tasks,
     /// Memory for the data of commands.
     pub(super) share: Share,
-    /// The same for what comes unasked.
+    /// The same for unsolicited data.
     pub(super) unasked: Share,
     pub(super) functions: Functions,
     pub(super) texts: Texts,
     pub(super) last_transfer_tag: u32,
     pub(super) pace: Pace,
-    /// When it was last seen to.
+    /// When the pace was last checked.
     pub(super) pace_seen: Instant,
-    /// Of [`Shared::refused`], those of this session.
+    /// How many of [`Shared::refused`] belong to this session.
     pub(super) refused_here: u64,
     keepalive: Keepalive,
     polling: Polling,
@@ -101,15 +101,15 @@ enum Stage {
     Open,
     /// The server stops: until then the initiator may log out.
     Asked(Instant),
-    /// Nothing more is taken; when all that runs has ended, the logout is answered.
+    /// Nothing more is read; when all running tasks have ended, the logout is answered.
     Closing(Option<LogoutRequest>, &'static str),
 }
 
 struct Keepalive {
     heard: Instant,
-    /// Tag and time of a ping that is not answered.
+    /// Tag and time of an unanswered ping.
     asked: Option<(u32, Instant)>,
-    /// The initiator has answered one.
+    /// The initiator has answered a ping before.
     answers: bool,
 }
 
@@ -160,7 +160,7 @@ impl<'a> Session<'a> {
             held_since: Since::default(),
             tasks: Tasks::default(),
             share,
-            // It is never waited for.
+            // Nobody waits for it.
             unasked: shared.unasked.share(|| {}),
             functions: Functions::default(),
             texts: Texts::default(),
@@ -182,8 +182,8 @@ impl<'a> Session<'a> {
                 Err(end) => break end,
             }
         };
-        // Nobody reads the replies any more, so what runs ends; but a login that takes this session's place, or who stops the
-        // server, relies on the device being at rest.
+        // Nobody reads the replies any more, so running tasks are ended. A login that replaces this session,
+        // and a stop of the server, rely on the device being at rest.
         if let Some(nexus) = &self.nexus {
             nexus.abort_tasks();
         }
@@ -218,7 +218,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// All of a round but receiving.
+    /// A whole round except receiving.
     fn work(&mut self) -> Result<(), End> {
         self.take_events()?;
         self.take_pdus()?;
@@ -226,7 +226,7 @@ impl<'a> Session<'a> {
         if self.batch.is_empty() { Ok(()) } else { self.flush_batch(&[]) }
     }
 
-    /// Takes whole PDUs until there is none.
+    /// Processes whole PDUs until there is none.
     fn take_pdus(&mut self) -> Result<(), End> {
         let inbound = std::mem::take(&mut self.inbound);
         let mut inbound = inbound;
@@ -256,7 +256,7 @@ impl<'a> Session<'a> {
     fn too_long(&mut self, header: &Bhs) -> End {
         let length = crate::wire::header::segment_bytes(header);
         let limit = self.limits.receive_segment_bytes;
-        // It tells the initiator why; that it closes is certain either way.
+        // It tells the initiator the reason; the connection is closed in any case.
         let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
         End::Fault(format!(
             "it sent a data segment of {length} bytes, the limit that was agreed on is {limit}"
@@ -269,7 +269,7 @@ impl<'a> Session<'a> {
         if !found.data_is_intact {
             self.shared.faults.warn(&self.who, &"a data digest is wrong: the network damages data");
             self.reject(header, RejectReason::DataDigestError)?;
-            // The data is lost, and its task is told so; a command is as if it had not come.
+            // The data is lost, and its task is marked; a command counts as not received.
             return match Opcode::of(header) {
                 Some(Opcode::DataOut) => self.data_out(header, data, false),
                 _ => Ok(()),
@@ -305,7 +305,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Puts commands in order: one that came before its turn waits, one outside the window is as if it had not come.
+    /// Puts commands in order: a command that is early waits, and one outside the window counts as not
+    /// received.
     fn take_command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
         if is_immediate(header) {
             return self.command(header, ahs, data);
@@ -346,7 +347,7 @@ impl<'a> Session<'a> {
         self.take_held()
     }
 
-    /// Takes commands that came before their turn, if it is theirs now. After a logout nothing is taken.
+    /// Processes commands that arrived early, if it is their turn now. After a logout nothing is processed.
     pub(super) fn take_held(&mut self) -> Result<(), End> {
         while !self.held.is_empty()
             && !matches!(self.stage, Stage::Closing(..))
@@ -360,8 +361,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Counts a command as come that will not come, or that came before its turn and is not wanted any more: in its place is
-    /// a NOP-Out that asks for no answer. `false`: another one has that number.
+    /// Counts a command as received that will not come, or that arrived early and is not wanted any more. A
+    /// NOP-Out without an answer takes its place. `false`: another command has that number.
     pub(super) fn give_up(&mut self, number: u32, tag: u32) -> bool {
         if let Some(pdu) = self.held.get(&number) {
             if task_tag(&pdu.header) != tag {
@@ -382,7 +383,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// The tag of what is held under a number, if it is a SCSI command on one of these logical units; that of no task, if nothing is.
+    /// The tag of the command held under a number, if it is a SCSI command for one of these logical units; a
+    /// tag of no task if nothing is held.
     pub(super) fn held_task(&self, number: u32, concerned: Option<Lun>) -> Option<u32> {
         let Some(Pdu { header, .. }) = self.held.get(&number) else { return Some(RESERVED_TAG) };
         let is_command = Opcode::of(header) == Some(Opcode::ScsiCommand);
@@ -390,7 +392,7 @@ impl<'a> Session<'a> {
         (is_command && is_concerned).then(|| task_tag(header))
     }
 
-    /// Counts no more what was held.
+    /// Releases the memory of a held command.
     fn let_go(&mut self, bytes: usize) {
         self.held_bytes = self.held_bytes.saturating_sub(bytes);
         self.unasked.give(length(bytes), false);
@@ -443,7 +445,7 @@ impl<'a> Session<'a> {
             Received::End => self.hung_up(),
             // Woken by the clock.
             Received::Nothing if idle => {
-                // Memory may have become free of which nobody tells: of others that left some.
+                // Memory may have become free without a notification, if others left some.
                 if !self.tasks.is_clear() {
                     self.pump()?;
                 }
@@ -457,7 +459,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Receives what is there. Where it may wait, it looks for a while before it sleeps, if that paid off lately.
+    /// Receives what has arrived. If it may wait, it polls for a while before it sleeps, as long as that was
+    /// worthwhile recently.
     fn receive_now(&mut self, may_wait: bool) -> Result<Received, End> {
         let (socket, into) = (self.socket, self.inbound.room());
         let received = if may_wait {
@@ -466,7 +469,7 @@ impl<'a> Session<'a> {
             socket.receive(into, false)
         };
         let received = match received {
-            // open-iscsi ends a discovery so, without a logout.
+            // open-iscsi ends a discovery in this way, without a logout.
             Err(error) if self.nexus.is_none() && error.kind() == ErrorKind::ConnectionReset => Received::End,
             received => received.map_err(|error| End::Fault(format!("receiving failed: {error}")))?,
         };
@@ -477,7 +480,7 @@ impl<'a> Session<'a> {
         Ok(received)
     }
 
-    /// Asks a silent initiator whether it is there, and gives one up that used to answer and does not.
+    /// Pings a silent initiator, and disconnects one that used to answer and no longer does.
     fn look_at_the_clock(&mut self) -> Result<(), End> {
         let limit = Duration::from_millis(self.limits.keepalive_ms);
         let now = Instant::now();
@@ -503,8 +506,8 @@ impl<'a> Session<'a> {
         self.flush_batch(&[])
     }
 
-    /// Sleeps until the inbox has events, the socket is ready for `watched` or cut, or the time is over. With `None` only the
-    /// inbox counts. `true`: the socket is cut, in both directions.
+    /// Sleeps until the inbox has events, the socket is ready for `watched` or cut, or the time is over. With
+    /// `None` only the inbox counts. `true`: the socket is cut in both directions.
     fn sleep(&self, watched: Option<PollFlags>, patience: Option<Duration>) -> Result<bool, End> {
         if !self.inbox.fall_asleep() {
             return Ok(false);
@@ -514,7 +517,7 @@ impl<'a> Session<'a> {
             PollFd::from_borrowed_fd(self.inbox.event(), PollFlags::IN),
             PollFd::new(self.socket, watched.unwrap_or(PollFlags::empty())),
         ];
-        // Without the socket where only the inbox counts: poll reports a hang-up whatever is asked for.
+        // Without the socket if only the inbox counts, because poll always reports a hang-up.
         let count = if watched.is_some() { 2 } else { 1 };
         let polled = rustix::event::poll(fds.get_mut(..count).unwrap_or_default(), timeout.as_ref());
         let [event, socket] = &fds;
@@ -525,7 +528,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Turns what is in the inbox into replies.
+    /// Turns the events in the inbox into replies.
     fn take_events(&mut self) -> Result<(), End> {
         let mut events = std::mem::take(&mut self.events);
         self.inbox.take(&mut events);
@@ -544,7 +547,7 @@ impl<'a> Session<'a> {
         }
         self.events = events;
         end?;
-        // What ended may have made room, here or in another session.
+        // Tasks that ended may have freed memory, here or in another session.
         let is_granted = self.share.is_waiting() && self.share.is_granted();
         if (any || is_granted) && !self.tasks.is_clear() {
             self.pump()?;
@@ -555,7 +558,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// A tag for an R2T, a ping or a text.
+    /// A new tag for an R2T, a ping or a text.
     pub(super) fn new_transfer_tag(&mut self) -> u32 {
         self.last_transfer_tag = self.last_transfer_tag.wrapping_add(1);
         if self.last_transfer_tag == RESERVED_TAG {
@@ -564,7 +567,7 @@ impl<'a> Session<'a> {
         self.last_transfer_tag
     }
 
-    /// Rejects a PDU, and says so in the log where somebody looks for it.
+    /// Rejects a PDU, and logs that.
     pub(super) fn reject(&mut self, header: &Bhs, reason: RejectReason) -> Result<(), End> {
         let (number, tag) = (opcode_number(header), task_tag(header));
         tracing::debug!("iSCSI: {}: PDU {number:#04x} with tag {tag:#x} rejected: {reason:?}", self.who);

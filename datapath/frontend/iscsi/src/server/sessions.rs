@@ -1,9 +1,10 @@
-//! Which session is whose.
+//! The register of sessions.
 //!
-//! A connection is half open until its login is done, then it is a session's. A session's name is the initiator's name, its ISID
-//! and the target; a second login of the same name replaces the first: its socket is cut, its commands in flight end, and
-//! only then the new session begins. That takes the same CHAP name: names of initiators and ISIDs are no secrets, and who may log in may
-//! not therefore end the sessions of others.
+//! A connection is half open until its login is done. Then it belongs to a session. A session is identified
+//! by the initiator's name, its ISID and the target. A second login with the same identity replaces the first
+//! session: its socket is cut, its commands in flight end, and only then the new session begins. The CHAP
+//! name must be the same. Names of initiators and ISIDs are no secrets, and the permission to log in does not
+//! include ending the sessions of others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Permit;
 use crate::name::IscsiName;
 
-/// What makes two logins the same session.
+/// The identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SessionKey {
     pub(super) initiator: IscsiName,
@@ -24,18 +25,18 @@ pub(super) struct SessionKey {
     pub(super) target: IscsiName,
 }
 
-/// What a login asks for.
+/// What a login requests.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// `None` for a discovery: two are never the same.
+    /// `None` for a discovery: discoveries never share a session.
     pub(super) key: Option<SessionKey>,
     /// The session to take over by its number; 0 for a new one.
     pub(super) tsih: u16,
     /// Connection number.
     pub(super) cid: u16,
-    /// The name that was proved by CHAP.
+    /// The name that CHAP proved.
     pub(super) account: Option<String>,
-    /// Whose connection it is.
+    /// The owner of the connection.
     pub(super) owner: Option<Owner>,
 }
 
@@ -49,9 +50,9 @@ pub(super) struct Sessions {
 #[derive(Default)]
 struct State {
     last_tsih: u16,
-    /// By the connection of each.
+    /// By connection.
     sessions: BTreeMap<u64, Registered>,
-    /// Their connections.
+    /// The connection of each session.
     named: HashMap<SessionKey, u64>,
 }
 
@@ -64,7 +65,7 @@ struct Registered {
     replaced: Arc<AtomicBool>,
 }
 
-/// A place in the full feature phase; leaves it when dropped, also by a panic.
+/// The registration of a session; dropping it removes the session, even after a panic.
 pub(super) struct SessionPermit<'a> {
     sessions: &'a Sessions,
     connection: u64,
@@ -73,25 +74,25 @@ pub(super) struct SessionPermit<'a> {
     pub(super) replaced: Arc<AtomicBool>,
 }
 
-/// Why there is no place.
+/// Why a session cannot begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionRefusal {
     /// There is no session with that TSIH.
     NoSuchSession,
-    /// The session has its one connection.
+    /// The session has its only connection already.
     TooManyConnections,
-    /// The session is one of another CHAP name.
+    /// The session belongs to another CHAP name.
     OfAnother,
-    /// The session before did not end in time.
+    /// The previous session did not end in time.
     Busy,
-    /// This connection was cut while it logged in.
+    /// This connection was cut during its login.
     Evicted,
     /// There are too many connections.
     Full,
 }
 
 impl Sessions {
-    /// Makes a connection a session's. Waits up to `patience` for a session that it replaces.
+    /// Turns a connection into a session. Waits up to `patience` for a session that it replaces.
     pub(super) fn establish(
         &self,
         permit: &Permit,
@@ -150,7 +151,7 @@ impl Sessions {
         Ok(SessionPermit { sessions: self, connection, tsih, replaced })
     }
 
-    /// Ends all sessions of a target but this connection's.
+    /// Ends all sessions of a target except that of this connection.
     pub(super) fn end_sessions_of(&self, target: &IscsiName, but: u64) {
         let state = self.state.lock();
         let others = state.sessions.iter().filter(|(connection, _)| **connection != but);
@@ -161,7 +162,7 @@ impl Sessions {
         }
     }
 
-    /// How many there are.
+    /// The number of sessions.
     pub(super) fn count(&self) -> usize {
         self.state.lock().sessions.len()
     }
@@ -178,7 +179,7 @@ impl Drop for SessionPermit<'_> {
 }
 
 impl Registered {
-    /// Has it end, since another login or a reset of its target wants that.
+    /// Ends the session, because another login replaces it or its target is reset.
     fn end(&self) {
         self.replaced.store(true, Ordering::SeqCst);
         self.socket.cut();

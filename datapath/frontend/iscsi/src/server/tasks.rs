@@ -1,16 +1,16 @@
 //! Tasks that are not finished at once.
 //!
-//! | state | what is awaited | next |
+//! | state | waits for | next |
 //! |---|---|---|
-//! | collecting | data: what comes unasked, then what R2Ts ask for | ready; or refused, when the rest has come |
+//! | collecting | data: unsolicited data, then what R2Ts request | ready; or refused, when the rest has arrived |
 //! | ready | earlier ordered tasks, or room in `bytes_executing` | running |
-//! | running | the device | answered and gone |
+//! | running | the device | answered and removed |
 //!
-//! What waits for room on the disk may wait for long. So reads, and the unmaps that make room, have a quarter of each limit of bytes
-//! besides ([`Counted::admits`]).
+//! Tasks that wait for disk space may wait for long. So reads, and unmaps that free space, have another
+//! quarter of each limit of bytes ([`Counted::admits`]).
 //!
-//! Tasks are numbered in the order in which they came. Those that do not run yet are also listed by that number, for the order
-//! that ordered tasks demand.
+//! Tasks are numbered in the order of their arrival. Those that do not run yet are also listed by that
+//! number, to find the ordered tasks among them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -30,19 +30,19 @@ pub(super) struct Order {
     pub(super) read: bool,
     /// Data goes to the target.
     pub(super) write: bool,
-    /// What the initiator wants to move.
+    /// How many bytes the initiator wants to move.
     pub(super) announced: u32,
-    /// What a command that moves data both ways wants to read.
+    /// How many bytes a bidirectional command wants to read.
     pub(super) announced_read: Option<u32>,
-    /// What the command moves.
+    /// How many bytes the command moves.
     pub(super) expected: Expected,
-    /// So that who ends all tasks of the unit ends it before it is handed over.
+    /// With it, an abort of all tasks of the unit also aborts this task before it is handed over.
     pub(super) arrival: Arrival,
     pub(super) immediate: bool,
 }
 
 impl Order {
-    /// How much data the target asks for: no more than was announced, and no more than the command takes.
+    /// How much data the target requests: no more than was announced, and no more than the command takes.
     pub(super) fn wanted(&self) -> u32 {
         if !self.write {
             return 0;
@@ -50,10 +50,10 @@ impl Order {
         u32::try_from(self.expected.data_out_bytes).unwrap_or(u32::MAX).min(self.announced)
     }
 
-    /// All the memory that it needs to run, with so much data.
+    /// All the memory that the task needs to run with this much data.
     pub(super) fn memory_bytes(&self, data_out_bytes: u64) -> u64 {
         let Expected { data_in_bytes, buffer_bytes, .. } = self.expected;
-        // Where a command names only what its initiator has room for, no answer is as long as that.
+        // Some commands name only the initiator's buffer size; no answer is that long.
         let data_in_bytes = data_in_bytes.min(u64::from(MAX_REQUEST_BYTES));
         data_in_bytes.saturating_add(buffer_bytes).saturating_add(data_out_bytes)
     }
@@ -64,7 +64,7 @@ impl Order {
         if self.write { u64::from(self.announced) } else { 0 }
     }
 
-    /// How much data-in the initiator takes.
+    /// How much data-in the initiator accepts.
     pub(super) fn takes(&self) -> u32 {
         match (self.read, self.write) {
             (false, _) => 0,
@@ -74,29 +74,29 @@ impl Order {
     }
 }
 
-/// Data that comes with one permission: unasked, or for one R2T.
+/// Data that is permitted together: unsolicited data, or the data for one R2T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
-    /// Its R2T's tag.
+    /// The tag of its R2T.
     pub(super) transfer_tag: u32,
-    /// Where the next PDU belongs.
+    /// The offset of the next PDU.
     pub(super) next: u32,
-    /// Where it ends at most.
+    /// The largest end offset.
     pub(super) end: u32,
     /// The number of the next PDU.
     pub(super) data_sn: u32,
 }
 
-/// Why a task is refused when its data has come.
+/// Why a task is refused after its data has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// A data digest was wrong.
     Digest,
-    /// Data came that nobody asked for.
+    /// Data arrived that nobody requested.
     Unexpected,
     /// A number, an offset or a length was wrong.
     Sequence,
-    /// There is no memory for what comes unasked.
+    /// There is no memory for unsolicited data.
     NoMemory,
 }
 
@@ -106,25 +106,25 @@ impl Fault {
         match self {
             Self::Digest => 0x4705,
             Self::Unexpected => 0x0c0c,
-            // Told by the status instead.
+            // The status tells the reason instead.
             Self::Sequence | Self::NoMemory => 0x0c0d,
         }
     }
 }
 
-/// The data of a task as it comes.
+/// The data of a task as it arrives.
 #[derive(Debug, Default)]
 pub(super) struct Collecting {
     pub(super) data: Vec<u8>,
-    /// Data that comes unasked is not at its end.
+    /// Unsolicited data that has not ended.
     pub(super) unasked: Option<Sequence>,
     /// R2Ts that are not satisfied, in order.
     pub(super) asked: VecDeque<Sequence>,
     /// Where the next R2T begins.
     pub(super) next: u32,
-    /// Room for all of the data is set aside.
+    /// Memory for all of the data is reserved.
     pub(super) admitted: bool,
-    /// When it began to wait for what is under way.
+    /// When it began to wait for the data under way.
     pub(super) since: Since,
     pub(super) fault: Option<Fault>,
 }
@@ -140,7 +140,7 @@ impl Collecting {
 pub(super) enum State {
     Collecting(Collecting),
     Ready(Vec<u8>),
-    /// Runs; what it counts in bytes executing.
+    /// Running; holds what it counts in bytes executing.
     Running(u64),
 }
 
@@ -153,14 +153,14 @@ pub(super) struct Task {
     pub(super) r2ts: u32,
     /// What it counts in bytes collected.
     pub(super) collected: u64,
-    /// What it has of the memory of all sessions, and of its session's own.
+    /// The shared memory, and the session's own memory, that it uses.
     pub(super) memory_bytes: u64,
-    /// The same of the memory for what comes unasked.
+    /// The memory for unsolicited data that it uses.
     pub(super) unasked_bytes: u64,
 }
 
 impl Task {
-    /// What it needs besides of the memory of all sessions to run, with so much data.
+    /// The additional shared memory that it needs to run with this much data.
     pub(super) fn more_bytes(&self, data_out_bytes: u64) -> u64 {
         let have = self.memory_bytes.saturating_add(self.unasked_bytes);
         self.order.memory_bytes(data_out_bytes).saturating_sub(have)
@@ -171,7 +171,7 @@ impl Task {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
     all: u64,
-    /// Of which: of tasks that need no room on the disk.
+    /// How many of them belong to tasks that need no disk space.
     others: u64,
 }
 
@@ -203,7 +203,7 @@ pub(super) struct Tasks {
     by_tag: HashMap<u32, Task>,
     /// Tags of tasks that do not run yet, by serial number.
     waiting: BTreeMap<u64, u32>,
-    /// Serial numbers of ordered ones among them.
+    /// Serial numbers of the ordered tasks among them.
     ordered: VecDeque<u64>,
     last_serial: u64,
     running: usize,
@@ -230,7 +230,7 @@ impl Tasks {
         self.running
     }
 
-    /// Whether none waits.
+    /// Whether no task waits.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.waiting.is_empty()
@@ -263,7 +263,7 @@ impl Tasks {
         self.by_tag.get(&tag).map(|task| task.serial)
     }
 
-    /// Adds a task that does not run yet, with what was taken for the data that came with it.
+    /// Adds a task that does not run yet, with the memory for the data that came with it.
     pub(super) fn add(&mut self, order: Order, serial: u64, state: State, unasked_bytes: u64) {
         self.waiting.insert(serial, order.tag);
         if order.attribute == Attribute::Ordered {
@@ -295,7 +295,7 @@ impl Tasks {
         self.waiting.values().copied().collect()
     }
 
-    /// Those for which data is under way, oldest first.
+    /// Tasks for which data is under way, oldest first.
     pub(super) fn awaiting_data(&self) -> impl Iterator<Item = (&Order, &Collecting)> {
         self.waiting.values().filter_map(|tag| self.by_tag.get(tag)).filter_map(|task| match &task.state {
             State::Collecting(collecting) if collecting.awaits_data() => Some((&task.order, collecting)),
@@ -303,7 +303,7 @@ impl Tasks {
         })
     }
 
-    /// Whether the order of tasks lets this one run.
+    /// Whether the order of tasks permits this task to run.
     pub(super) fn may_run(&self, serial: u64, attribute: Attribute) -> bool {
         match attribute {
             Attribute::HeadOfQueue => true,
@@ -312,7 +312,7 @@ impl Tasks {
         }
     }
 
-    /// The same for one that is not among them yet.
+    /// The same for a task that is not in the list yet.
     #[inline]
     pub(super) fn may_run_next(&self, attribute: Attribute) -> bool {
         self.is_clear()
@@ -323,7 +323,7 @@ impl Tasks {
             }
     }
 
-    /// Takes a ready task's data; it counts as running from now on, with so much more memory.
+    /// Takes a ready task's data. The task counts as running from now on, with this much additional memory.
     pub(super) fn start(
         &mut self,
         tag: u32,
@@ -345,7 +345,7 @@ impl Tasks {
         Some(started)
     }
 
-    /// Forgets a task.
+    /// Removes a task.
     pub(super) fn remove(&mut self, tag: u32) -> Option<Task> {
         let task = self.by_tag.remove(&tag)?;
         self.collected.remove(&task.order, task.collected);

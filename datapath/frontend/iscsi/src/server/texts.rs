@@ -1,8 +1,9 @@
-//! Text requests: which targets there are, and what may be said again in the full feature phase.
+//! Text requests: the list of targets, and the key that may be renegotiated in the full feature phase.
 //!
-//! A request may come in several PDUs, and so may the answer: one exchange at a time in a session, named by a tag of the target's
-//! that the initiator repeats until it is over. A new exchange ends an unfinished one. A key comes once in a request: a list of
-//! all targets for each of a thousand `SendTargets` would be no small thing to keep.
+//! A request may come in several PDUs, and so may the answer. A session has one exchange at a time. The
+//! target names it by a tag, which the initiator repeats until the exchange is over. A new exchange ends an
+//! unfinished one. A key may come once in a request. Otherwise a thousand `SendTargets` would require a
+//! thousand lists of all targets in memory.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -38,7 +39,8 @@ impl Session<'_> {
         if request.go_on && request.is_final {
             return self.reject(header, RejectReason::ProtocolError);
         }
-        // What an answer takes is bounded by one request, so the whole of it is fetched before the next.
+        // The size of an answer is bounded by one request, so the whole answer is fetched before the next
+        // request.
         if !self.texts.answer.is_empty() && (request.go_on || !data.is_empty()) {
             self.texts = Texts::default();
             return self.reject(header, RejectReason::ProtocolError);
@@ -70,7 +72,7 @@ impl Session<'_> {
         if key == "SendTargets" {
             return self.send_targets(value);
         }
-        // Of the keys of a login, only this one may be told again.
+        // Of the keys of a login, only this one may be renegotiated.
         let answer = if key == "MaxRecvDataSegmentLength" {
             negotiate(&mut self.parameters, self.limits, false, key, value)
         } else if key.starts_with("X-") || key.starts_with("Y-") || key.starts_with("Z-") {
@@ -83,7 +85,7 @@ impl Session<'_> {
         }
     }
 
-    /// `All` is for discoveries; in a session only its own target is told.
+    /// `All` is for discoveries; a session gets only its own target.
     fn send_targets(&mut self, value: &str) {
         let wanted: Option<IscsiName> = value.parse().ok();
         let names = match (&self.target, value) {
@@ -101,7 +103,7 @@ impl Session<'_> {
                 return;
             }
         };
-        // Where the initiator connected to.
+        // The address to which the initiator connected.
         let local =
             rustix::net::getsockname(self.socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
         let address = local.map(|local| {
@@ -118,14 +120,14 @@ impl Session<'_> {
         }
     }
 
-    /// Sends as much of the answer as one PDU takes.
+    /// Sends as much of the answer as fits into one PDU.
     fn send_answer(&mut self, request: &TextRequest) -> Result<(), End> {
         let limit = usize::try_from(self.parameters.send_segment_bytes).unwrap_or(8192);
         let answer = std::mem::take(&mut self.texts.answer);
         let (now, rest) = answer.split_at(answer.len().min(limit));
         let go_on = !rest.is_empty();
         self.texts.answer = rest.to_vec();
-        // An initiator that is not done says more, under the tag.
+        // An initiator that is not done sends more, with the tag.
         if go_on || !request.is_final {
             let tag = self.text_tag();
             return self.put_text(request, Some(tag), go_on, now);
@@ -140,7 +142,7 @@ impl Session<'_> {
         tag
     }
 
-    /// `transfer_tag`: the exchange goes on under it.
+    /// `transfer_tag`: the exchange continues with this tag.
     fn put_text(
         &mut self,
         request: &TextRequest,

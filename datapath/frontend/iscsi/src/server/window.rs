@@ -1,7 +1,7 @@
-//! The command window: which command numbers are taken, and in which order.
+//! The command window: which command numbers are accepted, and in which order.
 //!
-//! Numbers wrap; `a` is before `b` if the way from `a` to `b` is shorter than back. Commands for immediate delivery carry a
-//! number but do not use it up.
+//! Numbers wrap around; `a` is before `b` if the way from `a` to `b` is shorter than the way back. Immediate
+//! commands carry a number but do not use it up.
 
 /// What to do with a numbered command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub(super) enum Verdict {
     Now,
     /// One before it is missing.
     Hold,
-    /// It is outside the window: as if it had not come.
+    /// It is outside the window and counts as not received.
     Ignore,
 }
 
@@ -33,8 +33,8 @@ impl Window {
         self.next
     }
 
-    /// The highest number that is taken (MaxCmdSN). It never goes back: a number that is used up by a command that stays
-    /// open moves `next` by one and takes one from what is free.
+    /// The highest number that is accepted (MaxCmdSN). It never decreases. If a command stays open, its
+    /// number moves `next` by one and reduces the free part by one.
     #[inline]
     pub(super) fn max(&self) -> u32 {
         self.next.wrapping_add(self.depth.saturating_sub(self.open)).wrapping_sub(1)
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(window.judge(1), Verdict::Now);
         window.advance();
         window.open();
-        // Full: nothing is taken until something is answered.
+        // Full: nothing is accepted until something is answered.
         assert_eq!(window.max(), window.next().wrapping_sub(1));
         assert_eq!(window.judge(2), Verdict::Ignore);
         window.close();

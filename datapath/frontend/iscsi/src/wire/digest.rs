@@ -1,4 +1,4 @@
-//! CRC32C of headers and data, in the order in which it goes over the wire.
+//! CRC32C of headers and data, in the byte order of the wire.
 
 /// Length of a digest.
 pub const DIGEST_BYTES: usize = 4;

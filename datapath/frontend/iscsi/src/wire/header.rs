@@ -126,8 +126,9 @@ pub(crate) fn start(opcode: Opcode, immediate: bool, flags: u8) -> Bhs {
     header
 }
 
-/// Sets the length of the data segment; what is too long for the field is cut to its maximum, which no caller
-/// reaches: segments are at most what was negotiated, and that is at most the field's maximum.
+/// Sets the length of the data segment. A length that is too long for the field is cut to its maximum. No
+/// caller reaches that, because segments are at most as long as was negotiated, which is at most the field's
+/// maximum.
 #[inline]
 pub fn set_segment_bytes(header: &mut Bhs, len: usize) {
     let len = u32::try_from(len).unwrap_or(SEGMENT_BYTES_MAX).min(SEGMENT_BYTES_MAX);

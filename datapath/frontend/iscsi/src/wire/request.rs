@@ -10,7 +10,7 @@ pdu! {
         immediate: bool = IMMEDIATE;
         /// Logical unit that a target's ping named.
         lun: [u8; 8] = At(8);
-        /// Tag; [`super::RESERVED_TAG`] where no answer is wanted.
+        /// Tag; [`super::RESERVED_TAG`] if no answer is wanted.
         task_tag: u32 = At(16);
         /// The target's tag that is answered, or [`super::RESERVED_TAG`].
         transfer_tag: u32 = At(20);
@@ -109,7 +109,7 @@ pdu! {
     TextRequest(false, 0) {
         /// For immediate delivery.
         immediate: bool = IMMEDIATE;
-        /// The initiator has no more to say.
+        /// The initiator has nothing more to send.
         is_final: bool = Bit(1, FINAL);
         /// The text goes on in the next request.
         go_on: bool = Bit(1, CONTINUE);
@@ -131,11 +131,11 @@ pdu! {
     DataOut(false, 0) {
         /// The last of its sequence.
         is_final: bool = Bit(1, FINAL);
-        /// Logical unit, where a transfer tag is given.
+        /// Logical unit, if a transfer tag is given.
         lun: [u8; 8] = At(8);
         /// Tag of the task.
         task_tag: u32 = At(16);
-        /// Tag of the R2T that asked for it, or [`super::RESERVED_TAG`] where none did.
+        /// Tag of the R2T that requested it, or [`super::RESERVED_TAG`] for unsolicited data.
         transfer_tag: u32 = At(20);
         /// The next status number that the initiator expects.
         exp_stat_sn: u32 = At(28);

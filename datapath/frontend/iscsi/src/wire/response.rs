@@ -33,7 +33,7 @@ impl Place<Numbers> for At {
     }
 }
 
-/// What was announced but not moved, or would have been had more been announced.
+/// The difference between the announced data and the data of the command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Residual {
     /// Exactly what was announced.
@@ -46,7 +46,7 @@ pub enum Residual {
 }
 
 impl Residual {
-    /// What is left when `expected` bytes were announced and the command has `actual`.
+    /// The residual if `expected` bytes were announced and the command has `actual`.
     pub fn of(expected: u32, actual: u64) -> Self {
         let expected = u64::from(expected);
         if actual == expected {
@@ -84,7 +84,7 @@ impl Residual {
 }
 
 pdu! {
-    /// NOP-In: a ping, the answer to one, or only news of the numbers.
+    /// NOP-In: a ping, the answer to one, or only an update of the numbers.
     NopIn(false, FINAL) {
         /// Logical unit of a ping.
         lun: [u8; 8] = At(8);
@@ -110,9 +110,9 @@ pub struct ScsiResponse {
     pub numbers: Numbers,
     /// How many Data-In and R2T PDUs were sent.
     pub exp_data_sn: u32,
-    /// Residual of the command, of its data-out where it has both.
+    /// Residual of the command; for a bidirectional command, of its data-out.
     pub residual: Residual,
-    /// Residual of the data-in of a command that has both.
+    /// Residual of the data-in of a bidirectional command.
     pub read_residual: Residual,
 }
 
@@ -211,11 +211,11 @@ pdu! {
 pub struct DataIn {
     /// The last of its sequence.
     pub is_final: bool,
-    /// Status and residual, where this PDU ends the command.
+    /// Status and residual, if this PDU ends the command.
     pub status: Option<(u8, Residual)>,
     /// Tag of the task.
     pub task_tag: u32,
-    /// Numbers; the status number counts only with a status.
+    /// Numbers; the status number is valid only with a status.
     pub numbers: Numbers,
     /// Number in the command.
     pub data_sn: u32,
@@ -280,7 +280,7 @@ pdu! {
 }
 
 pdu! {
-    /// Ready To Transfer: the target asks for data.
+    /// Ready To Transfer: the target requests data.
     ReadyToTransfer(false, FINAL) {
         /// Logical unit.
         lun: [u8; 8] = At(8);

@@ -1,11 +1,12 @@
-//! PDUs as tables: `pdu!` makes of each field's type and place a struct with `decode` and `encode`.
+//! PDUs as tables: from the type and the place of each field, `pdu!` makes a struct with `decode` and
+//! `encode`.
 //!
-//! Bits that no field has are not looked at and sent as zero, but for those of the opening: whether the PDU is always for
-//! immediate delivery, and what byte 1 always has.
+//! Bits without a field are ignored and sent as zero. The opening of a table can fix two things: whether the
+//! PDU is always for immediate delivery, and which bits of byte 1 are always set.
 
 use super::header::{Bhs, get_bytes, put};
 
-/// Where a field of this type is in the header.
+/// The place of a field of this type in the header.
 pub(super) trait Place<T> {
     /// Reads the field.
     fn get(self, header: &Bhs) -> T;
@@ -14,7 +15,7 @@ pub(super) trait Place<T> {
     fn put(self, value: T, header: &mut Bhs);
 }
 
-/// From this byte on, numbers with the highest byte first.
+/// From this byte on; numbers have the highest byte first.
 #[derive(Clone, Copy)]
 pub(super) struct At(pub(super) usize);
 
@@ -22,7 +23,7 @@ pub(super) struct At(pub(super) usize);
 #[derive(Clone, Copy)]
 pub(super) struct Bit(pub(super) usize, pub(super) u8);
 
-/// Some bits of a byte: which byte, how far they are shifted, and which they are when they are not.
+/// Some bits of a byte: the byte, the shift, and the mask after shifting.
 #[derive(Clone, Copy)]
 pub(super) struct Bits(pub(super) usize, pub(super) u32, pub(super) u8);
 

@@ -1,4 +1,4 @@
-//! Text of logins and text requests: `key=value` pairs, each ended by a zero byte.
+//! Text of logins and text requests: `key=value` pairs, each terminated by a zero byte.
 
 /// Longest key in bytes.
 pub const KEY_BYTES: usize = 63;
@@ -7,7 +7,7 @@ pub const KEY_BYTES: usize = 63;
 /// protocol has.
 pub const VALUE_BYTES: usize = 2 + 2 * 1024;
 
-/// A text that is no list of pairs.
+/// A text that is not a list of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The last pair has no end.

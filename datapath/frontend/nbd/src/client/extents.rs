@@ -1,11 +1,12 @@
-//! Turning a server's extents, of any length, into extents on logical blocks.
+//! Converts a server's extents, of any length, to extents on logical blocks.
 
 use headwater_block::{Extent, ExtentKind};
 
 use crate::wire::transmission::state;
 
-/// Extents of at most `len` bytes on multiples of `block`. A block of two kinds is data; the last one may be
-/// cut only where the answer ends in its middle, and is then left out unless it is the first.
+/// Extents of at most `len` bytes, aligned to `block`. A block with two kinds of extents counts as data. The
+/// last block may be incomplete if the answer ends in its middle; it is then left out unless it is the first
+/// one.
 pub(super) fn aligned(pairs: &[(u32, u32)], len: u64, block: u64, max_extents: usize) -> Vec<Extent> {
     let mut out: Vec<Extent> = Vec::new();
     let mut add = |len: u64, kind: ExtentKind| {
@@ -23,14 +24,14 @@ pub(super) fn aligned(pairs: &[(u32, u32)], len: u64, block: u64, max_extents: u
             }
         }
     };
-    // Everything before `done` is told; what lies between is less than a block, and mixed.
+    // Everything before `done` has an extent. The bytes after it are less than a block, of mixed kinds.
     let mut done = 0_u64;
     let mut at = 0_u64;
     for (length, flags) in pairs {
         let end = at.saturating_add(u64::from(*length)).min(len);
         let kind = kind_of(*flags);
         if done < at {
-            // The block that the extent before ended in.
+            // The block in which the previous extent ended.
             let block_end = at.next_multiple_of(block).min(len);
             if end < block_end {
                 at = end;
@@ -52,14 +53,14 @@ pub(super) fn aligned(pairs: &[(u32, u32)], len: u64, block: u64, max_extents: u
         at = end;
     }
     if done == 0 && at > 0 {
-        // Not even one block is known whole: data is always a true answer.
+        // Not even one block is known completely. Data is always a correct answer.
         add(block.min(len), ExtentKind::Data);
     }
     out
 }
 
 fn kind_of(flags: u32) -> ExtentKind {
-    // A hole that is not said to read as zeroes may hold anything.
+    // If a hole is not reported to read as zeroes, it may contain anything.
     match (flags & state::ZERO != 0, flags & state::HOLE != 0) {
         (true, true) => ExtentKind::Hole,
         (true, false) => ExtentKind::Zero,

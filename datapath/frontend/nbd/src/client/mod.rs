@@ -6,14 +6,15 @@
 //! ```
 //!
 //! - Negotiates structured replies, `base:allocation` and `GO`; works without the first two.
-//! - Many requests are in flight ([`ClientOptions`]); replies come in any order. A request longer than the server
-//!   takes is cut into parts, which are in flight together.
-//! - What a server does not offer is done otherwise: zero writes by writing zeroes, FUA by a flush, extents by calling
-//!   everything data. `Discard` is sent as a zero write that may unmap, since NBD's trim promises no zeroes.
-//! - A server that hangs breaks the connection too: nothing may come from it for
+//! - Many requests are in flight ([`ClientOptions`]); replies come in any order. A request that exceeds the
+//!   server's limit is cut into parts, which are in flight together.
+//! - Features that a server does not offer are replaced: zero writes by writing zeroes, FUA by a flush,
+//!   extents by reporting everything as data. `Discard` is sent as a zero write that may unmap, because NBD's
+//!   trim promises no zeroes.
+//! - A server that hangs breaks the connection, too: it happens when nothing arrives for
 //!   [`ClientOptions::silence_limit_ms`] while commands are in flight.
-//! - When the connection breaks, all requests fail, those in flight and later ones, with an error that says so.
-//!   There is no reconnecting.
+//! - When the connection breaks, all requests in flight and later ones fail with an error that says so. The
+//!   client does not reconnect.
 //!
 //! Start reading at `transfer`.
 
@@ -44,12 +45,12 @@ use whole::Whole;
 pub struct ClientOptions {
     /// Time for connecting and the handshake, in milliseconds.
     pub connect_timeout_ms: u64,
-    /// How long nothing may come from the server while commands are in flight, in milliseconds; the connection
-    /// breaks then. `None` for ever.
+    /// How long the server may send nothing while commands are in flight, in milliseconds. After that the
+    /// connection breaks. `None`: no limit.
     pub silence_limit_ms: Option<u64>,
     /// Commands in flight. `submit` waits for room.
     pub commands_in_flight: usize,
-    /// Payload in flight, in bytes. `submit` waits for room; one command more than fits is sent.
+    /// Payload in flight, in bytes. `submit` waits for room. The limit may be exceeded by one command.
     pub bytes_in_flight: usize,
 }
 
@@ -73,9 +74,9 @@ pub struct Client {
 
 /// Longest zero write in one command.
 const ZEROES_PART_BYTES: u64 = 1 << 30;
-/// Longest range of one question for extents.
+/// Longest range of one request for extents.
 const EXTENTS_PART_BYTES: u64 = 1 << 30;
-/// What is written at once where a server has no zero writes.
+/// How much is written at once if a server has no zero writes.
 const ZERO_DATA_BYTES: u64 = 1 << 20;
 
 impl Client {
@@ -92,13 +93,12 @@ impl Client {
         Ok(Arc::new(Self { transfer, export, threads }))
     }
 
-    /// What the server says about the export, for people. May be empty.
+    /// The server's description of the export, for people. May be empty.
     pub fn description(&self) -> &str {
         &self.export.description
     }
 
-    /// Closes the connection: what is in flight fails at once, whatever the server does, and so does what is
-    /// submitted later.
+    /// Closes the connection: requests in flight and later ones fail at once, whatever the server does.
     pub fn close(&self) {
         self.transfer.disconnect();
     }
@@ -259,7 +259,7 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.transfer.disconnect();
         for thread in self.threads.drain(..) {
-            // A completion that drops the last reference does so on one of these threads.
+            // If a completion drops the last reference, it does so on one of these threads.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

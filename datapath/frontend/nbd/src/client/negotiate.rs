@@ -25,10 +25,10 @@ const ANSWERS: u32 = 10_000;
 /// Why an export could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The text is no URI.
+    /// The text is not a URI.
     #[error(transparent)]
     Uri(#[from] UriError),
-    /// Nobody answers there.
+    /// No server answers at that address.
     #[error("cannot connect to {uri} (is the server running, and is the address right?): {source}")]
     Unreachable {
         /// Where.
@@ -46,7 +46,7 @@ pub enum ConnectError {
         /// The limit.
         timeout_ms: u64,
     },
-    /// The server speaks something else, or breaks the protocol.
+    /// The server speaks another protocol, or breaks this one.
     #[error("{uri} is not a fixed newstyle NBD server: {source}")]
     Protocol {
         /// Where.
@@ -59,11 +59,11 @@ pub enum ConnectError {
     UnknownExport {
         /// Where.
         uri: String,
-        /// What was asked for.
+        /// The requested name.
         export: String,
         /// The server's words; may be empty.
         why: String,
-        /// What there is, as far as the server tells.
+        /// The names of existing exports, if the server lists them.
         available: Vec<String>,
     },
     /// The server refuses.
@@ -98,7 +98,7 @@ pub enum ConnectError {
         /// What does not fit.
         why: String,
     },
-    /// The connection broke in the handshake, or this machine is out of something.
+    /// The connection broke during the handshake, or this machine lacks a resource.
     #[error("opening {uri} failed: {source}")]
     System {
         /// Where.
@@ -121,7 +121,7 @@ fn listed(available: &[String]) -> String {
     format!("; it has {}", names.join(", "))
 }
 
-/// What the handshake gave.
+/// The result of the handshake.
 pub(super) struct Negotiated {
     pub(super) size_bytes: u64,
     pub(super) flags: u16,
@@ -347,7 +347,7 @@ impl Session<'_> {
         Ok(out)
     }
 
-    /// Sends an option and passes its answers on until the last.
+    /// Sends an option and passes its answers on, up to the last one.
     fn ask(
         &mut self,
         number: u32,

@@ -22,14 +22,14 @@ use crate::wire::transmission::{
 
 /// The writer sends when this much is collected, in bytes.
 const SEND_BATCH_BYTES: usize = 64 << 10;
-/// Payloads from this length on are sent from where they are.
+/// Payloads from this length on are sent without copying them first.
 const SEND_LARGE_BYTES: usize = 16 << 10;
 const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 /// Longest chunk that is neither data nor a hole.
 const CHUNK_LIMIT_BYTES: usize = 1 << 20;
 /// The most chunks of one reply that bring neither data nor a hole.
 const OTHER_CHUNKS_MAX: usize = 1024;
-/// How often the reader looks whether the server is silent for too long, at least.
+/// How often the reader checks whether the server has been silent for too long, at least.
 const SILENCE_CHECK: Duration = Duration::from_secs(1);
 
 pub(super) struct Transfer {
@@ -49,10 +49,10 @@ pub(super) struct Transfer {
 struct State {
     pending: HashMap<u64, Pending>,
     next_cookie: u64,
-    /// Commands and bytes in flight; `pending` alone lacks the one that the reader works on.
+    /// Commands and bytes in flight, including the command that the reader has taken out of `pending`.
     commands: usize,
     bytes: usize,
-    /// Since when there has been at least one.
+    /// Since when there has been at least one command.
     busy_since: Option<Instant>,
     broken: Option<IoError>,
 }
@@ -64,9 +64,9 @@ struct Command {
 
 struct Pending {
     head: RequestHead,
-    /// What a read fills.
+    /// The buffer that a read fills.
     buffer: Vec<u8>,
-    /// Where `buffer` belongs in the whole, if it is not all of it.
+    /// The offset of `buffer` in the whole request, if it is only a part of it.
     at: Option<usize>,
     /// Bytes that chunks have filled.
     filled: u64,
@@ -114,7 +114,7 @@ impl Transfer {
             let socket = Arc::clone(&socket);
             move || {
                 if write_commands(&socket, &receiver).is_err() {
-                    // The reader sees the end and fails everything.
+                    // The reader notices the end and fails everything.
                     socket.cut();
                 }
             }
@@ -134,7 +134,7 @@ impl Transfer {
         Ok((transfer, vec![writer, reader]))
     }
 
-    /// Tells the server and closes; what is in flight fails.
+    /// Tells the server and closes; requests in flight fail.
     pub(super) fn disconnect(&self) {
         if let Some(queue) = self.queue.lock().take() {
             let head = RequestHead { flags: 0, command: command::DISC, cookie: 0, offset: 0, length: 0 };
@@ -146,7 +146,7 @@ impl Transfer {
             format!("the connection to {} was closed", self.uri),
         ));
         if idle {
-            // The goodbye can still leave.
+            // The goodbye can still be sent.
             self.socket.stop_receiving();
         } else {
             self.socket.cut();
@@ -214,7 +214,7 @@ impl Transfer {
         };
         let bytes = pending.bytes();
         let mut state = self.state.lock();
-        // The reader must not wait for itself: a completion that submits goes over the limit by one.
+        // The reader must not wait for itself: a completion that submits may exceed the limit by one.
         let may_wait = self.reader.get() != Some(&std::thread::current().id());
         while may_wait
             && state.broken.is_none()
@@ -290,12 +290,13 @@ impl Transfer {
         self.break_off(error);
     }
 
-    /// A receive that found nothing in less time than this was not waiting for the whole of its time.
+    /// A receive that returned nothing in less time than this did not wait for its full time.
     fn shortest_silence(&self) -> Duration {
         self.silence_limit.map_or(Duration::ZERO, |limit| silence_check(limit) / 2)
     }
 
-    /// Fails where commands have been in flight and nothing has come since `heard_at` for longer than allowed.
+    /// Fails if commands have been in flight and nothing has arrived since `heard_at` for longer than
+    /// allowed.
     fn check_silence(&self, heard_at: Instant) -> std::io::Result<()> {
         let Some(limit) = self.silence_limit else { return Ok(()) };
         let state = self.state.lock();
@@ -425,7 +426,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Replies end: otherwise a server could go on with one for ever.
+    /// Checks that the reply can end. Otherwise a server could continue one reply for ever.
     fn check_end(&self, pending: &mut Pending, kind: u16, is_last: bool) -> Result<(), IoError> {
         if kind == chunk::NONE && !is_last {
             return Err(self.violation("a chunk that only ends a reply, and does not"));
@@ -484,13 +485,13 @@ impl Transfer {
     }
 }
 
-/// How long a receive waits before it is looked whether the server is silent for too long.
+/// How long a receive waits before the next check for silence.
 fn silence_check(limit: Duration) -> Duration {
     // Zero would mean for ever.
     limit.checked_div(4).unwrap_or(limit).clamp(Duration::from_millis(1), SILENCE_CHECK)
 }
 
-/// Sends commands as they come, several with one system call when they come fast.
+/// Sends commands as they come, several with one system call if they come quickly.
 fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::Result<()> {
     let mut out = Vec::with_capacity(SEND_BATCH_BYTES);
     while let Ok(first) = queue.recv() {
@@ -519,10 +520,10 @@ fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::
     Ok(())
 }
 
-/// Buffered receiving; long data goes past the buffer.
+/// Buffered receiving; long data bypasses the buffer.
 struct Input<'a> {
     transfer: &'a Transfer,
-    /// When something came last.
+    /// When something last arrived.
     heard_at: Instant,
     buffer: Box<[u8]>,
     start: usize,
@@ -561,7 +562,7 @@ impl<'a> Input<'a> {
             match received {
                 Received::Nothing => {
                     if asked_at.elapsed() < self.transfer.shortest_silence() {
-                        // A part of a record of TLS has come.
+                        // A part of a TLS record has arrived.
                         self.heard_at = Instant::now();
                     }
                     self.transfer.check_silence(self.heard_at)?;

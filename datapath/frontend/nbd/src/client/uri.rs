@@ -1,5 +1,6 @@
-//! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding; `nbds` and `nbds+unix`
-//! for TLS, with libnbd's parameters `tls-certificates` and `tls-hostname`. Those of vsock are refused by name.
+//! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding; `nbds` and
+//! `nbds+unix` for TLS, with libnbd's parameters `tls-certificates` and `tls-hostname`. URIs for vsock are
+//! refused by name.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub enum ServerAddress {
     Unix(PathBuf),
 }
 
-/// A text that is no NBD URI, or one of a transport that is not supported.
+/// A text that is not an NBD URI, or a URI of a transport that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "cannot use '{uri}' as an NBD URI: {why}; write nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH, or with TLS nbds:// or \

@@ -1,11 +1,11 @@
-//! One request of the caller, of which one or more commands are the parts.
+//! One request of the caller, which consists of one or more commands.
 
 use std::sync::Arc;
 
 use headwater_block::{Completion, IoError};
 use parking_lot::Mutex;
 
-/// Collects the ends of parts and answers after the last. The first error wins.
+/// Collects the results of parts and answers after the last one. The first error wins.
 pub(super) struct Whole(Mutex<Collected>);
 
 struct Collected {
@@ -13,7 +13,7 @@ struct Collected {
     error: Option<IoError>,
     buffer: Vec<u8>,
     payload: Option<Arc<Vec<u8>>>,
-    /// Of the one context that is ever asked for.
+    /// The extents of the only context that is ever requested.
     extents: Option<(u32, Vec<(u32, u32)>)>,
     done: Option<Completion>,
 }
@@ -39,7 +39,7 @@ impl Whole {
         Arc::new(Self(Mutex::new(collected)))
     }
 
-    /// A part is over. `data` is what it read, and where it belongs if it is not all.
+    /// A part is finished. `data` is what it read, and its offset if it is only a part.
     pub(super) fn part_done(&self, result: Result<(), IoError>, data: Vec<u8>, at: Option<usize>) {
         let mut collected = self.0.lock();
         match at {
@@ -62,7 +62,7 @@ impl Whole {
         let Some(done) = collected.done.take() else { return };
         let result = collected.error.take().map_or(Ok(()), Err);
         let buffer = match collected.payload.take() {
-            // The writer thread may still hold it for a moment after it was sent.
+            // The writer thread may still hold it for a moment after sending it.
             Some(payload) => Arc::try_unwrap(payload).unwrap_or_else(|shared| shared.as_ref().clone()),
             None => std::mem::take(&mut collected.buffer),
         };

@@ -6,13 +6,13 @@ use headwater_block::SharedSlice;
 
 use crate::socket::{PagePipe, Socket};
 
-/// Where a read of at most this length goes, instead of into a buffer of its own.
+/// A read of at most this length is copied into the batch, instead of into a buffer of its own.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
 
-/// Room that each reply may count on: an inline read and the longest head or error.
+/// The space that each reply may use: an inline read and the longest head or error.
 const REPLY_ROOM_BYTES: usize = INLINE_BYTES + 1024;
 
-/// Bytes to send; fixed size, initialised once.
+/// Bytes to send, in a buffer of fixed size that is initialised once.
 pub(super) struct Batch {
     bytes: Box<[u8]>,
     used: usize,
@@ -27,7 +27,7 @@ impl Batch {
         self.used == 0
     }
 
-    /// Whether it must be sent before another reply of any inline kind is added.
+    /// Whether it must be sent before another reply with inline data is added.
     pub(super) fn is_full(&self) -> bool {
         self.bytes.len().saturating_sub(self.used) < REPLY_ROOM_BYTES
     }
@@ -43,7 +43,7 @@ impl Batch {
         self.used = self.used.saturating_add(len).min(self.bytes.len());
     }
 
-    /// Adds bytes. `false`: no room.
+    /// Appends bytes. `false`: no space.
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) -> bool {
         let Some(room) = self.room(bytes.len()) else { return false };
@@ -63,7 +63,7 @@ impl Batch {
         sent
     }
 
-    /// Sends all, followed by what a device lends.
+    /// Sends everything, followed by pages that a device shares.
     pub(super) fn send_shared(
         &mut self,
         socket: &Socket,

@@ -1,7 +1,7 @@
-//! What each request does: checked, tried at once, else submitted.
+//! Executes requests: each is checked, tried at once, and otherwise submitted.
 //!
-//! A request that does not fit is answered here ([`Refusal`]); the device sees only those that keep its contract. A
-//! refused write still has its payload taken, so that the stream stays in step.
+//! An invalid request is answered here ([`Refusal`]); the device only gets requests that keep its contract.
+//! The payload of a refused write is still read, so that the stream stays in step.
 
 use std::time::Instant;
 
@@ -17,11 +17,11 @@ use crate::error::NbdError;
 use crate::wire::reply::Form;
 use crate::wire::transmission::{RequestHead, command, command_flag, state};
 
-/// Reads of at least this length are sent from where the device holds them, if it lends them: one copy less, and one
-/// system call more than where small replies are collected.
+/// Reads of at least this length are sent directly from the device's memory, if the device shares it. That
+/// saves a copy, and takes one system call more than collecting small replies.
 const SHARED_BYTES: usize = 32 << 10;
 
-/// Why a request is answered with an error before the device saw it.
+/// Why a request is answered with an error before it reaches the device.
 pub(super) struct Refusal {
     pub(super) code: NbdError,
     pub(super) why: String,
@@ -34,7 +34,7 @@ impl Refusal {
 }
 
 impl Connection<'_> {
-    /// Takes one request from the receive buffer, if it is whole.
+    /// Takes one request from the receive buffer, if it has arrived completely.
     pub(super) fn take_head(&mut self) -> Result<Progress, End> {
         let head = if self.form == Form::Extended {
             self.inbound.head().map(RequestHead::decode_extended)
@@ -44,8 +44,8 @@ impl Connection<'_> {
         let Some(head) = head else { return Ok(Progress::NeedBytes) };
         let mut head = head.map_err(|error| End::Fault(error.to_string()))?;
         self.requests_in_round = self.requests_in_round.saturating_add(1);
-        // With extended headers a payload is announced by a flag, and only writes may have one. Theirs follows also where the flag is not
-        // set, which it has to be: QEMU does not set it (seen with 10.0).
+        // With extended headers a flag announces a payload, and only writes may have one. A write's payload
+        // follows even without the flag, which should be set: QEMU does not set it (seen with 10.0).
         let announced = self.form == Form::Extended && has(&head, command_flag::PAYLOAD_LEN);
         if announced {
             head.flags &= !command_flag::PAYLOAD_LEN;
@@ -79,7 +79,7 @@ impl Connection<'_> {
             command::READ => {
                 let waiting = self.in_flight.requests();
                 self.read(&head, range)?;
-                // Else it is given back when the device's answer has been sent.
+                // Otherwise it is returned when the device's answer has been sent.
                 if self.in_flight.requests() == waiting {
                     self.give_back(read_bytes, false);
                 }
@@ -95,7 +95,7 @@ impl Connection<'_> {
         Ok(Progress::Again)
     }
 
-    /// What a request that is carried out reads.
+    /// The bytes that a request reads, if it is executed.
     fn read_bytes(&self, head: &RequestHead) -> usize {
         match ByteRange::new(head.offset, head.length) {
             Some(range)
@@ -109,7 +109,7 @@ impl Connection<'_> {
         }
     }
 
-    /// A payload where none belongs.
+    /// Refuses a payload where none is allowed.
     fn refuse_payload(&mut self, head: &RequestHead) -> Result<Progress, End> {
         if head.length > self.limits.longest_request_bytes.into() {
             return Err(self.too_long(head));
@@ -173,7 +173,7 @@ impl Connection<'_> {
         }
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
-            // It stays here, and is tried again when something was answered.
+            // It stays in the buffer, and is tried again when something was answered.
             if self.is_full() || !self.set_aside(len, true) {
                 self.lane.leave();
                 return Ok(Progress::Throttled);
@@ -186,7 +186,7 @@ impl Connection<'_> {
         }
         self.lane.leave();
         if self.share.is_waiting() {
-            // It did wait, and there is room in the device now.
+            // It did wait, and the device has space now.
             self.share.withdraw();
         }
         self.inbound.consume(head_bytes.saturating_add(len));
@@ -194,7 +194,8 @@ impl Connection<'_> {
         Ok(Progress::Again)
     }
 
-    /// Whether the request may wait for room in the device: it stores data, or leaves parts of blocks behind.
+    /// Whether the request may wait for space in the device: it stores data, or leaves parts of blocks
+    /// behind.
     pub(super) fn needs_room(&self, head: &RequestHead) -> bool {
         match head.command {
             command::WRITE => true,
@@ -239,7 +240,7 @@ impl Connection<'_> {
         Ok(range)
     }
 
-    /// Checks what all requests that change something have in common.
+    /// The checks that all changes have in common.
     fn check_change(&self, head: &RequestHead) -> Result<ByteRange, Refusal> {
         if self.geometry.read_only {
             return Err(Refusal { code: NbdError::EPERM, why: "the export is read-only".into() });
@@ -273,7 +274,7 @@ impl Connection<'_> {
     }
 
     fn check_flags(&self, head: &RequestHead, legal: u16) -> Result<(), Refusal> {
-        // FUA is legal with all commands once it was announced, and means nothing for those that read.
+        // FUA is legal with all commands once it was announced, and has no effect on reads.
         let unknown = head.flags & !(legal | command_flag::FUA);
         if unknown != 0 {
             return Err(Refusal::invalid(format!(
@@ -338,7 +339,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Puts the head before data that is in the batch's room already.
+    /// Writes the head before data that is in the batch's buffer already.
     fn finish_inline_read(&mut self, head: &RequestHead, head_bytes: usize, len: usize) {
         let Some((place, data)) =
             self.batch.room(head_bytes.saturating_add(len)).and_then(|r| r.split_at_mut_checked(head_bytes))
@@ -359,7 +360,8 @@ impl Connection<'_> {
         self.batch.advance(head_bytes.saturating_add(len));
     }
 
-    /// Sends what the device holds from where it is. An image's chunks of zeroes are not lent, so holes are not looked for.
+    /// Sends data directly from the device's memory. Zero chunks of an image are not shared, so holes are not
+    /// looked for.
     fn send_shared(&mut self, head: &RequestHead, len: usize) -> Result<(), End> {
         let sent = match self.form.data_head(answered(head), len) {
             Some(bytes) => self.put(&bytes).and_then(|()| {
@@ -373,7 +375,7 @@ impl Connection<'_> {
         sent
     }
 
-    /// A read of the request's data, or of the whole sectors that it is in.
+    /// A read of the request's data, or of the whole sectors that contain it.
     fn read_buffered(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
         let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
         let skip = usize::try_from(head.offset.saturating_sub(range.offset())).unwrap_or(0);
@@ -413,7 +415,8 @@ impl Connection<'_> {
         if !has(head, command_flag::FUA) {
             return self.change(head, Request::Discard { range });
         }
-        // It has no FUA, and a zero write, which has, may be refused for lack of space: it is flushed afterwards.
+        // A discard has no FUA, and a zero write, which has FUA, may be refused because space is missing. So
+        // the discard is flushed afterwards.
         let attempt = self.device.try_now(Op::Discard { range });
         if matches!(attempt, Ok(Attempt::MustWait)) {
             self.submit_and_flush(head, Request::Discard { range });
@@ -435,8 +438,9 @@ impl Connection<'_> {
         let fua = has(head, command_flag::FUA);
         if has(head, command_flag::FAST_ZERO) {
             let slow = Refusal { code: NbdError::ENOTSUP, why: "zeroing this range is not fast".into() };
-            // Fast is what needs no waiting. Parts of blocks may need it, which turns out when what lies between them is zero already, and
-            // what is refused is not to be changed.
+            // A request is fast if it needs no waiting. Parts of blocks may need to wait, which is noticed
+            // only when the blocks between them are cleared already, and a refused request must change
+            // nothing.
             if self.needs_room(head) {
                 return self.refuse(head, &slow);
             }
@@ -453,7 +457,7 @@ impl Connection<'_> {
         self.change(head, Request::WriteZeroes { range, may_unmap, fua })
     }
 
-    /// Carries out a request without data.
+    /// Executes a request without data.
     fn change(&mut self, head: &RequestHead, request: Request) -> Result<(), End> {
         let op = match &request {
             Request::Discard { range } => Op::Discard { range: *range },
@@ -496,7 +500,7 @@ impl Connection<'_> {
             Err(error) => return self.fail(answered(head), head.command, &error),
         };
         let mut left = range.len();
-        // What is before the range in its first sector.
+        // The bytes before the range in its first sector.
         let mut skip = range.offset().saturating_sub(sectors.offset());
         let mut pairs: Vec<(u64, u32)> = Vec::with_capacity(extents.len());
         for extent in extents.iter().take(max) {

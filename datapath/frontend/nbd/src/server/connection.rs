@@ -1,22 +1,23 @@
 //! The transmission phase of one connection, on its own thread.
 //!
-//! The thread goes round: answers from the inbox, then all whole requests in the receive buffer, then one
-//! send, then one receive. It sleeps in `recv` when nothing is in flight, since only the client can have
-//! something to say then; else in `poll` on the socket and the inbox's event.
+//! The thread repeats: answers from the inbox, then all whole requests in the receive buffer, then one send,
+//! then one receive. If nothing is in flight it sleeps in `recv`, because only the client can wake it then.
+//! Otherwise it sleeps in `poll` on the socket and the inbox's event.
 //!
 //! | state ([`Stage`]) | the next bytes are | leaves when |
 //! |---|---|---|
 //! | `Head` | a request, with its payload if short | - |
-//! | `Payload` | the rest of a long write's payload, received into its own buffer | it is whole: the write is done or submitted |
+//! | `Payload` | the rest of a long write's payload, received into its own buffer | it is complete: the write is done or submitted |
 //! | `Parts` | the rest of a write that is stored as it arrives | all of it is stored, or a part failed |
-//! | `Drain` | the payload of a refused write | it is whole: the error is sent |
+//! | `Drain` | the payload of a refused write | it is complete: the error is sent |
 //! | `Closing` | not read any more | nothing is in flight |
 //!
-//! A long request is taken once there is memory for it in what all connections share ([`Share`]). Where
-//! [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, writes that would wait for the device are not taken, and
-//! what is behind them cannot be seen; other requests are taken while they use less than a quarter besides, so that writes that wait
-//! for room in the write cache do not hold up reads, nor the trim that makes room. So a client that does not read its replies stops
-//! being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
+//! A long request is taken once the memory that all connections share ([`Share`]) has room for it. If
+//! [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, writes that would wait for the
+//! device are not taken, and requests behind them cannot be seen. Other requests are taken while they use
+//! less than another quarter. So writes that wait for space in the write cache delay neither reads nor the
+//! trim that frees space. A client that does not read its replies is no longer served, and costs at most
+//! these limits, until [`Limits::send_stall_ms`] has passed.
 
 mod receive;
 
@@ -60,24 +61,26 @@ pub(super) struct Connection<'a> {
     pub(super) batch: Batch,
     pub(super) stage: Stage,
     pub(super) inbox: Arc<Inbox<(Ticket, Outcome)>>,
-    /// Where the device's answers to this thread are taken, if it has such; they go to the inbox too.
+    /// Receives the device's answers to this thread, if the device supports that. The answers also go to the
+    /// inbox.
     own: Option<Box<dyn CompletionQueue>>,
     /// Answers taken from the inbox; empty between rounds.
     pub(super) answers: Vec<(Ticket, Outcome)>,
     pub(super) pool: Pool,
     /// Scratch for replies of variable length.
     pub(super) scratch: Vec<u8>,
-    /// Parts of a read that the device lends; empty between requests.
+    /// Parts of a read that the device shares; empty between requests.
     pub(super) slices: Vec<SharedSlice>,
-    /// What those pass through on their way.
+    /// The pipe through which shared pages are sent.
     pub(super) pipe: PagePipe,
     pub(super) in_flight: InFlight,
-    /// Keeps changes apart from those of parts of sectors on other connections.
+    /// Separates changes from partial-sector changes of other connections.
     pub(super) lane: Lane,
-    /// Memory of requests under way; each long one asks before it is taken from the receive buffer.
+    /// Memory of requests under way; each long request asks for memory before it is taken from the receive
+    /// buffer.
     pub(super) share: Share,
     polling: Polling,
-    /// The same for what the disk answers to this thread.
+    /// Polling for the disk's answers to this thread.
     disk_polling: Polling,
     /// Rounds since requests that wait for the disk were started.
     rounds_unstarted: u32,
@@ -87,12 +90,13 @@ pub(super) struct Connection<'a> {
     lone_rounds: u32,
 }
 
-/// After so many rounds of one request a client is taken to have no more in flight. One with many in flight has such rounds
-/// too, now and then.
+/// After this many rounds with one request, a client is assumed to have no more in flight. A client with many
+/// in flight also has such rounds, now and then.
 const LONE_ROUNDS: u32 = 16;
 
-/// Requests for the disk are started at the latest at the end of so many rounds, and at once when nothing else is to be done: to
-/// start them, however many, is to ring the disk's bell, which costs more than all the rest of a read.
+/// Requests for the disk are started at the latest after this many rounds, and at once if there is nothing
+/// else to do. Starting any number of requests rings the disk's doorbell once, which costs more than the rest
+/// of a read.
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
 pub(super) enum Stage {
@@ -109,7 +113,7 @@ pub(super) struct Payload {
     pub(super) range: ByteRange,
     pub(super) buffer: Vec<u8>,
     pub(super) have: usize,
-    /// When it began. What goes by while replies are sent does not count.
+    /// When it began. Time in which replies are sent does not count.
     pub(super) since: Instant,
     /// When the client was first found to have sent nothing since its last byte.
     pub(super) silent_since: Option<Instant>,
@@ -119,7 +123,7 @@ pub(super) struct Payload {
 pub(super) enum Progress {
     Again,
     NeedBytes,
-    /// A limit is reached: answers come first.
+    /// A limit is reached: answers must be processed first.
     Throttled,
 }
 
@@ -169,7 +173,7 @@ impl<'a> Connection<'a> {
         })
     }
 
-    /// Serves until the end. Requests in flight are finished whatever the end is.
+    /// Serves until the connection ends. Requests in flight are finished in any case.
     pub(super) fn run(&mut self) -> End {
         let end = loop {
             match self.round() {
@@ -177,12 +181,13 @@ impl<'a> Connection<'a> {
                 Err(end) => break end,
             }
         };
-        // Others may wait for the memory of what is not carried out, and the device may take its time with the rest.
+        // Others may wait for the memory of requests that are not executed any more, and the device may take
+        // long with the rest.
         if let Stage::Payload(payload) = std::mem::replace(&mut self.stage, Stage::Closing("it has ended")) {
             self.give_back(payload.buffer.len(), true);
         }
         self.share.withdraw();
-        // Nobody reads the replies any more, but who stops the server may rely on the device being at rest.
+        // Nobody reads the replies any more, but a stop of the server may rely on the device being at rest.
         while self.in_flight.any() {
             self.take_answers();
             for (ticket, _) in std::mem::take(&mut self.answers) {
@@ -199,7 +204,7 @@ impl<'a> Connection<'a> {
         self.send_answers()?;
         let progress = self.take_requests()?;
         self.rounds_unstarted = self.rounds_unstarted.saturating_add(1);
-        // What is granted comes without an answer, and taking the answers has taken its call to wake up.
+        // Granted memory comes without an answer, and taking the answers has consumed its wake-up.
         let made_room = self.send_answers()? || self.share.is_granted();
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
@@ -208,13 +213,13 @@ impl<'a> Connection<'a> {
             (Progress::NeedBytes, Stage::Closing(why)) if !self.in_flight.any() => Err(End::Orderly(why)),
             (Progress::NeedBytes, Stage::Closing(_)) => self.sleep(false).map(drop),
             (Progress::NeedBytes, _) => self.receive(),
-            // Those answers may have made room for requests that are here.
+            // These answers may have freed memory for requests that are here.
             (Progress::Throttled, _) if !made_room => self.sleep(false).map(drop),
             (Progress::Throttled | Progress::Again, _) => Ok(()),
         }
     }
 
-    /// Whether no more requests may wait for the device that need room in it.
+    /// Whether no more requests that need space may wait for the device.
     pub(super) fn is_full(&self) -> bool {
         self.in_flight.is_full(self.limits)
     }
@@ -262,13 +267,13 @@ impl<'a> Connection<'a> {
         if self.form == Form::Extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 
-    /// Hands a request to the device, with memory that was set aside; the answer comes through the inbox.
+    /// Gives a request to the device, with memory that was reserved; the answer comes through the inbox.
     pub(super) fn submit(&mut self, head: &RequestHead, bytes: usize, request: Request) {
         let done = self.begin(head, bytes);
         self.device.submit(request, done);
     }
 
-    /// The same for one that has no data, and is durable when it is answered.
+    /// The same for a request without data that must be durable when it is answered.
     pub(super) fn submit_and_flush(&mut self, head: &RequestHead, request: Request) {
         let done = self.begin(head, 0);
         let device = Arc::clone(&self.device);
@@ -295,16 +300,16 @@ impl<'a> Connection<'a> {
         let inbox = Arc::clone(&self.inbox);
         let change = self.lane.waits();
         Completion::new(move |outcome| {
-            // Before the answer, because a connection that cannot go on before its changes end is woken by the answer.
+            // Before the answer, because the answer wakes a connection that waits for its changes to end.
             drop(change);
             inbox.post((ticket, outcome));
         })
     }
 
-    /// Asks for memory for a request's data. `false`: not now, the request stays where it is.
+    /// Reserves memory for a request's data. `false`: not now, the request stays in the buffer.
     pub(super) fn set_aside(&mut self, bytes: usize, needs_room: bool) -> bool {
         let is_taken = self.share.take(u64::try_from(bytes).unwrap_or(u64::MAX), needs_room);
-        // One waits at a time, and it is this one.
+        // Only one request waits at a time, and it is this one.
         if is_taken && self.share.is_waiting() {
             self.share.withdraw();
         }
@@ -330,7 +335,7 @@ impl<'a> Connection<'a> {
         self.inbox.take(&mut self.answers);
     }
 
-    /// Starts what waits for the disk: nothing else is to be done.
+    /// Starts requests that wait for the disk, because there is nothing else to do.
     fn start_waiting(&mut self) {
         if let Some(own) = &self.own {
             own.take();
@@ -338,7 +343,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Turns answers into replies. Whether there were any.
+    /// Turns answers into replies. Returns whether there were any.
     fn send_answers(&mut self) -> Result<bool, End> {
         self.take_answers();
         let mut answers = std::mem::take(&mut self.answers);
@@ -396,14 +401,15 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Answers with an error of the device, and tells it. A change that a closed device does not take costs the client its
-    /// connection instead: one that finds another server in this one's place sends it there, and its guest sees no error.
+    /// Answers with an error of the device, and logs it. If a closed device does not accept a change, the
+    /// connection is closed instead. A client that finds another server in its place sends the change there,
+    /// and its guest sees no error.
     pub(super) fn fail(&mut self, to: Answered, number: u16, error: &IoError) -> Result<(), End> {
         let refusal = self.failed(number, error)?;
         self.put_error(to, refusal.code, &refusal.why)
     }
 
-    /// Tells an error of the device. The answer to the client is left to the caller, unless the connection ends.
+    /// Logs an error of the device. The caller sends the answer, unless the connection ends.
     pub(super) fn failed(&mut self, number: u16, error: &IoError) -> Result<Refusal, End> {
         let code = NbdError::from(error);
         self.shared.faults.warn(
@@ -418,14 +424,14 @@ impl<'a> Connection<'a> {
         let is_change =
             matches!(number, command::WRITE | command::TRIM | command::WRITE_ZEROES | command::FLUSH);
         if error.kind() == IoErrorKind::Closed && is_change && !self.geometry.read_only {
-            // Of what was done before it is told.
+            // Clients are informed of everything that was done before.
             self.flush_batch(&[])?;
             return Err(End::Orderly("the device is closed"));
         }
         Ok(Refusal { code, why: error.to_string() })
     }
 
-    /// Answers a request that the device did not see with an error.
+    /// Answers a request with an error before it reaches the device.
     pub(super) fn refuse(&mut self, head: &RequestHead, error: &Refusal) -> Result<(), End> {
         self.lane.leave();
         tracing::debug!("NBD: {}: refused with {}: {}", self.who, error.code, error.why);
@@ -445,7 +451,7 @@ impl<'a> Connection<'a> {
         put
     }
 
-    /// Adds to the batch, or sends all of it with `bytes` where there is no room.
+    /// Adds to the batch, or sends the batch and `bytes` if there is no space.
     pub(super) fn put(&mut self, bytes: &[u8]) -> Result<(), End> {
         if self.batch.put(bytes) { Ok(()) } else { self.flush_batch(bytes) }
     }

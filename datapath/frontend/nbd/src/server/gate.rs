@@ -1,18 +1,21 @@
-//! Keeps a change of parts of a sector apart from the changes of other connections to the same device.
+//! Separates a partial-sector change from the changes of other connections to the same device.
 //!
-//! A change of parts of a sector reads the sector, puts the new bytes in, and writes the whole sector. A change by another connection
-//! between the read and the write would be lost. So a change of parts has the device to itself:
+//! A partial-sector change reads the sector, replaces some bytes, and writes the whole sector. A change by
+//! another connection between the read and the write would be lost. So a partial-sector change has exclusive
+//! use of the device:
 //!
-//! | a connection | may go on |
+//! | a connection | may continue |
 //! |---|---|
-//! | changes whole sectors ([`Lane::enter`]) | at once, unless a change of parts is in progress or waits |
+//! | changes whole sectors ([`Lane::enter`]) | at once, unless a partial-sector change is in progress or waits |
 //! | changes parts of sectors ([`Gate::exclude`]) | when no change of another connection is in flight |
 //!
-//! While no connection changes parts of sectors, a change costs one exchange in a cache line of its own connection, and one look at a
-//! number that nobody writes. It takes no lock. Otherwise the changes take turns at a lock that lets each of them in after a while.
+//! While no connection changes parts of sectors, a change costs one exchange in a cache line of its own
+//! connection, and one load of a number that nobody writes. It takes no lock. Otherwise the changes take
+//! turns at a lock that admits each of them eventually.
 //!
-//! A change of whole sectors first announces itself, then looks for changes of parts. A change of parts first counts itself, then looks
-//! at all lanes. These four steps have one order for all threads (`SeqCst`), so at least one of the two sees the other.
+//! A change of whole sectors first announces itself, then looks for partial-sector changes. A partial-sector
+//! change first counts itself, then looks at all lanes. These four steps have one order for all threads
+//! (`SeqCst`), so at least one of the two sees the other.
 //!
 //! Not covered: a device that another server or front-end changes at the same time.
 
@@ -29,7 +32,7 @@ pub(super) struct Gates(Mutex<Vec<(usize, Weak<Gate>)>>);
 /// One device.
 #[derive(Default)]
 pub(super) struct Gate {
-    /// How many changes of parts of sectors are in progress, or wait.
+    /// How many partial-sector changes are in progress, or wait.
     partial: AtomicUsize,
     /// Held for writing while parts of sectors are changed; for reading until a change of whole sectors has announced itself.
     turn: RwLock<()>,
@@ -47,9 +50,10 @@ pub(super) struct Lane {
 /// The changes of whole sectors of one connection. The alignment gives it a cache line of its own.
 #[repr(align(64))]
 struct Changes {
-    /// One is given to the device now. Only the connection's thread writes this, and does not wait while it is set.
+    /// A change is being given to the device. Only the connection's thread writes this, and does not wait
+    /// while it is set.
     is_entered: AtomicBool,
-    /// How many wait for the device.
+    /// How many changes wait for the device.
     waiting: AtomicUsize,
     gate: Arc<Gate>,
 }
@@ -57,7 +61,7 @@ struct Changes {
 /// A change of whole sectors that waits for the device, until it is dropped.
 pub(super) struct Change(Arc<Changes>);
 
-/// The device for one change alone, until it is dropped.
+/// Exclusive use of the device for one change, until it is dropped.
 pub(super) struct Exclusion<'a> {
     gate: &'a Gate,
     _turn: RwLockWriteGuard<'a, ()>,
@@ -84,7 +88,7 @@ impl Gates {
         });
         {
             let mut lanes = gate.lanes.lock();
-            // A closed connection's lane is gone when the device has answered the last of its changes.
+            // The lane of a closed connection ends when the device has answered the last of its changes.
             lanes.retain(|lane| lane.strong_count() > 0);
             lanes.push(Arc::downgrade(&changes));
         }
@@ -93,8 +97,8 @@ impl Gates {
 }
 
 impl Lane {
-    /// Lets a change of whole sectors in, until [`Lane::leave`]. `false`: changes of this connection wait for the device, and must end
-    /// first. Without any, this waits for its turn.
+    /// Admits a change of whole sectors, until [`Lane::leave`]. `false`: changes of this connection wait for
+    /// the device, and must end first. If there are none, this waits for its turn.
     #[inline]
     #[must_use]
     pub(super) fn enter(&self) -> bool {
@@ -105,7 +109,7 @@ impl Lane {
     #[cold]
     fn enter_in_turn(&self) -> bool {
         self.leave();
-        // The change of parts waits for these, and the device may need this thread to complete them.
+        // The partial-sector change waits for these, and the device may need this thread to complete them.
         if self.changes.waiting.load(Ordering::SeqCst) > 0 {
             return false;
         }
@@ -114,13 +118,13 @@ impl Lane {
         true
     }
 
-    /// The device has carried out the change, or has not taken it.
+    /// Called when the device has executed the change, or has not taken it.
     #[inline]
     pub(super) fn leave(&self) {
         self.changes.is_entered.store(false, Ordering::Release);
     }
 
-    /// Counts the change that was let in, if there is one, as waiting for the device, in place of [`Lane::leave`].
+    /// Counts the admitted change, if there is one, as waiting for the device, instead of [`Lane::leave`].
     pub(super) fn waits(&self) -> Option<Change> {
         let change = self.changes.is_entered.load(Ordering::Relaxed).then(|| {
             self.changes.waiting.fetch_add(1, Ordering::SeqCst);
@@ -136,7 +140,8 @@ impl Lane {
 }
 
 impl Gate {
-    /// Waits until no change of any connection is in flight, and keeps others out. The calling connection has none in flight.
+    /// Waits until no change of any connection is in flight, and excludes new ones. The calling connection
+    /// has none in flight.
     pub(super) fn exclude(&self) -> Exclusion<'_> {
         self.partial.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.write();
@@ -150,7 +155,8 @@ impl Gate {
 }
 
 impl Changes {
-    /// Whether any is in flight. Waits for one that is being given to the device, which takes no longer than to copy its data.
+    /// Whether any change is in flight. Waits for a change that is being given to the device, which takes no
+    /// longer than copying its data.
     fn any(&self) -> bool {
         while self.is_entered.load(Ordering::SeqCst) {
             std::thread::yield_now();
@@ -163,7 +169,7 @@ impl Drop for Change {
     fn drop(&mut self) {
         let Changes { waiting, gate, .. } = &*self.0;
         if waiting.fetch_sub(1, Ordering::SeqCst) == 1 && gate.partial.load(Ordering::SeqCst) > 0 {
-            // With the lock, because the thread that waits may have counted this change and not sleep yet.
+            // With the lock, because the waiting thread may have counted this change without sleeping yet.
             let _lanes = gate.lanes.lock();
             gate.ended.notify_all();
         }

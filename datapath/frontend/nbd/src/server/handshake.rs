@@ -20,7 +20,7 @@ use crate::wire::reply::Form;
 /// The id of `base:allocation` in block status replies.
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 
-/// What the client chose.
+/// The client's choices.
 pub(super) struct Chosen {
     pub(super) name: String,
     pub(super) export: Export,
@@ -37,13 +37,13 @@ pub(super) enum Step {
     Encrypt,
     /// The transmission phase.
     Start(Chosen),
-    /// The end, as the client wished.
+    /// The end, as the client requested.
     Abort,
-    /// The end, because of this.
+    /// The end, for this reason.
     Fault(String),
 }
 
-/// What the server does about TLS.
+/// How the server handles TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encryption {
     None,
@@ -59,22 +59,23 @@ pub(super) struct Handshake<'a> {
     client: ClientIdentity,
     no_zeroes: bool,
     form: Form,
-    /// The export that `base:allocation` was chosen for.
+    /// The export for which `base:allocation` was chosen.
     context_of: Option<String>,
     options: u32,
-    /// How many exports the client was told of.
+    /// How many exports were listed for the client.
     listed: u32,
     denied: Option<Denial>,
 }
 
-/// What the client was not given, for the log.
+/// What was denied to the client, for the log.
 pub(super) struct Denial {
-    /// It may not have it, whatever it does.
+    /// The client may not have it, whatever it does.
     pub(super) is_forbidden: bool,
     pub(super) what: String,
 }
 
-/// What a client may ask about each export that it was told of: QEMU's `--list` asks for information and contexts in one handshake.
+/// How many options a client may send for each listed export: QEMU's `--list` asks for information and
+/// contexts in one handshake.
 const OPTIONS_PER_LISTED: u32 = 3;
 
 impl<'a> Handshake<'a> {
@@ -109,7 +110,7 @@ impl<'a> Handshake<'a> {
         self.denied.take()
     }
 
-    /// Notes that the client does not get an export; returns how that reads.
+    /// Notes that the client does not get an export; returns the text for the client.
     fn deny(&mut self, name: &str, why: &NotOpened) -> String {
         let who = match self.client.names.as_slice() {
             _ if !self.client.is_encrypted => "it came without TLS".to_owned(),
@@ -125,7 +126,7 @@ impl<'a> Handshake<'a> {
         what
     }
 
-    /// TLS runs now. What was agreed on before could have been forged, and is forgotten.
+    /// TLS runs now. Earlier agreements could have been forged, and are dropped.
     pub(super) fn encrypted(&mut self, names: Vec<String>) {
         self.encryption = Encryption::Running;
         self.client = ClientIdentity { is_encrypted: true, names };
@@ -137,7 +138,7 @@ impl<'a> Handshake<'a> {
     pub(super) fn option(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
         self.options = self.options.saturating_add(1);
         let about_listed = match number {
-            // A list is long, and each would be told anew.
+            // A list is long, and each export would be reported again.
             option::LIST => 0,
             _ => self.listed.saturating_mul(OPTIONS_PER_LISTED),
         };
@@ -210,7 +211,7 @@ impl<'a> Handshake<'a> {
             Ok(export) => export,
             Err(why) => {
                 let what = self.deny(name, &why);
-                // The end of the connection is logged, with this.
+                // The end of the connection is logged with this reason.
                 self.denied = None;
                 return Step::Fault(what);
             }
@@ -245,7 +246,7 @@ impl<'a> Handshake<'a> {
                 return Step::More;
             }
         };
-        // A client that only asks opens nothing.
+        // A client that only asks does not open the export.
         let found = if number == option::INFO {
             self.exports.describe(go.name, &self.client).map(|described| (described, None))
         } else {
@@ -266,7 +267,7 @@ impl<'a> Handshake<'a> {
             size_bytes: geometry.size_bytes,
             flags: transmission_flags(&geometry, self.form),
         }];
-        // Block sizes are told unasked too: clients that do not know them skip the item.
+        // Block sizes are sent even without a request: clients that do not know them skip the item.
         items.push(InfoItem::BlockSize {
             minimum: geometry.logical_block_bytes,
             preferred: geometry.physical_block_bytes.max(geometry.logical_block_bytes),
@@ -291,7 +292,7 @@ impl<'a> Handshake<'a> {
     fn meta_context(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {
         let setting = number == option::SET_META_CONTEXT;
         if setting {
-            // Each SET replaces the one before, even where it fails.
+            // Each SET replaces the previous one, even if it fails.
             self.context_of = None;
         }
         if !self.form.has_chunks() {
@@ -350,8 +351,8 @@ fn refuse_export(out: &mut Vec<u8>, number: u32, why: &NotOpened) {
     let code = match why {
         // The code says that an export is not available, for whatever reason.
         NotOpened::Unknown | NotOpened::Unavailable(_) => reply::ERR_UNKNOWN,
-        // No code says that opening failed. For the other one, clients would say that there is no such export, which they
-        // have just seen in the list; with this one, they show the text.
+        // No code means that opening failed. With the other code, clients would say that there is no such
+        // export, which they have just seen in the list. With this code, they show the text.
         NotOpened::Forbidden | NotOpened::Failed(_) => reply::ERR_POLICY,
     };
     encode_option_reply(out, number, code, why.to_string().as_bytes());

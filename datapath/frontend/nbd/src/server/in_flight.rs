@@ -1,4 +1,4 @@
-//! What of one connection waits for the device.
+//! Counts the requests of one connection that wait for the device.
 
 use crate::limits::Limits;
 
@@ -7,7 +7,8 @@ use crate::limits::Limits;
 pub(super) struct InFlight {
     requests: usize,
     bytes: usize,
-    /// Of which: of those that need no room in the device, such as reads. Those that do may wait for it for long.
+    /// How many of them belong to requests that need no space in the device, such as reads. Requests that
+    /// need space may wait for long.
     others: usize,
     other_bytes: usize,
 }
@@ -40,13 +41,13 @@ impl InFlight {
         self.requests > 0
     }
 
-    /// Whether a limit is reached: nothing that needs room is taken then.
+    /// Whether a limit is reached: then no request that needs space is taken.
     #[inline]
     pub(super) fn is_full(&self, limits: &Limits) -> bool {
         self.requests >= limits.requests_in_flight || self.bytes >= limits.bytes_in_flight
     }
 
-    /// Whether a request that needs no room may be taken: they have a quarter of their own.
+    /// Whether a request that needs no space may be taken: these have a quarter of their own.
     #[inline]
     pub(super) fn has_room_for_others(&self, limits: &Limits) -> bool {
         !self.is_full(limits)

@@ -1,16 +1,18 @@
-//! Requests of any bytes: those that are not of whole sectors, and those longer than the device takes at once.
+//! Requests for any range of bytes: requests that do not cover whole sectors, and requests longer than the
+//! device takes at once.
 //!
 //! Clients that never ask for block sizes send them. A sector is the device's logical block.
 //!
 //! | request | what happens |
 //! |---|---|
-//! | read of parts of sectors | the whole sectors are read; only the bytes asked for are sent |
+//! | read of parts of sectors | the whole sectors are read; only the requested bytes are sent |
 //! | write, trim or zero write of parts of sectors | the rest of these sectors is read, and whole sectors are written |
 //! | longer read | read and sent in parts of [`PART_BYTES`] |
 //! | longer write | written in parts as its data arrives, which are cut at blocks of 4 KiB |
 //!
-//! A change of parts of sectors starts when nothing of its connection is in flight, and the connection takes no other request
-//! until it is done. While it reads a sector and writes it again, no other connection changes the device ([`super::gate`]).
+//! A partial-sector change starts when nothing of its connection is in flight, and the connection takes no
+//! other request until it is done. While it reads a sector and writes it again, no other connection changes
+//! the device ([`super::gate`]).
 
 use headwater_block::{BLOCK_BYTES, ByteRange, IoError, IoErrorKind, Outcome, Request};
 
@@ -21,13 +23,13 @@ use super::serve::End;
 use crate::error::NbdError;
 use crate::wire::transmission::{RequestHead, command, command_flag};
 
-/// A read that is longer than the limit is carried out in parts of this length.
+/// A read that exceeds the limit is executed in parts of this length.
 pub(super) const PART_BYTES: u64 = 1 << 20;
 
 /// A write whose data is stored as it arrives.
 pub(super) struct Parts {
     pub(super) head: RequestHead,
-    /// What is not stored yet.
+    /// The range that is not stored yet.
     pub(super) left: ByteRange,
 }
 
@@ -54,7 +56,7 @@ impl Connection<'_> {
         ByteRange::new(start, end.saturating_sub(start)).unwrap_or(range)
     }
 
-    /// Whether the request is not of whole sectors.
+    /// Whether the request does not cover whole sectors.
     pub(super) fn is_ragged(&self, head: &RequestHead) -> bool {
         let sector = self.sector_bytes();
         !head.offset.is_multiple_of(sector) || !head.length.is_multiple_of(sector)
@@ -65,7 +67,7 @@ impl Connection<'_> {
         self.sectors(range).len() > u64::from(self.limits.request_bytes)
     }
 
-    /// Whether the request is carried out with nothing else in flight.
+    /// Whether the request is executed with nothing else in flight.
     pub(super) fn is_alone(&self, head: &RequestHead) -> bool {
         match head.command {
             command::READ => {
@@ -77,7 +79,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Carries out one request of whole sectors and waits for it. Nothing else is in flight.
+    /// Executes one request of whole sectors and waits for it. Nothing else is in flight.
     fn carry_out(&mut self, head: &RequestHead, request: Request) -> Result<Outcome, End> {
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
@@ -91,7 +93,7 @@ impl Connection<'_> {
         self.answer_of_device()
     }
 
-    /// Waits for the answer to the only request that is in flight.
+    /// Waits for the answer to the only request in flight.
     fn answer_of_device(&mut self) -> Result<Outcome, End> {
         loop {
             self.take_answers();
@@ -178,7 +180,7 @@ impl Connection<'_> {
         Ok(Progress::Again)
     }
 
-    /// Trims or clears a range that is not of whole sectors.
+    /// Trims or clears a range that does not cover whole sectors.
     pub(super) fn clear_ragged(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
         let sector = self.sector_bytes();
         let start = range.offset().checked_next_multiple_of(sector).unwrap_or(range.end()).min(range.end());
@@ -201,7 +203,7 @@ impl Connection<'_> {
                 self.carry_out(head, Request::WriteZeroes { range: part, may_unmap, fua: false })?.result
             };
             match result {
-                // Edges of a trim may stay as they are where there is no room for them.
+                // The edges of a trim may keep their data if there is no space for them.
                 Err(error) if is_trim && is_edge && error.kind() == IoErrorKind::NoSpace => {}
                 Err(error) => return self.fail(answered(head), head.command, &error),
                 Ok(()) => {}
@@ -217,7 +219,7 @@ impl Connection<'_> {
         self.settle(head, result)
     }
 
-    /// Writes bytes anywhere; keeps the rest of the sectors at both ends.
+    /// Writes bytes at any offset; keeps the rest of the sectors at both ends.
     fn merge(
         &mut self,
         head: &RequestHead,
@@ -242,7 +244,7 @@ impl Connection<'_> {
             Ok(after) => buffer.extend_from_slice(&after),
             Err(error) => return Ok(Err(error)),
         }
-        // Not as other changes, which the gate keeps out.
+        // Not like other changes, which the gate excludes.
         self.submit(head, 0, Request::Write { range: sectors, buffer, fua: false });
         Ok(self.answer_of_device()?.result)
     }

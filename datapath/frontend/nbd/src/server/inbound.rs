@@ -1,9 +1,9 @@
 //! Bytes from the client that are not requests yet.
 
-/// Payloads of at least this length that are not here as a whole are received into a buffer of their own.
+/// Payloads of at least this length that have not arrived completely are received into a buffer of their own.
 pub(super) const LARGE_BYTES: usize = 64 << 10;
 
-/// The receive buffer: `start .. end` has arrived and is not used up.
+/// The receive buffer: `start .. end` has arrived and is not processed yet.
 pub(super) struct Inbound {
     bytes: Box<[u8]>,
     start: usize,
@@ -19,19 +19,19 @@ impl Inbound {
         self.end.saturating_sub(self.start)
     }
 
-    /// The head of a request, if it is here.
+    /// The head of a request, if it has arrived.
     #[inline]
     pub(super) fn head<const N: usize>(&self) -> Option<&[u8; N]> {
         self.bytes.get(self.start..self.end)?.first_chunk()
     }
 
-    /// The payload behind a head of this length, if it is here as a whole.
+    /// The payload after a head of this length, if it has arrived completely.
     #[inline]
     pub(super) fn payload(&self, head: usize, len: usize) -> Option<&[u8]> {
         self.bytes.get(self.start..self.end)?.get(head..head.checked_add(len)?)
     }
 
-    /// Everything that is here, at most `limit`.
+    /// Everything that has arrived, at most `limit`.
     pub(super) fn available(&self, limit: usize) -> &[u8] {
         let end = self.start.saturating_add(limit).min(self.end);
         self.bytes.get(self.start..end).unwrap_or_default()
@@ -42,8 +42,8 @@ impl Inbound {
         self.start = self.start.saturating_add(len).min(self.end);
     }
 
-    /// Where to receive. Moves a rest to the front when the room behind it gets short: a rest is less than
-    /// one request with a payload below [`LARGE_BYTES`], so this room is never empty.
+    /// Where to receive. Moves the rest to the front when the free part behind it gets short. The rest is
+    /// less than one request with a payload below [`LARGE_BYTES`], so the free part is never empty.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             self.start = 0;

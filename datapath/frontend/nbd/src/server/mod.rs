@@ -1,12 +1,13 @@
-//! The server: what it offers, and what becomes of a connection. Listening, letting in and stopping are `headwater-connections`.
+//! The server: its exports, and the handling of connections. Listening, admission and stopping are in
+//! `headwater-connections`.
 //!
 //! - `handshake`: options, until an export is chosen.
 //! - `named`: several exports by name.
-//! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
-//! - `in_parts`: requests that are not of whole sectors, or longer than the device takes at once; `gate`: keeps
-//!   changes of parts of sectors apart from those of other connections.
-//! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait; `in_flight`: how much
-//!   does.
+//! - `connection`: the transmission phase, one thread for each connection; `commands`: executes each request.
+//! - `in_parts`: requests that do not cover whole sectors, or exceed what the device takes at once; `gate`:
+//!   separates partial-sector changes from changes of other connections.
+//! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: the data of a request that must wait;
+//!   `in_flight`: counts such requests.
 
 mod batch;
 mod commands;
@@ -51,10 +52,10 @@ pub struct ExportInfo {
     pub description: String,
 }
 
-/// What is told about an export that is not opened yet.
+/// Information about an export that is not opened yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// As the device that [`Exports::open`] gives has it.
+    /// The same as that of the device that [`Exports::open`] returns.
     pub geometry: Geometry,
     /// Shown by clients; may be empty.
     pub description: String,
@@ -63,26 +64,26 @@ pub struct Described {
 /// Why a client gets no export. Its text is sent to the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
-    /// There is none of that name.
+    /// There is no export of that name.
     #[error("no export has this name")]
     Unknown,
-    /// This client may not have it.
+    /// This client may not use it.
     #[error("the names in this client's certificate do not allow this export")]
     Forbidden,
-    /// There is none of that name now.
+    /// There is no export of that name at present.
     #[error("{0}")]
     Unavailable(String),
-    /// It is there, and to open it failed.
+    /// It exists, but opening it failed.
     #[error("{0}")]
     Failed(String),
 }
 
 /// What a server offers, and to whom. Called on connections' threads, in the handshake.
 pub trait Exports: Send + Sync + 'static {
-    /// All that this client may see.
+    /// All exports that this client may see.
     fn list(&self, client: &ClientIdentity) -> Vec<ExportInfo>;
 
-    /// What the export of that name is, for clients that only ask. Costs less than opening it.
+    /// Describes the export of that name, for clients that only ask. It costs less than opening.
     fn describe(&self, name: &str, client: &ClientIdentity) -> Result<Described, NotOpened> {
         let export = self.open(name, client)?;
         Ok(Described { geometry: export.device.geometry(), description: export.description })
@@ -95,7 +96,7 @@ pub trait Exports: Send + Sync + 'static {
 /// One export, whatever name the client asks for.
 pub struct SingleExport {
     export: Export,
-    /// Names of which a client's certificate must have one.
+    /// The client's certificate must have one of these names.
     allowed: Option<Vec<String>>,
 }
 
@@ -105,7 +106,7 @@ impl SingleExport {
         Arc::new(Self { export: Export { device, description: description.into() }, allowed: None })
     }
 
-    /// The same for clients only whose certificate has one of these names.
+    /// The same, only for clients whose certificate has one of these names.
     pub fn for_clients(
         device: Arc<dyn Device>,
         description: impl Into<String>,
@@ -135,9 +136,9 @@ impl Exports for SingleExport {
 /// How a server serves.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// What clients may cost.
+    /// Limits for clients.
     pub limits: Limits,
-    /// TLS; none is offered without this.
+    /// TLS; `None`: not offered.
     pub tls: Option<ServerTls>,
 }
 
@@ -150,7 +151,7 @@ impl From<Limits> for Options {
 /// A running server. Dropping it stops it.
 pub struct Server {
     shared: Arc<Shared>,
-    /// With the port that it got.
+    /// With the actual port.
     address: Address,
     acceptor: Acceptor<Shared>,
 }
@@ -198,7 +199,7 @@ impl Server {
         Ok(Self { shared, address, acceptor })
     }
 
-    /// The URI of the default export, as clients take it.
+    /// The URI of the default export, as clients accept it.
     pub fn uri(&self) -> String {
         self.uri_of("")
     }
@@ -217,18 +218,19 @@ impl Server {
         }
     }
 
-    /// How many clients are connected now, half-open handshakes included.
+    /// How many clients are connected now, including half-open handshakes.
     pub fn connections(&self) -> usize {
         self.acceptor.connections()
     }
 
-    /// What requests of all connections have taken of [`Limits::shared_bytes`] now.
+    /// Memory that requests of all connections use now, of [`Limits::shared_bytes`].
     pub fn shared_bytes_used(&self) -> u64 {
         self.shared.budget.used_bytes()
     }
 
-    /// Stops: no new connections or requests; requests in flight are finished and answered, then connections
-    /// close and the socket file is removed. Takes at most [`Limits::stop_timeout_ms`] and a second. Harmless when repeated.
+    /// Stops the server. No new connection or request is accepted. Requests in flight are finished and
+    /// answered, then connections close and the socket file is removed. Takes at most
+    /// [`Limits::stop_timeout_ms`] and a second. Harmless when repeated.
     pub fn stop(&self) {
         self.acceptor.stop();
     }
@@ -258,5 +260,5 @@ impl FrontEnd for Shared {
     }
 }
 
-/// A connection's place in the server.
+/// The permit of a connection.
 type Permit = headwater_connections::Permit<Socket>;

@@ -1,4 +1,4 @@
-//! Several exports by name, each a disk of its own, and whose certificate opens which.
+//! Several exports by name, each a disk of its own, and the access rights of client certificates.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct Right {
 }
 
 impl Right {
-    /// Reads one; `check` says what is wrong with the name of an export.
+    /// Parses a right; `check` says what is wrong with the name of an export.
     pub fn parse(text: &str, check: impl Fn(&str) -> Result<(), String>) -> Result<Self, String> {
         let (client, exports) = match text.split_once('=') {
             None => (text, None),
@@ -33,7 +33,8 @@ impl Right {
         Ok(Self { client: client.to_owned(), exports: exports.transpose()? })
     }
 
-    /// Whether any of these lets that client have that export. None at all let everybody have everything.
+    /// Whether any of these rights permits the client to open the export. Without any rights everybody may
+    /// open everything.
     pub fn any_allows(rights: &[Self], client: &ClientIdentity, export: &str) -> bool {
         let allows = |right: &Self| {
             client.names.contains(&right.client)
@@ -43,14 +44,14 @@ impl Right {
     }
 }
 
-/// Exports by name; there is no default one.
+/// Exports by name; there is no default export.
 pub struct NamedExports {
     exports: BTreeMap<String, Export>,
     rights: Vec<Right>,
 }
 
 impl NamedExports {
-    /// Of two exports of one name only the later one is served.
+    /// If two exports have one name, only the later one is served.
     pub fn new(exports: impl IntoIterator<Item = (String, Export)>, rights: Vec<Right>) -> Arc<Self> {
         Arc::new(Self { exports: exports.into_iter().collect(), rights })
     }
@@ -69,7 +70,7 @@ impl Exports for NamedExports {
                 "give the name of an export; the list has those that can be opened".into(),
             ));
         }
-        // Whether there is such an export is told to those only who may have it.
+        // Only clients that may have the export learn whether it exists.
         if !Right::any_allows(&self.rights, client, name) {
             return Err(NotOpened::Forbidden);
         }

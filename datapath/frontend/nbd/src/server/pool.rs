@@ -1,4 +1,4 @@
-//! Buffers of requests that must wait, used again.
+//! Buffers for requests that must wait; they are reused.
 
 /// Most bytes that a pool keeps; buffers beyond are freed.
 const KEPT_BYTES: usize = 1 << 20;

@@ -14,7 +14,7 @@ use crate::wire::handshake::{OPTION_BYTES, decode_option, encode_option_reply, g
 
 /// Why a connection ended.
 pub(super) enum End {
-    /// The client wished it, or hung up between requests, or the server stops.
+    /// The client closed it between requests or disconnected in order, or the server stops.
     Orderly(&'static str),
     /// The client broke the protocol, or the connection broke.
     Fault(String),
@@ -58,7 +58,7 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     }
 }
 
-/// Takes a place for whoever has shown a certificate, or for a host.
+/// Takes a permit for the owner of a certificate, or for a host.
 fn take_place(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer) -> Result<(), End> {
     let names = socket.peer_names();
     let name = (!names.is_empty()).then(|| names.join(","));
@@ -125,7 +125,7 @@ fn shake_hands(
     };
     let mut handshake = Handshake::new(&*shared.exports, limits, encryption, u32::from_be_bytes(flags))
         .map_err(End::Fault)?;
-    // A client that is denied something asks again in other words: the log has it once.
+    // A denied client may ask again in other words; it is logged once.
     let mut is_told = false;
     let mut data = Vec::new();
     let mut out = Vec::new();
@@ -173,7 +173,7 @@ fn shake_hands(
     }
 }
 
-/// Logs that a client did not get something. Whether it was a warning.
+/// Logs that a client did not get something. Returns whether it was a warning.
 fn tell(shared: &Shared, who: &str, denial: &Denial, is_told: bool) -> bool {
     if denial.is_forbidden && !is_told {
         shared.faults.warn(&who, &denial.what);

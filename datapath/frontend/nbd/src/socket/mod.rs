@@ -1,4 +1,5 @@
-//! A connected socket that sends memory from where it is, see [`splice`], and is encrypted from the moment on that both ends agree to.
+//! A connected socket that can send memory without copying it, see [`splice`], and is encrypted once both
+//! ends agree to that.
 
 mod secure;
 mod splice;
@@ -27,18 +28,18 @@ impl Socket {
         Self { plain: Plain::new(fd), secure: OnceLock::new() }
     }
 
-    /// Bounds how long one receive that waits does so; it says [`Received::Nothing`] then.
+    /// Limits how long one blocking receive waits; it then returns [`Received::Nothing`].
     pub(crate) fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
         self.plain.limit_wait(limit)
     }
 
-    /// Bounds how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such
-    /// times later.
+    /// Limits how long the peer of a send without a deadline may take no bytes. The send then fails with
+    /// `TimedOut`, after one to three times this time.
     pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
         self.plain.limit_stall(limit)
     }
 
-    /// Encrypts all that follows, after a handshake before `deadline`. Once only.
+    /// Encrypts everything that follows, after a handshake before `deadline`. May be called only once.
     pub(crate) fn secure(&self, connection: rustls::Connection, deadline: Instant) -> std::io::Result<()> {
         let secure = Secure::start(&self.plain, connection, deadline)?;
         self.secure.set(Box::new(secure)).map_err(|_| std::io::ErrorKind::AlreadyExists.into())
@@ -49,8 +50,8 @@ impl Socket {
         self.secure.get().map(|secure| secure.peer_names()).unwrap_or_default()
     }
 
-    /// Receives what is there, at most `into.len()`; waits for the first byte if `wait`. What came may be a part of a record of TLS, which
-    /// is [`Received::Nothing`] yet.
+    /// Receives what has arrived, at most `into.len()`; waits for the first byte if `wait`. If only a part of
+    /// a TLS record has arrived, it returns [`Received::Nothing`].
     pub(crate) fn receive(&self, into: &mut [u8], wait: bool) -> std::io::Result<Received> {
         match self.secure.get() {
             None => self.plain.receive(into, wait),
@@ -63,7 +64,8 @@ impl Socket {
         self.plain.receive_exact_by(into, deadline, |into| self.receive(into, false))
     }
 
-    /// Sends all parts whole, waiting for the peer up to the limit that was set, else as long as it takes. Empties `parts`, which are those of one message.
+    /// Sends all parts completely, waiting for the peer up to the limit that was set, or else as long as it
+    /// takes. Empties `parts`, which belong to one message.
     pub(crate) fn send_all(&self, parts: &mut [IoSlice<'_>]) -> std::io::Result<()> {
         self.send_parts(parts, None)
     }
@@ -80,14 +82,15 @@ impl Socket {
         }
     }
 
-    /// Sends `first` and then what is lent, without copying that where it can be avoided; waits like [`Socket::send_all`].
+    /// Sends `first` and then shared memory, without copying that if possible; waits like
+    /// [`Socket::send_all`].
     pub(crate) fn send_shared(
         &self,
         first: &[u8],
         slices: &[SharedSlice],
         pipe: &mut PagePipe,
     ) -> std::io::Result<()> {
-        // What is encrypted is copied anyway.
+        // Encrypted data is copied anyway.
         let ends = if self.secure.get().is_none() { pipe.ends() } else { None };
         if let Some(ends) = ends {
             self.plain.send_first(&mut [IoSlice::new(first)])?;
@@ -97,17 +100,18 @@ impl Socket {
         self.send_parts(&mut parts.map(IoSlice::new).collect::<Vec<IoSlice<'_>>>(), None)
     }
 
-    /// Ends receiving: what has arrived can still be read, and replies can be sent.
+    /// Ends receiving: bytes that have arrived can still be read, and replies can be sent.
     pub(crate) fn stop_receiving(&self) {
         self.plain.stop_receiving();
     }
 
-    /// Ends both directions; wakes whoever waits in a system call on it.
+    /// Ends both directions; wakes every thread that waits in a system call on it.
     pub(crate) fn cut(&self) {
         self.plain.cut();
     }
 
-    /// Tells the other end of an encrypted connection that nothing follows, if it can be told at once.
+    /// Tells the other end of an encrypted connection that nothing follows, if that is possible without
+    /// waiting.
     pub(crate) fn say_goodbye(&self) {
         if let Some(secure) = self.secure.get() {
             secure.close(&self.plain);

@@ -1,7 +1,7 @@
-//! The records of TLS between a socket and those who use it as if it were plain.
+//! TLS records between a socket and its users, who see plain bytes.
 //!
-//! One thread may receive while another sends: the state of the connection is locked only for the cipher's work, never
-//! while the peer is waited for.
+//! One thread may receive while another sends: the state of the connection is locked only while the cipher
+//! works, never while waiting for the peer.
 
 use std::io::{Error, ErrorKind, IoSlice, Read, Result, Write};
 use std::time::Instant;
@@ -13,19 +13,19 @@ use rustls::Connection;
 use super::{Plain, Received};
 use crate::tls::names_of;
 
-/// What one receive from the socket takes at most. A record has at most 16 KiB and a little.
+/// The most that one receive from the socket takes. A record has at most 16 KiB and a little.
 const ARRIVED_BYTES: usize = 128 << 10;
-/// Bytes that are sealed before they are sent.
+/// Bytes that are encrypted before they are sent.
 const SEALED_BYTES: usize = 256 << 10;
 
 pub(super) struct Secure {
     connection: Mutex<Connection>,
     arrived: Mutex<Arrived>,
-    /// Sealed records on their way. Locked while they are sealed and sent, so that they leave in order.
+    /// Encrypted records on their way. Locked during encryption and sending, so that they are sent in order.
     sealed: Mutex<Vec<u8>>,
 }
 
-/// Records that are not opened yet: `start .. end`.
+/// Records that are not decrypted yet: `start .. end`.
 struct Arrived {
     bytes: Box<[u8]>,
     start: usize,
@@ -33,7 +33,7 @@ struct Arrived {
 }
 
 impl Secure {
-    /// Shakes hands before `deadline`.
+    /// Performs the handshake before `deadline`.
     pub(super) fn start(plain: &Plain, mut connection: Connection, deadline: Instant) -> Result<Self> {
         connection.set_buffer_limit(None);
         let secure = Self {
@@ -47,7 +47,7 @@ impl Secure {
         };
         let done = secure.shake_hands(plain, deadline);
         if done.is_err() {
-            // Tells the peer why, as far as it still listens.
+            // Tells the peer the reason, if it still listens.
             let _ = secure.flush(plain, Some(deadline));
         }
         done.map(|()| secure)
@@ -81,7 +81,7 @@ impl Secure {
         connection.peer_certificates().and_then(<[_]>::first).map(names_of).unwrap_or_default()
     }
 
-    /// Waits once at most: a peer that sends a record byte by byte leaves its caller the time in between.
+    /// Waits once at most: if a peer sends a record byte by byte, the caller gets control in between.
     pub(super) fn receive(&self, plain: &Plain, into: &mut [u8], wait: bool) -> Result<Received> {
         if into.is_empty() {
             return Ok(Received::Nothing);
@@ -97,7 +97,7 @@ impl Secure {
         }
     }
 
-    /// Opens as much as there is and fits.
+    /// Decrypts as much as there is and fits.
     fn open(&self, arrived: &mut Arrived, into: &mut [u8]) -> Result<Received> {
         let mut connection = self.connection.lock();
         let mut have = 0_usize;
@@ -151,11 +151,11 @@ impl Secure {
         plain.send(&mut [IoSlice::new(sealed)], deadline)
     }
 
-    /// Says goodbye, so that the peer can tell the end from a cut.
+    /// Says goodbye, so that the peer can distinguish the end from a cut connection.
     pub(super) fn close(&self, plain: &Plain) {
         if let Some(mut sealed) = self.sealed.try_lock() {
             self.connection.lock().send_close_notify();
-            // A peer that does not take even that is not waited for.
+            // A peer that does not even accept that is not waited for.
             let _ = self.flush_sealed(&mut sealed, plain, Some(Instant::now()));
         }
     }
@@ -179,7 +179,7 @@ impl Arrived {
         Ok(received)
     }
 
-    /// Hands the connection what it takes at once, and has it opened.
+    /// Gives the connection what it accepts at once, and decrypts it.
     fn feed(&mut self, connection: &mut Connection) -> Result<()> {
         let mut rest = self.bytes.get(self.start..self.end).unwrap_or_default();
         let taken = connection.read_tls(&mut rest)?;

@@ -1,4 +1,4 @@
-//! Sending memory from where it is: its pages go into a pipe, and from the pipe to the socket, and nothing is copied.
+//! Sends memory without copying: its pages go into a pipe, and from the pipe to the socket.
 #![expect(unsafe_code, reason = "vmsplice hands pages to the kernel, which reads them later; see `hand_out`")]
 
 use std::os::fd::OwnedFd;
@@ -9,22 +9,24 @@ use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
 use headwater_connections::{Socket as Plain, Stall};
 
-/// What a pipe is asked to hold: the most that an unprivileged process may ask for (`/proc/sys/fs/pipe-max-size`).
+/// The requested size of the pipe: the most that an unprivileged process may ask for
+/// (`/proc/sys/fs/pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
-/// The least: a smaller one takes more system calls than a copy is worth. Unprivileged users who have many pipes get no larger ones.
+/// The smallest useful size: a smaller pipe takes more system calls than a copy is worth. Unprivileged users
+/// with many pipes get no larger ones.
 const PIPE_MIN_BYTES: usize = 256 << 10;
 /// Parts that go into the pipe with one system call.
 const PARTS: usize = 32;
 
-/// What pages pass through on their way to a socket; one for each who sends.
+/// The pipe through which pages go to a socket; one for each sender.
 #[derive(Debug, Default)]
 pub(crate) enum PagePipe {
-    /// Made when something is lent for the first time: most connections are lent nothing.
+    /// Created when memory is shared for the first time: most connections never share any.
     #[default]
     NotMade,
     /// Empty between messages.
     Made(Ends),
-    /// The system gives no such pipe, so lent memory is copied into the socket like any other.
+    /// The system gives no such pipe, so shared memory is copied into the socket like any other.
     Refused,
 }
 
@@ -56,7 +58,7 @@ impl PagePipe {
 impl Ends {
     fn new() -> std::io::Result<Self> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        // What counts is how large it is afterwards.
+        // What counts is the size that the pipe then has.
         for bytes in [PIPE_BYTES, PIPE_MIN_BYTES] {
             if rustix::pipe::fcntl_setpipe_size(&write, bytes).is_ok() {
                 break;
@@ -71,7 +73,7 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Fails where a sandbox forbids what is needed, before anything of a reply has been sent.
+    /// Fails if a sandbox forbids a needed call, before any part of a reply was sent.
     fn probe(&self) -> std::io::Result<()> {
         let byte = SharedSlice::new(Pages::new(1)?.share(), 0, 1);
         fill(self, byte.as_slice(), 0)?;
@@ -80,8 +82,8 @@ impl Ends {
     }
 }
 
-/// Sends all of `slices`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe may hold a rest, and the
-/// connection is at its end.
+/// Sends all of `slices`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe
+/// may hold a rest, and the connection has to end.
 ///
 /// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
 pub(super) fn send_pages(plain: &Plain, pipe: &Ends, mut slices: &[SharedSlice]) -> std::io::Result<()> {
@@ -129,8 +131,8 @@ fn fill(pipe: &Ends, slices: &[SharedSlice], begun: usize) -> std::io::Result<us
     });
     let parts = parts.get(..slices.len().min(PARTS)).unwrap_or_default();
     loop {
-        // SAFETY: the memory was handed out, so nobody writes to it any more, and when it goes its pages stay with the
-        // kernel for as long as that reads them.
+        // SAFETY: the memory is shared, so nobody writes to it any more. When it is freed, its pages stay
+        // with the kernel for as long as the kernel reads them.
         match unsafe { rustix::pipe::vmsplice(&pipe.write, parts, SpliceFlags::NONBLOCK) } {
             Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
             Ok(filled) => return Ok(filled),

@@ -30,7 +30,7 @@ pub mod handshake_flag {
 
 /// Options by their number (`NBD_OPT_*`).
 pub mod option {
-    /// Choose an export and start, the old way.
+    /// Choose an export and start, in the old way.
     pub const EXPORT_NAME: u32 = 1;
     /// End the session.
     pub const ABORT: u32 = 2;
@@ -76,9 +76,9 @@ pub mod reply {
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
     /// The server is going away.
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
-    /// Longer than the server takes.
+    /// Longer than the server accepts.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
-    /// Not beside extended headers.
+    /// Not allowed with extended headers.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT | 10;
 }
 
@@ -96,7 +96,7 @@ pub mod info {
 
 /// Transmission flags (`NBD_FLAG_*`).
 pub mod transmission_flag {
-    /// The flags are meant.
+    /// The flags are valid.
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
@@ -246,7 +246,7 @@ impl<'a> MetaContextData<'a> {
         let count = fields.u32()?;
         let mut queries = Vec::new();
         for _ in 0..count {
-            // Each takes four bytes at least, so a wrong count ends at the data's end.
+            // Each query takes at least four bytes, so a wrong count ends at the data's end.
             let length = fields.u32()?;
             queries.push(fields.text(length, name_limit_bytes)?);
         }
@@ -302,7 +302,7 @@ pub enum InfoItem {
         /// Longest read or write.
         maximum: u32,
     },
-    /// One that is not known here.
+    /// An unknown item.
     Other(u16),
 }
 
@@ -363,7 +363,7 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Lengths here are bounded far below 4 GiB by the limits of the callers.
+/// The callers' limits keep lengths far below 4 GiB.
 fn length_of(data: &[u8]) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }

@@ -1,10 +1,11 @@
-//! The bytes of the NBD protocol: encoding and decoding without sockets, which cannot panic.
+//! The bytes of the NBD protocol: encoding and decoding without sockets and without panics.
 //!
 //! - [`handshake`]: the greeting, options and their replies.
-//! - [`transmission`]: requests, and replies as a client reads them. [`reply`]: replies as a server writes them.
+//! - [`transmission`]: requests, and replies as a client reads them. [`reply`]: replies as a server writes
+//!   them.
 //!
-//! All numbers are big-endian. Each decoder takes exactly the bytes of its structure and says why they
-//! are wrong; nothing here allocates by a length that came from the peer.
+//! All numbers are big-endian. Each decoder takes exactly the bytes of its structure, and its errors say why
+//! they are wrong. Nothing here allocates memory by a length that came from the peer.
 
 pub mod handshake;
 pub mod reply;
@@ -13,14 +14,14 @@ pub mod transmission;
 /// Why bytes from a peer are not what the protocol allows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A magic number is wrong: the peer speaks something else, or the stream is out of step.
+    /// A magic number is wrong: the peer speaks another protocol, or the stream is out of step.
     #[error("{what} starts with {found:#x} instead of {expected:#x}")]
     BadMagic {
         /// Which structure.
         what: &'static str,
-        /// What was there.
+        /// The value that was found.
         found: u64,
-        /// What belongs there.
+        /// The expected value.
         expected: u64,
     },
     /// A structure ends before its fields do, or its inner lengths contradict each other.

@@ -1,6 +1,6 @@
-//! Replies in the three forms that a client can agree to.
+//! Replies in the three forms that a client can negotiate.
 //!
-//! | form | agreed on by | a request that is done | data | errors |
+//! | form | negotiated by | a finished request | data | errors |
 //! |---|---|---|---|---|
 //! | [`Form::Simple`] | nothing | simple reply | follows the simple reply | a number |
 //! | [`Form::Structured`] | `STRUCTURED_REPLY` | simple reply | chunk | chunk with a message |
@@ -19,13 +19,13 @@ pub const EXTENDED_CHUNK_BYTES: usize = 32;
 /// Longest error message that is sent.
 pub const MESSAGE_BYTES: usize = 512;
 
-/// How replies look.
+/// The form of replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// As it always was.
+    /// The original form.
     #[default]
     Simple,
-    /// Chunks where there is data or an error.
+    /// Chunks for data and errors.
     Structured,
     /// Chunks with 64-bit lengths.
     Extended,
@@ -96,7 +96,7 @@ impl Form {
         }
     }
 
-    /// What comes before a read's data. `None` where the length does not fit the protocol.
+    /// What comes before a read's data. `None`: the length does not fit into the protocol's field.
     #[inline]
     pub fn data_head(self, to: Answered, data_bytes: usize) -> Option<Short> {
         if self == Self::Simple {
@@ -106,8 +106,8 @@ impl Form {
         Some(self.chunk(to, chunk::OFFSET_DATA, length).with(&to.offset.to_be_bytes()))
     }
 
-    /// What comes before one part of a read's data: a chunk for each, or nothing but the simple reply before the first. `None` where nothing
-    /// comes before it.
+    /// What comes before one part of a read's data: a chunk for each part, or only the simple reply before
+    /// the first one. `None`: nothing comes before this part.
     pub fn part_head(
         self,
         to: Answered,
@@ -123,15 +123,15 @@ impl Form {
         Some(self.flagged_chunk(to, flags, chunk::OFFSET_DATA, length).with(&part_offset.to_be_bytes()))
     }
 
-    /// A read of zeroes, of which only their length is sent. `None` where there are no chunks, and where the length does
-    /// not fit the protocol.
+    /// A read of zeroes, of which only the length is sent. `None`: there are no chunks, or the length does
+    /// not fit into the protocol's field.
     pub fn hole(self, to: Answered, data_bytes: usize) -> Option<Short> {
         let length = u32::try_from(data_bytes).ok().filter(|_| self.has_chunks())?;
         let head = self.chunk(to, chunk::OFFSET_HOLE, 12);
         Some(head.with(&to.offset.to_be_bytes()).with(&length.to_be_bytes()))
     }
 
-    /// Appends an error, with its message cut to [`MESSAGE_BYTES`] where there is room for one.
+    /// Appends an error, with its message cut to [`MESSAGE_BYTES`] if the form has one.
     pub fn error(self, out: &mut Vec<u8>, to: Answered, error: u32, message: &str) {
         if self == Self::Simple {
             return out.extend_from_slice(&simple_reply(error, to.cookie));

@@ -1,4 +1,5 @@
-//! The transmission phase: requests both ways, and reading simple replies, structured reply chunks and their payloads.
+//! The transmission phase: requests in both directions, and parsing of simple replies, structured reply
+//! chunks and their payloads.
 
 use super::{Fields, WireError};
 
@@ -33,7 +34,7 @@ pub mod command {
     /// Ask for extents.
     pub const BLOCK_STATUS: u16 = 7;
 
-    /// What people call it: its name in the protocol, or its number.
+    /// The name of a command for people: its name in the protocol, or its number.
     pub struct Named(pub u16);
 
     impl std::fmt::Display for Named {
@@ -66,7 +67,7 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Zero writes: fail with `ENOTSUP` rather than be slow.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// With extended headers: the length is that of a payload which follows.
+    /// With extended headers: the length is that of the payload that follows.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -170,7 +171,7 @@ impl RequestHead {
 /// The first [`REPLY_BYTES`] of any reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyHead {
-    /// A simple reply, complete but for a read's data.
+    /// A simple reply, complete except for a read's data.
     Simple {
         /// 0 or an error.
         error: u32,
@@ -201,7 +202,7 @@ impl ReplyHead {
     }
 }
 
-/// Reads the payload of an error chunk: error and message. What follows the message is left alone.
+/// Reads the payload of an error chunk: error and message. Bytes after the message are ignored.
 pub fn decode_error(payload: &[u8]) -> Result<(u32, String), WireError> {
     let mut fields = Fields::new("error chunk", payload);
     let error = fields.u32()?;
@@ -241,7 +242,7 @@ pub fn decode_block_status_extended(payload: &[u8]) -> Result<(u32, Vec<(u64, u6
     let mut fields = Fields::new("block status chunk", payload);
     let (context, count) = (fields.u32()?, fields.u32()?);
     let (pairs, left) = fields.rest().as_chunks::<16>();
-    // A count of 0 leaves it to the length.
+    // With a count of 0 the length decides.
     let is_counted = count == 0 || usize::try_from(count) == Ok(pairs.len());
     if !left.is_empty() || pairs.is_empty() || !is_counted {
         return Err(WireError::Malformed { what: "block status chunk", why: "its extents do not fill it" });

@@ -1,4 +1,4 @@
-//! What the initiator of a session sends: each PDU as it should be, or with something wrong.
+//! The initiator of a session: sends right PDUs, and PDUs with an error.
 
 use headwater_block::fuzzing::Input;
 use headwater_scsi::{Cdb, Lun};
@@ -35,10 +35,10 @@ impl Bench<'_, '_> {
         }
     }
 
-    /// A number for a command: the next one, most of the time.
+    /// Sets the number of a command: the next number, most of the time.
     fn numbered(&mut self, header: &mut Bhs, how: u8) {
         let number = match how & 7 {
-            // One is left out, or sent again.
+            // A number is skipped, or used again.
             1 => self.cmd_sn.wrapping_add(1),
             2 => self.cmd_sn.wrapping_sub(1),
             3 => self.cmd_sn.wrapping_add(u32::from(how >> 3)),
@@ -69,7 +69,7 @@ impl Bench<'_, '_> {
         }
         let mut header = [0; 48];
         header[0] = 0x01;
-        // Final, read and write as the command has it, or as the flags say.
+        // The bits for final, read and write match the command, or are taken from the flags.
         let writes = [0x0a, 0x2a, 0x8a, 0x15, 0x41, 0x42, 0x89, 0x55].contains(&cdb[0]);
         header[1] = match flags & 3 {
             0 | 1 => {
@@ -79,7 +79,7 @@ impl Bench<'_, '_> {
                     0xc0
                 }
             }
-            // More comes unasked.
+            // More data follows unsolicited.
             2 => {
                 if writes {
                     0x20
@@ -105,7 +105,7 @@ impl Bench<'_, '_> {
         self.numbered(&mut header, how);
         header[32..].copy_from_slice(&cdb);
         let ahs = match more >> 3 & 3 {
-            // A read length; a longer CDB; anything.
+            // A read length; a longer CDB; arbitrary bytes.
             1 => vec![0, 5, 2, 0, 0, 0, ahead, 0],
             2 => vec![0, 1, 1, 0],
             3 if ahead & 1 == 1 => input.array::<8>().to_vec(),
@@ -124,7 +124,7 @@ impl Bench<'_, '_> {
         self.pdu(&header, &ahs, &data);
     }
 
-    /// Data for an R2T that was seen: as it should be, or not.
+    /// Sends data for an R2T that was seen, right or wrong.
     pub(super) fn data_out(&mut self, how: u8, input: &mut Input<'_>) {
         let wanted = self.model.wanted();
         let [which, part] = input.array();
@@ -148,7 +148,7 @@ impl Bench<'_, '_> {
         self.data_pdu([tag, transfer_tag ^ bogus, data_sn.wrapping_add(step), offset + jump], len, is_final);
     }
 
-    /// Data that nobody asked for, of the last command.
+    /// Sends unsolicited data of the last command.
     pub(super) fn unasked(&mut self, how: u8, input: &mut Input<'_>) {
         let (tag, offset, data_sn) = self.unasked;
         let len = u32::from(how >> 1) * 8;
@@ -216,7 +216,7 @@ impl Bench<'_, '_> {
         let referenced_cmd_sn = self.cmd_sn.wrapping_add(u32::from(number & 7)).wrapping_sub(3);
         header[32..36].copy_from_slice(&referenced_cmd_sn.to_be_bytes());
         if number & 8 != 0 {
-            // From an initiator that has sent more than has come.
+            // As from an initiator that has sent more than has arrived.
             let own = self.cmd_sn.wrapping_add(u32::from(number >> 4));
             header[24..28].copy_from_slice(&own.to_be_bytes());
         }
@@ -236,7 +236,7 @@ impl Bench<'_, '_> {
         self.pdu(&header, &[], &[]);
     }
 
-    /// A header of any bytes, with lengths that are right or not.
+    /// Sends a header of arbitrary bytes, with right or wrong lengths.
     pub(super) fn raw(&mut self, how: u8, input: &mut Input<'_>) {
         let mut header: Bhs = input.array();
         let ahs = input.some(usize::from(how >> 3 & 3) * 4).to_vec();

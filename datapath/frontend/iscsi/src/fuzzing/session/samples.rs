@@ -1,12 +1,12 @@
-//! Sessions to begin with.
+//! Seed inputs for the session fuzzer: one function makes each sample.
 
-// Steps are a kind and how it is done, then what the kind takes.
+// A step has its kind and a variant, followed by the arguments of the kind.
 const HOLD: [u8; 2] = [12, 0];
 const GO_ON: [u8; 2] = [12, 1];
 const RELEASE: [u8; 2] = [12, 2];
 const ASKED: [u8; 4] = [5, 0, 0, 0];
 
-/// A command: flags, tag, which, block, blocks, lengths, data.
+/// A command: flags, tag, operation, block, blocks, lengths, data.
 fn write(tag: u8, lba: u8, blocks: u8, data: u8) -> [u8; 9] {
     [0, 0, 0, tag, 1, lba, blocks, 0, data]
 }
@@ -15,13 +15,13 @@ fn read(tag: u8, lba: u8, blocks: u8) -> [u8; 9] {
     [0, 0, 0, tag, 0, lba, blocks, 0, 0]
 }
 
-/// Sent together with the next.
+/// The step is sent together with the next one.
 fn batched(mut step: [u8; 9]) -> [u8; 9] {
     step[0] |= 0x80;
     step
 }
 
-/// Reads, writes with data of all kinds, texts, and a logout.
+/// Reads, writes with all kinds of data, texts, and a logout.
 fn plain() -> Vec<u8> {
     [
         &[0, 3, 0x1f, 0x3f][..],
@@ -45,7 +45,7 @@ fn plain() -> Vec<u8> {
     .concat()
 }
 
-/// Digests, of which two are wrong, and small pieces.
+/// Digests, two of which are wrong, and small pieces.
 fn digests() -> Vec<u8> {
     [
         &[0x17, 0, 3, 0][..],
@@ -55,7 +55,7 @@ fn digests() -> Vec<u8> {
         &[0, 4, 8, 4, 1, 3, 1, 0, 1],
         &ASKED,
         &ASKED,
-        // A bit of the data, then one of a header.
+        // A bit of the data, then a bit of a header.
         &[15, 60, 1],
         &ASKED,
         &[14, 5],
@@ -67,7 +67,7 @@ fn digests() -> Vec<u8> {
     .concat()
 }
 
-/// A disk that waits, and tasks that are ended meanwhile.
+/// A disk that waits, and tasks that are aborted meanwhile.
 fn aborts() -> Vec<u8> {
     [
         &[0, 0, 0x0f, 0x1b][..],
@@ -91,7 +91,7 @@ fn aborts() -> Vec<u8> {
     .concat()
 }
 
-/// Commands out of turn, additional headers, commands of several steps, a reset.
+/// Commands out of order, additional headers, commands of several steps, a reset.
 fn out_of_turn() -> Vec<u8> {
     [
         &[2, 1, 0x0f, 0x3f][..],
@@ -115,7 +115,7 @@ fn out_of_turn() -> Vec<u8> {
     .concat()
 }
 
-/// All of them.
+/// All samples.
 pub(in super::super) fn samples() -> Vec<Vec<u8>> {
     vec![plain(), digests(), aborts(), out_of_turn()]
 }

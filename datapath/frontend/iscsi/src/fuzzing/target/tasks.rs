@@ -1,4 +1,4 @@
-//! Tasks of the model: how their data comes, when they run, and what is answered.
+//! Tasks of the model: how their data arrives, when they run, and how they are answered.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -8,7 +8,7 @@ use headwater_scsi::{Attribute, Cdb, Command, Expected, Lun, Now, Reply, Status,
 use super::{Event, Model, NONE, Numbered, UNSEEN, is_of_steps, put, reason, word};
 use crate::wire::Bhs;
 
-/// Data under one permission.
+/// Data that one R2T or the command itself permits.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) tag: u32,
@@ -41,7 +41,7 @@ pub(super) struct Work {
     pub(super) state: State,
     pub(super) data: Vec<u8>,
     pub(super) r2ts: u32,
-    /// Bytes that count as collected, or while it runs as executing.
+    /// Bytes that count as collected or, while it runs, as executing.
     pub(super) counts: u64,
 }
 
@@ -93,7 +93,7 @@ impl Model {
         if is_legal {
             task.data = data[..data.len().min(usize::try_from(wanted).unwrap_or(0))].to_vec();
         }
-        // It is answered at once where no order forbids it and no data or a single PDU of it is read.
+        // It is answered at once if no ordering prevents that, and it reads no data or a single PDU.
         let room = u64::from(self.agreed.send_segment_bytes.min(self.agreed.max_burst_bytes));
         let is_alone = self.waiting().next().is_none();
         let may_run = match attribute {
@@ -123,7 +123,7 @@ impl Model {
         self.enter(task, false);
     }
 
-    /// A task that is not answered at once: it runs, or it collects.
+    /// Adds a task that is not answered at once: it runs or collects data.
     fn enter(&mut self, mut task: Work, is_alone: bool) {
         self.serial += 1;
         task.serial = self.serial;
@@ -139,7 +139,7 @@ impl Model {
         }
     }
 
-    /// Whether a command's way through the second target can be foretold.
+    /// Whether the second target's handling of a command can be predicted.
     fn look_at(&mut self, cdb: &Cdb, attribute: Attribute) {
         let is_simple = !is_of_steps(cdb.bytes()) && attribute != Attribute::Ordered;
         self.is_open |= self.disk.is_held() && !is_simple;
@@ -164,7 +164,7 @@ impl Model {
         }
     }
 
-    /// Has a task carried out, if there is room.
+    /// Executes a task, if there is room.
     fn start(&mut self, place: usize) {
         let needs_room = self.tasks[place].moves.needs_room;
         if !admits(self.running(), needs_room, self.limits.bytes_executing) {
@@ -181,7 +181,7 @@ impl Model {
             lun: task.lun,
             attribute: task.attribute,
             tag: serial,
-            // What it ends of its own tasks it forgets at once.
+            // The target forgets at once the tasks of this nexus that it aborts.
             arrival: self.nexus.arrival(task.lun),
             cdb: task.cdb,
             data_out: data,
@@ -194,7 +194,8 @@ impl Model {
         });
     }
 
-    /// Oldest first: what is ready runs where no ordered task forbids it, what collects asks for its data.
+    /// Oldest first: ready tasks run unless an ordered task prevents it, and collecting tasks request their
+    /// data.
     pub(super) fn pump(&mut self) {
         let waiting: Vec<u64> = self.waiting().map(|task| task.serial).collect();
         for serial in waiting {
@@ -264,7 +265,7 @@ impl Model {
         }
     }
 
-    /// When nothing is under way for a task: it is refused, or ready, or asks for more.
+    /// Called when no data of a task is under way: the task is refused, becomes ready, or requests more.
     fn advance(&mut self, tag: u32) {
         let Some(place) = self.tasks.iter().position(|task| task.tag == tag) else { return };
         let task = &mut self.tasks[place];
@@ -322,7 +323,8 @@ impl Model {
         self.answer(task, reply.status.byte(), &sense, data_in);
     }
 
-    /// Data-In as long as the initiator takes it, and the status: with the last data, or in a PDU of its own.
+    /// Data-In up to the length that the initiator accepts, and the status: with the last data, or in a PDU
+    /// of its own.
     fn answer(&mut self, task: &Work, status: u8, sense: &[u8], data_in: &[u8]) {
         let gives = u64::try_from(data_in.len()).unwrap_or(u64::MAX);
         let takes = match (task.read, task.write) {
@@ -373,7 +375,7 @@ impl Model {
 }
 
 impl Work {
-    /// What is asked for: no more than was announced.
+    /// The data to request: no more than was announced.
     fn wanted(&self) -> u64 {
         if self.write { self.moves.data_out_bytes.min(u64::from(self.announced)) } else { 0 }
     }
@@ -383,7 +385,8 @@ impl Work {
     }
 }
 
-/// Whether a limit of bytes lets another task count; one that stores nothing may use a quarter more with its like, or be alone.
+/// Whether a limit of bytes admits another task. A task that stores nothing may exceed it by a quarter
+/// together with similar tasks, or be the only one.
 fn admits<'a>(counted: impl Iterator<Item = &'a Work>, needs_room: bool, limit: u64) -> bool {
     let (mut all, mut others) = (0, 0);
     for task in counted {
@@ -393,7 +396,7 @@ fn admits<'a>(counted: impl Iterator<Item = &'a Work>, needs_room: bool, limit: 
     all < limit || !needs_room && (others < limit / 4 || others == 0)
 }
 
-/// Flags and count of what was announced but not moved, or the other way round.
+/// The flags and the count for bytes that were announced and not moved, or the reverse.
 fn residual(announced: u32, moved: u64) -> (u8, u32) {
     let announced = u64::from(announced);
     let count = u32::try_from(announced.abs_diff(moved)).unwrap_or(u32::MAX);
@@ -404,7 +407,8 @@ fn residual(announced: u32, moved: u64) -> (u8, u32) {
     }
 }
 
-/// RFC 7143, 11.2.2: additional header segments, of which one may say how much is read. `None`: they are none.
+/// RFC 7143, 11.2.2: additional header segments, one of which may give the read length. `None`: they are
+/// invalid.
 fn read_length(ahs: &[u8]) -> Option<u32> {
     let (mut at, mut found) = (0, 0);
     while at < ahs.len() {

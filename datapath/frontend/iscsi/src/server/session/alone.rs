@@ -1,5 +1,5 @@
-//! A session without a listener and without a thread of its own: whoever made it says when it receives and works, and sees what
-//! it counts. For fuzzing.
+//! A session without a listener and without a thread of its own, for fuzzing. Its creator decides when it
+//! receives and works, and sees its counters.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -33,7 +33,7 @@ pub(crate) enum Ended {
     Fault,
 }
 
-/// What a session counts.
+/// Counters of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) exp_cmd_sn: u32,
@@ -42,12 +42,12 @@ pub(crate) struct Counts {
     pub(crate) running: usize,
     pub(crate) bytes_collected: u64,
     pub(crate) bytes_executing: u64,
-    /// Commands that came before their turn.
+    /// Commands that arrived out of order.
     pub(crate) held: usize,
     pub(crate) held_bytes: usize,
 }
 
-/// Makes a session as the login left it, and has `act` use it.
+/// Makes a session in the state after a login, and calls `act` with it.
 pub(crate) fn with_session(
     targets: Arc<dyn Targets>,
     limits: Limits,
@@ -58,7 +58,7 @@ pub(crate) fn with_session(
     let (ours, peer) = UnixStream::pair()?;
     peer.set_nonblocking(true)?;
     let socket = Socket::new(ours.into());
-    // Replies that do not fit are a fault; none of what this sends waits.
+    // Replies that do not fit are a fault; nothing here waits.
     socket.limit_wait(Duration::from_millis(1))?;
     socket.limit_stall(Duration::from_secs(5))?;
     let shared = Shared {
@@ -79,10 +79,10 @@ pub(crate) fn with_session(
 }
 
 impl Alone<'_> {
-    /// The initiator sends this, at most 8 KiB at a time.
+    /// The initiator sends these bytes, at most 8 KiB at a time.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         assert!(self.sent == 0 && bytes.len() <= 8192);
-        // One that ends receives nothing more.
+        // A session that has ended receives nothing more.
         if self.end.is_none() && !matches!(self.session.stage, Stage::Closing(..)) {
             let sent = self.peer.write(bytes);
             assert!(sent.as_ref().is_ok_and(|sent| *sent == bytes.len()), "{sent:?}");
@@ -90,7 +90,7 @@ impl Alone<'_> {
         }
     }
 
-    /// The initiator goes away.
+    /// The initiator disconnects.
     pub(crate) fn hang_up(&mut self) {
         let _ = self.peer.shutdown(std::net::Shutdown::Write);
         if self.end.is_none() && !matches!(self.session.stage, Stage::Closing(..)) {
@@ -103,7 +103,7 @@ impl Alone<'_> {
         self.close();
     }
 
-    /// One round: what was sent is received, all that can be done is done.
+    /// One round: receives what was sent, and does everything that can be done.
     pub(crate) fn round(&mut self) {
         if self.end.is_some() {
             return;

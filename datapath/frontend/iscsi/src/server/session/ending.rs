@@ -11,7 +11,7 @@ use crate::wire::header::Bhs;
 use crate::wire::request::LogoutRequest;
 use crate::wire::response::{AsyncMessage, LogoutResponse, RejectReason};
 
-/// While the server stops, receiving does not wait: so long the thread sleeps between looks.
+/// While the server stops, receiving does not wait: the thread sleeps this long between two attempts.
 const STOPPING_TICK: Duration = Duration::from_millis(5);
 
 impl Session<'_> {
@@ -48,10 +48,10 @@ impl Session<'_> {
         self.put_pdu(&reply.encode(), &[])
     }
 
-    /// Answers the logout when nothing runs any more.
+    /// Answers the logout when no task runs any more.
     pub(super) fn close(&mut self) -> Result<(), End> {
         if self.tasks.running() > 0 {
-            // Nothing is received, but it may be cut, by a login that takes this session's place.
+            // Nothing is received, but a login that replaces this session may cut the connection.
             return if self.sleep(Some(PollFlags::empty()), None)? {
                 Err(End::Fault("the connection was cut before its commands had ended".into()))
             } else {
@@ -70,7 +70,7 @@ impl Session<'_> {
     pub(super) fn receive_while_stopping(&mut self) -> Result<(), End> {
         match self.receive_now(false)? {
             Received::Bytes(_) => Ok(()),
-            // Receiving was ended by the server itself, so this does not tell whether the initiator is there.
+            // The server itself ended receiving, so this does not show whether the initiator is there.
             Received::End | Received::Nothing => self.sleep(None, Some(STOPPING_TICK)).map(drop),
         }
     }

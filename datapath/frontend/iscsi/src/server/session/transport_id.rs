@@ -1,4 +1,4 @@
-//! How initiators are told apart: the TransportID of SPC.
+//! The identity of initiators: the TransportID of SPC.
 
 use crate::name::IscsiName;
 

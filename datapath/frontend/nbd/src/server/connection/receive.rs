@@ -1,4 +1,4 @@
-//! Waiting for the client's bytes and for the device's answers, and for how long.
+//! Waits for the client's bytes and for the device's answers, with time limits.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::limits::Limits;
 use crate::server::serve::End;
 use crate::socket::{Received, Socket};
 
-/// Where others wait for its memory, a write's data has [`Limits::send_stall_ms`], and a second more for each so many bytes that came:
-/// 1 Mbit/s.
+/// If others wait for its memory, a write's data may take [`Limits::send_stall_ms`], and a second more for
+/// each of these many bytes that arrived: 1 Mbit/s.
 const SLOWEST_BYTES_S: u64 = 128 << 10;
 
 impl Connection<'_> {
@@ -52,7 +52,7 @@ impl Connection<'_> {
                     if let Stage::Payload(payload) = &mut self.stage {
                         payload.silent_since.get_or_insert_with(Instant::now);
                         in_time(payload, self.share.is_wanted(true), self.limits)?;
-                        // It has waited as long as it may, or for a part of a record of TLS.
+                        // It has waited as long as it may, or for a part of a TLS record.
                         if wait {
                             continue;
                         }
@@ -86,8 +86,9 @@ impl Connection<'_> {
         Err(End::Fault("it hung up in the middle of a request, which was not carried out".into()))
     }
 
-    /// As [`Connection::sleep`] for the socket too, but looks for a while first where the disk answers to this thread and that paid
-    /// off lately: a disk's answer comes in a few wake-ups' time, and the client waits for it with all that it has in flight.
+    /// As [`Connection::sleep`] with the socket. If the disk answers to this thread and polling was
+    /// worthwhile recently, it polls for a while first. A disk's answer takes about as long as a few
+    /// wake-ups, and the client waits for it with everything that it has in flight.
     fn wait(&mut self) -> Result<bool, End> {
         self.start_waiting();
         let started = Instant::now();
@@ -99,7 +100,7 @@ impl Connection<'_> {
                     self.disk_polling.found();
                     return Ok(!is_answered);
                 }
-                // The client may need this very processor to go on.
+                // The client may need this processor to continue.
                 std::thread::yield_now();
             }
         }
@@ -108,8 +109,8 @@ impl Connection<'_> {
         Ok(is_readable)
     }
 
-    /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have. In the middle of a write's
-    /// data it ends, too, when the time of that is to be looked at.
+    /// Sleeps until there are answers or, if `for_socket`, bytes have arrived. Returns whether bytes have
+    /// arrived. In the middle of a write's data it also ends when the time limit has to be checked.
     pub(in crate::server) fn sleep(&mut self, for_socket: bool) -> Result<bool, End> {
         self.start_waiting();
         if !self.inbox.fall_asleep() {
@@ -124,7 +125,7 @@ impl Connection<'_> {
             }),
             PollFd::new(self.socket, PollFlags::IN),
         ];
-        // Without the socket where only answers count: poll reports a hang-up whatever is asked for.
+        // Without the socket if only answers count, because poll always reports a hang-up.
         let watched = if for_socket { 3 } else { 2 };
         let limit = matches!(self.stage, Stage::Payload(_)).then(|| self.limits.send_check());
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -138,7 +139,8 @@ impl Connection<'_> {
     }
 }
 
-/// A write whose data stops, or comes bit by bit, keeps its memory from others that wait for it no longer than on the slowest line.
+/// Fails if a write's data stops or arrives too slowly while others wait for its memory. The limit is the
+/// time of the slowest accepted line.
 fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), End> {
     let Payload { buffer, have, since, silent_since, .. } = payload;
     if !is_wanted || *have == buffer.len() {
@@ -162,17 +164,18 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
     )))
 }
 
-/// Whether there is something to receive now, be it the end.
+/// Whether something can be received now, including the end.
 fn is_readable(socket: &Socket) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A signal is as good as nothing: it is looked at again.
+    // A signal has no effect: the socket is checked again.
     rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Receives, looking for bytes for a while before it sleeps.
+/// Receives, and polls for bytes for a while before it sleeps.
 ///
-/// For a client with one request at a time: then client and server would sleep and wake each other for each request, and
-/// that takes several times as long as the request. With more in flight, sleeping lets them gather, which is cheaper.
+/// It is for a client with one request at a time. Otherwise client and server would sleep and wake each other
+/// for each request, which takes several times as long as the request. With more requests in flight, sleeping
+/// lets them accumulate, which is cheaper.
 fn receive_polling(socket: &Socket, into: &mut [u8], polling: &mut Polling) -> std::io::Result<Received> {
     polling.receive(|wait| socket.receive(into, wait), |received| *received != Received::Nothing)
 }
