@@ -1,5 +1,5 @@
-//! Whether a message has arrived whole, so that the one control thread never waits inside of the message layer for a front-end that
-//! has stopped in the middle of one.
+//! Checks whether a message has arrived completely. Otherwise the only control thread could block inside the
+//! message layer, waiting for a front-end that stopped in the middle of a message.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -12,10 +12,12 @@ use vhost::vhost_user::message::MAX_MSG_SIZE;
 /// Request, flags and size of the body, each of 32 bits in the byte order of this host.
 const HEADER_BYTES: usize = 12;
 
-/// How often to look for the rest of a message: a socket with a part of one is readable all the time, so poll(2) cannot wait for more.
+/// How often to look for the rest of a message. A socket with a part of a message is always readable, so
+/// poll(2) cannot wait for more.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Whether the message layer can take the next message without waiting: it is there, or enough to see that it is none, or the end.
+/// Whether the message layer can take the next message without waiting: it has arrived, or enough of it to
+/// see that it is invalid, or the end of the connection.
 pub(crate) fn is_whole(stream: &UnixStream) -> bool {
     let mut header = [0_u8; HEADER_BYTES];
     match rustix::net::recv(stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -28,12 +30,12 @@ pub(crate) fn is_whole(stream: &UnixStream) -> bool {
                 || u64::try_from(HEADER_BYTES.saturating_add(body)).is_ok_and(|all| all <= has)
         }
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
-        // The message layer meets the same error, and says so.
+        // The message layer gets the same error, and reports it.
         Err(_) => true,
     }
 }
 
-/// What a front-end that is in the middle of a message did next.
+/// What happened to an incomplete message.
 pub(crate) enum Next {
     /// There may be more of it.
     Look,

@@ -1,4 +1,4 @@
-//! Features and configuration space (virtio 5.2.3 and 5.2.4): what a guest learns about its disk.
+//! Features and configuration space (virtio 5.2.3 and 5.2.4): the description of the disk for the guest.
 
 use headwater_block::{Geometry, MAX_REQUEST_BYTES};
 
@@ -22,7 +22,7 @@ pub(crate) mod feature {
     pub(crate) const VERSION_1: u64 = 1 << 32;
 }
 
-/// Buffers of one request: what a queue of 128 entries, the usual size, has besides header and status.
+/// Buffers of one request: a queue of 128 entries, the usual size, has this many besides header and status.
 pub(crate) const SEGMENTS: u32 = 126;
 
 /// Longest buffer, so that no request is longer than a device accepts.
@@ -33,13 +33,13 @@ const _: () = assert!(SEGMENTS * SEGMENT_BYTES <= MAX_REQUEST_BYTES);
 /// Offset of the write-back field, the only one that a guest may write.
 pub(crate) const WRITE_BACK_OFFSET: u32 = 32;
 
-/// Length of the space as far as it has contents; the rest reads as zeroes.
+/// Length of the space that has contents; the rest reads as zeroes.
 const BYTES: usize = 60;
 
 /// Most bytes that a front-end may ask for (vhost-user: `VHOST_USER_MAX_CONFIG_SIZE`).
 pub(crate) const MOST_BYTES: u32 = 256;
 
-/// What is offered.
+/// The features that are offered.
 pub(crate) fn features(geometry: &Geometry) -> u64 {
     let mut features = feature::SIZE_MAX
         | feature::SEG_MAX
@@ -78,7 +78,7 @@ pub(crate) fn bytes(geometry: &Geometry, queues: u16, write_back: bool) -> [u8; 
     put(&logical.to_le_bytes());
     put(&[exponent, 0]);
     put(&u16::try_from(physical_in_logical).unwrap_or(1).to_le_bytes());
-    // No best size: any multiple of the smallest is as good.
+    // No optimal size: every multiple of the smallest is as good.
     put(&0_u32.to_le_bytes());
     put(&[u8::from(write_back), 0]);
     put(&queues.to_le_bytes());

@@ -1,7 +1,8 @@
 //! One connection of a front-end: its messages set up memory and queues (vhost-user protocol).
 //!
-//! A queue runs when it has addresses, a kick descriptor and is enabled; it ends with `GET_VRING_BASE`, when it is
-//! disabled, or with the connection, and each time the requests it has taken are finished and answered first.
+//! A queue runs when it has addresses and a kick descriptor and is enabled. It ends with `GET_VRING_BASE`,
+//! when it is disabled, or with the connection. In each case the requests that it has taken are finished and
+//! answered first.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -21,7 +22,7 @@ use crate::disk::Disk;
 use crate::memory::{GuestMemory, MapError, REGIONS, RegionSpec};
 use crate::queue::{End, QUEUE_SIZE, Queue, RingAddresses, Setup, Signal};
 
-/// What the front-end has said about one queue.
+/// The front-end's settings for one queue.
 #[derive(Default)]
 struct QueueState {
     entries: u16,
@@ -34,8 +35,8 @@ struct QueueState {
     running: Option<Queue>,
 }
 
-/// The message layer takes descriptors without this flag, and a program that this process starts meanwhile (qemu-img, a
-/// hypervisor) would have a machine's memory and queues.
+/// The message layer accepts descriptors without this flag. A program that this process starts meanwhile
+/// (qemu-img, a hypervisor) would then inherit a machine's memory and queues.
 fn close_on_exec(file: &File) -> Result<()> {
     rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).map_err(|e| Error::ReqHandlerError(e.into()))
 }
@@ -46,7 +47,7 @@ pub(crate) struct Control {
     features: u64,
     memory: Arc<GuestMemory>,
     queues: Vec<QueueState>,
-    /// Whether waiting for the device has taken too long after the server was told to stop.
+    /// Whether waiting for the device has taken too long since the server was told to stop.
     give_up: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
@@ -73,7 +74,8 @@ impl Control {
     fn start_if_ready(&mut self, index: usize) -> Result<()> {
         let acked = |bit: u64| self.features & bit != 0;
         let (event_idx, indirect) = (acked(feature::EVENT_IDX), acked(feature::INDIRECT));
-        // Without the protocol's own features there is no message to enable a queue (vhost-user: ring states).
+        // Without the protocol's own features there is no message to enable a queue (vhost-user: ring
+        // states).
         let always_enabled = !acked(feature::VHOST_USER_PROTOCOL);
         let (disk, memory) = (Arc::clone(&self.disk), Arc::clone(&self.memory));
         let queue = self.queue(index)?;
@@ -107,9 +109,10 @@ impl Control {
         Ok(())
     }
 
-    /// Ends a queue, all requests it took being answered, and remembers where it stood. Where they are not all answered there is no such
-    /// place, and the error ends the connection: a front-end that is told a wrong one goes on there, and one that is told none asks the
-    /// ring. It loses nothing by that, since the server stops or the device is closed.
+    /// Ends a queue when all its requests have been answered, and stores its position. If some are not
+    /// answered there is no position, and the error ends the connection. A front-end with a wrong position
+    /// would continue there, while a front-end without one reads it from the ring. It loses nothing, because
+    /// the server stops or the device is closed.
     fn stop(&mut self, index: usize) -> Result<u16> {
         let running = self.queue(index)?.running.take();
         if let Some(running) = running {
@@ -123,7 +126,8 @@ impl Control {
         Ok(self.queue(index)?.base)
     }
 
-    /// Ends all queues. `false`: the device still had requests when it was given up; they end by themselves.
+    /// Ends all queues. `false`: waiting for the device was given up while it still had requests; they end by
+    /// themselves.
     pub(crate) fn stop_all(&mut self) -> bool {
         let running: Vec<Queue> = self.queues.iter_mut().filter_map(|queue| queue.running.take()).collect();
         for queue in &running {
@@ -136,7 +140,7 @@ impl Control {
         all
     }
 
-    /// Refuses memory that can be taken away, or says once that it can.
+    /// Refuses memory that its owner can take away, or warns about it once.
     fn judge(&self, memory: GuestMemory) -> std::result::Result<GuestMemory, MapError> {
         if let Some(spec) = memory.not_lasting() {
             if self.disk.sealed_memory {
@@ -231,7 +235,8 @@ impl VhostUserBackendReqHandlerMut for Control {
         }
         let none = GuestMemory::new(Arc::clone(&self.disk.addresses));
         if self.queues.iter().all(|queue| queue.running.is_none()) {
-            // A front-end may send the whole table again each time that a driver begins: it is not mapped twice.
+            // A front-end may send the whole table again each time that a driver begins: it is not mapped
+            // twice.
             self.memory = Arc::new(none.clone());
         }
         let memory = regions
@@ -314,7 +319,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let base = self.stop(index_of(index))?;
         let queue = self.queue(index_of(index))?;
-        // The front-end gives all of these again before it starts the queue again.
+        // The front-end sends all of these again before it starts the queue again.
         queue.kick = None;
         queue.call = None;
         queue.error = None;
@@ -394,14 +399,16 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_config(&mut self, offset: u32, bytes: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        // Front-ends send the one field or, as QEMU does, just its byte. What was offered counts, not what was taken: a driver may write
-        // before it runs (virtio 3.1.1), and front-ends tell what it took only then.
+        // Front-ends send the whole field or, as QEMU does, only its byte. The offered features decide, not
+        // the accepted ones: a driver may write before it runs (virtio 3.1.1), and front-ends report the
+        // accepted features only then.
         if let (WRITE_BACK_OFFSET, [value @ (0 | 1)], true) =
             (offset, bytes, self.disk.geometry.volatile_cache)
         {
             self.disk.choose_write_back(*value == 1);
         } else {
-            // An error would end the connection, and a guest that writes where it may not is to keep its disk.
+            // An error would end the connection, but a guest that writes to a read-only field should keep its
+            // disk.
             let len = bytes.len();
             let why =
                 format_args!("{len} bytes that the guest wrote at {offset} of its configuration are ignored");

@@ -1,4 +1,4 @@
-//! What a listener serves: the device with what the guest sees of it.
+//! What a listener serves: the device, and what the guest sees of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,22 +20,22 @@ pub(crate) struct Disk {
     pub(crate) name: String,
     pub(crate) serial: [u8; ID_BYTES],
     pub(crate) limits: Limits,
-    /// Of the machine's memory.
+    /// The addresses of the machine's memory.
     pub(crate) addresses: Arc<Addresses>,
-    /// Whether memory is refused that can be taken away.
+    /// Whether memory is refused that its owner can take away.
     pub(crate) sealed_memory: bool,
     /// Whether the log says that such memory is in use.
     pub(crate) told_of_memory: AtomicBool,
     pub(crate) faults: FaultLog,
-    /// Writes of all queues that found no room and are to be tried again.
+    /// Writes of all queues that found no space and are to be tried again.
     pub(crate) waiting_writes: AtomicUsize,
     /// Queues that have a thread now.
     running_queues: AtomicUsize,
-    /// The driver of this moment knows how to flush.
+    /// The present driver can flush.
     flushes: AtomicBool,
-    /// The guest wants writes answered when they are durable.
+    /// The guest wants writes to be answered only when they are durable.
     chose_write_through: AtomicBool,
-    /// Where queues stood when they ended, here or in the server before this one.
+    /// The positions at which queues ended, here or in the previous server.
     positions: Mutex<Positions>,
 }
 
@@ -66,21 +66,25 @@ impl Disk {
         }
     }
 
-    /// Data that each queue may have in flight. A fixed part rather than what the others leave: a queue would have to be
-    /// woken when they give something back, and one that waits for room would hold up the reads of all.
+    /// Data that each queue may have in flight. It is a fixed part, and not what the other queues leave.
+    /// Otherwise a queue would have to be woken when others give something back, and a queue that waits for
+    /// disk space would delay the reads of all.
     pub(crate) fn bytes_in_flight_of_a_queue(&self) -> usize {
         self.limits.bytes_in_flight / self.running_queues.load(Ordering::Relaxed).max(1)
     }
 
-    /// Where a queue starts: at 0 if the guest has reset its disk, else where it ended. A guest that stands anywhere
-    /// else has used another server, and what it believes to be on the disk may not be on this one.
+    /// The position at which a queue starts: 0 if the guest has reset its disk, else the position at which
+    /// the queue ended. A guest at any other position has used another server, and its idea of the disk's
+    /// content may be wrong.
     ///
-    /// `base` is what the front-end says, `used` what the ring says. All that was taken is answered before a queue ends, or back in the ring,
-    /// so that both say the same; but a front-end that lost its connection asks the ring, perhaps before the last answers.
+    /// `base` is the front-end's position, `used` that of the ring. When a queue ends, everything that it
+    /// took is answered or back in the ring, so the two agree. But a front-end that lost its connection reads
+    /// the ring, perhaps before the last answers.
     ///
-    /// Indices have 16 bits, so that a running guest stands at 0 now and then. Its used ring is full of answers then
-    /// (`went_round`), and that of a reset one is not: drivers begin with a ring of zeroes. Where the queue has ended in order
-    /// at another entry only a reset leads to 0, so the ring is not asked, in case a driver leaves old answers in it.
+    /// Indices have 16 bits, so a running guest has position 0 now and then. Its used ring is full of answers
+    /// then (`went_round`), while that of a reset guest is not, because drivers begin with a ring of zeroes.
+    /// If the queue ended in order at another position, only a reset leads to
+    /// 0. Then the ring is not checked, in case a driver leaves old answers in it.
     pub(crate) fn start_of(
         &self,
         queue: usize,
@@ -97,17 +101,18 @@ impl Disk {
         }
     }
 
-    /// A queue has ended here, all that it took being answered or in the ring again; `None` if not, or it was given up.
+    /// Stores the position at which a queue ended here, with everything that it took answered or back in the
+    /// ring. `None`: this is not so, or waiting was given up.
     pub(crate) fn ended(&self, queue: usize, position: Option<u16>) {
         self.positions.lock().set(queue, position);
     }
 
-    /// Whether any queue has a thread, and so has not said where it ended.
+    /// Whether any queue has a thread, and so no final position yet.
     pub(crate) fn has_running_queues(&self) -> bool {
         self.running_queues.load(Ordering::Acquire) != 0
     }
 
-    /// Where all queues stood at their ends.
+    /// The final positions of all queues.
     pub(crate) fn positions(&self) -> Positions {
         let mut positions = self.positions.lock().clone();
         positions.set_write_through(self.chose_write_through.load(Ordering::Relaxed));
@@ -120,13 +125,14 @@ impl Disk {
             && (!self.flushes.load(Ordering::Relaxed) || self.chose_write_through.load(Ordering::Relaxed))
     }
 
-    /// Whether the guest has write-back caching on, as far as it is its choice.
+    /// Whether the guest has write-back caching on, as far as it can choose.
     pub(crate) fn write_back(&self) -> bool {
         self.geometry.volatile_cache && !self.chose_write_through.load(Ordering::Relaxed)
     }
 
-    /// Follows the guest's choice, for requests taken from now on. It stays over resets and reconnections: QEMU tells it
-    /// when it is made, and has the guest read it from then on without asking or telling again.
+    /// Follows the guest's choice, for requests taken from now on. The choice survives resets and
+    /// reconnections: QEMU reports it once when it is made, and from then on answers the guest's reads
+    /// itself.
     pub(crate) fn choose_write_back(&self, on: bool) {
         self.chose_write_through.store(!on, Ordering::Relaxed);
     }
@@ -137,7 +143,7 @@ impl Disk {
     }
 }
 
-/// A queue that has a thread, for as long as it lives.
+/// A queue that has a thread, while it lives.
 pub(crate) struct RunningQueue(Arc<Disk>);
 
 impl RunningQueue {

@@ -1,6 +1,6 @@
-//! What a guest can do wrong with its rings.
+//! Errors that a guest can make with its rings.
 
-/// A queue that cannot be understood any more. It is stopped until the machine resets its disk.
+/// A queue whose rings are invalid. It is stopped until the machine resets its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RingFault {
     #[error("a queue of {0} entries; possible are powers of two up to {max}", max = crate::queue::QUEUE_SIZE)]

@@ -1,10 +1,10 @@
-//! What must hold of whatever a guest puts into its memory and a front-end sends: for the fuzzers in `fuzz/`, and for a
-//! bounded test.
+//! Properties that must hold for everything that a guest puts into its memory and a front-end sends: for the
+//! fuzzers in `fuzz/`, and for a bounded test.
 //!
-//! - `vhost_chain`: a descriptor table and what it points to, followed here a second time over a plain array of bytes. Both
-//!   must find the same buffers, header and status, or both nothing.
-//! - `vhost_messages`: a connection's messages, each with a descriptor where one belongs. Every reply must be one that the
-//!   protocol allows to a message that was sent, in order, with the contents that it prescribes.
+//! - `vhost_chain`: a descriptor table and the memory to which it points. A second implementation follows it
+//!   over a plain array of bytes. Both must find the same buffers, header and status, or both nothing.
+//! - `vhost_messages`: a connection's messages, with descriptors where they belong. Every reply must be one
+//!   that the protocol allows for a message that was sent, in order, with the prescribed contents.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -29,17 +29,17 @@ use crate::queue::request::{Command, Header, Piece, Status, decode_ranges};
 use crate::queue::rings::Rings;
 use crate::server::Options;
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check that a fuzzer or a test calls with bytes.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     vec![("vhost_chain", vhost_chain, chains()), ("vhost_messages", vhost_messages, vec![session()])]
 }
 
 const ENTRIES: u16 = 16;
-/// Regions by guest address, length, and place in the file. The first two are side by side for the guest, so that a buffer
-/// may cross from one into the other, though not in the file; before the third there is a gap.
+/// Regions by guest address, length, and offset in the file. The first two are adjacent for the guest, though
+/// not in the file, so that a buffer may cross from one into the other. Before the third there is a gap.
 const REGIONS: [(u64, usize, u64); 3] =
     [(0x1000, 0x1000, 0x1000), (0x2000, 0x800, 0), (0x2a00, 0x200, 0x2000)];
 const MEMORY_BYTES: usize = 0x1a00;
@@ -70,7 +70,7 @@ fn chains() -> Vec<Vec<u8>> {
         bytes.extend(data);
         bytes
     };
-    // A descriptor at 0x1fe8, and 16 bytes behind it that lie in two regions.
+    // A descriptor at 0x1fe8, and 16 bytes after it that lie in two regions.
     let crossing = |behind: &[u8], list: &[Descriptor]| {
         let mut bytes = request(0, &[], list);
         bytes.resize(3 + 0xfe8, 0);
@@ -132,7 +132,7 @@ thread_local! {
 struct Plain(Vec<u8>);
 
 impl Plain {
-    /// Where the byte at a guest address is.
+    /// The place of the byte at a guest address.
     fn place(addr: u64) -> Option<usize> {
         let mut before = 0;
         for (start, region_bytes, _) in REGIONS {
@@ -146,7 +146,7 @@ impl Plain {
 
     fn at(&self, addr: u64, len: u64) -> Option<&[u8]> {
         let first = Self::place(addr)?;
-        // Each byte must be there; then they are side by side here too.
+        // Each byte must exist; then they are adjacent here too.
         for offset in 1..len {
             Self::place(addr.checked_add(offset)?)?;
         }
@@ -167,7 +167,7 @@ impl Plain {
         Some((part(0, 8), u32::try_from(part(8, 12)).ok()?, small(12), small(14)))
     }
 
-    /// The parts of a request from a table of `count` entries, or `None` where it cannot be understood.
+    /// The parts of a request from a table of `count` entries, or `None` if it is invalid.
     fn walk(
         &self,
         table: u64,
@@ -199,7 +199,7 @@ impl Plain {
     }
 }
 
-/// What is read and what is written, in order: address and length.
+/// The buffers to read and to write, in order: address and length.
 type Lists = (Vec<(u64, u32)>, Vec<(u64, u32)>);
 
 fn split(parts: &[Descriptor]) -> Option<Lists> {
@@ -345,7 +345,7 @@ fn ranges(list: &[u8], command: Command) -> Result<Vec<Piece>, Status> {
     Ok(pieces)
 }
 
-/// A disk of 1 MiB that is empty and keeps nothing.
+/// A disk of 1 MiB that is empty and stores nothing.
 struct Empty;
 
 impl Device for Empty {
@@ -376,11 +376,11 @@ impl Device for Empty {
 }
 
 const HEADER_BYTES: usize = 12;
-/// What a message has at most behind its header.
+/// The most bytes that a message has after its header.
 const BODY_BYTES: usize = 0x1000;
 const NEED_REPLY: u32 = 8;
 const QUEUES: u64 = 64;
-/// `SET_MEM_TABLE`, `SET_VRING_KICK`, `CALL` and `ERR`, `ADD_MEM_REG`: those that come with a descriptor.
+/// `SET_MEM_TABLE`, `SET_VRING_KICK`, `CALL` and `ERR`, `ADD_MEM_REG`: messages with a descriptor.
 const WITH_DESCRIPTOR: [u32; 5] = [5, 12, 13, 14, 37];
 
 fn message(code: u32, body: &[u8]) -> Vec<u8> {
@@ -388,7 +388,7 @@ fn message(code: u32, body: &[u8]) -> Vec<u8> {
     [&code.to_le_bytes()[..], &(1 | NEED_REPLY).to_le_bytes(), &len.to_le_bytes(), body].concat()
 }
 
-/// What a front-end says from its start to its end.
+/// All messages of a front-end, from start to end.
 fn session() -> Vec<u8> {
     let numbers = |list: &[u64]| list.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
     let words = |list: &[u32]| list.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
@@ -423,7 +423,7 @@ fn session() -> Vec<u8> {
     .concat()
 }
 
-/// The messages of a stream: code, flags and body, as the header of each says.
+/// The messages of a stream: code, flags and body, as each header says.
 fn messages(mut bytes: &[u8]) -> Vec<(u32, u32, &[u8])> {
     let mut out = Vec::new();
     while let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() {
@@ -438,7 +438,7 @@ fn messages(mut bytes: &[u8]) -> Vec<(u32, u32, &[u8])> {
     out
 }
 
-/// What a front-end sends: whole messages, cut ones, and none at all.
+/// What a front-end sends: complete messages, cut messages, and other bytes.
 pub fn vhost_messages(bytes: &[u8]) {
     let Ok((ours, theirs)) = UnixStream::pair() else { panic!("no sockets") };
     let (Ok(file), Ok(event)) =
@@ -460,7 +460,7 @@ pub fn vhost_messages(bytes: &[u8]) {
         let parts = [std::io::IoSlice::new(message)];
         let sent =
             rustix::net::sendmsg(&ours, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        // What does not fit into the socket is not sent: nobody reads yet.
+        // What does not fit into the socket is not sent, because nobody reads yet.
         if sent != Ok(message.len()) {
             break;
         }
@@ -480,7 +480,7 @@ pub fn vhost_messages(bytes: &[u8]) {
     check_replies(&sent, &answers, &disk);
 }
 
-/// Requests whose answer is what they are for.
+/// Requests that are always answered, because the answer is their purpose.
 const ALWAYS_ANSWERED: [u32; 9] = [1, 11, 15, 17, 24, 36, 41, 42, 43];
 
 fn check_replies(sent: &[(u32, u32, &[u8])], answers: &[u8], disk: &Disk) {
@@ -489,7 +489,8 @@ fn check_replies(sent: &[(u32, u32, &[u8])], answers: &[u8], disk: &Disk) {
     for (code, flags, body) in messages(answers) {
         total += HEADER_BYTES + body.len();
         assert_eq!(flags & 7, 5, "a reply to {code} without version 1 and the flag of replies: {flags:#x}");
-        // Others are answered only where they ask for it, so an earlier one of the same kind may not have been.
+        // Others are answered only on request, so an earlier message of the same kind may not have been
+        // answered.
         let has_answer = |flags: u32| ALWAYS_ANSWERED.contains(&code) || flags & NEED_REPLY != 0;
         let question = asked.find(|(asked, flags, _)| *asked == code && has_answer(*flags));
         let Some((_, _, asked_body)) = question else {
@@ -513,9 +514,10 @@ fn check_replies(sent: &[(u32, u32, &[u8])], answers: &[u8], disk: &Disk) {
                     asked_body.iter().take(4).rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
                 assert!(little(0, 4) == index && index < QUEUES && little(4, 4) <= 0xffff);
             }
-            // Of a machine's state that moves with it: answered by a number, asked for or not. That we do not offer it changes nothing.
+            // Messages about a machine's state that is migrated: always answered by a number. That we do not
+            // offer this changes nothing.
             42 | 43 => assert_eq!(body.len(), 8, "the state of a device is a number"),
-            // The same of objects that back-ends share: without a descriptor there is none.
+            // The same for objects that back-ends share: without a descriptor there is none.
             41 => assert_eq!(body.len(), 0, "there is no shared object"),
             24 if body.is_empty() => {}
             24 => config(body, disk),
@@ -525,7 +527,7 @@ fn check_replies(sent: &[(u32, u32, &[u8])], answers: &[u8], disk: &Disk) {
     assert_eq!(total, answers.len(), "replies have other lengths than their headers say");
 }
 
-/// Offset, length, flags and the bytes of the configuration space that are there; zeroes after its end.
+/// Offset, length, flags and the existing bytes of the configuration space; zeroes after its end.
 fn config(body: &[u8], disk: &Disk) {
     let word = |at: usize| {
         body.iter().skip(at).take(4).rev().fold(0usize, |number, byte| number << 8 | usize::from(*byte))
@@ -548,7 +550,7 @@ fn config(body: &[u8], disk: &Disk) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

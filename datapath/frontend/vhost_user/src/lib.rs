@@ -11,30 +11,35 @@
 //! ```
 //!
 //! # Guarantees
-//! - A hit costs no system call, task, lock or allocation of this crate; data moves once, between guest memory
-//!   and the device.
-//! - A request that must wait does not hold up those behind it: requests are answered in the order of completion.
-//! - A queue is stopped cleanly: what was taken is finished and answered before the front-end learns where it stands. What a closed
-//!   device refuses is no error for the guest: it goes back into the ring, or the queue has no position ([`Server::positions`]).
-//! - Whatever a guest puts into its rings costs its own disk at most; a request that can be answered is answered
-//!   with an error, and a queue that cannot be understood is stopped until the machine resets its disk. Others go on.
-//! - Lack of room is no error here, because guests take any error for a broken disk: such a write waits.
+//! - A hit costs no system call, task, lock or allocation of this crate. Data moves once, between guest
+//!   memory and the device.
+//! - A request that must wait does not delay later ones: requests are answered in the order of completion.
+//! - A queue stops cleanly: requests that it took are finished and answered before the front-end learns its
+//!   position. If a closed device refuses a request, the guest sees no error: the request goes back into the
+//!   ring, or the queue has no position ([`Server::positions`]).
+//! - Whatever a guest puts into its rings can only damage its own disk. A request that can be answered is
+//!   answered with an error, and a queue with invalid rings is stopped until the machine resets its disk.
+//!   Other queues continue.
+//! - Missing space is no error here, because guests treat any error as a broken disk: such a write waits.
 //! - An idle machine costs no processor time: threads sleep in the kernel.
 //!
 //! # Limits
-//! [`Limits`], with units. Queues have up to 1024 entries, requests up to 126 buffers of 256 KiB. One front-end at a time
-//! for each server; as many servers in a process as there are descriptors and threads for.
+//! [`Limits`], with units. Queues have up to 1024 entries, requests up to 126 buffers of 256 KiB. One
+//! front-end at a time for each server; as many servers in a process as there are descriptors and threads
+//! for.
 //!
 //! # Errors
 //! [`BindError`] says what was tried and what to do. Device errors become `VIRTIO_BLK_S_IOERR`, or
-//! `VIRTIO_BLK_S_UNSUPP`, the only two that the protocol has; faults are logged with who and why, at a bounded rate.
+//! `VIRTIO_BLK_S_UNSUPP`, the only two that the protocol has. Faults are logged with the machine and the
+//! reason, at a bounded rate.
 //!
 //! # Not here
-//! No packed rings, no live migration (logging of changed memory), no resize. No tracking of requests in flight: an end in
-//! order leaves none ([`Positions`]), and after a crash of this process a machine must not go on anyway, because answered
-//! writes may be lost.
+//! No packed rings, no live migration (logging of changed memory), no resize. No tracking of requests in
+//! flight: an orderly end leaves none ([`Positions`]). After a crash of this process a machine must not
+//! continue anyway, because answered writes may be lost.
 //!
-//! Start reading at [`Server`], then `queue/thread.rs`. What is supported of the protocol is in `docs/vhost-user.md`.
+//! Start reading at [`Server`], then `queue/thread.rs`. The supported part of the protocol is in
+//! `docs/vhost-user.md`.
 
 #![cfg_attr(
     not(test),

@@ -1,30 +1,31 @@
 //! All limits of a server, with names, units and defaults.
 
-/// What one machine may cost.
+/// Limits for one machine.
 ///
-/// Memory of one machine besides its rings, which lie in its own memory: at most 5/4 of `bytes_in_flight`, and for each queue
-/// one request (32 MiB) more and 4 MiB of buffers for later.
+/// Memory of one machine besides its rings, which lie in its own memory: at most 5/4 of `bytes_in_flight`,
+/// and for each queue one request (32 MiB) more and 4 MiB of buffers for later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Queues that a machine may use, 1 to 256; each that it uses has a thread.
+    /// Queues that a machine may use, 1 to 256. Each queue in use has a thread.
     pub queues: u16,
-    /// Data of requests that wait for the device, in bytes, in equal parts for the queues that run. Where a part is used up,
-    /// writes wait in the guest's memory, and reads have a quarter of the part besides; a queue that has used up that takes
-    /// no more requests.
+    /// Data of requests that wait for the device, in bytes, in equal parts for the running queues. If a part
+    /// is used up, writes wait in the guest's memory, and reads have another quarter of the part. A queue
+    /// that has used up that takes no more requests.
     pub bytes_in_flight: usize,
-    /// Memory that a machine may have mapped here, in bytes: that which it shares now, and what it took away while a request still
-    /// uses it. Addresses, not memory; a process has 128 TiB of them.
+    /// Guest memory that may be mapped here for one machine, in bytes: the memory that it shares now, and
+    /// memory that it withdrew while a request still uses it. This counts addresses, not memory; a process
+    /// has 128 TiB of them.
     pub mapped_bytes: u64,
-    /// How long an idle queue is watched at most before its thread sleeps, in microseconds; 0 never watches.
+    /// How long an idle queue polls at most before its thread sleeps, in microseconds; 0 never polls.
     pub polling_us: u64,
-    /// After what time a write that found no room is tried again, in milliseconds.
+    /// After what time a write that found no space is tried again, in milliseconds.
     pub no_space_retry_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests that the device has, in milliseconds.
     pub stop_timeout_ms: u64,
-    /// How long a front-end may take to send the rest of a message, in milliseconds; then it is disconnected. One that has sent no
-    /// message for as long since it connected gives way to another one.
+    /// How long a front-end may take to send the rest of a message, in milliseconds; then it is disconnected.
+    /// A front-end that has sent no message for as long since it connected gives way to another one.
     pub message_timeout_ms: u64,
-    /// Warnings about a machine in ten seconds; further ones are counted and told later.
+    /// Warnings about a machine in ten seconds; further ones are counted and reported later.
     pub warnings_per_10_s: u32,
 }
 
@@ -44,7 +45,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same, with values that cannot work replaced by the nearest that can.
+    /// The same limits, with impossible values replaced by the nearest possible ones.
     pub(crate) fn sane(mut self) -> Self {
         self.queues = self.queues.clamp(1, 256);
         self.bytes_in_flight = self.bytes_in_flight.max(1);

@@ -1,23 +1,25 @@
-//! The machine's memory, mapped here: the one place where guest addresses become bytes.
+//! The machine's memory, mapped here: the only place where guest addresses become bytes.
 //!
-//! The front-end (QEMU) sends files and says which guest addresses lie where in them; each is mapped whole, so
-//! that requests move bytes between the machine's memory and the device without a copy in between.
+//! The front-end (QEMU) sends files and tells at which guest addresses they lie. Each is mapped as a whole,
+//! so that requests move bytes between the machine's memory and the device without a copy in between.
 //!
 //! # Why `unsafe`
-//! Mapping files, and slices over mapped memory. Addresses and lengths come from the guest; nothing becomes a
-//! pointer before [`GuestMemory::segment`] has found it inside one mapped region, and a [`Segment`] borrows the
-//! memory that keeps the region mapped. What lies in several regions, which follow one another in the guest and are
-//! anywhere here, is copied piece by piece.
+//! It maps files, and makes slices over mapped memory. Addresses and lengths come from the guest. Nothing
+//! becomes a pointer before [`GuestMemory::segment`] has found it inside one mapped region, and a [`Segment`]
+//! borrows the memory that keeps the region mapped. A range that crosses several regions, which are adjacent
+//! in the guest and anywhere here, is copied piece by piece.
 //!
-//! The guest's processors, and other queues, may change these bytes at any time, which no lock here can prevent. That is
-//! harmless as long as nothing is decided from bytes read twice: header, descriptors and status are copied out
-//! once before they are looked at, and a `Device` treats data as opaque bytes, so a guest that changes a buffer
-//! in flight damages only what it stores there itself. Slices live no longer than one call of the device.
+//! The guest's processors, and other queues, may change these bytes at any time, which no lock here can
+//! prevent. That is harmless as long as no decision depends on bytes that are read twice. Header, descriptors
+//! and status are copied once before they are examined, and a `Device` treats data as opaque bytes. So a
+//! guest that changes a buffer in flight damages only what it stores there itself. Slices live no longer than
+//! one call of the device.
 //!
-//! A file that its owner truncates while it is mapped would end this process with SIGBUS. A memfd can be sealed against
-//! that: QEMU's is already, another one is sealed here. Other files cannot be, nor a memfd that was made without seals or
-//! whose seals are sealed. [`GuestMemory::not_lasting`] finds those, and [`crate::Options::sealed_memory`] says whether
-//! they are refused. The length is checked after sealing.
+//! If a file's owner truncates it while it is mapped, this process would end with SIGBUS. A memfd can be
+//! sealed against that: QEMU's is sealed already, another one is sealed here. Other files cannot be sealed,
+//! nor a memfd that was made without seals or whose seals are sealed. [`GuestMemory::not_lasting`] finds
+//! those, and [`crate::Options::sealed_memory`] says whether they are refused. The length is checked after
+//! sealing.
 #![expect(unsafe_code, reason = "memory of another process is mapped and seen as slices; see above")]
 
 use std::fs::{File, Metadata};
@@ -36,16 +38,16 @@ pub(crate) const REGIONS: usize = 256;
 /// The file system of huge pages, as `fstatfs` names it.
 const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
-/// What the front-end says about a region.
+/// The front-end's description of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionSpec {
     /// Address in the guest.
     pub(crate) guest: u64,
-    /// Address in the front-end's process, which rings are given by.
+    /// Address in the front-end's process, which is used to describe rings.
     pub(crate) user: u64,
     /// Length in bytes.
     pub(crate) len: u64,
-    /// Where it starts in its file.
+    /// Its offset in its file.
     pub(crate) file_offset: u64,
 }
 
@@ -78,8 +80,8 @@ pub(crate) enum MapError {
     NotSealed(RegionSpec),
 }
 
-/// Addresses of this process that the memory of one machine may take, whatever is behind them: a sparse file costs its owner
-/// nothing, and where no addresses are left no machine gets a thread or memory.
+/// Limits the addresses of this process that the memory of one machine may use, whatever is behind them. A
+/// sparse file costs its owner nothing, and if no addresses are left, no machine gets a thread or memory.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     limit_bytes: u64,
@@ -109,11 +111,11 @@ impl Drop for Taken {
     }
 }
 
-/// A part of a file mapped into this process; unmapped when the last region in it goes.
+/// A part of a file mapped into this process; unmapped when the last region in it is dropped.
 struct Mapping {
     first: NonNull<u8>,
     len: usize,
-    /// Given back once it is unmapped.
+    /// Returned once it is unmapped.
     _addresses: Taken,
 }
 
@@ -126,14 +128,15 @@ impl Mapping {
     fn new(file: &File, offset: u64, addresses: Taken) -> std::io::Result<Self> {
         let len = usize::try_from(addresses.bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // Huge pages are reserved, which costs nothing where the front-end has done so: were there none left when a page is
-        // touched for the first time, this process would end with SIGBUS. Other files need no memory before that.
+        // Huge pages are reserved at mapping, which costs nothing if the front-end has reserved them. Without
+        // a reservation, touching a page for the first time when none is left would end this process with
+        // SIGBUS. Other files need no memory before that.
         let flags = MapFlags::SHARED;
         // SAFETY: the kernel chooses an unused address, so no memory of this process is touched.
         let first = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, offset) }?;
         let first = NonNull::new(first.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mapping = Self { first, len, _addresses: addresses };
-        // SAFETY: the range was mapped just now. Guest memory is big and none of a core dump's business.
+        // SAFETY: the range was mapped just now. Guest memory is large and does not belong into a core dump.
         let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
         Ok(mapping)
     }
@@ -148,21 +151,21 @@ impl Drop for Mapping {
     }
 }
 
-/// Seals a file against shrinking where that is possible, and says whether its bytes stay from now on.
+/// Seals a file against shrinking if possible. Returns whether its bytes are guaranteed to stay from now on.
 fn lasts(file: &File) -> bool {
-    // Refused for a file that is sealed already, too: what counts is the seal.
+    // Also refused for a file that is sealed already, so the seal itself is checked.
     let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
     let is_sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    // A huge page can be taken out of a sealed file, and later there may be none to put in.
+    // A huge page can be taken out of a sealed file, and later there may be none to replace it.
     is_sealed && !has_huge_pages(file)
 }
 
-/// Where that cannot be told, it is taken for the worse.
+/// If this cannot be determined, the answer is the unfavourable one.
 fn has_huge_pages(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |system| system.f_type == HUGETLBFS_MAGIC)
 }
 
-/// What offset and length of a mapping must be multiples of. On hugetlbfs the block size is the page size.
+/// The unit of a mapping's offset and length. On hugetlbfs the block size is the page size.
 fn page_bytes(file: &File, metadata: &Metadata) -> u64 {
     let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
     if has_huge_pages(file) { metadata.blksize().max(page) } else { page }
@@ -184,7 +187,7 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// All memory that the front-end has shared; never changed, but replaced as a whole.
+/// All memory that the front-end has shared. It is never changed, but replaced as a whole.
 #[derive(Clone)]
 pub(crate) struct GuestMemory {
     regions: Vec<Region>,
@@ -192,12 +195,12 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// None yet. What is mapped for it counts into `addresses` while it is in use.
+    /// Without any region. Mapped addresses count in `addresses` while they are in use.
     pub(crate) fn new(addresses: Arc<Addresses>) -> Self {
         Self { regions: Vec::new(), addresses }
     }
 
-    /// This memory and one region more.
+    /// This memory with one more region.
     pub(crate) fn with(&self, spec: RegionSpec, file: &File) -> Result<Self, MapError> {
         if self.regions.len() >= REGIONS {
             return Err(MapError::TooMany);
@@ -220,7 +223,7 @@ impl GuestMemory {
         }
         let page = page_bytes(file, &metadata);
         let within = spec.file_offset.checked_rem(page).ok_or(MapError::BadRange(spec))?;
-        // From the start of a page, where an offset need not be.
+        // From the start of a page; the region's offset need not be aligned.
         let from = spec.file_offset.saturating_sub(within);
         let bytes = file_end.saturating_sub(from).checked_next_multiple_of(page);
         let limit_bytes = self.addresses.limit_bytes;
@@ -235,7 +238,7 @@ impl GuestMemory {
         Ok(Self { regions, addresses: Arc::clone(&self.addresses) })
     }
 
-    /// This memory without a region. It stays mapped as long as a request uses it.
+    /// This memory without one region. The region stays mapped while a request uses it.
     pub(crate) fn without(&self, spec: RegionSpec) -> Result<Self, MapError> {
         let same = |region: &Region| {
             region.spec.guest == spec.guest && region.spec.user == spec.user && region.spec.len == spec.len
@@ -307,7 +310,8 @@ impl GuestMemory {
         })
     }
 
-    /// Takes the parts of a range in their order, each of which lies in one region; `None` at the first that is not there.
+    /// Calls with the parts of a range in order, each of which lies in one region; `None` at the first part
+    /// that does not exist.
     #[cold]
     fn each_piece<'m>(
         &'m self,
@@ -323,7 +327,7 @@ impl GuestMemory {
             };
             let here = self.regions.iter().find_map(rest_of_region)?.min(left);
             take(self.segment(at, here)?)?;
-            // No region passes the end of all addresses.
+            // No region goes beyond the end of all addresses.
             at = at.wrapping_add(here);
             left = left.wrapping_sub(here);
         }
@@ -347,7 +351,7 @@ impl GuestMemory {
     }
 }
 
-/// Bytes of guest memory that are known to be mapped while `'m` lasts.
+/// Bytes of guest memory that are mapped while `'m` lasts.
 pub(crate) struct Segment<'m> {
     first: NonNull<u8>,
     len: usize,
@@ -367,24 +371,25 @@ impl Segment<'_> {
 
     /// The bytes, for a device that stores them.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped for 'm; concurrent changes by the guest are harmless as the module's text explains.
+        // SAFETY: mapped for 'm; concurrent changes by the guest are harmless as the module's documentation
+        // explains.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 
-    /// Lends the bytes to a device that fills them.
+    /// Gives the bytes to a device that fills them.
     pub(crate) fn lend_mut<R>(&mut self, to: impl FnOnce(&mut [u8]) -> R) -> R {
         // SAFETY: as above.
         to(unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) })
     }
 
-    /// Copies out, as much as both have.
+    /// Copies out, up to the shorter length.
     pub(crate) fn copy_to(&self, into: &mut [u8]) {
         let len = self.len.min(into.len());
         // SAFETY: both are valid for `len`; a buffer of ours is not guest memory, so they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.first.as_ptr(), into.as_mut_ptr(), len) }
     }
 
-    /// Copies in, as much as both have.
+    /// Copies in, up to the shorter length.
     pub(crate) fn copy_from(&mut self, from: &[u8]) {
         let len = self.len.min(from.len());
         // SAFETY: as above.
@@ -404,7 +409,7 @@ pub(crate) mod tests {
         file
     }
 
-    /// Without any, and without a limit.
+    /// Without any region, and without a limit.
     impl Default for GuestMemory {
         fn default() -> Self {
             Self::new(Addresses::new(u64::MAX))
@@ -430,7 +435,7 @@ pub(crate) mod tests {
         {
             assert!(memory.segment(guest, len).is_none(), "{guest:#x}+{len:#x}");
         }
-        // What was written through the second region is in its place of the file.
+        // Bytes that were written through the second region are at its offset of the file.
         memory.segment(1 << 20, 3).unwrap().copy_from(b"abc");
         let mut bytes = [0; 3];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 2 << 20).unwrap();
@@ -459,7 +464,7 @@ pub(crate) mod tests {
             assert_eq!(there, &bytes[part], "{guest:#x}");
         }
         assert!(memory.has(0x1000, 0x1804) && memory.has(0x2805, 16));
-        // Nothing is copied where a byte is missing.
+        // Nothing is copied if a byte is missing.
         for (guest, len) in [(0x17f0, 0x1100), (0xfff, 100), (0x2800, 6), (u64::MAX - 1, 4)] {
             assert!(!memory.has(guest, len), "{guest:#x}+{len:#x}");
             assert_eq!(memory.write(guest, &vec![0xee; usize::try_from(len).unwrap()]), None);
@@ -501,7 +506,7 @@ pub(crate) mod tests {
         let addresses = Addresses::new(3 * MIB);
         let none = GuestMemory::new(Arc::clone(&addresses));
         let used = || addresses.used_bytes.load(Ordering::Relaxed);
-        // Only the part that is asked for counts, with the pages that it begins and ends in.
+        // Only the requested part counts, rounded to whole pages.
         let one = none.with(spec(0, MIB, (1 << 60) + 5), &file).unwrap();
         assert_eq!(used(), MIB + 4096);
         let both = one.with(spec(4 * MIB, MIB, 0), &file).unwrap();
@@ -509,7 +514,7 @@ pub(crate) mod tests {
         assert!(matches!(refused, Err(MapError::TooLarge { limit_bytes, .. }) if limit_bytes == 3 * MIB));
         let whole = none.with(spec(0, u64::MAX >> 1, 0), &file);
         assert!(matches!(whole, Err(MapError::TooLarge { .. })));
-        // What is taken away counts while somebody uses it.
+        // Memory that was taken away counts while somebody uses it.
         let other = both.without(spec(4 * MIB, MIB, 0)).unwrap();
         assert!(other.with(spec(8 * MIB, MIB, 0), &file).is_err());
         drop(both);
@@ -522,10 +527,10 @@ pub(crate) mod tests {
     fn huge_pages_that_are_not_there_are_refused() {
         let flags =
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-        // No kernel without them can be given them.
+        // A kernel without huge pages cannot provide them.
         let Ok(file) = rustix::fs::memfd_create("guest", flags) else { return };
         let file: File = file.into();
-        // More than this host has, and may make.
+        // More than this host has, and may create.
         let pages = ["nr_hugepages", "nr_overcommit_hugepages"].map(|name| {
             let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
             std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
@@ -551,7 +556,7 @@ pub(crate) mod tests {
         let good = GuestMemory::default().with(spec(4096, 4096, 0), &memfd(4096)).unwrap();
         for (file, found) in [
             (memfd(4096), None),
-            // QEMU's.
+            // As QEMU seals it.
             (with_seals(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), None),
             (with_seals(SealFlags::SEAL), Some(region)),
             (with_seals(SealFlags::GROW | SealFlags::SEAL), Some(region)),

@@ -1,20 +1,21 @@
-//! Where queues stood when a server ended, so that the next one can tell the machine that used it from any other.
+//! The positions of queues when a server ended. With them the next server can recognise the machine that used
+//! it.
 
-/// Where each queue of a machine stood when its server ended, everything that it took being answered, and whether the machine
-/// had chosen write-through: it tells that once.
+/// The position of each queue of a machine when its server ended, with everything that it took answered, and
+/// whether the machine had chosen write-through, which it reports only once.
 ///
-/// A server that is given these by the one before it lets that machine go on. It is only right to pass them on
-/// together with the contents: where answered writes were lost, the machine must not go on.
+/// With these the next server lets that machine continue. They may be passed on only together with the disk's
+/// contents: if answered writes were lost, the machine must not continue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Positions {
     queues: Vec<Option<u16>>,
     write_through: bool,
 }
 
-/// In the text: write-through was chosen.
+/// The text for: write-through was chosen.
 const WRITE_THROUGH: &str = "write-through";
 
-/// A machine that is running and has not used this disk, or not up to where it stands now.
+/// A running machine that has not used this disk, or not up to its present position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a machine that is running wants to go on at entry {base}, and {}: start it anew",
@@ -56,7 +57,7 @@ impl Positions {
         }
     }
 
-    /// Reads what [`std::fmt::Display`] wrote.
+    /// Parses the output of [`std::fmt::Display`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let bad = |word: &str| format!("'{word}' is not the position of a queue");
         let entry = |word: &str| match word {

@@ -1,4 +1,4 @@
-//! The server of one volume: a listener, and the thread that accepts a front-end and follows its messages.
+//! The server of one volume: a listener, and the thread that accepts a front-end and processes its messages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -25,26 +25,27 @@ use crate::queue::request::ID_BYTES;
 /// The longest serial number that virtio has room for, in bytes.
 pub const SERIAL_BYTES: usize = ID_BYTES;
 
-/// How long a front-end may leave its replies unread while the server stops; half of what stopping may take where that is
-/// less, so that as much is left for its queues.
+/// How long a front-end may leave its replies unread while the server stops. If half of the stop's time limit
+/// is less, that applies, so that as much is left for its queues.
 const REPLIES_TAKEN_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long queues that were given up are waited for once more, when the device was closed.
+/// How much longer to wait for queues that did not end in time, after the device was closed.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
-/// What a guest sees besides the device's geometry, and what it may cost.
+/// What a guest sees besides the device's geometry, and limits.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Name for logs: the machine, or what is served.
     pub name: String,
     /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most [`SERIAL_BYTES`] are used.
     pub serial: String,
-    /// Where the server before this one left its machine, from [`Server::positions`], if nothing that it answered is
-    /// lost: then that machine may go on here. Any other one that is running already is refused, because it would go on
-    /// with a disk that is not its own.
+    /// The positions of the previous server's machine, from [`Server::positions`], if nothing that it
+    /// answered is lost. Then that machine may continue here. Any other running machine is refused, because
+    /// it would continue with a disk that is not its own.
     pub resume: Option<Positions>,
-    /// Refuse memory that its owner could take away while it is used, so that no front-end can end this process. Otherwise
-    /// it is trusted, with a line in the log: files that are no memfd cannot be sealed.
+    /// Refuse memory that its owner could take away while it is used, so that no front-end can end this
+    /// process. Otherwise such memory is trusted, with a line in the log: files other than a memfd cannot be
+    /// sealed.
     pub sealed_memory: bool,
     /// Limits.
     pub limits: Limits,
@@ -60,9 +61,10 @@ pub struct Server {
 struct Shared {
     disk: Arc<Disk>,
     stop_event: OwnedFd,
-    /// Set when the server is told to stop: when waiting for the device ends.
+    /// When to stop waiting for the device; set when the server is told to stop.
     deadline: Arc<Mutex<Option<Instant>>>,
-    /// The front-end's connection, to wake a thread that waits for the rest of a message, or for room for a reply.
+    /// The front-end's connection, to wake a thread that waits for the rest of a message, or for space for a
+    /// reply.
     connection: Mutex<Option<Arc<UnixStream>>>,
     connected: AtomicBool,
 }
@@ -104,14 +106,14 @@ impl Server {
         self.shared.connected.load(Ordering::Relaxed)
     }
 
-    /// Writes that found no room on the device, and wait here until they are tried again.
+    /// Writes that found no space on the device, and wait here until they are tried again.
     pub fn waiting_writes(&self) -> usize {
         self.shared.disk.waiting_writes.load(Ordering::Relaxed)
     }
 
-    /// Stops: no new requests are taken, those taken are finished and answered, then the connection is closed
-    /// and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment; queues that the device has not answered by
-    /// then end by themselves. Harmless when repeated.
+    /// Stops the server. No new request is taken; those taken are finished and answered, then the connection
+    /// is closed and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment; queues that
+    /// the device has not answered by then end by themselves. Harmless when repeated.
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         let patience = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
@@ -120,10 +122,10 @@ impl Server {
         let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
         let connection = self.shared.connection.lock().clone();
         if let Some(connection) = connection {
-            // Only for reading: the thread may be in the middle of a message, and ends at its end.
+            // Only for reading: the thread may be in the middle of a message, and ends after it.
             let _ = connection.shutdown(std::net::Shutdown::Read);
-            // From now on it sends one reply at most. If there is room for that it cannot wait to send; if there is
-            // none it waits, without end, for a front-end that does not read.
+            // From now on it sends at most one reply. If there is space for that, sending cannot block.
+            // Without space it would block for ever on a front-end that does not read.
             if !takes_replies(&connection, REPLIES_TAKEN_WITHIN.min(patience / 2)) {
                 let why = format_args!("its front-end does not read its replies, and is disconnected");
                 self.shared.disk.faults.warn(&self.shared.disk.name, &why);
@@ -135,9 +137,9 @@ impl Server {
         }
     }
 
-    /// Where its machine stands, for the next server: to be asked after [`Server::stop`], and when the device was closed. What it refuses
-    /// then goes back into the ring, where it can, and queues that were given up end at last: that is waited for a moment. One that
-    /// has not ended has no position.
+    /// The positions of its machine, for the next server. Call it after [`Server::stop`], and when the device
+    /// was closed. Requests that the device then refuses go back into the ring if possible, and remaining
+    /// queues end, for which this waits a moment. A queue that has not ended has no position.
     pub fn positions(&self) -> Positions {
         let began = Instant::now();
         while self.shared.disk.has_running_queues() && began.elapsed() < ENDS_WITHIN {
@@ -153,7 +155,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether there is room for a reply in the connection, or will be within this time, or nobody to send it to.
+/// Whether the connection has space for a reply, gets it within this time, or has nobody to read it.
 fn takes_replies(connection: &UnixStream, within: Duration) -> bool {
     let until = Instant::now().checked_add(within);
     loop {
@@ -168,7 +170,7 @@ fn takes_replies(connection: &UnixStream, within: Duration) -> bool {
     }
 }
 
-/// What a wait found.
+/// The result of a wait.
 enum Event {
     Stop,
     Message,
@@ -193,7 +195,8 @@ impl Shared {
         }
     }
 
-    /// Out of descriptors or memory, which others may give back: whoever waits to be accepted waits, and is not looked at all the time.
+    /// Out of descriptors or memory, which others may free. New connections wait to be accepted, and are not
+    /// tried all the time.
     fn cannot_accept(&self, error: &std::io::Error) {
         self.disk.faults.warn(&self.disk.name, &format_args!("cannot accept a front-end: {error}"));
         std::thread::sleep(Duration::from_millis(100));
@@ -216,7 +219,7 @@ impl Shared {
                 continue;
             }
             let [first, second, _] = &fds;
-            // The connection first: a front-end that has ended makes place for the next one.
+            // The connection first: a front-end that has ended makes room for the next one.
             if stream.is_some() && !first.revents().is_empty() {
                 return Event::Message;
             }
@@ -232,7 +235,8 @@ impl Shared {
             self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was turned away");
             return;
         };
-        // For what `arrives_whole` cannot see: bytes out of band, which count as there and are never received, and replies that are not taken.
+        // For what `arrives_whole` cannot see: out-of-band bytes, which count as present and are never
+        // received, and replies that are not taken.
         let patience = Some(Duration::from_millis(self.disk.limits.message_timeout_ms));
         if let Err(error) =
             watched.set_read_timeout(patience).and_then(|()| watched.set_write_timeout(patience))
@@ -252,7 +256,7 @@ impl Shared {
         {
             self.disk.faults.warn(&self.disk.name, &format_args!("front-end {peer} is disconnected: {why}"));
         }
-        // A poisoned lock means a panic in a message; its queues must end all the same.
+        // A poisoned lock means a panic in a message; its queues must end anyway.
         let mut control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !control.stop_all() {
             tracing::warn!(
@@ -266,7 +270,8 @@ impl Shared {
         tracing::info!("vhost-user: {}: front-end {peer} is gone", self.disk.name);
     }
 
-    /// Follows a front-end's messages until it goes, or must go: then says why.
+    /// Processes a front-end's messages until it disconnects or must be disconnected; then returns the
+    /// reason.
     fn follow(
         &self,
         listener: &Listener,
@@ -279,7 +284,8 @@ impl Shared {
         loop {
             match self.wait(listener, Some(stream)) {
                 Event::Stop => return None,
-                // One that says nothing may be a machine that is still being made; but it is not to keep another one out.
+                // A silent front-end may be a machine that is still being created, but it must not keep
+                // another one out.
                 Event::Connection if !has_spoken && connected.elapsed() >= patience => {
                     let within = patience.as_millis();
                     return Some(format!("it has said nothing within {within} ms, and another one has come"));
@@ -289,7 +295,7 @@ impl Shared {
                     let within = patience.as_millis();
                     return Some(format!("it began a message and did not end it within {within} ms"));
                 }
-                // The message layer would wait for that room for ever, and nobody else would be heard.
+                // The message layer would wait for space for ever, and nobody else would be served.
                 Event::Message if !takes_replies(stream, patience) => {
                     let within = patience.as_millis();
                     return Some(format!("it has taken no replies within {within} ms"));
@@ -297,14 +303,16 @@ impl Shared {
                 Event::Message => match messages.handle_request() {
                     Ok(()) => has_spoken = true,
                     Err(Error::Disconnected) => return None,
-                    // Nothing is left to wait for, so that "try again" is no exception here: a part of a message is lost.
+                    // Nothing is left to wait for, so "try again" is an error here too: a part of a message
+                    // is lost.
                     Err(error) => return Some(error.to_string()),
                 },
             }
         }
     }
 
-    /// Whether a message that has begun arrives whole, or its front-end has gone, in time; not if the server stops meanwhile.
+    /// Whether a message that has begun arrives completely, or its front-end disconnects, in time; not if the
+    /// server stops meanwhile.
     fn arrives_whole(&self, listener: &Listener, stream: &UnixStream, patience: Duration) -> bool {
         let began = Instant::now();
         while !arrival::is_whole(stream) {
@@ -312,7 +320,7 @@ impl Shared {
             match arrival::wait_for_more(stream, also) {
                 Next::End => return true,
                 Next::Look if self.is_stopping() || began.elapsed() >= patience => return false,
-                // Whoever comes meanwhile learns at once that the disk is in use.
+                // A front-end that connects meanwhile learns at once that the disk is in use.
                 Next::Look => self.turn_away(listener),
             }
         }

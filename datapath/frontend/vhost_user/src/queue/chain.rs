@@ -1,6 +1,7 @@
-//! Chains of descriptors: what one request consists of, with everything that can be wrong about them.
+//! Chains of descriptors: the parts of one request, with checks of everything that can be wrong.
 //!
-//! Each descriptor is copied out once and judged by the copy, since the guest may change it at any time.
+//! Each descriptor is copied once and the copy is checked, because the guest may change the original at any
+//! time.
 
 use super::rings::{Descriptor, Rings};
 use crate::fault::RingFault;
@@ -9,19 +10,19 @@ use crate::memory::GuestMemory;
 /// Most descriptors of an indirect table.
 pub(crate) const INDIRECT_DESCRIPTORS: u32 = 1024;
 
-/// A part of a request in guest memory, by guest address; not yet known to be there.
+/// A part of a request in guest memory, by guest address; not yet known to exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) addr: u64,
     pub(crate) len: u32,
 }
 
-/// One request as buffers; used again for the next one.
+/// One request as buffers; reused for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
-    /// What the device reads, in order; without empty ones.
+    /// Buffers that the device reads, in order; without empty ones.
     pub(crate) readable: Vec<Buffer>,
-    /// What the device writes, in order; without empty ones.
+    /// Buffers that the device writes, in order; without empty ones.
     pub(crate) writable: Vec<Buffer>,
 }
 

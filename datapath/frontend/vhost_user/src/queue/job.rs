@@ -1,4 +1,5 @@
-//! A request that could not be finished at once: what is left of it, and how it becomes a request of the device.
+//! A request that could not be finished at once: the remaining work, and its conversion to a request of the
+//! device.
 
 use std::sync::Arc;
 
@@ -9,12 +10,12 @@ use super::request::Piece;
 use super::transfer::{Direction, Transfer};
 use crate::memory::GuestMemory;
 
-/// What is left to do.
+/// The remaining work.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// A read or write of these buffers from this offset.
     Transfer { direction: Direction, at: u64, buffers: Vec<Buffer> },
-    /// Discards or zero writes; the first is the one to do next.
+    /// Discards or zero writes; the first one is next.
     Ranges { pieces: std::collections::VecDeque<Piece>, discard: bool, fua: bool },
     /// A flush.
     Flush,
@@ -22,13 +23,13 @@ pub(crate) enum Work {
 
 /// A request on its way through the device.
 pub(crate) struct Job {
-    /// The chain to give back.
+    /// The head of the chain to return.
     pub(crate) head: u16,
     /// Guest address of the status byte.
     pub(crate) status: u64,
-    /// What the device will have written into the chain on success, the status included.
+    /// How many bytes the device will have written into the chain on success, including the status.
     pub(crate) written: u32,
-    /// Where the request's addresses are valid, even if the machine's memory changes meanwhile.
+    /// The memory in which the request's addresses are valid, even if the machine's memory changes meanwhile.
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) work: Work,
 }
@@ -50,7 +51,7 @@ impl Job {
         matches!(self.work, Work::Transfer { direction: Direction::Write { .. }, .. })
     }
 
-    /// Whether it needs room on the device, so that lack of it is a reason to wait.
+    /// Whether it needs space on the device, so that it waits if there is none.
     pub(crate) fn needs_room(&self) -> bool {
         match &self.work {
             Work::Transfer { direction, .. } => *direction != Direction::Read,
@@ -59,7 +60,7 @@ impl Job {
         }
     }
 
-    /// The request for the device, with a buffer from `buffer_of` where it carries data.
+    /// The request for the device, with a buffer from `buffer_of` if it carries data.
     pub(crate) fn request(&self, buffer_of: impl FnOnce(usize) -> Vec<u8>) -> Result<Request, IoError> {
         match &self.work {
             Work::Transfer { direction, at, buffers } => {
@@ -90,7 +91,7 @@ impl Job {
         }
     }
 
-    /// Uses a good answer. `true`: the request is done; `false`: there is more to do.
+    /// Processes a successful answer. `true`: the request is done; `false`: there is more to do.
     pub(crate) fn answered(&mut self, buffer: &[u8]) -> Result<bool, IoError> {
         match &mut self.work {
             Work::Transfer { direction: Direction::Read, at, buffers } => {

@@ -1,8 +1,9 @@
 //! One queue: its rings, and the thread that serves them.
 //!
-//! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: what they mean.
-//! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: data of reads and writes. `job`: what must wait.
-//! - `post`: what other threads tell this one. `signal`: what it tells the front-end.
+//! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: their meaning.
+//! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: data of reads and
+//!   writes. `job`: requests that wait.
+//! - `post`: messages from other threads to this one. `signal`: notifications to the front-end.
 
 pub(crate) mod chain;
 mod job;
@@ -29,14 +30,14 @@ use rings::Rings;
 pub(crate) use rings::{QUEUE_SIZE, RingAddresses};
 pub(crate) use signal::Signal;
 
-/// Everything that a queue is started with.
+/// Everything needed to start a queue.
 pub(crate) struct Setup {
     pub(crate) disk: Arc<Disk>,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) number: usize,
     pub(crate) entries: u16,
     pub(crate) addresses: RingAddresses,
-    /// The first available entry to take, as the front-end says.
+    /// The first available entry to take, according to the front-end.
     pub(crate) base: u16,
     pub(crate) event_idx: bool,
     pub(crate) indirect: bool,
@@ -56,7 +57,7 @@ pub(crate) enum StartError {
     System(#[from] std::io::Error),
 }
 
-/// How often a wait for a queue's thread looks whether to give up.
+/// How often a wait for a queue's thread checks whether to give up.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A queue that is being served.
@@ -68,11 +69,11 @@ pub(crate) struct Queue {
 /// How a queue ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// All that it took is answered, or in the ring again: the next available entry.
+    /// Everything that it took is answered, or in the ring again: the next available entry.
     At(u16),
     /// The device was closed before all was answered.
     Unanswered,
-    /// Not yet: it was given up, and ends by itself.
+    /// Waiting was given up; the queue ends by itself.
     GivenUp,
 }
 
@@ -94,22 +95,22 @@ impl Queue {
             let posts = Arc::clone(&posts);
             move || {
                 let position = thread::QueueThread::new(setup, rings, posts).run();
-                // In this order: who finds no queue running finds where each has ended.
+                // In this order: a caller that finds no queue running finds the final position of each.
                 disk.ended(number, position);
                 drop(running);
-                // Nobody waits where stopping was given up.
+                // Nobody waits if stopping was given up.
                 let _ = end.send(position);
             }
         })?;
         Ok(Self { posts, ended })
     }
 
-    /// Changes where interrupts go.
+    /// Changes the descriptor for interrupts.
     pub(crate) fn set_call(&self, call: Option<Signal>) {
         self.posts.post(Post::Call(call));
     }
 
-    /// Changes where faults are told.
+    /// Changes the descriptor for faults.
     pub(crate) fn set_error(&self, error: Option<Signal>) {
         self.posts.post(Post::Error(error));
     }
@@ -121,12 +122,12 @@ impl Queue {
         wait(&seen, give_up);
     }
 
-    /// Tells the thread to end; [`Queue::wait_end`] waits for it.
+    /// Tells the thread to end; [`Queue::wait_end`] waits for that.
     pub(crate) fn stop(&self) {
         self.posts.post(Post::Stop);
     }
 
-    /// Waits until the device has no requests any more, or that is given up.
+    /// Waits until the device has no more requests, or waiting is given up.
     pub(crate) fn wait_end(self, give_up: &dyn Fn() -> bool) -> End {
         match wait(&self.ended, give_up) {
             Some(Some(position)) => End::At(position),

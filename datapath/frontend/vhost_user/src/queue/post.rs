@@ -1,4 +1,4 @@
-//! What other threads tell a queue's thread: answers of the device, and orders of the control thread.
+//! Messages from other threads to a queue's thread: answers of the device, and orders of the control thread.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -9,18 +9,18 @@ use super::job::Job;
 use super::signal::Signal;
 use crate::memory::GuestMemory;
 
-/// Where they wait for it.
+/// The inbox in which they wait.
 pub(crate) type PostBox = Inbox<Post>;
 
-/// Something for a queue's thread.
+/// A message for a queue's thread.
 pub(crate) enum Post {
     /// The device has answered.
     Answer(Job, Outcome),
-    /// The machine's memory is another one now; acknowledged when the old one is not used for new requests.
+    /// The machine's memory was replaced; acknowledged when new requests no longer use the old memory.
     Memory(Arc<GuestMemory>, SyncSender<()>),
-    /// Interrupt here from now on, or never.
+    /// Use this descriptor for interrupts from now on; `None`: no interrupts.
     Call(Option<Signal>),
-    /// Tell broken rings here.
+    /// Use this descriptor to report broken rings.
     Error(Option<Signal>),
     /// Take no more requests, and end when those taken are answered.
     Stop,

@@ -1,8 +1,8 @@
-//! Requests of a block device as they are in guest memory (virtio 5.2.6): pure decoding, no I/O.
+//! Requests of a block device as they are in guest memory (virtio 5.2.6): decoding without I/O.
 
 use headwater_block::{ByteRange, IoErrorKind};
 
-/// Unit of all positions and lengths in the protocol, whatever the block size is.
+/// Unit of all offsets and lengths in the protocol, whatever the block size is.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
 /// Length of the identification string.
@@ -41,7 +41,7 @@ impl Status {
         }
     }
 
-    /// The one place where device errors become statuses. The protocol tells only "not supported" apart.
+    /// Converts device errors to statuses. The protocol distinguishes only "not supported".
     pub(crate) fn from_kind(kind: IoErrorKind) -> Self {
         match kind {
             IoErrorKind::Unsupported => Self::Unsupported,
@@ -55,7 +55,7 @@ impl Status {
     }
 }
 
-/// What is asked.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Read,

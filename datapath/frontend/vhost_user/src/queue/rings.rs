@@ -32,7 +32,7 @@ const NO_NOTIFY: u16 = 1;
 /// `flags` and `idx` before the entries of the available and the used ring.
 const RING_HEADER_BYTES: usize = 4;
 
-/// Where the front-end says that the rings are, as addresses in its process.
+/// The addresses of the rings in the front-end's process, as it reported them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RingAddresses {
     pub(crate) descriptors: u64,
@@ -93,7 +93,7 @@ impl Rings {
             return Err(RingFault::QueueSize(entries));
         }
         let count = u64::from(entries);
-        // The event fields behind both rings count even where they are not used.
+        // The event fields after both rings are included even if they are not used.
         let find = |name, addr, len, align| {
             let segment = memory.segment_of_user(addr, len).ok_or(RingFault::RingAddress { name, addr })?;
             if !segment.first().addr().get().is_multiple_of(align) {
@@ -131,7 +131,7 @@ impl Rings {
         unsafe { AtomicU16::from_ptr(ring.add(offset).cast().as_ptr()) }
     }
 
-    /// How far the driver has made requests available.
+    /// The driver's index of available requests.
     pub(crate) fn available_index(&self) -> u16 {
         u16::from_le(self.field(self.available, 2).load(Ordering::Acquire))
     }
@@ -154,13 +154,14 @@ impl Rings {
         Descriptor::from_words(addr, rest)
     }
 
-    /// Where the used ring stood when the queue was started.
+    /// The used index when the queue was started.
     pub(crate) fn used_index(&self) -> u16 {
         u16::from_le(self.field(self.used, 2).load(Ordering::Acquire))
     }
 
-    /// Whether each used element is the answer to a block request: a head of the table, and a status at least. So it is
-    /// when the indices have come to 0 again, and not when the driver has set up its rings just now.
+    /// Whether each used element is the answer to a block request: a head of the table, and at least a
+    /// status. That is so after the indices have wrapped around to 0, and not when the driver has just set up
+    /// its rings.
     pub(crate) fn is_full_of_answers(&self) -> bool {
         (0..self.entries).all(|index| {
             let (head, written) = self.used_element(index);
@@ -179,7 +180,7 @@ impl Rings {
         (u32::from_le(head), u32::from_le(written))
     }
 
-    /// Fills a used element; not seen by the driver before [`Rings::publish`].
+    /// Fills a used element; the driver does not see it before [`Rings::publish`].
     pub(crate) fn set_used(&self, index: u16, head: u16, written: u32) {
         let offset = RING_HEADER_BYTES.wrapping_add(self.slot(index).wrapping_mul(8));
         // SAFETY: inside the used ring, which is aligned to 4.
@@ -190,12 +191,12 @@ impl Rings {
         }
     }
 
-    /// Shows all used elements before `index` to the driver.
+    /// Makes all used elements before `index` visible to the driver.
     pub(crate) fn publish(&self, index: u16) {
         self.field(self.used, 2).store(index.to_le(), Ordering::Release);
     }
 
-    /// Whether the driver wants to be interrupted, now that the used index went from `old` to `new`.
+    /// Whether the driver wants an interrupt, now that the used index went from `old` to `new`.
     pub(crate) fn interrupt_wanted(&self, old: u16, new: u16) -> bool {
         fence(Ordering::SeqCst);
         if self.event_idx {
@@ -206,8 +207,8 @@ impl Rings {
         u16::from_le(self.field(self.available, 0).load(Ordering::Relaxed)) & NO_INTERRUPT == 0
     }
 
-    /// Asks the driver for a kick at the next request after `next`, and looks once more: `false` if there is
-    /// one already.
+    /// Asks the driver for a kick at the next request after `next`, and checks once more: `false` if there is
+    /// a request already.
     pub(crate) fn ask_for_kick(&self, next: u16) -> bool {
         if self.event_idx {
             let offset = RING_HEADER_BYTES.wrapping_add(usize::from(self.entries).wrapping_mul(8));
@@ -219,7 +220,7 @@ impl Rings {
         self.available_index() == next
     }
 
-    /// Asks the driver not to kick. With event indices there is nothing to do: the index that was asked for
+    /// Asks the driver not to kick. With event indices nothing has to be done, because the requested index
     /// has passed.
     pub(crate) fn ask_for_silence(&self) {
         if !self.event_idx {

@@ -1,4 +1,4 @@
-//! One request: decoding, carrying out what needs no waiting, handing the rest to the device, and answers.
+//! Serves one request: decodes it, executes what needs no waiting, gives the rest to the device, and answers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use super::transfer::{self, Direction, Progress, Transfer};
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 
-/// Most bytes in buffers kept for requests that must wait, and the longest of them.
+/// The most buffers that are kept for requests that must wait, and the longest of them.
 const KEPT_BUFFERS: usize = 16;
 const KEPT_BUFFER_BYTES: usize = 128 << 10;
 
-/// How a request ended, where it did not have to wait.
+/// How a request ended that did not have to wait.
 type Finished = Result<Status, (Status, String)>;
 
 enum Step {
     /// Done; this much was written besides the status.
     Done(Finished, u64),
     Wait(Work, u64),
-    /// As `Wait`, after the device said that there is no room.
+    /// As `Wait`, after the device said that it has no space.
     Starve(Work),
 }
 
-/// Serves the request in the queue's chain. Returns the bytes of data it moved.
+/// Serves the request in the queue's chain. Returns the number of data bytes that it moved.
 pub(super) fn request(
     queue: &mut QueueThread,
     head: u16,
@@ -50,7 +50,7 @@ pub(super) fn request(
     Ok(moved)
 }
 
-/// Carries out one read or write.
+/// Executes one read or write.
 pub(super) fn go_through(
     queue: &mut QueueThread,
     of: (u16, u64),
@@ -61,7 +61,7 @@ pub(super) fn go_through(
     conclude(queue, of, step, memory);
 }
 
-/// Answers a request (its chain's head, its status byte), or hands it on.
+/// Answers a request (its chain's head, its status byte), or submits it.
 fn conclude(queue: &mut QueueThread, (head, status): (u16, u64), step: Step, memory: &Arc<GuestMemory>) {
     let job = |work, written: u64| {
         let written = u32::try_from(written).unwrap_or(u32::MAX).saturating_add(1);
@@ -110,7 +110,7 @@ fn step(queue: &mut QueueThread, header: Header, memory: &GuestMemory) -> Step {
             Step::Done(Ok(Status::Ok), written)
         }
         Command::Discard | Command::WriteZeroes => ranges(queue, header.command, memory),
-        // No fault: a driver may ask for what other devices have.
+        // Not a fault: a driver may ask for something that other devices support.
         Command::Unknown(_) => Step::Done(Ok(Status::Unsupported), 0),
     }
 }
@@ -189,7 +189,7 @@ fn ranges(queue: &mut QueueThread, command: Command, memory: &GuestMemory) -> St
     go_on(queue, work)
 }
 
-/// Carries out ranges until one has to wait.
+/// Executes ranges until one has to wait.
 fn go_on(queue: &QueueThread, mut work: Work) -> Step {
     while let Work::Ranges { pieces, discard, fua } = &mut work {
         let Some(&Piece { range, may_unmap }) = pieces.front() else { break };
@@ -206,7 +206,7 @@ fn go_on(queue: &QueueThread, mut work: Work) -> Step {
 }
 
 impl QueueThread {
-    /// Hands a request to the device; its answer comes as a post.
+    /// Gives a request to the device; its answer comes as a post.
     pub(super) fn submit(&mut self, job: Job) {
         let free = &mut self.free;
         let request = job.request(|len| {
@@ -228,7 +228,7 @@ impl QueueThread {
         self.disk.device.submit(request, done);
     }
 
-    /// Uses an answer of the device.
+    /// Processes an answer of the device.
     pub(super) fn answer(&mut self, mut job: Job, outcome: Outcome) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.bytes_in_flight = self.bytes_in_flight.saturating_sub(job.bytes());

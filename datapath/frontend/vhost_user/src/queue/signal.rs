@@ -1,4 +1,4 @@
-//! What a queue tells the front-end by: a counter (`eventfd`) of its own.
+//! How a queue notifies the front-end: a counter (`eventfd`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 
-/// The call or the error descriptor of a queue. That a write to it would wait is the front-end's choice, whose description it is: one that
-/// waits on it itself would no longer do so if that were changed here. One that changes it later holds up its own disk, until
-/// it takes its interrupts or this process ends.
+/// The call or the error descriptor of a queue. Whether a write to it may block is the front-end's choice,
+/// because it owns the file description. If this program made it non-blocking, a front-end that itself waits
+/// on it would no longer block. A front-end that makes it blocking later delays only its own disk, until it
+/// takes its interrupts or this process ends.
 #[derive(Debug)]
 pub(crate) struct Signal {
     counter: OwnedFd,
@@ -25,7 +26,8 @@ impl Signal {
         Ok(Self { counter: self.counter.try_clone()?, may_wait: self.may_wait })
     }
 
-    /// Counts one more, or nothing where that would wait: a counter at its limit is one that nobody looked at yet.
+    /// Adds one to the counter; does nothing if that would block. A counter at its limit has not been read
+    /// yet, so the front-end is notified anyway.
     pub(crate) fn send(&self) {
         if !self.may_wait || self.is_writable() {
             let _ = rustix::io::write(&self.counter, &1_u64.to_ne_bytes());

@@ -1,12 +1,12 @@
 //! The loop of a queue's thread.
 //!
 //! ```text
-//!   +--> posts: answers of the device become used entries, orders are followed; what waits for the disk is started now and then
+//!   +--> posts: answers of the device become used entries, orders are followed; requests for the disk are started now and then
 //!   |    available requests: served, or submitted to the device
-//!   |    used entries are shown to the driver together, with one interrupt if it wants one
+//!   |    used entries become visible to the driver together, with one interrupt if it wants one
 //!   +--- something was done?
-//!   |    no: start what waits for the disk, look again for as long as it paid off lately
-//!   +--- still nothing: ask for a kick, look once more, sleep until a kick or a post
+//!   |    no: start requests for the disk, poll for as long as that was worthwhile recently
+//!   +--- still nothing: ask for a kick, check once more, sleep until a kick or a post
 //! ```
 
 use std::collections::VecDeque;
@@ -31,15 +31,17 @@ use crate::disk::Disk;
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 
-/// Requests served before posts are looked at and the driver is interrupted.
+/// Requests served before posts are processed and the driver is interrupted.
 const BATCH: u16 = 64;
 /// Data moved before the same.
 const BATCH_BYTES: u64 = 512 << 10;
-/// Used entries shown to the driver at a time, so that it goes on while the rest of the batch is served.
+/// Used entries that become visible to the driver at a time, so that it continues while the rest of the batch
+/// is served.
 const SHOWN_TOGETHER: u16 = 8;
 
-/// Requests for the disk are started at the latest after so many rounds, and at once when nothing else is to be done: to start
-/// them, however many, is to ring the disk's bell, which costs more than all the rest of a read.
+/// Requests for the disk are started at the latest after this many rounds, and at once if there is nothing
+/// else to do. Starting any number of requests rings the disk's doorbell once, which costs more than the rest
+/// of a read.
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
 const NO_ROOM_AT_STOP: &str = "no room came before the machine stopped its disk; a write is failed";
@@ -52,19 +54,19 @@ pub(super) struct QueueThread {
     pub(super) posts: Arc<PostBox>,
     pub(super) chain: Chain,
     pub(super) scratch: Vec<u8>,
-    /// Writes of this round that are not begun yet.
+    /// Writes of this round that have not begun.
     pub(super) gathered: Vec<Gathered>,
     pub(super) free: Vec<Vec<u8>>,
     /// Requests that the device has.
     pub(super) in_flight: usize,
     pub(super) bytes_in_flight: usize,
-    /// Of which: of reads.
+    /// The part of the bytes in flight that belongs to reads.
     pub(super) read_bytes_in_flight: usize,
-    /// Writes that have no buffer yet, since others wait for the device with as many as may be.
+    /// Writes that have no buffer yet, because others already use all that may wait for the device.
     held: VecDeque<Job>,
-    /// Requests that found no room, to be tried again.
+    /// Requests that found no space, to be tried again.
     pub(super) starved: Vec<Job>,
-    /// What the device did not take because it is closed. It is not answered.
+    /// Requests that the device did not accept because it is closed. They are not answered.
     left: Vec<Job>,
     stopping: bool,
     number: usize,
@@ -78,12 +80,12 @@ pub(super) struct QueueThread {
     next_available: u16,
     next_used: u16,
     shown: u16,
-    /// Where the used index was when the driver was last asked whether it wants an interrupt.
+    /// The used index when the driver was last asked whether it wants an interrupt.
     signalled: u16,
     retry_at: Option<Instant>,
     polling: Polling,
     inbox: Vec<Post>,
-    /// Where the device's answers to this thread are taken, if it has such; they are posted too.
+    /// Receives the device's answers to this thread, if the device supports that; they are posted too.
     own: Option<Box<dyn CompletionQueue>>,
     /// Rounds since requests that wait for the disk were started.
     rounds_unstarted: u32,
@@ -129,7 +131,8 @@ impl QueueThread {
         }
     }
 
-    /// Serves until told to stop; returns the next available entry, or none where some before it are not answered.
+    /// Serves until told to stop. Returns the next available entry, or none if some entries before it are not
+    /// answered.
     pub(super) fn run(mut self) -> Option<u16> {
         self.rings.ask_for_silence();
         loop {
@@ -170,7 +173,7 @@ impl QueueThread {
                 }
                 Post::Call(call) => {
                     self.call = call;
-                    // What was signalled to the old one may not have been seen; one too many does no harm.
+                    // Signals to the old descriptor may not have been seen; an additional one does no harm.
                     signal(self.call.as_ref());
                 }
                 Post::Error(error) => self.error = error,
@@ -181,7 +184,7 @@ impl QueueThread {
         true
     }
 
-    /// Starts what waits for the disk, and has what is over posted.
+    /// Starts requests that wait for the disk, and posts finished ones.
     fn start_waiting(&mut self) {
         if let Some(own) = &self.own {
             own.take();
@@ -202,12 +205,14 @@ impl QueueThread {
         self.give_back();
     }
 
-    /// When the device has nothing any more; returns the next available entry, or none where some before it are not answered.
+    /// Called when the device has no more requests. Returns the next available entry, or none if some entries
+    /// before it are not answered.
     fn end(mut self) -> Option<u16> {
         self.give_back();
         let starved = self.take_starved();
         if !self.left.is_empty() {
-            // Later ones were answered, so that no server can go on with this machine. It is told of no error that its disk did not have.
+            // Later requests were answered, so no server can continue with this machine. The guest is not
+            // shown an error that its disk did not have.
             self.warn(&CLOSED_AT_STOP);
             return None;
         }
@@ -228,39 +233,42 @@ impl QueueThread {
             && self.has_room_for_reads()
     }
 
-    /// Requests that were taken and are not answered.
+    /// Requests that were taken and not answered.
     fn unanswered(&self) -> usize {
         let kept = self.starved.len().saturating_add(self.left.len()).saturating_add(self.held.len());
         self.in_flight.saturating_add(kept)
     }
 
-    /// Whether another request with data may be given to the device. One always may, however small the limit.
+    /// Whether another request with data may be given to the device. One is always permitted, however small
+    /// the limit.
     fn has_room_for_data(&self) -> bool {
         self.bytes_in_flight == 0 || self.bytes_in_flight < self.disk.bytes_in_flight_of_a_queue()
     }
 
-    /// The same for a read. Writes may wait for room for long, and reads go on meanwhile: with a quarter of their own.
+    /// The same for a read. Writes may wait for space for long, and reads continue meanwhile with a quarter
+    /// of their own.
     fn has_room_for_reads(&self) -> bool {
         self.has_room_for_data()
             || self.read_bytes_in_flight == 0
             || self.read_bytes_in_flight < self.disk.bytes_in_flight_of_a_queue() / 4
     }
 
-    /// Hands a new request to the device, or keeps it until others have been answered.
+    /// Gives a new request to the device, or keeps it until others have been answered.
     pub(super) fn submit_in_turn(&mut self, job: Job) {
-        // A discard has no data, and may be what gives the others room.
+        // A discard has no data, and may free the space that the others wait for.
         let waits = job.is_write() && (!self.held.is_empty() || !self.has_room_for_data());
         if waits { self.held.push_back(job) } else { self.submit(job) }
     }
 
-    /// Gives requests that wait here back to the ring, as far as nothing was taken after them: whoever goes on with the machine
-    /// takes them again. To wait for all of them would hold up whoever stops it, and those without room would fail.
+    /// Returns waiting requests to the ring, as far as nothing after them was taken: the next server of the
+    /// machine takes them again. Waiting for all of them would delay the stop, and those without space would
+    /// fail.
     fn give_back(&mut self) {
         while !self.broken {
             let last = self.next_available.wrapping_sub(1);
             let head = self.rings.available_head(last);
-            // Neither is in the order of the ring: writes that are gathered come after others of their batch, and the device
-            // answers in its own order.
+            // Neither list is in the order of the ring: gathered writes come after others of their batch, and
+            // the device answers in its own order.
             if let Some(place) = self.held.iter().rposition(|job| job.head == head) {
                 self.held.remove(place);
             } else if let Some(place) = self.starved.iter().position(|job| job.head == head) {
@@ -323,9 +331,9 @@ impl QueueThread {
         true
     }
 
-    /// Writes the status and gives the chain back; the driver sees it with the next [`Self::show_used`].
+    /// Writes the status and returns the chain; the driver sees it with the next [`Self::show_used`].
     pub(super) fn finish(&mut self, head: u16, at: u64, status: Status, written: u32, memory: &GuestMemory) {
-        // It was found when the request was taken, in the same memory.
+        // It was found in the same memory when the request was taken.
         if let Some(mut segment) = memory.segment(at, 1) {
             segment.copy_from(&[status.byte()]);
         }
@@ -365,8 +373,8 @@ impl QueueThread {
         self.disk.faults.warn(&format_args!("{} queue {}", self.disk.name, self.number), what);
     }
 
-    /// Keeps a write that found no room, and tries again later: the protocol has no such error, and the
-    /// guest would take any other one for a broken disk.
+    /// Keeps a write that found no space, and tries again later. The protocol has no such error, and the
+    /// guest would treat any other error as a broken disk.
     pub(super) fn starve(&mut self, job: Job) {
         if self.starved.is_empty() && !self.stopping {
             self.warn(&"there is no room for a write; the machine waits until there is");
@@ -378,8 +386,8 @@ impl QueueThread {
         }
     }
 
-    /// Keeps a write, or whatever else is no read, that the device did not take because it is closed: whoever goes on with the machine
-    /// takes it from the ring again. The guest would take any error for a broken disk.
+    /// Keeps a request other than a read that the device did not accept because it is closed: the next server
+    /// of the machine takes it from the ring again. The guest would treat any error as a broken disk.
     pub(super) fn leave(&mut self, job: Job) {
         if self.left.is_empty() && !self.stopping {
             self.warn(&"the disk is closed; what the machine writes is not answered");
@@ -408,7 +416,8 @@ impl QueueThread {
         {
             self.submit(job);
         }
-        // Others had no buffer while they waited; to give all of them one at once would be past the limit.
+        // The others had no buffer while they waited. Giving all of them a buffer at once would exceed the
+        // limit.
         self.disk.waiting_writes.fetch_add(jobs.len(), Ordering::Relaxed);
         self.starved.extend(jobs);
         if !self.starved.is_empty() {
@@ -424,8 +433,9 @@ impl QueueThread {
     }
 
     fn idle(&mut self) {
-        // Only this thread puts requests there, in the other steps of a round, and what is completed here is posted and no more. So
-        // nothing is unstarted while it looks or sleeps, until it comes round; and while it works, rounds are counted.
+        // Only this thread adds requests there, in the other steps of a round; a completion here only posts.
+        // So no request is unstarted while the thread polls or sleeps. While it works, the rounds are
+        // counted.
         self.start_waiting();
         if self.posts.is_filled() {
             return;
@@ -463,7 +473,7 @@ impl QueueThread {
             }),
             PollFd::new(&self.kick, PollFlags::IN),
         ];
-        // Without room for requests kicks are left alone, or they would wake us for nothing.
+        // Without room for requests kicks are ignored, because they would wake the thread for nothing.
         let watched = if take { fds.as_mut_slice() } else { fds.split_at_mut(2).0 };
         let polled = rustix::event::poll(watched, timeout.as_ref());
         let [event, _, kick] = &fds;
@@ -471,7 +481,7 @@ impl QueueThread {
         posts.wake_up(event.contains(PollFlags::IN));
         match polled {
             Ok(_) | Err(Errno::INTR) => {}
-            // Out of memory: slow, but it goes on.
+            // Out of memory: slow, but it continues.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
         if !take {

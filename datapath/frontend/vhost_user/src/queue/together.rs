@@ -1,7 +1,7 @@
-//! Writes that came together are given to the device together, which may cost less than one after the other.
+//! Gives writes that arrived together to the device together, which may cost less than one after the other.
 //!
-//! Only those that can be stored straight from guest memory, in one piece, are gathered; nothing of them is done before. One that
-//! the device did not store then, is served like any other.
+//! Only writes that can be stored directly from guest memory, in one piece, are gathered, and no part of them
+//! is executed before. A write that the device did not store then is served like any other.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::thread::QueueThread;
 use super::transfer::{Direction, Transfer};
 use crate::memory::GuestMemory;
 
-/// Writes that are gathered at most: the guest waits for the first while the last is looked at.
+/// The most writes that are gathered: the guest waits for the first while the last is examined.
 const TOGETHER: usize = 8;
 
-/// Longest of them: one that is longer has enough blocks of its own.
+/// The longest of them: a longer write has enough blocks by itself.
 const LONGEST_BYTES: u32 = 16 << 10;
 
 /// A write that was taken from the ring.
@@ -29,7 +29,7 @@ pub(super) struct Gathered {
     buffer: Buffer,
 }
 
-/// Keeps the write in the queue's chain for later, if it is one that can be given to the device with others.
+/// Keeps the write in the queue's chain for later, if it can be given to the device with others.
 pub(super) fn gather(
     queue: &mut QueueThread,
     (head, status): (u16, u64),
@@ -59,7 +59,7 @@ pub(super) fn gather(
     true
 }
 
-/// Gives the device what was gathered.
+/// Gives the gathered writes to the device.
 pub(super) fn store(queue: &mut QueueThread, memory: &Arc<GuestMemory>) {
     let mut gathered = std::mem::take(&mut queue.gathered);
     let mut stored = [false; TOGETHER];

@@ -1,19 +1,21 @@
 //! Reads and writes between a request's buffers and the device.
 //!
 //! 1. The range and all buffers are checked before anything is done.
-//! 2. A request in one buffer, or in buffers that are whole 4 KiB blocks, goes to the device piece by piece, straight
-//!    between guest memory and the device. Pieces of a write are given to the device together first, as many blocks at a time
-//!    as it takes together; those that it did not store then go one by one.
-//! 3. Any other one is put together in a buffer of ours, because only whole requests keep a block whole. So is one with a
-//!    buffer that lies in several regions of memory, which is in one piece for the guest only.
-//! 4. What must wait is put together too, from the first piece that must wait to the end: one request below.
+//! 2. If a request has one buffer, or buffers of whole 4 KiB blocks, its pieces move directly between guest
+//!    memory and the device. The device first gets the pieces of a write together, as many blocks at a time
+//!    as it accepts. Pieces that it did not store then follow one by one.
+//! 3. Any other request is assembled in a buffer of ours, because only whole requests keep a block whole. The
+//!    same holds for a request with a buffer in several regions of memory, which is contiguous only for the
+//!    guest.
+//! 4. The part that must wait is assembled too, from the first piece that must wait to the end: one request
+//!    for the device.
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Device, Geometry, IoError, IoErrorKind, Op};
 
 use super::chain::{Buffer, total_bytes};
 use crate::memory::GuestMemory;
 
-/// Which way the data goes.
+/// The direction of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the device to the guest.
@@ -28,19 +30,19 @@ pub(crate) enum Direction {
 /// How far a request got without waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// To its end.
+    /// It is complete.
     Done,
-    /// To this buffer, which belongs to this offset.
+    /// It stopped at this buffer, which belongs to this offset.
     Until(usize, u64),
 }
 
-/// A buffer of ours, kept no longer than it is reasonably small.
+/// The largest buffer that is kept for reuse.
 const SCRATCH_BYTES: usize = 1 << 20;
 
-/// Blocks of a write, and so buffers too, that are given to the device together at most.
+/// The most blocks of a write, and so the most buffers, that are given to the device together.
 const TOGETHER: usize = 16;
 
-/// Carries out as much as is possible without waiting.
+/// Executes as much as is possible without waiting.
 pub(crate) fn attempt(
     device: &dyn Device,
     geometry: &Geometry,
@@ -59,7 +61,7 @@ pub(crate) fn attempt(
             continue;
         }
         let Some(mut segment) = transfer.memory.segment(buffer.addr, u64::from(buffer.len)) else {
-            // The only buffer of its request, which was not looked for before.
+            // The only buffer of its request, which was not checked before.
             transfer.find(*buffer)?;
             return transfer.attempt_together(device, range, scratch);
         };
@@ -70,21 +72,21 @@ pub(crate) fn attempt(
         };
         match attempt? {
             Attempt::Done => at = range.end(),
-            // Buffers after this one may be stored already; the device gets them again with the rest of the request, which is not
-            // answered before.
+            // Later buffers may be stored already. The device gets them again with the rest of the request,
+            // which is not answered before.
             Attempt::MustWait => return Ok(Progress::Until(index, at)),
         }
     }
     Ok(Progress::Done)
 }
 
-/// Buffers of one write that the device gets together, before they are looked at one by one.
+/// Buffers of one write that the device gets together, before they are processed one by one.
 struct Together {
-    /// Those that it got last.
+    /// The buffers that it got last.
     first: usize,
     len: usize,
     stored: [bool; TOGETHER],
-    /// They go one by one.
+    /// Giving them together is not worthwhile: they follow one by one.
     in_vain: bool,
 }
 
@@ -94,7 +96,8 @@ impl Together {
         Self { first: 0, len: 0, stored: [false; TOGETHER], in_vain: !can_be }
     }
 
-    /// Whether this buffer, which belongs to this offset, is stored already, or was now, with those that follow it.
+    /// Whether this buffer, which belongs to this offset, is stored: earlier, or now together with the
+    /// buffers after it.
     #[inline]
     fn has(&mut self, device: &dyn Device, transfer: &Transfer<'_>, index: usize, at: u64) -> bool {
         if index.wrapping_sub(self.first) >= self.len {
@@ -118,20 +121,20 @@ impl Together {
             *place = Some(segment);
             len += 1;
         }
-        // One that is alone goes its own way; those behind it are looked at after it.
+        // A single buffer is written by itself; those after it are examined later.
         (self.first, self.len, self.stored) = (index, len.max(1), [false; TOGETHER]);
         let (Some(segments @ [_, _, ..]), Ok(none)) = (segments.get(..len), range_of(at, 0)) else { return };
         let mut writes = [(none, &[][..]); TOGETHER];
         for (write, segment) in writes.iter_mut().zip(segments) {
             let bytes = segment.as_ref().map_or(&[][..], |segment| segment.bytes());
-            // A part of the request's, which was checked.
+            // A part of the request's range, which was checked.
             let Ok(range) = range_of(at, bytes.len() as u64) else { return };
             *write = (range, bytes);
             at = range.end();
         }
         if let (Some(writes), Some(stored)) = (writes.get(..len), self.stored.get_mut(..len)) {
             device.write_together(writes, stored);
-            // What follows blocks that are new is new, too.
+            // Buffers that follow new blocks are usually new, too.
             self.in_vain = !stored.contains(&true);
         }
     }
@@ -147,7 +150,7 @@ pub(crate) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// The range, and whether data may go straight between the buffers and the device.
+    /// The range, and whether data may move directly between the buffers and the device.
     fn check(&self, geometry: &Geometry) -> Result<(ByteRange, bool), IoError> {
         let range = range_of(self.at, total_bytes(self.buffers))?;
         geometry.check_data(range)?;
@@ -163,7 +166,7 @@ impl Transfer<'_> {
         Ok((range, in_place))
     }
 
-    /// Finds a buffer that is not in one region; it may be in several.
+    /// Checks a buffer that is not in one region; it may lie in several.
     #[cold]
     fn find(&self, buffer: Buffer) -> Result<(), IoError> {
         match self.memory.has(buffer.addr, u64::from(buffer.len)) {
