@@ -1,20 +1,20 @@
-//! A TCP relay to a server that its standard input cuts, keeps silent and lets go on: `cut_relay TARGET`. For tests of machines whose
-//! disk is on the network.
+//! A TCP relay to a server. Commands on its standard input cut, silence or restore it: `cut_relay TARGET`. It
+//! is for tests of machines whose disk is on the network.
 //!
-//! It prints where it listens. Each line that it reads holds until the next one:
+//! It prints its address. Each command holds until the next one:
 //!
-//! | line | what |
+//! | line | effect |
 //! |---|---|
 //! | `cut` | connections end, and new ones are closed at once |
-//! | `silence` | connections stay, also new ones, and nothing is passed on |
-//! | `go` | everything is passed on, as at the beginning |
+//! | `silence` | existing and new connections stay open, and no data is passed on |
+//! | `go` | all data is passed on, as at the beginning |
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long until a silent direction looks again.
+/// How long a silent direction waits before it checks again.
 const TICK: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ enum Line {
 
 struct State {
     line: Line,
-    /// Both sides of all connections that there have been.
+    /// Both sides of all connections so far.
     sockets: Vec<TcpStream>,
 }
 
@@ -90,7 +90,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             if line(&accepting) != Line::Cut {
-                // A server that is not there is a connection that ends.
+                // If the server does not answer, the connection ends.
                 let _ = connect(client, target, &accepting);
             }
         }

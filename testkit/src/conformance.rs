@@ -1,18 +1,20 @@
-//! The suite that every [`Device`] passes, with an exact model beside it.
+//! The test suite that every [`Device`] passes, with an exact model beside it.
 //!
-//! 1. The part of the device that is used ([`Options::span_bytes`]: half at its start, half at its end) is read
-//!    and becomes the model.
-//! 2. It is cut among threads at logical blocks that are *not* 4 KiB boundaries, so neighbours share blocks.
-//!    Each thread carries out random operations on its own part and compares each read with its own model:
-//!    one request at a time, alternately through `try_now` and `submit`, rounds of disjoint requests in flight together, and
-//!    rounds of overlapping writes, after which each 4 KiB block must hold the whole of one of them. Writes of a round are
-//!    offered to `write_together` every other time.
-//! 3. When all threads are done everything is read once more, and `extents` is walked over it.
+//! 1. The part of the device that is used ([`Options::span_bytes`]: half at its start, half at its end) is
+//!    read and becomes the model.
+//! 2. It is divided among threads at logical blocks that are *not* 4 KiB boundaries, so neighbours share
+//!    blocks. Each thread executes random operations on its own part and compares each read with its own
+//!    model. It alternates between single requests through `try_now` and `submit`, rounds of disjoint
+//!    requests in flight together, and rounds of overlapping writes. After the latter each 4 KiB block must
+//!    contain the whole of one of the writes. Every other time the writes of a round are offered to
+//!    `write_together`.
+//! 3. When all threads have finished, everything is read once more, and `extents` is checked over all of it.
 //!
-//! Contents written are random, compressible, zero, or equal to what is there, since devices treat these
-//! differently. Discarded and zeroed ranges must read as zeroes, and extents may call a range
-//! `Hole` or `Zero` only where the model has zeroes. A device that may be full ([`Options::may_refuse`]) may refuse writes
-//! and zero writes, never a read or a discard; the suite then looks which blocks were changed all the same.
+//! Written contents are random, compressible, zero, or equal to the existing ones, because devices treat
+//! these differently. Discarded and zeroed ranges must read as zeroes, and extents may call a range `Hole` or
+//! `Zero` only where the model has zeroes. A device that may be full ([`Options::may_refuse`]) may refuse
+//! writes and zero writes, never a read or a discard. The suite then determines which blocks the refused
+//! request has changed.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, mpsc};
@@ -23,10 +25,10 @@ use headwater_block::{
 
 use crate::random::Rng;
 
-/// What overlapping writes leave whole.
+/// The unit in which overlapping writes are atomic.
 const BLOCK_BYTES: u64 = 4096;
 
-/// How much to try.
+/// The amount of work.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Seed of all randomness.
@@ -41,9 +43,9 @@ pub struct Options {
     pub max_request_bytes: u64,
     /// Requests in flight together from one thread.
     pub in_flight: u32,
-    /// Writes and zero writes may be refused with [`IoErrorKind::NoSpace`]. Each 4 KiB block of a refused one
-    /// holds the whole of the old or of the new contents, and nothing else has changed. A discard is not refused, and may leave
-    /// parts of blocks at its ends as they are.
+    /// Writes and zero writes may be refused with [`IoErrorKind::NoSpace`]. After a refusal each 4 KiB block
+    /// of the request has either its old or its new contents completely, and nothing else has changed. A
+    /// discard is not refused, and may leave parts of blocks at its ends as they are.
     pub may_refuse: bool,
 }
 
@@ -68,7 +70,7 @@ impl Options {
     }
 }
 
-/// Runs the suite; panics with the seed and the operation at the first thing that is wrong.
+/// Runs the suite; panics with the seed and the operation at the first error.
 ///
 /// A read-only device is checked by [`check_read_only`] instead. Returns the bytes of the used part, for
 /// comparison after reopening: see [`verify`].
@@ -93,7 +95,7 @@ pub fn check(device: &Arc<dyn Device>, options: &Options) -> Model {
             std::thread::spawn(move || worker.run())
         })
         .collect();
-    // All are joined before the first failure is passed on, so that its message is the last one printed.
+    // All threads are joined before the first failure is passed on, so that its message is printed last.
     let ends: Vec<_> = workers.into_iter().map(std::thread::JoinHandle::join).collect();
     let mut parts = Vec::new();
     for end in ends {
@@ -108,8 +110,8 @@ pub fn check(device: &Arc<dyn Device>, options: &Options) -> Model {
     model
 }
 
-/// Checks that reads are stable, extents agree with contents, and everything that writes is refused with
-/// [`IoErrorKind::ReadOnly`] and changes nothing.
+/// Checks that reads are stable, that extents agree with contents, and that every change is refused with
+/// [`IoErrorKind::ReadOnly`] and has no effect.
 pub fn check_read_only(device: &Arc<dyn Device>, options: &Options) -> Model {
     assert!(device.geometry().read_only, "the device says that it can be written");
     let model = Model::read(&**device, options.span_bytes);
@@ -160,7 +162,7 @@ pub fn verify(device: &dyn Device, model: &Model) {
     }
 }
 
-/// What a part of a device must hold.
+/// The expected contents of a part of a device.
 #[derive(Clone)]
 pub struct Model {
     parts: Vec<Part>,
@@ -204,12 +206,12 @@ impl Model {
         self.parts.iter().map(|p| p.bytes.len()).sum()
     }
 
-    /// Whether it covers nothing.
+    /// Whether it covers no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Cuts each part among `threads` at random logical blocks.
+    /// Divides each part among `threads` at random logical blocks.
     fn cut(self, threads: u32, block_bytes: u32, rng: &mut Rng) -> Vec<Part> {
         let block = block_bytes as usize;
         let each = (threads as usize).div_ceil(self.parts.len().max(1)).max(1);
@@ -218,7 +220,8 @@ impl Model {
             let blocks = part.bytes.len() / block;
             for left in (1..each).rev() {
                 let share = blocks / each;
-                // Moves the cut by up to seven blocks: with 512-byte blocks it falls inside a 4 KiB block.
+                // Moves the boundary by up to seven blocks: with 512-byte blocks it falls inside a 4 KiB
+                // block.
                 let keep = (share * left).saturating_sub(rng.index(8)) * block;
                 let tail = part.bytes.split_off(keep.min(part.bytes.len()));
                 out.push(Part { offset: part.offset + part.bytes.len() as u64, bytes: tail });
@@ -274,7 +277,7 @@ impl Part {
         );
     }
 
-    /// What the device lends of a range, if it does, is what a read gives.
+    /// Checks that the pages that the device shares for a range, if any, equal the result of a read.
     fn check_shared(&self, device: &dyn Device, range: ByteRange, name: &str) {
         let mut parts = Vec::new();
         if device.read_shared(range, &mut parts) {
@@ -376,7 +379,7 @@ impl Worker {
         }
     }
 
-    /// Panics unless the request may have been refused.
+    /// Panics unless the request may be refused.
     fn check_refusal(&self, sent: &Sent, error: &IoError) {
         let may_be = self.options.may_refuse
             && sent.old.is_some()
@@ -385,7 +388,7 @@ impl Worker {
         assert!(may_be, "{} failed: {error}", sent.text);
     }
 
-    /// Finds out whether a discard has cleared the parts of blocks at its ends, where it need not.
+    /// Determines whether a discard has cleared the parts of blocks at its ends, which is optional.
     fn settle_ends(&mut self, sent: &Sent) {
         if !(self.options.may_refuse && sent.is_discard) {
             return;
@@ -401,7 +404,8 @@ impl Worker {
         }
     }
 
-    /// Finds out which blocks of `range`, a part of what it was to change, a request has changed that need not.
+    /// Determines which blocks of `range` a request has changed. `range` is a part of the request's range, in
+    /// which changes are optional.
     fn settle(&mut self, sent: &Sent, range: ByteRange) {
         let old = sent.old.as_deref().unwrap_or_default();
         let old = &old[(range.offset() - sent.range.offset()) as usize..][..range.len() as usize];
@@ -424,7 +428,7 @@ impl Worker {
         }
     }
 
-    /// Several requests on disjoint ranges, in flight together. Returns how many.
+    /// Several requests on disjoint ranges, in flight together. Returns their number.
     fn round(&mut self, number: u32) -> u32 {
         let mut ranges: Vec<ByteRange> = Vec::new();
         for _ in 0..self.options.in_flight {
@@ -473,8 +477,8 @@ impl Worker {
         all.len() as u32
     }
 
-    /// Offers the writes among these requests to the device together, every other time. What it stored is taken out of
-    /// them, and returned.
+    /// Every other time, offers the writes among these requests to the device together. Writes that it stored
+    /// are removed from the list, and returned.
     fn store_together<N: Copy>(&mut self, requests: &mut Vec<(N, Request)>) -> Vec<(N, ByteRange)> {
         let mut writes = Vec::new();
         let mut names = Vec::new();
@@ -498,7 +502,7 @@ impl Worker {
         names.into_iter().zip(done).filter_map(|(name, done)| done.then_some(name)).collect()
     }
 
-    /// Writes of whole 4 KiB blocks over one another, in flight together. Returns how many.
+    /// Overlapping writes of whole 4 KiB blocks, in flight together. Returns their number.
     fn overlapping(&mut self, number: u32) -> u32 {
         let (first, end) = (self.part.offset.div_ceil(BLOCK_BYTES), self.part.end() / BLOCK_BYTES);
         if end <= first {
@@ -507,7 +511,7 @@ impl Worker {
         let span = self.rng.between(1, (end - first).min(8));
         let start = first + self.rng.below(end - first - span + 1);
         let (tx, rx) = mpsc::channel::<(ByteRange, bool, Outcome)>();
-        // Which bytes each block may have afterwards.
+        // The contents that each block may have afterwards.
         let mut allowed = vec![Vec::new(); span as usize];
         let mut requests = Vec::new();
         for fill in 0..self.options.in_flight as u8 {
@@ -536,7 +540,7 @@ impl Worker {
         }
         drop(tx);
         let name = format!("{} operation {number}, overlapping writes", self.name);
-        // Blocks that one of them was stored in for certain.
+        // Blocks that at least one of the writes has stored for certain.
         let mut stored = vec![false; span as usize];
         for (range, is_discard, outcome) in rx {
             match outcome.result {
@@ -615,7 +619,8 @@ impl Worker {
         }
     }
 
-    /// What the device must hold afterwards; and what it held, in case the request is refused.
+    /// The contents that the device must have afterwards, and the previous contents in case the request is
+    /// refused.
     fn expect(&mut self, request: &Request, name: &str) -> Sent {
         let text = format!("{name}: {}", describe(request));
         let is_read = matches!(request, Request::Read { .. });
@@ -647,7 +652,7 @@ struct Sent {
     text: String,
     is_read: bool,
     is_discard: bool,
-    /// What was there before, where it changes something.
+    /// The previous contents, if the request changes something.
     old: Option<Vec<u8>>,
 }
 
@@ -656,7 +661,7 @@ fn read_of(range: ByteRange) -> Request {
     Request::Read { range, buffer: vec![0xa5; range.len() as usize] }
 }
 
-/// Carries a request out, first through `try_now` unless `submit_only`. Returns the buffer.
+/// Executes a request, first through `try_now` unless `submit_only`. Returns the buffer.
 fn carry_out(device: &dyn Device, mut request: Request, submit_only: bool) -> Result<Vec<u8>, IoError> {
     if !submit_only {
         let op = match &mut request {

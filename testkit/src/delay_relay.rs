@@ -1,7 +1,7 @@
-//! A TCP relay that delivers everything later by a fixed time: a long line, where the kernel has no netem.
+//! A TCP relay that delivers everything with a fixed delay: a long line, for hosts whose kernel has no netem.
 //!
-//! Bytes are read as they come and delivered in order, each after the delay, in both directions. The relay
-//! does not limit the rate: it keeps at most [`HELD_MAX_BYTES`] on their way and direction.
+//! Bytes are read as they arrive and delivered in order, each after the delay, in both directions. The relay
+//! does not limit the rate: it keeps at most [`HELD_MAX_BYTES`] in transit for each direction.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,11 +10,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What is read at a time.
+/// How much is read at a time.
 const PART_BYTES: usize = 64 << 10;
-/// How many parts are on their way in one direction of a connection.
+/// How many parts are in transit in one direction of a connection.
 const HELD_PARTS: usize = 256;
-/// The most bytes on their way in one direction of a connection.
+/// The most bytes in transit in one direction of a connection.
 pub const HELD_MAX_BYTES: usize = PART_BYTES * HELD_PARTS;
 
 /// A relay on a port of the loopback address. It ends when it is dropped.
@@ -26,12 +26,12 @@ pub struct DelayRelay {
 }
 
 impl DelayRelay {
-    /// Relays to `target`; each direction takes `delay`.
+    /// Relays to `target`, with `delay` in each direction.
     pub fn start(target: SocketAddr, delay: Duration) -> std::io::Result<Self> {
         Self::listen((Ipv4Addr::LOCALHOST, 0).into(), target, delay)
     }
 
-    /// As [`DelayRelay::start`], at an address.
+    /// As [`DelayRelay::start`], listening at the given address.
     pub fn listen(at: SocketAddr, target: SocketAddr, delay: Duration) -> std::io::Result<Self> {
         let listener = TcpListener::bind(at)?;
         let address = listener.local_addr()?;
@@ -45,7 +45,7 @@ impl DelayRelay {
                 }
                 let (Ok(client), counted) = (client, Arc::clone(&counted)) else { continue };
                 std::thread::spawn(move || {
-                    // Whoever goes away closes the other side too.
+                    // If one side disconnects, the other side is closed too.
                     if let Ok(server) = TcpStream::connect(target) {
                         let _ = relay(client, server, delay, counted);
                     }
@@ -55,7 +55,7 @@ impl DelayRelay {
         Ok(Self { address, stopped, bytes, accepting: Some(accepting) })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

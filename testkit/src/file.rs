@@ -1,6 +1,8 @@
-//! A file, or a block device of the kernel, as a [`Device`]: for the conformance suite through whatever made it.
+//! A file, or a block device of the kernel, as a [`Device`], to run the conformance suite through the program
+//! that created it.
 //!
-//! A block device is read and written past the page cache, so that what is compared has been through its driver.
+//! A block device is read and written past the page cache, so that the compared data has passed through its
+//! driver.
 #![expect(unsafe_code, reason = "discarding and zeroing a block device are ioctls without a safe call")]
 
 use std::fs::{File, OpenOptions};
@@ -20,7 +22,7 @@ use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 const DISCARD: Opcode = opcode::none(0x12, 119);
 const ZERO_OUT: Opcode = opcode::none(0x12, 127);
 
-/// What direct I/O may ask of memory, on every device.
+/// The memory alignment that direct I/O may require, on every device.
 const MEMORY_ALIGNMENT: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub struct FileDevice {
     file: Arc<File>,
     kind: Kind,
     geometry: Geometry,
-    /// Searches move the file's position, which is shared.
+    /// Seeking moves the file's position, which is shared.
     seeking: Mutex<()>,
 }
 
@@ -52,13 +54,13 @@ impl FileDevice {
         Ok(Self { file: Arc::new(file), kind: Kind::Regular, geometry, seeking: Mutex::new(()) })
     }
 
-    /// A block device that can be written, and that nobody else uses.
+    /// A block device that is writable, and that nobody else uses.
     pub fn open_block_device(path: &Path) -> std::io::Result<Self> {
         let flags = OFlags::DIRECT | OFlags::EXCL;
         let file =
             OpenOptions::new().read(true).write(true).custom_flags(flags.bits().cast_signed()).open(path)?;
         let geometry = Geometry {
-            // Its metadata tells no length.
+            // Its metadata does not contain the length.
             size_bytes: rustix::fs::seek(&file, SeekFrom::End(0))?,
             logical_block_bytes: rustix::fs::ioctl_blksszget(&file)?,
             physical_block_bytes: rustix::fs::ioctl_blkpbszget(&file)?,
@@ -80,7 +82,7 @@ impl Device for FileDevice {
 
     fn submit(&self, mut request: Request, done: Completion) {
         let (file, kind, read_only) = (Arc::clone(&self.file), self.kind, self.geometry.read_only);
-        // A thread each, so that requests of a round are in flight together.
+        // One thread each, so that the requests of a round are in flight together.
         std::thread::spawn(move || {
             let changes =
                 !matches!(request, Request::Read { .. } | Request::Prefetch { .. } | Request::Flush);
@@ -95,7 +97,7 @@ impl Device for FileDevice {
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
         if self.kind == Kind::Block {
-            // The kernel does not say what a block device holds.
+            // The kernel does not report the contents of a block device.
             return Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }]);
         }
         let _seeking = self.seeking.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -155,7 +157,7 @@ fn on_block_device(file: &File, request: &mut Request) -> std::io::Result<()> {
         Request::Write { range, buffer, fua } => {
             let mut memory = Aligned::new(buffer.len());
             memory.bytes().copy_from_slice(buffer);
-            // With it the kernel sends a write that is durable by itself, where the device knows such.
+            // With this flag the kernel sends a write that is durable by itself, if the device supports it.
             let flags = if *fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
             let mut written = 0;
             while written < buffer.len() {
@@ -176,7 +178,7 @@ fn on_block_device(file: &File, request: &mut Request) -> std::io::Result<()> {
                 false => Err(Errno::OPNOTSUPP),
             };
             match punched {
-                // A device that cannot punch holes has zeroes written by the kernel.
+                // If a device cannot punch holes, the kernel writes zeroes.
                 Err(Errno::OPNOTSUPP) => range_command::<ZERO_OUT>(file, *range)?,
                 punched => punched?,
             }

@@ -1,7 +1,7 @@
 //! A plain web server over a directory: ranges, keep-alive, TLS, and faults on demand.
 //!
-//! It knows nothing of stores, as a web server in front of one does. Faults concern data objects only, unless
-//! [`FileServer::fail_all`] is used, so that a server can look well and serve badly.
+//! It does not know stores, like a web server in front of one. Faults affect only data objects, unless
+//! [`FileServer::fail_all`] is used, so that a server can pass probes and still serve wrong data.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,25 +18,25 @@ use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// What a server does wrong.
+/// A fault of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HttpFault {
     /// Nothing.
     #[default]
     None,
-    /// It takes the request and never answers.
+    /// It accepts the request and never answers.
     Hang,
     /// Each answer comes after this time.
     Delay(Duration),
-    /// It sends so many bytes of a body, then closes the connection.
+    /// It sends this many bytes of a body, then closes the connection.
     BreakAfter(usize),
-    /// It sends so many bytes of a body, and then no more.
+    /// It sends this many bytes of a body, and then no more.
     HangAfter(usize),
-    /// The head of its answer has no end, and comes a byte at a time with this in between.
+    /// The head of its answer has no end, and arrives byte by byte with this pause.
     Drip(Duration),
-    /// One bit of each body is another one.
+    /// One bit of each body is flipped.
     WrongBytes,
-    /// It announces and sends one byte less than was asked for.
+    /// It announces and sends one byte less than requested.
     Short,
     /// It sends a body without a length and without an end.
     Endless,
@@ -46,9 +46,9 @@ pub enum HttpFault {
     Redirect(String),
     /// It answers with this status.
     Status(u16),
-    /// It answers each request with a number that can be divided by `each` with this status and this `Retry-After`.
+    /// It answers every `each`th request with this status and this `Retry-After`.
     Busy {
-        /// One in so many requests.
+        /// One request in this many.
         each: u64,
         /// 503 or 429.
         status: u16,
@@ -61,7 +61,7 @@ pub enum HttpFault {
     Garbage,
 }
 
-/// A certificate authority and a server's certificate, for `localhost` and `127.0.0.1` unless it says otherwise.
+/// A certificate authority and a server's certificate, for `localhost` and `127.0.0.1` by default.
 #[derive(Clone)]
 pub struct TestTls {
     /// The authority's certificate, PEM.
@@ -79,12 +79,12 @@ impl TestTls {
         Self::of(&["localhost", "127.0.0.1"])
     }
 
-    /// A new pair for a server of these names and addresses.
+    /// A new pair for a server with these names and addresses.
     pub fn of(names: &[&str]) -> Self {
         use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
         let ca_key = KeyPair::generate().expect("a key");
         let mut ca = CertificateParams::new(Vec::new()).expect("parameters");
-        // OpenSSL takes a certificate for signed by itself whose issuer has the same name.
+        // OpenSSL considers a certificate self-signed if its issuer has the same name.
         ca.distinguished_name.push(DnType::CommonName, "authority of a test");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_pem = ca.self_signed(&ca_key).expect("a certificate").pem();
@@ -97,7 +97,7 @@ impl TestTls {
         Self::with(ca_pem, &certificate, &key)
     }
 
-    /// A certificate for localhost that is the authority's own, as OpenSSL makes it when nothing else is asked for.
+    /// A certificate for localhost that is its own authority, as OpenSSL makes it by default.
     pub fn of_authority() -> Self {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
         let key = KeyPair::generate().expect("a key");
@@ -147,11 +147,11 @@ pub struct FileServer {
     serving: Arc<Serving>,
     address: SocketAddr,
     accepting: Option<JoinHandle<()>>,
-    /// Never listens: keeps the port for when the server comes back.
+    /// Never listens: it reserves the port for when the server comes back.
     _port: OwnedFd,
 }
 
-/// A socket at an address which others may share that do the same. Nobody else is given a port that it has.
+/// A socket bound to an address that other sockets of this kind may share. Nobody else is given its port.
 fn bound(at: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -201,18 +201,18 @@ impl FileServer {
         self.address
     }
 
-    /// Asks for this token from now on.
+    /// Requires this token from now on.
     pub fn ask_for_token(&self, token: &str) {
         *self.serving.token.lock() = Some(token.to_owned());
     }
 
-    /// Answers wrongly from now on when asked for a data object.
+    /// Answers with a fault from now on when asked for a data object.
     pub fn fail(&self, fault: HttpFault) {
         self.serving.all.store(false, Ordering::Release);
         *self.serving.fault.lock() = fault;
     }
 
-    /// As [`FileServer::fail`], whatever it is asked for.
+    /// As [`FileServer::fail`], for every request.
     pub fn fail_all(&self, fault: HttpFault) {
         *self.serving.fault.lock() = fault;
         self.serving.all.store(true, Ordering::Release);
@@ -223,7 +223,7 @@ impl FileServer {
         self.serving.requests.load(Ordering::Acquire)
     }
 
-    /// Of which for data objects.
+    /// How many of them were for data objects.
     pub fn object_requests(&self) -> u64 {
         self.serving.object_requests.load(Ordering::Acquire)
     }
@@ -238,10 +238,10 @@ impl FileServer {
         self.serving.accepted.load(Ordering::Acquire)
     }
 
-    /// Dies: all connections are cut, and the port refuses new ones.
+    /// Simulates a crash: all connections are cut, and the port refuses new ones.
     pub fn kill(&mut self) {
         self.serving.stopped.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
+        // Wakes the thread that accepts connections.
         drop(TcpStream::connect(self.address));
         if let Some(accepting) = self.accepting.take() {
             accepting.join().expect("the accepting thread");
@@ -279,7 +279,7 @@ fn accept(serving: Arc<Serving>, listener: TcpListener) -> JoinHandle<()> {
             }
             let serving = Arc::clone(&serving);
             std::thread::spawn(move || {
-                // A client that goes away is its own business.
+                // A client that disconnects is not an error.
                 let _ = match &serving.tls {
                     None => converse(&serving, stream),
                     Some(config) => match ServerConnection::new(Arc::clone(config)) {
@@ -287,7 +287,7 @@ fn accept(serving: Arc<Serving>, listener: TcpListener) -> JoinHandle<()> {
                         Err(_) => Ok(()),
                     },
                 };
-                // The clones keep it open otherwise.
+                // Otherwise the clones keep it open.
                 let _ = end.shutdown(Shutdown::Both);
             });
         }
@@ -354,7 +354,7 @@ fn read_request(stream: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
     Ok(Some(asked))
 }
 
-/// Whether the connection goes on.
+/// Answers a request. Returns whether the connection continues.
 fn answer(serving: &Serving, to: &mut impl Write, asked: &Asked, fault: &HttpFault) -> std::io::Result<bool> {
     let wanted = serving.token.lock().clone();
     if wanted.is_some() && wanted != asked.token {

@@ -1,4 +1,4 @@
-//! A relay for HTTP/1.1 that does to requests and answers what networks and servers do on bad days.
+//! A relay for HTTP/1.1 that damages requests and answers in ways in which networks and servers fail.
 
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -9,55 +9,56 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// What happens to a request, or to its answer.
+/// A fault of a request, or of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The relay answers with this status itself; the server never hears of the request.
+    /// The relay itself answers with this status; the request does not reach the server.
     Status(u16),
-    /// The relay answers with status 503 and `Retry-After` of so many seconds itself; the server never hears of the request.
+    /// The relay itself answers with status 503 and `Retry-After` of this many seconds; the request does not
+    /// reach the server.
     Busy(u32),
-    /// The tags in the answer's head are weak ones, as from a proxy that changes the form of bodies.
+    /// The tags in the answer's head are weak, as from a proxy that changes the form of bodies.
     WeakTags,
-    /// As [`Fault::Status`], with this code of S3.
+    /// As [`Fault::Status`], with this error code of S3.
     Refusal(u16, &'static str),
-    /// The relay answers with status 200 and this body itself; the server never hears of the request.
+    /// The relay itself answers with status 200 and this body; the request does not reach the server.
     Instead(&'static str),
-    /// Nobody answers, until the client gives up; [`HttpRelay::heal`] ends the connection.
+    /// No answer comes until the client gives up; [`HttpRelay::heal`] ends the connection.
     Silence,
-    /// The connection ends before an answer; the server never hears of the request.
+    /// The connection ends before an answer; the request does not reach the server.
     Refuse,
-    /// The server does what it is asked, and its answer is lost.
+    /// The server executes the request, and its answer is lost.
     LoseAnswer,
-    /// The answer comes after this time.
+    /// The answer is delayed by this time.
     Delay(Duration),
-    /// The second half of the answer's body does not come.
+    /// The second half of the answer's body is missing.
     Cut,
-    /// The same, and the answer's head does not say how long it was to be.
+    /// The same, and the answer's head does not tell the length of the body.
     CutUnnoticed,
-    /// The answer's head says that its body has so many bytes, and the connection ends after those that it has.
+    /// The answer's head announces a body of this many bytes, and the connection ends after the actual bytes.
     Claim(usize),
-    /// Of a listing of S3 so many keys come, and where it goes on, as from a server whose pages are that short.
+    /// An S3 listing is cut to this many keys and a continuation, as from a server with such short pages.
     Pages(usize),
-    /// A byte in the middle of the answer's body is another one.
+    /// A byte in the middle of the answer's body is changed.
     Flip,
-    /// The body of the answer comes a byte each 50 ms.
+    /// The body of the answer arrives at one byte each 50 ms.
     Trickle,
 }
 
-/// Which requests a fault happens to.
+/// The requests that a fault affects.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// `GET`, `PUT` ..; empty for all.
     pub method: &'static str,
     /// A part of the target; empty for all.
     pub target: String,
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
-    /// To how many such requests; after that they pass.
+    /// How many such requests it affects; later ones pass.
     pub times: u32,
 }
 
-/// Called before a change with the number of changes so far; whether it reaches the server.
+/// Called before a change with the number of earlier changes. Returns whether the change reaches the server.
 type BeforeChange = Box<dyn FnMut(u64) -> bool + Send>;
 
 #[derive(Default)]
@@ -67,9 +68,9 @@ struct Shared {
     is_over: AtomicBool,
     /// How often all faults were ended.
     heals: AtomicU64,
-    /// Who looks at the server before each change, and how many there were. Held while a change is at the server.
+    /// The callback before each change, and the number of changes. Locked while a change is at the server.
     before_changes: Mutex<Option<(BeforeChange, u64)>>,
-    /// Nothing reaches the server any more.
+    /// Set when nothing reaches the server any more.
     is_cut: AtomicBool,
 }
 
@@ -109,7 +110,7 @@ impl HttpRelay {
         self.address
     }
 
-    /// Has a fault happen to the next requests that fit.
+    /// Applies a fault to the next matching requests.
     pub fn fail(&self, method: &'static str, target: &str, fault: Fault, times: u32) {
         self.shared.rules.lock().push(Rule { method, target: target.to_owned(), fault, times });
     }
@@ -120,9 +121,10 @@ impl HttpRelay {
         self.shared.heals.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// From now on only one request that changes something is at the server at a time, and `before` is called ahead of each, with
-    /// the number of those that are over: what the server has then is what it keeps if the client's machine loses its power. Where
-    /// `before` says no, neither this request nor any other one reaches the server from then on.
+    /// From now on only one changing request is at the server at a time. `before` is called ahead of each,
+    /// with the number of finished ones. At that moment the server has exactly what it keeps if the client's
+    /// machine loses its power. If `before` returns false, neither this request nor any later one reaches the
+    /// server.
     pub fn before_changes(&self, before: impl FnMut(u64) -> bool + Send + 'static) {
         *self.shared.before_changes.lock() = Some((Box::new(before), 0));
     }
@@ -136,19 +138,19 @@ impl HttpRelay {
 impl Drop for HttpRelay {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        // So that the thread that waits for connections looks.
+        // So that the thread that waits for connections checks the flag.
         let _ = TcpStream::connect(self.address);
     }
 }
 
-/// A request or an answer: all up to the empty line, and what follows.
+/// A request or an answer: everything up to the empty line, and the body.
 struct Message {
     head: String,
     body: Vec<u8>,
 }
 
 impl Message {
-    /// Reads a message; `to_end` if its body lasts as long as the connection.
+    /// Reads a message; with `to_end`, its body lasts as long as the connection.
     fn read(stream: &mut TcpStream, to_end: bool) -> Option<Self> {
         let mut bytes = Vec::new();
         let mut buffer = [0; 64 << 10];
@@ -186,18 +188,18 @@ impl Message {
         })
     }
 
-    /// The head with the connection's end announced, so that each connection carries one request.
+    /// The head with the end of the connection announced, so that each connection carries one request.
     fn closing_head(&self) -> String {
         self.head_without(&["connection"]) + "Connection: close\r\n\r\n"
     }
 
-    /// The same for another body, of which the length may be told.
+    /// The same for another body, whose length is announced if given.
     fn head_of(&self, len: Option<usize>) -> String {
         let len = len.map(|len| format!("Content-Length: {len}\r\n")).unwrap_or_default();
         self.head_without(&["connection", "content-length"]) + &len + "Connection: close\r\n\r\n"
     }
 
-    /// The head but for these lines, and the empty one at its end.
+    /// The head without these lines, and without the empty line at its end.
     fn head_without(&self, names: &[&str]) -> String {
         let kept = self.head.trim_end().lines().filter(|line| {
             let is_one = |key: &str| names.iter().any(|name| key.eq_ignore_ascii_case(name));
@@ -298,7 +300,7 @@ impl Shared {
             drop(before_changes);
             return forward(request, upstream);
         };
-        // Another one may have been refused while this one waited for its turn.
+        // Another request may have been refused while this one waited for its turn.
         if self.is_cut.load(Ordering::SeqCst) || !before(*changes) {
             self.is_cut.store(true, Ordering::SeqCst);
             return None;
@@ -324,7 +326,7 @@ fn error(code: &str) -> String {
     format!("<Error><Code>{code}</Code><Message>by the relay</Message></Error>")
 }
 
-/// Answers in the server's place.
+/// Answers instead of the server.
 fn answer(client: &mut TcpStream, method: &str, status: u16, body: &str) {
     answer_with(client, method, status, "", body);
 }
@@ -337,7 +339,7 @@ fn answer_with(client: &mut TcpStream, method: &str, status: u16, fields: &str, 
     let _ = client.write_all((head + if method == "HEAD" { "" } else { body }).as_bytes());
 }
 
-/// The first keys of a listing that is complete, and where it goes on: the servers of tests take a key for that.
+/// The first keys of a complete listing, and a continuation: the test servers accept a key for that.
 fn first_page(listing: &[u8], keys: usize) -> Vec<u8> {
     const COMPLETE: &str = "<IsTruncated>false</IsTruncated>";
     const END: &str = "</Contents>";

@@ -1,4 +1,4 @@
-//! What the tests of all crates share: a reference disk, a conformance suite for devices, seeded randomness.
+//! Shared test support of all crates: a reference disk, a conformance suite for devices, seeded randomness.
 //!
 //! ```text
 //!   Rng(seed) --> conformance::check(device)      every Device passes it: volume, image reader, NBD client
@@ -8,35 +8,37 @@
 //!
 //!   ReferenceDisk         the simplest correct Device; delays, reorders and fails requests on demand
 //!   HttpRelay             between client and server: lost, late, cut and changed answers on demand
-//!   FileServer            a web server over a directory, with TLS, that lies and dies on demand (feature `http`)
-//!   DelayRelay            a long line: TCP, each byte later by a fixed time (one that is cut is `examples/cut_relay.rs`, for scripts)
+//!   FileServer            a web server over a directory, with TLS and faults on demand (feature `http`)
+//!   DelayRelay            a long line: TCP with a fixed delay (one that is cut is `examples/cut_relay.rs`, for scripts)
 //!   pki                   authorities and certificates, good and bad (feature `pki`)
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   Postgres              a real PostgreSQL server on a socket of its own
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
-//!   Log                   what a test program logs (feature `log`)
-//!   run                   runs a program that must succeed, and says what to install where it is missing
-//!   resident_bytes, alone memory of this process, and tests of it one after the other
-//!   on_small_file_system  a part of a test where a file system is to be filled
-//!   test_name             of a test as its program knows it, to run it in a process of its own
-//!   rounds                of a test of random operations: fewer in `make test` than in `make long`
-//!   send_to_slow_reader   to a peer that takes what it is sent, but slowly
-//!   wait_until            waits for what others do, and fails with what was waited for
+//!   Log                   the log lines of a test program (feature `log`)
+//!   run                   runs a program that must succeed, and says what to install if it is missing
+//!   resident_bytes, alone memory of this process, and a lock for tests that measure it
+//!   on_small_file_system  runs a part of a test in a small file system that it can fill
+//!   test_name             the name of a test in its program, to run it in a process of its own
+//!   rounds                the length of a test of random operations: fewer in `make test` than in `make long`
+//!   send_to_slow_reader   sends to a peer that reads slowly
+//!   wait_until            waits for another thread or process, and names the missing event if it fails
 //! ```
 //!
 //! # Guarantees
-//! - The same seed gives the same operations on each thread. What differs between two runs is only the
-//!   interleaving of threads.
-//! - A failed check panics with the seed, the operation's number, the operation and the first byte that differs.
+//! - The same seed gives the same operations on each thread. Two runs differ only in the interleaving of
+//!   threads.
+//! - A failed check panics with the seed, the operation's number, the operation and the first byte that
+//!   differs.
 //!
 //! # Limits
 //! - [`ReferenceDisk`] holds its size in memory, twice at most while it is created.
-//! - [`conformance::Options::span_bytes`] bounds what the suite touches, so that it also fits large devices.
+//! - [`conformance::Options::span_bytes`] bounds what the suite touches, so that it can run on large devices,
+//!   too.
 //!
 //! # Not here
-//! No benchmarks, and nothing that production code links: crates use it as a dev-dependency, and
-//! `measure/` for its line and its certificates.
+//! No benchmarks, and nothing that production code links: crates use it as a dev-dependency, and `measure/`
+//! for its line and its certificates.
 //!
 //! Start reading at [`conformance`].
 

@@ -1,4 +1,4 @@
-//! What a test program logs, as an operator would read it: who it was about, why, and how often.
+//! Captures the log lines of a test program, so that a test can check them as an operator would read them.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::wait_until;
 
-/// The lines that this process logs, each as the program would write it, without colours. There is one for a process, and so for
-/// a test program; clones are the same one.
+/// The captured lines, each as the program would write it, without colours. There is one capture for each
+/// process, and so for each test program; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Gathers warnings and errors from now on.
+    /// Captures warnings and errors from now on.
     pub fn of_warnings() -> Self {
         Self::gather(LevelFilter::WARN)
     }
 
-    /// Gathers all that is said at level debug, too.
+    /// Captures everything from level debug on.
     pub fn of_details() -> Self {
         Self::gather(LevelFilter::DEBUG)
     }
@@ -33,29 +33,30 @@ impl Log {
         log
     }
 
-    /// All that was logged since it was last taken.
+    /// All lines since the last [`Log::take`].
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock()).into_owned()
     }
 
-    /// The same, and takes it.
+    /// Returns the same text, and clears it.
     pub fn take(&self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut *self.0.lock())).into_owned()
     }
 
-    /// Those lines that have all of these words.
+    /// The lines that contain all of these words.
     pub fn lines_with(&self, words: &[&str]) -> Vec<String> {
         let text = self.text();
         text.lines().filter(|line| words.iter().all(|word| line.contains(word))).map(str::to_owned).collect()
     }
 
-    /// Waits for these words.
+    /// Waits until these words are logged.
     pub fn wait_for(&self, words: &str) {
         wait_until(words, || self.text().contains(words));
     }
 
-    /// Takes all, and checks the lines with this word of a case that began then: nobody has more than its share of the warnings, which is
-    /// a quarter of 20 in ten seconds, and one line says how many were kept back. A busy host may take longer than ten seconds.
+    /// Takes all lines, and checks those with `word` from a case that began at `since`. One client may cause
+    /// at most a quarter of the 20 warnings in ten seconds, and one line must report how many were
+    /// suppressed. A busy host may take longer than ten seconds.
     ///
     /// # Panics
     /// If there are more, or none.

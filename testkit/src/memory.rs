@@ -1,11 +1,12 @@
-//! How much memory this process has, by the system's count, and tests that look at it one after the other.
+//! The memory of this process as the system counts it, and a lock that serialises tests that measure it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Those that take much memory, or look how much this process has, hold this meanwhile: others of the same program would be counted too.
+/// A test that uses much memory, or measures the process's memory, holds this lock. Otherwise the memory of
+/// other tests in the same program would be counted too.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // One that failed has let go all the same.
+    // A failed test has released the lock as well.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

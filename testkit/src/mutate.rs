@@ -1,5 +1,5 @@
-//! A small fuzzer without coverage: the same changed bytes each time, for some seconds of what real fuzzers do for hours, beginning also with
-//! what those found that reaches something else.
+//! A small fuzzer without coverage. It runs the same changed bytes each time, for some seconds, while real
+//! fuzzers run for hours. It also starts from inputs that those fuzzers found to reach new code.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,30 +8,31 @@ use headwater_block::fuzzing::unpack;
 
 use crate::random::Rng;
 
-/// What is fed: its name, what must hold of bytes, and bytes to begin with. Crates have a list of them for the fuzzers in
-/// `fuzz/`, and feed the same here.
+/// A fuzz target: its name, the check of bytes, and seed bytes. Crates list them for the fuzzers in `fuzz/`,
+/// and the same list is used here.
 pub type Target = (&'static str, fn(&[u8]), Vec<Vec<u8>>);
 
 /// Values that break arithmetic.
 const ODD: [u64; 8] = [0, 1, 0x7f, 0xff, 1 << 31, u32::MAX as u64, 1 << 63, u64::MAX];
 
-/// How long each target is fed. There are three dozen, and the fuzzers themselves run for hours.
+/// How long each target runs. There are three dozen, and the fuzzers themselves run for hours.
 const TIME: Duration = Duration::from_secs(1);
-/// Changed copies of each sample at least, however slow the machine.
+/// The least number of changed copies of each sample, however slow the machine is.
 const LEAST_COPIES: u32 = 2000;
-/// Inputs of each target that have nothing to do with a sample.
+/// Inputs of each target that are not derived from a sample.
 const RANDOM_INPUTS: u32 = 200;
-/// Their length at most.
+/// Their maximal length.
 const RANDOM_BYTES: u64 = 600;
 
-/// Where the inputs are that `make fuzz-keep` has kept of a target.
+/// The file of inputs that `make fuzz-keep` has kept for a target.
 fn kept(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/kept").join(name)
 }
 
-/// Feeds each target for a second, one after the other: with its samples, with what the fuzzers found and was kept, with random bytes,
-/// and with changed copies of all that. The inputs and their order are the same each time, and 2,000 copies of each sample are always among
-/// them; how many more there are is for the machine. Returns how many there were; says which one it was when one panics.
+/// Runs each target for a second, one after the other: with its samples, with kept inputs of the fuzzers,
+/// with random bytes, and with changed copies of all these. The inputs and their order are the same each
+/// time. They always include 2,000 copies of each sample; how many more run depends on the machine. Returns
+/// the number of inputs. If an input panics, it is named.
 pub fn all(targets: Vec<Target>) -> u64 {
     feed(targets, TIME)
 }
@@ -79,7 +80,7 @@ fn changed(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// Tells of the bytes that made an oracle panic.
+/// Reports the bytes that made a check panic.
 struct Said<'a> {
     name: &'static str,
     bytes: &'a [u8],

@@ -1,4 +1,4 @@
-//! A real PostgreSQL server of a test, on a socket in a directory of its own.
+//! A real PostgreSQL server for a test, on a socket in a directory of its own.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::program::{output, succeed};
 use crate::wait::wait_until;
 
-/// Ends the server and removes its directory as soon as the test program is gone, however it ended: the pipe is then closed.
+/// Ends the server and removes its directory as soon as the test program has ended, in whatever way: the pipe
+/// is closed then.
 const KEEPER: &str = r#"dir=$1; shift; "$@" </dev/null & server=$!; read -r _; kill -QUIT $server 2>/dev/null; wait $server; [ -e "$dir/keep" ] || rm -rf "$dir""#;
 
 /// PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
-/// A server. It ends with this, or with the test program.
+/// A server. It ends when this is dropped, or with the test program.
 pub struct Postgres {
     dir: PathBuf,
     keeper: Option<Child>,
@@ -39,7 +40,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// A program of PostgreSQL, run by a user who may.
+/// A command line that runs a program of PostgreSQL as an unprivileged user.
 fn unprivileged(program: &Path) -> Vec<String> {
     let program = program.display().to_string();
     if !is_root() {
@@ -50,13 +51,13 @@ fn unprivileged(program: &Path) -> Vec<String> {
 }
 
 impl Postgres {
-    /// The server that all tests of this program share. Each takes a database of its own.
+    /// The server that all tests of this program share. Each test creates a database of its own.
     pub fn shared() -> &'static Self {
         static SERVER: OnceLock<Postgres> = OnceLock::new();
         SERVER.get_or_init(|| Self::start(&[]))
     }
 
-    /// A server of its own, with more settings: `max_connections=20`.
+    /// A server of its own, with additional settings: `max_connections=20`.
     pub fn start(settings: &[&str]) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -111,11 +112,11 @@ impl Postgres {
         wait_until("PostgreSQL answers", is_up);
     }
 
-    /// Kills it, as a crash of its host does.
+    /// Kills it, like a crash of its host.
     pub fn kill(&mut self) {
         let file = std::fs::read_to_string(self.dir.join("data/postmaster.pid")).unwrap();
         let pid = file.lines().next().unwrap().to_owned();
-        // Its children would serve on for a moment.
+        // Its children would serve for a moment longer.
         let children = succeed("procps", Command::new("ps").args(["-o", "pid=", "--ppid", &pid]));
         std::fs::write(self.dir.join("keep"), "").unwrap();
         let mut kill = Command::new("kill");
@@ -162,7 +163,7 @@ impl Postgres {
         self.psql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// Makes an empty database, and gives its name.
+    /// Creates an empty database, and returns its name.
     pub fn new_database(&self) -> String {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("test{}", NUMBER.fetch_add(1, Ordering::Relaxed));

@@ -79,7 +79,8 @@ impl Rng {
         bytes
     }
 
-    /// A buffer of random bytes, each `run` times: it packs to little more than the `run`th part.
+    /// A buffer of random bytes, each repeated `run` times: it packs to little more than a fraction of
+    /// 1/`run`.
     pub fn runs(&mut self, len: usize, run: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         for (place, byte) in bytes.chunks_mut(run).zip(self.bytes(len.div_ceil(run))) {

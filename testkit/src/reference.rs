@@ -1,8 +1,8 @@
 //! The simplest correct device: a `Vec<u8>`, with delays, disorder and errors on demand.
 //!
-//! A request that "waits" ([`Waits`]) is answered with `MustWait` by `try_now`; `submit` then puts it on a
-//! list from which one worker thread takes requests in random order, so completions come late, from
-//! another thread and out of order. [`ReferenceDisk::hold`] stops that thread until [`ReferenceDisk::release`].
+//! `try_now` answers a request that "waits" ([`Waits`]) with `MustWait`. `submit` then puts it on a list,
+//! from which one worker thread takes requests in random order. So completions come late, from another thread
+//! and out of order. [`ReferenceDisk::hold`] stops that thread until [`ReferenceDisk::release`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,15 +35,15 @@ pub struct ReferenceOptions {
     pub logical_block_bytes: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// What the geometry says about volatile caching.
+    /// The volatile caching that the geometry reports.
     pub volatile_cache: bool,
     /// Which requests must wait.
     pub waits: Waits,
-    /// Lend what is read, in parts as an image's chunks would be.
+    /// Share pages for reads, in parts like an image's chunks.
     pub lends: bool,
     /// How long the worker sleeps before each late request.
     pub delay: Duration,
-    /// Seed of what waits and of the order of late requests.
+    /// Seed for which requests wait, and for the order of late requests.
     pub seed: u64,
 }
 
@@ -61,7 +61,7 @@ impl Default for ReferenceOptions {
     }
 }
 
-/// How many requests of each kind a disk carried out, successful or not.
+/// How many requests of each kind a disk executed, successful or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads.
@@ -113,10 +113,10 @@ struct Shared {
     most_waiting: AtomicU64,
 }
 
-/// What a disk lends is cut at multiples of this.
+/// Shared pages are cut at multiples of this.
 const SHARED_BYTES: u64 = 64 << 10;
 
-/// A disk in memory. See the module's text.
+/// A disk in memory. See the module's documentation.
 pub struct ReferenceDisk {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
@@ -185,7 +185,7 @@ impl ReferenceDisk {
         self.shared.content.lock().bytes.clone()
     }
 
-    /// What was asked of the disk so far.
+    /// The requests that the disk has received so far.
     pub fn counts(&self) -> Counts {
         self.shared.content.lock().counts
     }

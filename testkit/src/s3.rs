@@ -1,8 +1,8 @@
 //! A real S3 server in a process of its own, on loopback, over a temporary directory.
 //!
-//! The process is the test program itself, started once more with a test that begins with [`serve_if_asked`] as its only
-//! one; it ends when the program that started it ends, however that ends. What it serves are plain files, so that tests can look at
-//! what is in a bucket, and damage it: `DIR/BUCKET/KEY`.
+//! The process is the test program itself, started once more with only one test, which begins with
+//! [`serve_if_asked`]. It ends when the program that started it ends, in whatever way. It serves plain files,
+//! so that tests can examine and damage the contents of a bucket: `DIR/BUCKET/KEY`.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
@@ -26,16 +26,16 @@ const ROOT_VARIABLE: &str = "HEADWATER_TEST_S3_ROOT";
 const LISTEN_VARIABLE: &str = "HEADWATER_TEST_S3_LISTEN";
 const LISTENING: &str = "the S3 server listens on ";
 
-/// What a server lacks that Amazon's has.
+/// A feature of Amazon's S3 that a server lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum S3Quirk {
     /// It ignores `If-None-Match` on PUT.
     IgnoresIfNoneMatch,
     /// It ignores `If-Match` on PUT.
     IgnoresIfMatch,
-    /// It answers 501 to a PUT on a condition.
+    /// It answers 501 to a conditional PUT.
     ConditionsAre501,
-    /// It answers 400 to a PUT on a condition.
+    /// It answers 400 to a conditional PUT.
     ConditionsAre400,
     /// It answers 501 to an upload in parts.
     PartsAre501,
@@ -73,7 +73,7 @@ impl S3Server {
         Self { child, address, dir: dir.to_owned(), test: test.to_owned() }
     }
 
-    /// Its process is gone from one moment to the next.
+    /// Kills its process.
     pub fn kill(&mut self) {
         self.child.kill().expect("it can be ended");
         self.child.wait().expect("it ended");
@@ -121,17 +121,17 @@ impl S3Server {
         dir
     }
 
-    /// Takes a feature of the server away, in all buckets; `None` gives it back.
+    /// Removes a feature of the server, in all buckets; `None` restores it.
     pub fn set_quirk(&self, quirk: Option<S3Quirk>) {
         let text = quirk.map(|quirk| format!("{quirk:?}")).unwrap_or_default();
         std::fs::write(self.dir.join(QUIRK), text).expect("a file can be written");
     }
 
-    /// Puts other bytes in place of a key's, as another client would: the server tells another tag from now on.
+    /// Replaces the bytes of a key, as another client would: the server reports another tag from now on.
     pub fn replace(&self, bucket: &str, key: &str, bytes: &[u8]) {
         use base64::Engine;
         let encode = |text| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(text);
-        // Where the server keeps tags.
+        // The file in which the server keeps tags.
         let remembered = format!(".bucket-{}.object-{}.internal.json", encode(bucket), encode(key));
         std::fs::remove_file(self.dir.join(remembered)).expect("the server wrote the key");
         std::fs::write(self.dir.join(bucket).join(key), bytes).expect("a key can be written");
@@ -145,12 +145,12 @@ impl Drop for S3Server {
     }
 }
 
-/// The server's part, at the beginning of a test. Does nothing unless [`S3Server::start`] started it, and does not
-/// return then.
+/// The server's part, at the beginning of a test. It does nothing unless [`S3Server::start`] started this
+/// process, and then it does not return.
 pub fn serve_if_asked() {
     let Some(root) = std::env::var_os(ROOT_VARIABLE) else { return };
-    // Ends with the program that started us, and takes the directory along: the server that all tests of a program
-    // share lives in a static, which nobody drops.
+    // Ends with the program that started this process, and removes the directory. The server that all tests
+    // of a program share is in a static, which is never dropped.
     let root = PathBuf::from(root);
     let removed = root.clone();
     std::thread::spawn(move || {
@@ -168,7 +168,8 @@ async fn serve(root: &Path) {
     builder.set_auth(s3s::auth::SimpleAuth::from_single(KEY_ID, KEY_SECRET));
     builder.set_access(Lacking { root: root.to_owned() });
     let service = builder.build();
-    // The server looks at a condition and then writes; a real one does both at once, and so must this one.
+    // The server checks a condition and then writes. A real server does both atomically, so this one must,
+    // too.
     let conditional = Arc::new(tokio::sync::Mutex::new(()));
     let listen = std::env::var(LISTEN_VARIABLE).expect("it is told where to listen");
     let listener = tokio::net::TcpListener::bind(listen).await.expect("a free port");
@@ -176,7 +177,7 @@ async fn serve(root: &Path) {
     let _ = std::io::stdout().flush();
     loop {
         let Ok((socket, _)) = listener.accept().await else { continue };
-        // As real servers do: an answer's body is not held back until its head is acknowledged.
+        // Like real servers: an answer's body does not wait until its head is acknowledged.
         let _ = socket.set_nodelay(true);
         let (service, conditional) = (service.clone(), Arc::clone(&conditional));
         tokio::spawn(async move {
@@ -192,7 +193,7 @@ async fn serve(root: &Path) {
                     Service::call(&service, request).await
                 }
             });
-            // A client that goes away is no failure of the server.
+            // A client that disconnects is not a failure of the server.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(socket), answer)
                 .await;
@@ -200,7 +201,7 @@ async fn serve(root: &Path) {
     }
 }
 
-/// Changes requests, or refuses them, as the server's quirk is.
+/// Changes or refuses requests according to the server's quirk.
 struct Lacking {
     root: PathBuf,
 }
@@ -218,7 +219,7 @@ fn refuse(code: S3ErrorCode) -> S3Result<()> {
     Err(S3Error::new(code))
 }
 
-// As the macro writes it that the trait is declared with.
+// Written as the macro expands that declares the trait.
 impl S3Access for Lacking {
     fn put_object<'life0, 'life1, 'async_trait>(
         &'life0 self,

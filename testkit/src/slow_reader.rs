@@ -1,17 +1,18 @@
-//! A peer that takes what it is sent, but slowly: who cuts off those that take nothing must not cut it off.
+//! A peer that reads slowly. Code that disconnects peers that read nothing must not disconnect it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// What is to be sent, in bytes.
+/// How much has to be sent, in bytes.
 pub const PIECE_BYTES: usize = 4096;
 
-/// How often the reader takes as much.
+/// The interval at which the reader takes as much.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Has `send` send [`PIECE_BYTES`] over a socket that is full, to a reader who takes ten such pieces in the time that a call may wait.
-/// With a smaller buffer (`SO_SNDBUF`, a quarter) it finds room, and is woken, only when most was taken.
+/// Calls `send` to send [`PIECE_BYTES`] over a full socket, to a reader that takes ten such pieces in the
+/// time that a call may wait. With a smaller buffer (`SO_SNDBUF`, a quarter) the sender finds space, and is
+/// woken, only after most of it was taken.
 pub fn send_to_slow_reader(send: impl FnOnce(UnixStream) -> std::io::Result<()> + Send) {
     let (mut ours, mut theirs) = UnixStream::pair().expect("no sockets");
     ours.set_nonblocking(true).expect("no socket that does not wait");

@@ -1,15 +1,16 @@
-//! A file system of a few MiB, to be filled.
+//! A file system of a few MiB that a test can fill.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The file system's directory, for the child.
 const CHILD_DIR: &str = "HEADWATER_SMALL_FILE_SYSTEM";
-/// What the child says at its end: one that ran another test, or none, does not.
+/// The child's last output. A child that ran another test, or none, does not print it.
 const DONE: &str = "all was done there";
 
-/// Carries out `work` in a file system of so many MiB that is mounted on `dir`, an empty directory: in a child process that runs `test`,
-/// the test that calls this, in a mount namespace of its own. Nobody else sees the mount, and it goes with the process.
+/// Runs `work` in a file system of `size_mib` MiB that is mounted on `dir`, an empty directory. It runs in a
+/// child process that runs `test`, which is the calling test, in a mount namespace of its own. Nobody else
+/// sees the mount, and it ends with the process.
 ///
 /// # Panics
 /// If the child fails, or `test` is not the caller's name.

@@ -1,6 +1,8 @@
-//! A driver on the `virtio-driver` crate that is a `Device`, so that the conformance suite runs through queues.
+//! A client on the `virtio-driver` crate that is a `Device`, so that the conformance suite runs through
+//! queues.
 //!
-//! Requests are divided into buffers in different ways, and each queue has a thread that takes completions.
+//! Requests are divided into buffers in different ways, and each queue has a thread that processes
+//! completions.
 #![expect(unsafe_code, reason = "buffers are shared with the server by address, as a guest does")]
 
 use std::collections::VecDeque;
@@ -24,7 +26,7 @@ const SLOT_BYTES: usize = 1 << 20;
 const SLOTS: usize = 16;
 const QUEUE_SIZE: u16 = 128;
 
-/// What the client asks for.
+/// The client's settings.
 #[derive(Clone, Copy)]
 pub struct Setup {
     /// Queues, each with a thread here.
@@ -46,7 +48,7 @@ struct Queue {
     waiting: VecDeque<(Request, Completion)>,
     /// First byte of this queue's slots.
     first_slot: usize,
-    /// Free ones; the crate loses the context of a request that finds too few.
+    /// Free descriptors; the crate loses the context of a request that finds too few.
     descriptors: usize,
     count: usize,
 }
@@ -59,7 +61,7 @@ struct Shared {
     geometry: Geometry,
 }
 
-/// A connected disk. It panics where the server breaks the protocol.
+/// A connected disk. It panics if the server breaks the protocol.
 pub struct VhostDisk {
     shared: Arc<Shared>,
     next: AtomicUsize,
@@ -149,7 +151,7 @@ impl Queue {
         unsafe { std::slice::from_raw_parts_mut((self.first_slot + slot * SLOT_BYTES) as *mut u8, len) }
     }
 
-    /// Whole, in pages, in odd sectors, and in pieces that are not even sectors.
+    /// Divided as one buffer, in pages, in odd sectors, or in pieces that are not whole sectors.
     fn divided(&mut self, slot: usize, len: usize) -> Vec<iovec> {
         self.count += 1;
         let piece = match self.count % 4 {
@@ -158,17 +160,17 @@ impl Queue {
             2 => 512 * 13,
             _ => 5000,
         };
-        // No more buffers than a queue has room for.
+        // No more buffers than fit into a queue.
         let piece = piece * len.div_ceil(piece * 100).max(1);
         let first = self.slot(slot, len).as_mut_ptr();
         (0..len)
             .step_by(piece)
-            // SAFETY: inside of the slot.
+            // SAFETY: inside the slot.
             .map(|at| iovec { iov_base: unsafe { first.add(at) }.cast(), iov_len: piece.min(len - at) })
             .collect()
     }
 
-    /// Puts as many requests as possible into the rings. `true`: the server should look.
+    /// Puts as many requests as possible into the rings. `true`: the server has to be notified.
     fn fill(&mut self) -> bool {
         let mut any = false;
         while let Some(slot) = self.free.pop() {
@@ -195,7 +197,7 @@ impl Queue {
             }
             _ => Vec::new(),
         };
-        // Header, ranges and status besides the data.
+        // Header, ranges and status in addition to the data.
         let descriptors = buffers.len() + 3;
         if self.descriptors < descriptors {
             return Err((request, done));
@@ -267,7 +269,8 @@ impl Shared {
     }
 
     fn result(&self, ret: i32, request: &Request) -> Result<(), IoError> {
-        // The protocol does not tell errors apart; a refused write to a read-only disk can be nothing else.
+        // The protocol does not distinguish errors, but a refused write to a read-only disk can be nothing
+        // else.
         let reads = matches!(request, Request::Read { .. } | Request::Flush);
         match ret {
             0 => Ok(()),

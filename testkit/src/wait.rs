@@ -1,21 +1,24 @@
-//! Waiting for what other threads and processes do, with an end.
+//! Waits for other threads and processes, with a timeout.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// How long [`wait_until`] waits. Generous, since the machine that tests run on may be busy, and well below what the
-/// test runner grants a whole program.
+/// How long [`wait_until`] waits. It is generous, because the test machine may be busy, and well below the
+/// test runner's limit for a whole program.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits until `is_so`, and panics with `what` where that does not come. A test that has no end names no culprit.
+/// Waits until `is_so` returns true, and panics with `what` if the time runs out. Without a timeout a test
+/// could not name the missing event.
 ///
-/// `what` is asked when the time is over: with [`std::fmt::from_fn`] it tells how things are then.
+/// `what` is evaluated when the time has run out: with [`std::fmt::from_fn`] it can describe the state at
+/// that moment.
 #[track_caller]
 pub fn wait_until(what: impl Display, is_so: impl FnMut() -> bool) {
     assert!(comes_within(PATIENCE, is_so), "not within {} s: {what}", PATIENCE.as_secs());
 }
 
-/// Asks at once, then soon, then less and less often: a waiting thread leaves the processors to those it waits for.
+/// Checks at once, then soon, then less and less often, because a waiting thread should leave the processors
+/// to the threads it waits for.
 fn comes_within(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     let mut pause = Duration::from_micros(200);

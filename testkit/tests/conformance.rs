@@ -1,4 +1,4 @@
-//! The suite passes on the reference disk however it behaves, and fails on devices that are wrong.
+//! The suite passes on the reference disk in all its modes, and fails on wrong devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ fn a_read_only_disk_passes_and_stays_as_it_is() {
     assert!(disk.contents().iter().all(|b| *b == 7));
 }
 
-/// One way to be wrong.
+/// A way in which a device is wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     ForgetsDiscards,
@@ -93,10 +93,10 @@ impl Device for Faulty {
     }
 }
 
-/// Refuses some writes as a full disk does, after it has stored a part of them.
+/// Refuses some writes like a full disk, after it has stored a part of them.
 struct Full {
     disk: ReferenceDisk,
-    /// Stores half a block too, which no device may.
+    /// Also stores half a block, which no device may do.
     tears: bool,
     writes: AtomicU64,
 }
@@ -142,7 +142,7 @@ fn full(tears: bool) -> Arc<dyn Device> {
 fn a_disk_that_is_full_now_and_then_passes_where_it_may_be() {
     conformance::check(&full(false), &Options { may_refuse: true, ..Options::seeded(16) });
     for (tears, may_refuse, why) in [(true, true, "neither as before"), (false, false, "the disk is full")] {
-        // One at a time, so that it is the look at a refused write that finds the torn block.
+        // One request at a time, so that the check of a refused write finds the torn block.
         let options = Options { threads: 1, in_flight: 1, may_refuse, ..Options::seeded(17) };
         let caught = std::thread::spawn(move || conformance::check(&full(tears), &options)).join();
         let Err(panic) = caught else { panic!("it passed; tears: {tears}") };

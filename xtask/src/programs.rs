@@ -1,33 +1,35 @@
-//! The test programs: built by cargo, and found in what it says; and their parts, which run in processes of their own.
+//! The test programs: cargo builds them, and its output names them. They are divided into parts that run in
+//! processes of their own.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The program that a package has for most of its tests, module by module: linking one for each would take longer than running it.
+/// The program that contains most tests of a package, module by module: linking a program for each module
+/// would take longer than running it.
 const OF_MODULES: &str = "it";
 
-/// One program of tests, or a part of one.
+/// A test program, or a part of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     pub name: String,
     pub path: PathBuf,
-    /// Where it runs: its package, as under `cargo test`.
+    /// Its working directory: the package, as under `cargo test`.
     pub package: PathBuf,
-    /// Its tests that are meant, by their whole names; none: all of them.
+    /// The full names of the tests to run; empty: all of them.
     pub only: Vec<String>,
 }
 
 impl Program {
-    /// A part for each of its modules, where it is of modules, under the name of that.
+    /// If the program consists of modules, a part for each of them, with the module's name.
     pub fn parts(self) -> Vec<Self> {
         if self.name != OF_MODULES {
             return vec![self];
         }
-        // One that does not say what it has is run as a whole, and says then what is wrong.
+        // A program that does not list its tests is run as a whole, and then reports what is wrong.
         let listed = Command::new(&self.path).args(["--list", "--format", "terse"]).output();
-        // Nor is one taken by its parts that ended in the middle of its list: the rest would be left out without a word.
+        // If the list ended in the middle, it is not used either: the other tests would be left out silently.
         let parts = match listed {
             Ok(listed) if listed.status.success() => self.parts_of(&String::from_utf8_lossy(&listed.stdout)),
             _ => Vec::new(),
@@ -35,7 +37,7 @@ impl Program {
         if parts.is_empty() { vec![self] } else { parts }
     }
 
-    /// Those of a list of its tests.
+    /// The parts in a list of its tests.
     fn parts_of(&self, list: &str) -> Vec<Self> {
         let mut modules = BTreeMap::<_, Vec<String>>::new();
         for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
@@ -47,8 +49,8 @@ impl Program {
     }
 }
 
-/// Builds test programs with `cargo test --no-run` and these arguments; `found` gets each as soon as it is there. `false`: not all
-/// can be built.
+/// Builds test programs with `cargo test --no-run` and these arguments; `found` gets each as soon as it is
+/// built. `false`: not all can be built.
 pub fn build(mut cargo: Command, what: &[&str], mut found: impl FnMut(Program)) -> Result<bool, String> {
     let fail = |error: std::io::Error| format!("cannot run cargo test --no-run: {error}");
     let mut child = cargo
@@ -65,9 +67,9 @@ pub fn build(mut cargo: Command, what: &[&str], mut found: impl FnMut(Program)) 
     Ok(child.wait().map_err(fail)?.success())
 }
 
-/// The program that a message of cargo tells of, if it is one of tests.
+/// The test program that a message of cargo names, if any.
 fn program_of(message: &str) -> Option<Program> {
-    // A target says too whether it has tests; that this is the program of them its profile says.
+    // A target also says whether it has tests. Its profile says whether this is the program with the tests.
     let (_, profile) = message.split_once(r#""profile":{"#)?;
     if !message.contains(r#""reason":"compiler-artifact""#)
         || !profile.split('}').next()?.contains(r#""test":true"#)
@@ -82,7 +84,7 @@ fn program_of(message: &str) -> Option<Program> {
     Some(Program { name, path, package, only: Vec::new() })
 }
 
-/// The text that a key has in a line of JSON, which holds it once. Paths with quotes or backslashes are not understood.
+/// The text of a key that occurs once in a line of JSON. Paths with quotes or backslashes are not supported.
 fn text_of(message: &str, key: &str) -> Option<String> {
     let (_, rest) = message.split_once(&format!("\"{key}\":\""))?;
     let (text, _) = rest.split_once('"')?;
@@ -118,7 +120,7 @@ mod tests {
         let expected = [("it", "alone"), ("s3", "s3::deep::two"), ("seal", "seal::one seal::three")]
             .map(|(n, t)| (n, t.to_owned()));
         assert_eq!(parts, expected);
-        // One that lists nothing, cannot be run, or fails while it lists, stays whole.
+        // A program that lists nothing, cannot be run, or fails while listing, is not divided.
         let dir = std::env::temp_dir().join(format!("headwater-xtask-lists-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let lists = |name: &str, code: u8| {

@@ -1,4 +1,4 @@
-//! Runs test programs side by side, beginning while others are still being built.
+//! Runs test programs in parallel, starting while others are still being built.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::programs::Program;
 
-/// These take longest, or mostly wait, and so begin first: what is left at the end should be short, and compute.
+/// These take longest, or mostly wait, so they start first. What is left at the end should be short and use
+/// the processor.
 const LONG: &[&str] = &[
     "boot",
     "guests",
@@ -30,33 +31,35 @@ const LONG: &[&str] = &[
     "maintenance",
 ];
 
-/// These boot the guest, which is made while all is built.
+/// These boot the guest, which is built after everything else.
 const GUEST: &[&str] = &["debian", "boot"];
 
-/// The packages whose tests run their program: that is there when all is built, and may be linked after them.
+/// The packages whose tests run the product's program. It exists only when everything is built, and may be
+/// linked after the tests.
 const WITH_PROGRAM: &[&str] = &["headwater", "studies"];
 
-/// Real clients for minutes: built for their lints, and run by `make conformance`.
+/// Tests with real clients that take minutes: built here for their lints, and run by `make conformance`.
 const CONFORMANCE: &[&str] = &["vhost_user"];
 
-/// Programs that run for longer say so this often.
+/// How often a program that runs for longer is reported.
 const STILL: Duration = Duration::from_secs(30);
 
-/// A program that takes longer hangs: it is ended, and has failed. The longest take some minutes on a busy host.
+/// A program that takes longer hangs: it is ended, and counts as failed. The longest take some minutes on a
+/// busy host.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// In the environment of a program, and of all that it starts.
+/// Set in the environment of a program, and inherited by everything that it starts.
 const MARK: &str = "HEADWATER_TEST_PROGRAM";
 
-/// How many of the last lines are told again of a program that gave no result.
+/// How many of the last lines are repeated if a program gave no result.
 const LAST_LINES: usize = 10;
 
 /// How the programs ended.
 #[derive(Debug, Default)]
 pub struct Ends {
-    /// Whether each of them said that it passed.
+    /// Whether each program reported that it passed.
     pub all_good: bool,
-    /// Those that gave no result, or did not end.
+    /// Programs that gave no result, or did not end.
     pub killed: Vec<Killed>,
 }
 
@@ -67,12 +70,12 @@ pub struct Killed {
     pub last_lines: String,
 }
 
-/// What is to be run, and what runs.
+/// Programs to run, and running ones.
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
-    /// Whoever names tests gets them wherever they are.
+    /// Set if tests are selected by name: they are run in whatever program they are.
     takes_all: bool,
 }
 
@@ -80,12 +83,12 @@ pub struct Queue {
 struct State {
     waiting: Vec<Program>,
     running: Vec<(String, Instant)>,
-    /// Nothing more comes.
+    /// No more programs will be added.
     is_whole: bool,
 }
 
 impl Queue {
-    /// Runs this one too, by parts if it has some. Who names tests gets them of it as a whole.
+    /// Adds a program, divided into parts if it has any. If tests are selected by name, it is not divided.
     pub fn add(&self, program: Program) {
         if self.takes_all {
             lock(&self.state).waiting.push(program);
@@ -96,11 +99,12 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The next one to run, for the first worker or another one. `None`: that was all.
+    /// The next program to run, for the first worker or another one. `None`: there are no more.
     fn next(&self, is_first: bool) -> Option<Program> {
         let mut state = lock(&self.state);
         loop {
-            // As long as the compiler is at work one runs beside it, so that the processors have something to do when either waits.
+            // While the compiler runs, one program runs beside it, so that the processors are busy when
+            // either waits.
             let is_whole = state.is_whole;
             let is_ready = |program: &Program| {
                 !GUEST.contains(&program.name.as_str())
@@ -129,7 +133,7 @@ impl Queue {
     }
 }
 
-/// Ends the waiting for more, however the feeding ends.
+/// Ends the wait for more programs, even after a panic.
 struct Whole<'a>(&'a Queue);
 
 impl Drop for Whole<'_> {
@@ -139,8 +143,8 @@ impl Drop for Whole<'_> {
     }
 }
 
-/// Runs all that `feed` adds, one program while it is at work and several when it has ended, and returns what it returned.
-/// `output` is called with what each program printed, when it is over.
+/// Runs all programs that `feed` adds: one at a time while it runs, and several after it has ended. Returns
+/// the result of `feed`. `output` is called with the output of each program when it has ended.
 pub fn beside<T>(
     filter: &[&str],
     output: impl FnMut(&str) + Send,
@@ -157,7 +161,7 @@ fn run_within<T>(
 ) -> (T, Ends) {
     let queue = Queue { takes_all: !filter.is_empty(), ..Queue::default() };
     let over = Mutex::new((Ends { all_good: true, killed: Vec::new() }, output));
-    // One more than there are processors: there is mostly one that waits for a disk, a guest or the clock.
+    // One more than there are processors, because mostly one of them waits for a disk, a guest or the clock.
     let workers = std::thread::available_parallelism().map_or(1, usize::from) + 1;
     let fed = std::thread::scope(|scope| {
         let (queue, over) = (&queue, &over);
@@ -203,7 +207,7 @@ fn say_what_runs(queue: &Queue) {
     }
 }
 
-/// Whoever panicked while holding it left it as good as it was.
+/// A panic while holding the lock leaves the data valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -215,7 +219,7 @@ enum End {
     Late,
 }
 
-/// Runs a program to its end, or to the limit: what it printed on both streams, and whether it passed.
+/// Runs a program to its end, or to the limit. Returns its output on both streams, and whether it passed.
 fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End) {
     // One pipe for both streams keeps their order.
     let both = std::io::pipe().and_then(|(reader, writer)| Ok((reader, writer.try_clone()?, writer)));
@@ -234,7 +238,7 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
     }
     command.args(filter).current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
     let child = command.env(MARK, &mark).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
-    // It holds the writing ends: with them open here the output would have no end.
+    // It holds the writing ends: while they are open here, the output would not end.
     drop(command);
     let mut child = match child {
         Ok(child) => child,
@@ -249,7 +253,7 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
             printed.extend_from_slice(part.get(..count).unwrap_or_default());
         }
     });
-    // What it has started may hold the pipe when it is gone itself: both have to end.
+    // Processes that it started may hold the pipe after its end: both have to end.
     let is_over = |child: &mut Child, limit: Duration| {
         while begin.elapsed() < limit {
             if reading.is_finished() && !matches!(child.try_wait(), Ok(None)) {
@@ -261,7 +265,8 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
     };
     let end = if !is_over(&mut child, limit) {
         end_all(&mark);
-        // What is printed last is worth a moment, and no more: who wiped the mark off may hold the pipe still.
+        // Waits a moment for the last output, and no longer: a process that removed the mark from its
+        // environment may still hold the pipe.
         is_over(&mut child, begin.elapsed() + Duration::from_secs(10));
         End::Late
     } else if child.wait().is_ok_and(|status| status.success()) {
@@ -277,11 +282,11 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
     (text, end)
 }
 
-/// Ends a program and all that it started. By their mark, and not as a process group: one of its own would not hear of
-/// an interrupt from the keyboard.
+/// Ends a program and everything that it started. They are found by their mark, and not by a process group: a
+/// process group of its own would not receive an interrupt from the keyboard.
 fn end_all(mark: &str) {
     let mark = format!("{MARK}={mark}");
-    // Twice: one may have been starting another one.
+    // Twice, because a process may have been starting another one.
     for _ in 0..2 {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let is_marked = |dir: &Path| {
@@ -290,7 +295,7 @@ fn end_all(mark: &str) {
         };
         let marked =
             processes.filter(|process| is_marked(&process.path())).map(|process| process.file_name());
-        // One that has ended meanwhile is told of, and nothing is wrong.
+        // kill reports a process that has ended meanwhile, which is no error.
         let _ = Command::new("kill").arg("-KILL").args(marked).stderr(Stdio::null()).status();
     }
 }
@@ -342,7 +347,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(10));
             }
         };
-        // Each ends once it may, so that it is seen how many run at a time.
+        // Each program ends only when permitted, so that the test sees how many run at a time.
         let script =
             "touch begun; until [ -e ../end ]; do sleep 0.01; done; echo 'test result: ok. 1 passed'";
         let (fed, ends) = run_within(
@@ -370,17 +375,17 @@ mod tests {
 
     #[test]
     fn a_program_that_hangs_is_ended_with_all_that_it_started() {
-        // The second one is not even in its process group, and holds the pipe.
+        // The second process is not even in its process group, and holds the pipe.
         let dir = std::env::temp_dir().join(format!("headwater-xtask-{}", std::process::id()));
         let script = format!("echo begun; setsid sleep 1000 & echo $! >{}; sleep 1000", dir.display());
-        // Longer than a busy host takes to begin.
+        // Longer than a busy host takes to start.
         let ends = run(Duration::from_secs(20), &script);
         assert!(!ends.all_good);
         let last_lines = "begun\na is not over after 20 s, and was killed".into();
         assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines }]);
         let sleeper = std::fs::read_to_string(&dir).unwrap();
         std::fs::remove_file(dir).unwrap();
-        // It lets go of the pipe a moment before it is gone.
+        // It closes the pipe a moment before it ends.
         let killed = Instant::now();
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
@@ -390,7 +395,7 @@ mod tests {
             assert!(killed.elapsed() < Duration::from_secs(60), "it lives: {stat}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // So where only what it left behind does not end.
+        // The same if only a process that it left behind does not end.
         let script = "echo 'test result: ok. 1 passed'; sleep 1000 & exit 0";
         let ends = run(Duration::from_secs(1), script);
         assert!(!ends.all_good && ends.killed.len() == 1);

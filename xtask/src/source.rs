@@ -61,7 +61,7 @@ pub fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Finds the `}` that closes the first `{` at or after `from`; `None` where a `;` comes first.
+/// Finds the `}` that closes the first `{` at or after `from`; `None` if a `;` comes first.
 pub fn body_end(code: &str, from: usize) -> Option<usize> {
     let (mut braces, mut parens) = (0_usize, 0_usize);
     for (at, byte) in code.bytes().enumerate().skip(from) {

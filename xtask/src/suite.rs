@@ -1,10 +1,10 @@
-//! The whole test suite in one command, with one last line that sums it up.
+//! The whole test suite in one command, with a summary in the last line.
 //!
 //! All steps run even if one fails, so that one run shows everything. A failed check (formatting, tidy,
 //! clippy, or a build that does not compile) counts as one failure in the sum.
 //!
-//! The test programs run side by side: one while others are being built, then one more than there are processors, as many of them wait
-//! for guests, disks or time.
+//! The test programs run in parallel: one while others are being built, then one more than there are
+//! processors, because many of them wait for guests, disks or the clock.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -16,21 +16,22 @@ use std::time::Instant;
 use crate::programs;
 use crate::runs::{self, Queue};
 
-/// All tests but those below, and for clippy's sake all that is no test.
+/// All tests except those below, and all other targets because of clippy.
 const TESTS: &[&str] = &["--workspace", "--all-targets"];
 
-/// The write cache under a schedule explorer, whose locks and atomics take the place of the real ones. That crate
-/// is built once more for it; the whole workspace is named so that all others keep the features they were built with.
+/// The write cache under a schedule explorer, which replaces its locks and atomics. That crate is built once
+/// more for it. The whole workspace is named, so that all other crates keep the features with which they were
+/// built.
 const SCHEDULES: &[&str] =
     &["--workspace", "--features", "headwater-writecache/shuttle", "--test", "schedules"];
 
-/// The builds. Where clippy finds something, tests are built without it, so that what they say is known too.
+/// The builds. If clippy finds something, tests are built without it, so that their results are known too.
 const BUILDS: [(&str, &str, &[&str]); 2] = [
     ("clippy and building the tests", "building the tests without clippy", TESTS),
     ("clippy and building the schedules", "building the schedules without clippy", SCHEDULES),
 ];
 
-/// What the tests said.
+/// The results of the tests.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: u64,
@@ -79,14 +80,14 @@ impl Checks {
     }
 }
 
-/// Runs everything; `Ok(false)` where something failed. `filter` goes to the tests.
+/// Runs everything; `Ok(false)` if something failed. `filter` is passed to the tests.
 pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     let mut checks = Checks::default();
     let mut tally = Tally::default();
     let output = |text: &str| text.lines().for_each(|line| tally.add_line(line));
     let (built, ends) = runs::beside(filter, output, |queue| build(root, filter, &mut checks, queue));
     let Built { at: built_at, examples } = built?;
-    // A test that failed is in the tally; a program that was killed, or had to be, is not.
+    // A failed test is in the tally; a program that was killed is not.
     for program in &ends.killed {
         let (name, last) = (&program.name, &program.last_lines);
         println!(
@@ -121,17 +122,18 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     Ok(failed == 0)
 }
 
-/// All is built, and the tests run.
+/// The state when everything is built and the tests run.
 struct Built {
     at: Instant,
-    /// Runs the examples in the documentation beside the tests: `rustdoc` mostly waits for the linker.
+    /// Runs the examples in the documentation in parallel with the tests: `rustdoc` mostly waits for the
+    /// linker.
     examples: JoinHandle<io::Result<Output>>,
 }
 
-/// All checks that are no tests, and all tests into the queue. Returns when that was done.
+/// Runs all checks that are not tests, and queues all tests. Returns when that was done.
 fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Result<Built, String> {
-    // From a clean checkout it takes two minutes, most of them of waiting: so beside the compiler. Who names tests has it made by
-    // those that need it.
+    // From a clean checkout it takes two minutes, mostly waiting, so it runs beside the compiler. If tests
+    // are selected by name, those that need the guest build it.
     let mut guest = filter.is_empty().then(|| Guest::start(root)).transpose()?;
     checks.run("formatting", || cargo(root, &["fmt", "--all", "--check"]))?;
     checks.run("tidy", || crate::tidy::run(root))?;
@@ -149,7 +151,7 @@ fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Re
                     let is_same =
                         |(name, package): &(_, _)| *name == program.name && *package == program.package;
                     match begun.iter().position(is_same) {
-                        // With clippy it was built too.
+                        // It was built together with clippy.
                         Some(at) => drop(begun.swap_remove(at)),
                         None => queue.add(program),
                     }
@@ -166,7 +168,7 @@ fn build(root: &Path, filter: &[&str], checks: &mut Checks, queue: &Queue) -> Re
     Ok(Built { at: Instant::now(), examples })
 }
 
-/// `guest/build` at work, which says what it does itself.
+/// `guest/build` in progress; it prints its own messages.
 struct Guest(Child);
 
 impl Guest {
@@ -175,14 +177,14 @@ impl Guest {
         // The path of the image is for scripts.
         let started = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut guest = Self(started.map_err(|error| format!("cannot run {}: {error}", program.display()))?);
-        // It asks for a password, which nobody sees among what the compiler says.
+        // It asks for a password, which would be lost among the compiler's messages.
         if !is_root() && !guest.wait()? {
             return Err("guest/build failed: see above".to_owned());
         }
         Ok(guest)
     }
 
-    /// Whether there is a guest now.
+    /// Waits for the guest. Returns whether it exists now.
     fn wait(&mut self) -> Result<bool, String> {
         let status = self.0.wait().map_err(|error| format!("cannot wait for guest/build: {error}"))?;
         Ok(status.success())
@@ -190,7 +192,7 @@ impl Guest {
 }
 
 impl Drop for Guest {
-    /// Where a step before could not be run at all, nothing is left behind.
+    /// If an earlier step could not be run at all, nothing is left behind.
     fn drop(&mut self) {
         if let Ok(None) = self.0.try_wait() {
             println!("waiting for guest/build to end");
@@ -200,7 +202,7 @@ impl Drop for Guest {
 }
 
 fn is_root() -> bool {
-    // The owner of what belongs to this process.
+    // The owner of this process's files.
     std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
@@ -210,8 +212,8 @@ fn command(root: &Path) -> Command {
     command
 }
 
-/// Cargo with a compiler that is clippy too: `cargo clippy` would go through all libraries and all of ours once more. It takes
-/// its options as `cargo clippy` hands them over.
+/// Cargo with a compiler that is also clippy: `cargo clippy` would check all libraries and all of our crates
+/// once more. It gets its options as `cargo clippy` passes them.
 fn linting(root: &Path) -> Command {
     let mut command = command(root);
     command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");

@@ -1,23 +1,23 @@
-//! Walks the tree, runs every rule and prints what it found.
+//! Walks the tree, runs every rule and prints its findings.
 //!
-//! A rule is broken on purpose with a comment on the line or the line above, `tidy(RULE): why`; an
-//! exemption that exempts nothing is an error too, so that none outlives its cause.
+//! To break a rule on purpose, write a comment `tidy(RULE): why` on the line or the line above. An
+//! unnecessary exemption is an error too, so that none outlives its cause.
 
 use std::path::Path;
 
 use crate::rules::{self, Rule};
 use crate::source::SourceFile;
 
-/// What a rule found.
+/// A finding of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Path from the root.
     pub path: String,
     /// Line from 1.
     pub line: usize,
-    /// What is there, on one line.
+    /// What was found, on one line.
     pub what: String,
-    /// A note is printed and does not fail.
+    /// A note is printed and is not a failure.
     pub is_note: bool,
 }
 
@@ -27,13 +27,13 @@ impl Finding {
         Self { path: path.to_owned(), line, what: what.into(), is_note: false }
     }
 
-    /// Something to look at.
+    /// Something to check by hand.
     pub fn note(path: &str, line: usize, what: impl Into<String>) -> Self {
         Self { is_note: true, ..Self::error(path, line, what) }
     }
 }
 
-/// Checks the tree under `root`; `Ok(false)` where a rule is broken.
+/// Checks the tree under `root`; `Ok(false)` if a rule is broken.
 pub fn run(root: &Path) -> Result<bool, String> {
     let mut files = Vec::new();
     walk(root, root, &mut files)?;
@@ -64,7 +64,7 @@ fn print_findings(rule: &Rule, findings: &[Finding]) {
     }
 }
 
-/// Runs one rule; gives the findings that stand, and the places of the exemptions that were used.
+/// Runs one rule; returns the findings without an exemption, and the places of the exemptions that were used.
 fn apply(rule: &Rule, files: &[SourceFile]) -> (Vec<Finding>, Vec<(String, usize)>) {
     let mut used = Vec::new();
     let mut kept = (rule.check)(files);
@@ -91,7 +91,7 @@ fn exemption_near(file: &SourceFile, rule: &str, line: usize) -> Option<usize> {
 
 fn unused_exemptions(files: &[SourceFile], used: &[(String, usize)]) -> Vec<(String, usize)> {
     let mut unused = Vec::new();
-    // This crate's own sources speak about exemptions without making any.
+    // This crate's own sources mention exemptions without making any.
     for file in files.iter().filter(|file| !file.path.starts_with("xtask/") && !file.path.ends_with(".md")) {
         for (index, line) in file.text.lines().enumerate() {
             let place = (file.path.clone(), index + 1);
@@ -110,9 +110,9 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) -> Result<(), S
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
         let kind = entry.file_type().map_err(fail)?;
-        // Cargo makes its folder beside each workspace, and the fuzzers have one of their own.
+        // Cargo creates its folder beside each workspace, and the fuzzers have one of their own.
         let is_output = name == "target" || (folder == root && name == "build");
-        // In a work tree of its own `.git` is a file that says where the repository is.
+        // In a separate work tree `.git` is a file that points to the repository.
         if name == ".git" {
             continue;
         }
@@ -121,7 +121,7 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) -> Result<(), S
         } else if kind.is_file()
             && let Ok(text) = std::fs::read_to_string(&path)
         {
-            // Files that are no text have no rules.
+            // Files that are not text have no rules.
             let relative = path.strip_prefix(root).unwrap_or(&path);
             files.push(SourceFile::new(relative.to_string_lossy().replace('\\', "/"), text));
         }

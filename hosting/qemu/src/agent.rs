@@ -212,7 +212,8 @@ impl Agent {
             match looked.await {
                 Ok(status @ Status { exited: true, .. }) => return output(status),
                 Ok(_) => {}
-                // The guest is under load, or frozen: the command goes on, and a later query may be answered.
+                // The guest is under load, or frozen: the command continues, and a later query may be
+                // answered.
                 Err(error) if may_answer_later(&error) => {
                     tracing::debug!(%error, pid, "it is not known yet whether a command in the guest has ended");
                     is_unsure = true;

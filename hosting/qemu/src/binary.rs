@@ -1,4 +1,4 @@
-//! Finding QEMU on this host.
+//! Finds QEMU on this host.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;

@@ -1,12 +1,12 @@
-//! Machines as ports of a bridge of the host.
+//! Connects machines to a bridge of the host.
 //!
-//! QEMU makes a tap interface for its machine's card. The kernel removes the tap when QEMU ends, even if QEMU is
-//! killed, so nothing is left behind. Once QEMU runs, [`join`] makes the tap a port of the bridge. `ip` of iproute2
-//! queries and changes the kernel, because it uses the network namespace of this process; `/sys/class/net` shows the
-//! namespace of the process that mounted it.
+//! QEMU makes a tap interface for its machine's card. The kernel removes the tap when QEMU ends, even if QEMU
+//! is killed, so nothing is left behind. Once QEMU runs, [`join`] makes the tap a port of the bridge. `ip` of
+//! iproute2 queries and changes the kernel, because it uses the network namespace of this process;
+//! `/sys/class/net` shows the namespace of the process that mounted it.
 //!
-//! Both need the capability CAP_NET_ADMIN. qemu-bridge-helper would give it to other users, but QEMU's system-call
-//! filter forbids QEMU to start programs.
+//! Both need the capability CAP_NET_ADMIN. qemu-bridge-helper would give it to other users, but QEMU's
+//! system-call filter forbids QEMU to start programs.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -29,11 +29,11 @@ const CAP_NET_ADMIN: u32 = 12;
 /// How long `ip` may take.
 const IP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A bridge that machines can be connected to.
+/// A bridge to which machines can be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bridge {
     name: String,
-    /// The longest packet. A port with a smaller limit would lower it for all of the bridge.
+    /// The longest packet. A port with a smaller limit would lower the limit for the whole bridge.
     mtu: u64,
 }
 
@@ -45,8 +45,8 @@ pub fn tap_name(uuid: Uuid) -> String {
     name
 }
 
-/// The address of a machine's tap interface on the host: high, so that no bridge takes it for its own, and not the
-/// guest's.
+/// The address of a machine's tap interface on the host. It is high, so that no bridge adopts it as its own,
+/// and it differs from the guest's.
 fn tap_address(mac: MacAddress) -> String {
     let [_, b, c, d, e, f] = mac.0;
     MacAddress([0xfe, b, c, d, e, f]).to_string()
@@ -72,7 +72,8 @@ impl Bridge {
     /// Makes the tap interface of a machine a port of the bridge.
     pub async fn join(&self, uuid: Uuid, mac: MacAddress) -> Result<()> {
         let (tap, mtu, address) = (tap_name(uuid), self.mtu.to_string(), tap_address(mac));
-        // The address first, while it is no port: a bridge without an address of its own takes the lowest of its ports.
+        // The address is set before the tap is a port: a bridge without an address of its own takes the
+        // lowest of its ports.
         let done = ip(&self.name, &["link", "set", "dev", &tap, "address", &address]).await?;
         if !done.status.success() {
             let reason = format!("'ip' cannot set the address of {tap}: {}", said(&done));

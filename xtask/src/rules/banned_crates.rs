@@ -1,4 +1,4 @@
-//! Crates that must not come into the graph.
+//! Crates that must not be used.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -24,12 +24,12 @@ const BANNED: &[(&str, &str)] = &[
     ("tokio-nbd", "headwater-nbd: tokio-nbd is GPL"),
 ];
 
-/// Crates that others may bring along, but that no package of ours may name; and what to use.
+/// Crates that other crates may use, but that no package of ours may name; and what to use instead.
 const BANNED_HERE: &[(&str, &str)] =
     &[("chrono", "numbers of seconds from a clock that is passed in; `jiff` if a calendar is really needed")];
 
-/// Packages whose lock entries name a banned crate that they were never asked to use: Cargo locks what optional
-/// features could bring. Where it is used in earnest, a package that is not listed here names it too.
+/// Packages whose lock entries name a banned crate without using it, because Cargo also locks crates of
+/// unused optional features. If the crate is really used, a package that is not listed here names it, too.
 const NEVER_ASKED: &[(&str, &[&str])] = &[("ring", &["quinn-proto", "rustls-webpki"])];
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
@@ -62,12 +62,12 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// Whether a package in the lock file depends on this one, other than those that were never asked to.
+/// Whether a package in the lock file depends on this one, not counting those that do not use it.
 fn is_used(name: &str, lock: &str) -> bool {
     let Some((_, never_asked)) = NEVER_ASKED.iter().find(|(banned, _)| *banned == name) else { return true };
     let depends = format!("\n \"{name}\",");
     let mut users = lock.split("[[package]]").filter(|package| package.contains(&depends)).peekable();
-    // One that nobody names is one of ours in a way that the lock file does not show.
+    // A crate without a user in the lock file is one of ours.
     users.peek().is_none()
         || users.any(|package| {
             let user = package.lines().find_map(|line| quoted(line, "name")).unwrap_or_default();

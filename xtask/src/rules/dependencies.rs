@@ -1,4 +1,4 @@
-//! Which package may depend on which: the picture of ARCHITECTURE.md as a table.
+//! Which package may depend on which: the layers of ARCHITECTURE.md as a table.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -12,8 +12,8 @@ pub const RULE: Rule = Rule {
     check,
 };
 
-/// Folder of a package (`*`: any one name), and the packages of this workspace it may depend on.
-/// In `[dev-dependencies]` everybody may also use headwater-testkit. The first row that matches counts.
+/// Folder of a package (`*`: any one name), and the packages of this workspace on which it may depend. In
+/// `[dev-dependencies]` every package may also use headwater-testkit. The first matching row counts.
 const LAYERS: &[(&str, &[&str])] = &[
     ("admission", &[]),
     ("datapath/block", &[]),
@@ -36,7 +36,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("hosting/*", &[]),
     ("boot/artefacts", &["headwater-image", "headwater-block"]),
     ("boot/server", &["headwater-boot-script", "headwater-dhcp", "headwater-tftp"]),
-    // The data path of a target, in the target. It does not know the control plane.
+    // The data path of a target, running in the target. It does not depend on the control plane.
     (
         "boot/agent",
         &[
@@ -54,7 +54,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("boot/*", &[]),
     ("testkit", &["headwater-block"]),
-    // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.
+    // It replays a guest's reads over a line of the test kit; a tool for developers, not part of the product.
     ("measure", &["headwater-block", "headwater-nbd", "headwater-testkit"]),
     ("report", &[]),
     (
@@ -111,7 +111,7 @@ fn matches(pattern: &str, folder: &str) -> bool {
     }
 }
 
-/// What a manifest depends on: line, name, and whether for tests only.
+/// The dependencies of a manifest: line, name, and whether it is only for tests.
 pub(super) fn dependencies_of(manifest: &str) -> Vec<(usize, String, bool)> {
     let mut found = Vec::new();
     let mut section = String::new();
@@ -142,7 +142,7 @@ mod tests {
         let manifest = "[dependencies]\nheadwater-block.workspace = true\nheadwater-api = { path = \"x\" }\n\
                         [dev-dependencies]\nheadwater-testkit.workspace = true\nheadwater-image.workspace = true\n";
         assert_eq!(lines_found(&RULE, "datapath/frontend/nbd/Cargo.toml", manifest), [3, 6]);
-        // A volume is given its image as a `Device`.
+        // A volume gets its image as a `Device`.
         assert_eq!(lines_found(&RULE, "datapath/volume/Cargo.toml", manifest), [3, 6]);
         assert_eq!(lines_found(&RULE, "headwater/Cargo.toml", manifest), []);
     }

@@ -1,4 +1,5 @@
-//! The fuzzers are a workspace of their own, which no other build looks at: their list and their lock file keep step.
+//! The fuzzers are a separate workspace that no other build checks, so this rule keeps their list and their
+//! lock file up to date.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// What crates list, and what is built.
+/// Compares the targets that crates list with those that are built.
 fn check_targets(files: &[SourceFile], manifest: &SourceFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     let built = named(&manifest.text, "[[bin]]");
@@ -53,7 +54,7 @@ fn check_targets(files: &[SourceFile], manifest: &SourceFile) -> Vec<Finding> {
     findings
 }
 
-/// Entries of a list of targets: `"name", name, ..`, the function's name being the target's.
+/// Entries of a list of targets: `"name", name, ..`, where function and target have the same name.
 fn targets(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -82,7 +83,7 @@ fn named<'a>(text: &'a str, header: &str) -> Vec<(usize, &'a str)> {
     found
 }
 
-/// Each crate of this workspace has the dependencies in the lock file that its manifest names.
+/// Checks that the lock file has each crate of this workspace with the dependencies that its manifest names.
 fn check_lock(files: &[SourceFile], lock: &SourceFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, name) in named(&lock.text, "[[package]]") {
@@ -91,7 +92,7 @@ fn check_lock(files: &[SourceFile], lock: &SourceFile) -> Vec<Finding> {
                 && named(&file.text, "[package]").iter().any(|(_, own)| *own == name)
         });
         let Some(manifest) = manifest else { continue };
-        // One that is optional is there where a feature that is asked for wants it.
+        // An optional dependency is there if a requested feature needs it.
         let (needed, possible) = (dependencies(&manifest.text, false), dependencies(&manifest.text, true));
         let locked = locked(&lock.text, line);
         for missing in needed.difference(&locked) {

@@ -1,4 +1,4 @@
-//! Documents that are pointed at exist, with the headings that are pointed at, and are in the book.
+//! Checks that linked documents and headings exist, and that the pages of docs/ are in the book.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -22,7 +22,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
         let is_document = file.path.ends_with(".md");
         for (index, line) in file.text.lines().enumerate() {
             let links = if is_document { markdown_links(&file.path, line) } else { Vec::new() };
-            // In the comments of sources, paths start at the root of the tree.
+            // In comments of sources, paths start at the root of the tree.
             let is_comment = file.is_rust() && line.trim_start().starts_with("//");
             let mentions = if is_comment { documents(line) } else { Vec::new() };
             let mentions = mentions.into_iter().map(|path| (PathBuf::from(path), ""));
@@ -39,7 +39,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
 
 /// Says what is wrong with a link, if anything is.
 fn broken(files: &[SourceFile], target: &Path, anchor: &str) -> Option<String> {
-    // Pictures are no text, and not among the files.
+    // Pictures are not text files, so they are not in the list.
     if target.extension().is_some_and(|extension| extension == "png") {
         return None;
     }
@@ -51,7 +51,7 @@ fn broken(files: &[SourceFile], target: &Path, anchor: &str) -> Option<String> {
     (!is_there).then(|| format!("{} has no heading #{anchor}", file.path))
 }
 
-/// Pages below docs/ that the book does not list. Without a table of contents there is no book.
+/// Pages below docs/ that the book does not list. Nothing is checked if there is no table of contents.
 fn pages_without_a_place(files: &[SourceFile]) -> Vec<Finding> {
     let Some(contents) = files.iter().find(|file| file.path == CONTENTS) else { return Vec::new() };
     let listed: Vec<_> = contents.text.lines().flat_map(|line| markdown_links(CONTENTS, line)).collect();
@@ -71,7 +71,7 @@ fn anchors(text: &str) -> Vec<String> {
         if is_code || title.len() == line.len() || !title.starts_with(' ') {
             continue;
         }
-        // Of a link the text counts.
+        // Only the text of a link counts.
         let shown = title.split("](").enumerate().map(|(part, text)| match text.split_once(')') {
             Some((_, rest)) if part > 0 => rest,
             _ => text,
@@ -84,7 +84,7 @@ fn anchors(text: &str) -> Vec<String> {
     anchors
 }
 
-/// Targets of `[text](target#anchor)` that are files of this tree, seen from its root.
+/// Targets of `[text](target#anchor)` that are files of this tree, relative to its root.
 fn markdown_links<'a>(path: &str, line: &'a str) -> Vec<(PathBuf, &'a str)> {
     let folder = Path::new(path).parent().unwrap_or(Path::new(""));
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());

@@ -1,4 +1,4 @@
-//! Nothing of one developer's machine gets into the tree.
+//! No paths of one developer's machine get into the tree.
 
 use super::Rule;
 use crate::source::SourceFile;

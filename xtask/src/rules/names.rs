@@ -1,4 +1,4 @@
-//! No module, file or package is named after nothing.
+//! No module, file or package has a name that says nothing.
 
 use super::Rule;
 use crate::source::SourceFile;

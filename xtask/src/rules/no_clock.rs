@@ -1,7 +1,7 @@
-//! Logic asks neither the wall clock nor the operating system's dice: both are passed in.
+//! Logic uses neither the wall clock nor random numbers of the operating system: both are parameters.
 //!
-//! `Instant::now` stays allowed: it measures how long something took and never says what time it is. Keys
-//! and nonces come from the crypto library, which is not what this rule is about.
+//! `Instant::now` is allowed: it measures durations and does not tell the time. Keys and nonces come from the
+//! crypto library and are not covered by this rule.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -28,7 +28,8 @@ const GLOBAL: &[&str] = &[
     "getrandom",
 ];
 
-/// Where logic lives; the programs around it (headwater, measure, xtask, testkit) may ask.
+/// Folders with logic. The programs around it (headwater, measure, xtask, testkit) may use clock and random
+/// numbers.
 const LOGIC: &[&str] = &["datapath/", "control/", "hosting/", "boot/"];
 
 fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -1,8 +1,8 @@
-//! Every data-path crate switches on the lints that keep it from panicking or losing bits.
+//! Every data-path crate switches on the lints against panics and lost bits.
 //!
-//! The lints themselves are clippy's, because only a compiler knows what is a slice and what is a map.
-//! They stand at the crate root, since a manifest cannot add to the workspace's lint table, and are off in
-//! the crate's unit tests, where a panic is how a test fails.
+//! The lints themselves are clippy's, because only a compiler can distinguish a slice from a map. They are in
+//! the crate root, because a manifest cannot add to the workspace's lint table. They are off in the crate's
+//! unit tests, where a panic is how a test fails.
 
 use super::Rule;
 use crate::source::SourceFile;

@@ -1,4 +1,4 @@
-//! The program does not print with macros that panic where nobody can be told.
+//! The program does not use print macros, which panic if the output cannot be written.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -14,7 +14,7 @@ pub const RULE: Rule = Rule {
 
 const PRINTING: &[&str] = &["println!", "print!", "eprintln!", "eprint!", "dbg!"];
 
-/// What users run; tools of developers (measure, xtask, testkit) may print.
+/// Code that users run; tools for developers (measure, xtask, testkit) may print.
 const SHIPPED: &[&str] = &["headwater/", "datapath/", "control/", "hosting/"];
 
 fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -11,7 +11,7 @@ pub const RULE: Rule = Rule {
     check,
 };
 
-/// Retired words, and the word to use. A word counts wherever it is a part of an identifier: `kept_disk`, `KeptDisk`.
+/// Retired words, and the words to use. A word counts in any part of an identifier: `kept_disk`, `KeptDisk`.
 const RETIRED: &[(&str, &str)] = &[
     ("beneath", "base"),
     ("holed", "partial"),
@@ -51,7 +51,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// `KeptDisk` and `KEPT_DISK` as `kept_disk`.
+/// Converts `KeptDisk` and `KEPT_DISK` to `kept_disk`.
 fn in_snake_case(identifier: &str) -> String {
     let mut spaced = String::new();
     let mut after_small = false;

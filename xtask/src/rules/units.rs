@@ -1,4 +1,4 @@
-//! A number that measures something says its unit in its name.
+//! A number with a unit has the unit in its name.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -20,7 +20,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     for file in files.iter().filter(|file| file.is_rust()) {
         let mut previous = "";
         for (index, line) in file.code.lines().enumerate() {
-            // The field of an option is named like the option, whose help says the unit.
+            // The field of an option is named like the option, whose help tells the unit.
             let is_option = previous.ends_with(")]");
             if let Some(name) = bare_measure(line).filter(|_| !is_option && !file.is_test(index + 1)) {
                 findings.push(Finding::error(&file.path, index + 1, format!("`{name}` has no unit")));
@@ -33,7 +33,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// The first `NAME: INTEGER` whose name is, or ends in, a measure.
+/// The first `NAME: INTEGER` whose name is, or ends with, a quantity.
 fn bare_measure(line: &str) -> Option<&str> {
     for (colon, _) in line.match_indices(": ") {
         let rest = line[colon + 2..].trim_start_matches("Option<");

@@ -1,4 +1,4 @@
-//! `unsafe` stands only in files that say why, and each use says why it is sound.
+//! `unsafe` is only in files that give the reason, and each use says why it is sound.
 
 use super::Rule;
 use crate::source::{SourceFile, has_word};

@@ -1,4 +1,4 @@
-//! A package names no dependency that its sources do not, and the workspace none that no package has.
+//! A package names no dependency that its sources do not use, and the workspace none that no package uses.
 
 use std::collections::BTreeSet;
 

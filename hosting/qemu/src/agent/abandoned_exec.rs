@@ -31,7 +31,8 @@ impl Agent {
     /// command is killed when the answer comes.
     pub(super) async fn begin(&self, program: &str, request: Value, patience: Duration) -> Result<i64> {
         let deadline = Instant::now() + patience;
-        // Others may have it for as long as they keep the guest frozen: that says nothing of whether there is one.
+        // The lock may be held for as long as other calls keep the guest frozen, so a timeout does not tell
+        // whether there is an agent.
         let others_have_it = || Error::Timeout {
             what: format!("the turn of command '{program}' at the guest agent, which others use"),
             after: patience,

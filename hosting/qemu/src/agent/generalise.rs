@@ -1,4 +1,5 @@
-//! Removing the identity of one machine from its guest, before its disk becomes a version that many machines boot.
+//! Removes the identity of one machine from its guest, before its disk becomes a version that many machines
+//! boot.
 
 use std::time::Duration;
 
@@ -97,7 +98,7 @@ mod tests {
         std::fs::write(path, contents).unwrap();
     }
 
-    /// A system with busybox alone, as small as a guest can be.
+    /// A system with only busybox, as small as a guest can be.
     fn system() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let bin = dir.path().join("bin");
@@ -111,7 +112,7 @@ mod tests {
         dir
     }
 
-    /// Windows cannot be run here; its agent answers so.
+    /// Windows cannot be run here; its agent answers like this.
     #[tokio::test]
     async fn a_windows_is_recognised_and_nothing_is_run_in_it() {
         let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ const CLUSTER_BYTES: usize = SECTOR_BYTES * 4;
 const MAX_CLUSTERS: usize = 4084;
 /// Smaller disks confuse some tools.
 const MIN_CLUSTERS: usize = 180;
-/// 1.5 bytes for each cluster and the two reserved entries.
+/// 1.5 bytes for each cluster and for the two reserved entries.
 const FAT_SECTORS: u16 = 12;
 const ROOT_ENTRIES: u16 = 128;
 const ENTRY_BYTES: usize = 32;
@@ -25,10 +25,10 @@ const MEDIA_FIXED: u8 = 0xf8;
 const ATTRIBUTE_LABEL: u8 = 0x08;
 const ATTRIBUTE_READ_ONLY: u8 = 0x01;
 const ATTRIBUTE_LONG_NAME: u8 = 0x0f;
-/// 1 January 1980, the first day that there is: the disk must not depend on the clock.
+/// 1 January 1980, the first possible day: the disk must not depend on the clock.
 const DATE: u16 = (1 << 5) | 1;
 
-/// The bytes of a file system that holds `files` (ASCII name, content), or `None` where they do not fit.
+/// The bytes of a file system that holds `files` (ASCII name, content), or `None` if they do not fit.
 pub(super) fn image(label: &str, volume_id: u32, files: &[(String, Vec<u8>)]) -> Option<Vec<u8>> {
     let mut fat = vec![0; usize::from(FAT_SECTORS) * SECTOR_BYTES];
     set_entry(&mut fat, 0, 0xf00 | u16::from(MEDIA_FIXED));
@@ -128,7 +128,7 @@ fn entry(name: [u8; 11], attributes: u8, first_cluster: u16, size_bytes: u32) ->
 /// The entries before a file's own one: its name in pieces of 13, the last piece first.
 fn long_name(name: &str, short: [u8; 11]) -> Vec<u8> {
     let checksum = short.iter().fold(0_u8, |sum, &byte| sum.rotate_right(1).wrapping_add(byte));
-    // The name ends with one 0 and is filled up with ones, except where it fills its last piece.
+    // The name ends with one 0 and is filled up with 0xffff, unless it fills its last piece.
     let mut units: Vec<u16> = name.encode_utf16().collect();
     if !units.len().is_multiple_of(NAME_OFFSETS.len()) {
         units.push(0);

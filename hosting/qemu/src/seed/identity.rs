@@ -57,7 +57,7 @@ pub struct Identity {
     pub machine_id: String,
     /// At most one of each type.
     pub ssh_host_keys: Vec<SshHostKey>,
-    /// The user data: a script (`#!`) or any other format that cloud-init takes.
+    /// The user data: a script (`#!`) or any other format that cloud-init accepts.
     pub user_data: Option<Vec<u8>>,
 }
 

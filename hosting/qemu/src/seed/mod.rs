@@ -27,7 +27,7 @@ pub use identity::{Identity, MAX_USER_DATA_BYTES, SshHostKey};
 use crate::error::{Error, Result};
 use crate::spec::{MacAddress, Network};
 
-/// Label of the file system, by which cloud-init knows the disk.
+/// Label of the file system, by which cloud-init finds the disk.
 pub const LABEL: &str = "CIDATA";
 
 /// Writes the seed disk of a machine to `path`. Only its owner may read the file: it holds private keys.
@@ -39,7 +39,7 @@ pub fn write(path: &Path, identity: &Identity, network: &Network, mac: MacAddres
         reason: "its identity and user data do not fit on a seed disk".into(),
     })?;
     let describe = || Error::io("write the seed disk", path);
-    // A former one may be open in a QEMU that is about to end: leave its content alone.
+    // An earlier seed disk may be open in a QEMU that is about to end, so its content is not changed.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(describe()(error)),
         _ => {}
@@ -49,7 +49,7 @@ pub fn write(path: &Path, identity: &Identity, network: &Network, mac: MacAddres
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let written = options.open(path).and_then(|mut file| std::io::Write::write_all(&mut file, &image));
     if written.is_err() {
-        // Half a seed disk is worse than none.
+        // A partial seed disk is worse than none.
         let _ = std::fs::remove_file(path);
     }
     written.map_err(describe())
