@@ -1,4 +1,4 @@
-//! Asking servers once: one of them, and where that is late a second one.
+//! One attempt at a request: asks one server and, if that is late, a second one.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,33 +10,36 @@ use crate::read::{Answer, Ask, choose};
 use crate::servers::Servers;
 use crate::transfer::{Fault, PriorRequests, Transfer};
 
-/// How long one wait for sockets lasts at most, so that a closed store is noticed.
+/// The longest single wait for sockets, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
-/// A read that is late is asked for a second time at most for one in so many ..
+/// At most one read in this many is sent to a second server because the first one is late, ..
 const HEDGE_SHARE: u64 = 20;
-/// .. apart from so many.
+/// .. not counting this many reads, ..
 const HEDGE_FREE: u64 = 8;
-/// .. and from those that crawl: that take so many times the longest wait for a byte, and a second for each so many bytes that have
-/// come. Else a server that sends a byte now and then would keep all reads that it has when that share is used up.
+/// .. and not counting reads whose server crawls: it takes this many times the longest wait for a byte, and a
+/// second for each [`SLOWEST_BYTES_S`] that arrived. Otherwise a server that sends a byte now and then would
+/// keep all its reads once the share is used up.
 const CRAWLS_AFTER: u32 = 4;
-/// A read that does not wait for servers takes as long as a probe, and a second for each so many bytes that have come.
+/// A read that does not wait for servers takes at most as long as a probe, and a second for each of these
+/// many bytes that arrived.
 const SLOWEST_BYTES_S: u64 = 16 << 10;
 
-/// A connection may take so many times what an answer may until it is ready.
+/// A connection may take this many times as long as an answer until it is ready.
 const UNREADY_TIMES: u32 = 3;
 
 /// A request under way.
 struct Running<'a> {
     server: usize,
     transfer: Transfer,
-    /// It is late when it was sent so long ago, or when its connection is not ready after so long.
+    /// It is late this long after it was sent, or if its connection is not ready after this time.
     late_after: Duration,
     unready_after: Duration,
     _counted: Counted<'a>,
 }
 
 impl Running<'_> {
-    /// When it is late. What a new connection takes says nothing about how long an answer takes, and is allowed for.
+    /// When it is late. The time that a new connection takes says nothing about the time of an answer, and is
+    /// added.
     fn late_at(&self) -> Instant {
         match self.transfer.sent() {
             Some(sent) => sent + self.late_after,
@@ -44,7 +47,8 @@ impl Running<'_> {
         }
     }
 
-    /// How long its answer has been waited for. `None`: its connection is not ready, and may still be.
+    /// How long its answer has been waited for. `None`: its connection is not ready yet, and may still become
+    /// ready.
     fn waited(&self) -> Option<Duration> {
         match self.transfer.sent() {
             Some(sent) => Some(sent.elapsed()),
@@ -68,17 +72,18 @@ pub(crate) enum Attempt {
         server: usize,
         answer: Answer,
         times: (Duration, Duration),
-        /// What was wrong beside it: the body may be good all the same.
+        /// A fault that came with the answer. The body may still be good.
         fault: Option<Fault>,
-        /// Others that were asked and failed, but for those that were gone, which are known to be.
+        /// Other servers that were asked and failed, except those that were gone, which have been reported.
         faults: Vec<(usize, Fault)>,
     },
-    /// All that were asked failed: these, and those that were gone while another one was still asked, which are known to be.
+    /// All servers that were asked failed: these, and those that were gone while another one was still asked,
+    /// which have been reported.
     Failed(Vec<(usize, Fault)>),
     Closed,
 }
 
-/// Asks `first`, and when it is late a second one too.
+/// Asks `first` and, if it is late, a second server too.
 pub(crate) fn attempt(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -93,7 +98,7 @@ pub(crate) fn attempt(
     if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
         return Attempt::Failed(vec![(first, fault)]);
     }
-    // Nobody more is asked before.
+    // No further server is asked before this time.
     let mut not_before = Instant::now();
     let mut hedge: Option<usize> = None;
     let may_hedge = servers.list.len() > 1 && !ask.choice.alone;
@@ -123,7 +128,7 @@ pub(crate) fn attempt(
             return Attempt::Failed(faults);
         }
         let now = Instant::now();
-        // Also where there were two, and one of them has failed.
+        // Even if there were two, and one of them has failed.
         let late_at = match running.as_slice() {
             [single] if may_hedge => Some(single.late_at().max(not_before)),
             _ => None,
@@ -141,7 +146,7 @@ pub(crate) fn attempt(
                     Err(fault) => note(servers, ask, (second, fault), &running, &mut faults),
                 }
             }
-            // Nobody can be asked now. Somebody may be back while this one still crawls.
+            // No server can be asked now. One may come back while the present one still crawls.
             not_before = now + POLL_MAX;
         }
         let until = late_at.filter(|at| *at > now).map_or(POLL_MAX, |at| at.duration_since(now));
@@ -149,7 +154,7 @@ pub(crate) fn attempt(
     }
 }
 
-/// Whether the answer is there in full.
+/// Whether the answer has arrived completely.
 fn advance(servers: &Servers, ask: &Ask<'_>, transfer: &mut Transfer) -> Result<bool, Fault> {
     let whole = transfer.advance()?;
     let silent = transfer.last_progress().elapsed();
@@ -163,8 +168,8 @@ fn advance(servers: &Servers, ask: &Ask<'_>, transfer: &mut Transfer) -> Result<
     Err(Fault::Gone(format!("it {doing} for {:.1} s", silent.as_secs_f64())))
 }
 
-/// Takes down what is wrong with a server. While another one is still asked, one that is gone is told at once: it is chosen again when
-/// it is back, which may be long before the other one has answered.
+/// Records a fault of a server. If another one is still asked, a server that is gone is reported at once. It
+/// can then be chosen again when it is back, which may be long before the other one has answered.
 fn note(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -179,7 +184,7 @@ fn note(
     }
 }
 
-/// Whom to ask as a second one. `stuck`: the first one is.
+/// Chooses the second server. `stuck`: the first one is stuck.
 fn second(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -192,13 +197,14 @@ fn second(
     running.iter().for_each(|run| exclude(&mut excluded, run.server));
     faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
     if !stuck {
-        // One that may be wrong would be the first to answer. Where the first one does not, it is better than none.
+        // A server that may have wrong bytes would be the first to answer. If the first one does not answer,
+        // it is better than none.
         ask.choice.last.iter().for_each(|server| exclude(&mut excluded, *server));
     }
     choose(servers, ask, ask.wanted.len_bytes(), &excluded)
 }
 
-/// Who does not wait for servers does not wait for one that sends a byte now and then, either.
+/// A read that does not wait for servers does not wait for one that sends a byte now and then, either.
 fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
     match takes_longer(transfer, stall.saturating_mul(probe::STALLS_MAX)) {
         Some(longest) => {
@@ -208,14 +214,15 @@ fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
     }
 }
 
-/// Whether it is asked for a second time whatever the share of those is.
+/// Whether a second server is asked regardless of the share of such reads.
 fn is_stuck(servers: &Servers, transfer: &Transfer) -> bool {
     let longest = servers.limits.hedge_after_max;
     transfer.last_progress().elapsed() >= longest
         || takes_longer(transfer, longest.saturating_mul(CRAWLS_AFTER)).is_some()
 }
 
-/// Whether it takes longer than this, and than what came may take. How long that is.
+/// Returns how long the transfer has taken, if that is longer than `than` plus the time allowed for the bytes
+/// that arrived.
 fn takes_longer(transfer: &Transfer, than: Duration) -> Option<Duration> {
     let longest = than + Duration::from_secs(transfer.got_bytes() / SLOWEST_BYTES_S);
     (transfer.started().elapsed() >= longest).then_some(longest)
@@ -227,7 +234,7 @@ fn exclude(excluded: &mut [bool], server: usize) {
     }
 }
 
-/// Whether few enough reads were asked for twice.
+/// Whether few enough reads were sent to a second server.
 fn affordable(servers: &Servers) -> bool {
     let hedges = servers.counting.hedges.load(Ordering::Relaxed);
     hedges.saturating_mul(HEDGE_SHARE)
@@ -243,7 +250,8 @@ fn add<'a>(
     running: &mut Vec<Running<'a>>,
 ) -> Result<(), Fault> {
     let late_after = servers.late_after(server, ask.wanted.len_bytes());
-    // Two round trips more, in one of which TLS computes, and at the latest when a server that is away is given up for others.
+    // Two additional round trips, in one of which TLS computes, and at the latest when a server that is away
+    // is given up for others.
     let unready_after =
         late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
     let past = PriorRequests { caches: past_caches, reading: ask.choice.reading };
@@ -253,7 +261,7 @@ fn add<'a>(
     Ok(())
 }
 
-/// The one at `at` is done; others are given up, with their connections.
+/// The transfer at `at` is done; the others are cancelled, with their connections.
 fn answer(
     servers: &Servers,
     mut running: Vec<Running<'_>>,
@@ -293,7 +301,7 @@ fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {
         tv_sec: i64::try_from(longest.as_secs()).unwrap_or(1),
         tv_nsec: i64::from(longest.subsec_nanos()),
     };
-    // A signal or a lack of memory ends the wait early, which does no harm: all are looked at again.
+    // A signal or a lack of memory ends the wait early, which does no harm: all transfers are checked again.
     let _ = poll(&mut sockets, Some(&longest));
 }
 
@@ -357,7 +365,7 @@ mod tests {
             hasty: false,
             choice: ServerChoice::default(),
         };
-        // Nobody answers. Without TLS the connection is ready as soon as it stands.
+        // No server answers. Without TLS the connection is ready as soon as it is established.
         for (scheme, is_ready) in [("http", true), ("https", false)] {
             let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let address = listener.local_addr().unwrap();
@@ -375,7 +383,7 @@ mod tests {
             let run = &mut running[0];
             run.unready_after = never;
             let started = run.transfer.started();
-            // Its socket was not looked at yet.
+            // Its socket was not checked yet.
             assert_eq!((run.late_at(), run.waited()), (started + never, None));
             wait_until("it stands", || {
                 assert_eq!(run.transfer.advance(), Ok(false));

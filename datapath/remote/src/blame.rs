@@ -1,67 +1,70 @@
-//! Who gave the bytes of an object that is read as a whole, and is checked only then. Who said that parts of it are gone gave them, too.
+//! Decides which server is to blame for a wrong object that is read as a whole, and can be checked only at
+//! its end. A server that listed parts of the object as gone counts as having given them.
 //!
-//! | it was wrong, and | from then on |
+//! | the object was wrong, and | from then on |
 //! |---|---|
-//! | it was read for the first time | nobody is to blame: caches on the way may keep what lay in holes, or what else was wrong. It is read once more, past them, and from one server alone, with the list of that one |
-//! | the one that was to give all of it did, and says just what it said before of what is gone | that one is distrusted, and another one is to give all of it; where there is no other, that one once more |
-//! | so did the same one another time | it is not asked for this object again |
-//! | others gave parts of it, too, or it says something else now | nobody is to blame; another one is to give all of it |
-//! | a part of it was not read here, or could not be | nobody can be blamed; it is read once more, from its start, and another one is to give all of it |
-//! | servers say now that other parts of it are gone, or do not say what is | nobody is to blame; it is read once more |
+//! | it was read for the first time | no server is blamed: caches on the way may hold what lay in holes, or other wrong bytes. It is read once more, bypassing caches, and from one server alone, with that server's list of holes |
+//! | the server that should give all of it did, and reports the same holes as before | that server is distrusted, and another one should give all of it; if there is no other, the same server once more |
+//! | the same happened with the same server another time | it is not asked for this object again |
+//! | others gave parts of it too, or the server reports other holes now | no server is blamed; another one should give all of it |
+//! | a part of it was not read here, or could not be | no server can be blamed; it is read once more from its start, and another server should give all of it |
+//! | servers report other holes now, or do not report them | no server is blamed; it is read once more |
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hole_lists::HoleLists;
 
-/// Reads of all of an object, for each server and beyond, before it is given up.
+/// The most readings of a whole object, for each server and in addition, before it is given up.
 const ROUNDS_MAX: usize = 3;
 
 #[derive(Debug, Default)]
 pub(crate) struct Blame {
     read_bytes: u64,
     from: BTreeSet<usize>,
-    /// Who is to give all of it.
+    /// The server that should give all of it.
     giver: Option<usize>,
-    /// Those that were to give all of it, and it came out wrong. The one that was asked longest ago comes first.
+    /// Servers that should give all of it, after which it was wrong. The one that was asked longest ago comes
+    /// first.
     before: Vec<usize>,
-    /// Those whose bytes of it were wrong ..
+    /// Servers that gave wrong bytes of it once.
     wrong: BTreeSet<usize>,
-    /// .. and were so once more.
+    /// Servers that gave wrong bytes of it twice.
     liars: BTreeSet<usize>,
-    /// Whether all of it is to come from one server.
+    /// Whether all of it should come from one server.
     alone: bool,
-    /// Whether it is read past caches also before it was wrong.
+    /// Whether caches are bypassed even before it was wrong.
     past_caches: bool,
-    /// How often each server was to give all of it.
+    /// How often each server was chosen to give all of it.
     readings: BTreeMap<usize, u32>,
     rounds: u32,
 }
 
-/// Whom to ask.
+/// Which servers to ask.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerChoice {
-    /// Not these.
+    /// Servers that are not asked.
     pub liars: BTreeSet<usize>,
-    /// Nor these, where what is asked for is gone ..
+    /// Servers that are not asked either, because the requested part is gone there, ..
     pub without: BTreeSet<usize>,
-    /// .. unless all others say that they do not have it: then as it lies there.
+    /// .. unless all others answer that they do not have it: then the bytes in their holes are taken.
     pub or_what_lies_there: bool,
-    /// One server alone, without another one where it is late ..
+    /// Only one server at a time, without a second one if it is late, ..
     pub alone: bool,
-    /// .. and this one, as long as it is there.
+    /// .. and this one, as long as it is available.
     pub first: Option<usize>,
-    /// These after all others, and in this order.
+    /// Servers that are asked after all others, in this order.
     pub last: Vec<usize>,
-    /// All of them past caches on the way, as what came before was wrong.
+    /// All of them are asked with caches bypassed, because earlier bytes were wrong.
     pub past_caches: bool,
-    /// For the so manyeth time all of an object is read from that one, and all of it is to come from one place.
+    /// The number of the full rereading from that server. All bytes of one rereading should come from one
+    /// place.
     pub reading: Option<u32>,
 }
 
-/// What is done about wrong bytes.
+/// The consequence of wrong bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Who gave them, if that is known.
+    /// The server that gave them, if it is known.
     pub liar: Option<usize>,
     /// Whether to read it once more.
     pub again: bool,
@@ -79,8 +82,9 @@ impl Blame {
         }
     }
 
-    /// Who is to give all of it, if that is one: of those that were not to before, or else not for longest, the one on which the
-    /// least is gone.
+    /// Chooses the server that should give all of the object, if one should. Servers that have not been
+    /// chosen yet come first, then those chosen longest ago; of several, the one with the fewest bytes in
+    /// holes.
     pub(crate) fn choose_giver(&mut self, lists: &HoleLists) -> Option<usize> {
         let turn = |server: usize| {
             self.before.iter().position(|before| *before == server).map_or(0, |turn| turn + 1)
@@ -95,7 +99,8 @@ impl Blame {
         self.giver
     }
 
-    /// For the how manyeth time a server will have to give all of it, if it is the next one to do so. `None`: none is.
+    /// The number of the rereading for a server, if it is the next one to give all of it. `None`: no server
+    /// is.
     pub(crate) fn next_reading(&self, server: usize) -> Option<u32> {
         self.alone.then(|| self.readings.get(&server).copied().unwrap_or_default().saturating_add(1))
     }
@@ -105,7 +110,7 @@ impl Blame {
         self.read_bytes = self.read_bytes.saturating_add(len);
     }
 
-    /// What is gone of it was asked for once more: caches may keep what lay in holes that are none any more.
+    /// The holes were requested again, so caches are bypassed: they may hold bytes of former holes.
     pub(crate) fn read_past_caches(&mut self) {
         self.past_caches = true;
     }
@@ -115,8 +120,8 @@ impl Blame {
         self.rounds > 0
     }
 
-    /// It is another one than it was taken for when it was read, or may be. There are so many servers. Returns whether to read it once
-    /// more.
+    /// The object differs, or may differ, from its description during the reading. Returns whether to read it
+    /// once more; `servers` is the number of servers.
     pub(crate) fn begin_again(&mut self, servers: usize) -> bool {
         self.from.clear();
         self.read_bytes = 0;
@@ -129,8 +134,8 @@ impl Blame {
         self.liars.len() < servers && rounds < servers.saturating_add(ROUNDS_MAX)
     }
 
-    /// It was wrong, and `len_bytes` of it are there. There are so many servers. `is_sure`: the one that was to give all of it says again
-    /// that just what was not read of it is gone there.
+    /// The object was wrong, and `len_bytes` of it have been read. `servers` is the number of servers.
+    /// `is_sure`: the server that should give all of it reports again exactly the holes that were not read.
     pub(crate) fn was_wrong(&mut self, len_bytes: u64, servers: usize, is_sure: bool) -> Verdict {
         let from = std::mem::take(&mut self.from);
         let is_all = std::mem::take(&mut self.read_bytes) >= len_bytes;
@@ -164,7 +169,7 @@ mod tests {
         let mut whole = Blame::default();
         assert!(!whole.choice().past_caches && whole.choose_giver(&nothing_is_gone()).is_none());
         assert_eq!(whole.next_reading(0), None);
-        // What an earlier copy left was wrong.
+        // The part from an earlier copy was wrong.
         whole.read(0, 60);
         assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
         for server in 0..3 {
@@ -177,7 +182,8 @@ mod tests {
             whole.read(server, 40);
             assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(server), again: true });
         }
-        // All were wrong. A part of it is no proof; and the next time may be better; and if not, it is enough.
+        // All were wrong. A part of the object is no proof, the next reading may be better, and in the end it
+        // is given up.
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
         whole.read(0, 99);
         assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
@@ -202,7 +208,7 @@ mod tests {
         let mut whole = Blame::default();
         whole.read(1, 100);
         whole.was_wrong(100, 2, true);
-        // It failed on the way.
+        // A read failed.
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
         whole.read(0, 60);
         whole.read(1, 40);
@@ -210,7 +216,7 @@ mod tests {
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
         whole.read(1, 100);
         assert_eq!(whole.was_wrong(100, 2, false), Verdict { liar: None, again: true });
-        // The third one has been asked for nothing yet.
+        // The third server has not been asked for anything yet.
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(2));
         assert!(whole.choice().liars.is_empty());
     }
@@ -240,7 +246,7 @@ mod tests {
             whole.was_wrong(100, 2, true).again
         };
         assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
-        // Nor where what is gone of it is said to be another part each time.
+        // The same if the reported holes differ each time.
         let mut whole = Blame::default();
         let again = |whole: &mut Blame| {
             whole.read(0, 50);

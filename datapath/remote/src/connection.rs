@@ -2,9 +2,9 @@
 //!
 //! | state | `drive` |
 //! |---|---|
-//! | connecting | looks whether the connection stands, then sends |
-//! | sending | sends what is left of the request (TLS: and of the handshake) |
-//! | receiving | nothing to do; `read` gives what arrived |
+//! | connecting | checks whether the connection is established, then sends |
+//! | sending | sends the rest of the request (TLS: and of the handshake) |
+//! | receiving | nothing to do; `read` returns what arrived |
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
-/// What is received at a time for TLS: many records, so that system calls do not count.
+/// How much is received at a time for TLS: many records, so that the cost of system calls is small.
 const RECEIVE_BYTES: usize = 128 << 10;
 
 /// How a server's connections are encrypted.
@@ -32,31 +32,31 @@ struct Tls {
     received: Received,
 }
 
-/// What was received and not yet given to the session: `start .. end`. The memory keeps its length, as making it longer again
-/// would fill it with zeroes before each call.
+/// Received bytes that the session has not taken yet: `start .. end`. The buffer keeps its length, because
+/// extending it again would fill it with zeroes before each call.
 struct Received {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-/// What there is on a connection after an answer.
+/// What follows on a connection after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterAnswer {
-    /// Nothing, and the other side has not closed: it can carry another request.
+    /// Nothing, and the other side has not closed: the connection can be used for another request.
     Quiet,
-    /// It is closed, or broken.
+    /// It is closed or broken.
     Ended,
-    /// Bytes that nobody asked for.
+    /// Bytes that were not requested.
     More,
 }
 
 pub(crate) struct Connection {
     socket: TcpStream,
     connecting: bool,
-    /// When it stood, with TLS when the handshake was over.
+    /// When it was established; with TLS, when the handshake was over.
     ready_at: Option<Instant>,
-    /// Plaintext that is not sent yet; with TLS the session keeps it.
+    /// Plaintext that has not been sent yet; with TLS the session keeps it.
     unsent: Vec<u8>,
     tls: Option<Box<Tls>>,
 }
@@ -97,7 +97,7 @@ impl Connection {
         }
     }
 
-    /// Sends what can be sent without waiting.
+    /// Sends as much as is possible without waiting.
     pub(crate) fn drive(&mut self) -> Result<(), Error> {
         if self.connecting {
             let mut ready = [rustix::event::PollFd::new(&self.socket, PollFlags::OUT)];
@@ -142,17 +142,17 @@ impl Connection {
         self.tls.is_none()
     }
 
-    /// Whether the connection stands.
+    /// Whether the connection is established.
     pub(crate) fn is_connected(&self) -> bool {
         !self.connecting
     }
 
-    /// When it was ready to send a request, if it is.
+    /// When it became ready to send a request, if it did.
     pub(crate) fn ready_at(&self) -> Option<Instant> {
         self.ready_at
     }
 
-    /// Takes what arrived: `Ok(0)` is the end of the stream, `WouldBlock` means later.
+    /// Takes bytes that arrived: `Ok(0)` is the end of the stream, `WouldBlock` means later.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Error> {
         if self.connecting {
             return Err(ErrorKind::WouldBlock.into());
@@ -163,7 +163,8 @@ impl Connection {
         loop {
             match tls.session.reader().read(into) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-                // An end without TLS's own good-bye is an end all the same: lengths tell what is missing.
+                // An end without TLS's close message still counts as an end: lengths show whether something
+                // is missing.
                 Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
@@ -176,7 +177,7 @@ impl Connection {
             let taken = tls.session.read_tls(&mut rest)?;
             received.start += before - rest.len();
             if let Err(e) = tls.session.process_new_packets() {
-                // The reason why, for the server; it may be gone.
+                // Tells the server the reason; the server may be gone.
                 let _ = tls.session.write_tls(&mut self.socket);
                 return Err(Error::new(ErrorKind::InvalidData, crate::tls::in_words(&e)));
             }
@@ -200,7 +201,7 @@ impl Connection {
         }
     }
 
-    /// Looks what there is after an answer. Of what it finds it takes a byte.
+    /// Checks what follows after an answer. If there are bytes, it takes one of them.
     pub(crate) fn after_answer(&mut self) -> AfterAnswer {
         let mut byte = [0];
         match self.read(&mut byte) {
@@ -219,7 +220,7 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// What to wait for.
+    /// The socket events to wait for.
     pub(crate) fn interest(&self) -> PollFlags {
         let sending = self.connecting
             || !self.unsent.is_empty()

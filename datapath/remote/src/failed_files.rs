@@ -1,13 +1,14 @@
-//! Files that servers broke off until they were given up: the next reads of them are not to take as long to find that out.
+//! Files that a server kept breaking off until they were given up. Later reads of them should notice that
+//! sooner.
 
 use std::time::Instant;
 
 use crate::servers::Servers;
 
-/// Files that servers broke off, of which is known that they did.
+/// The most such files that are remembered.
 const BROKEN_MAX: usize = 256;
 
-/// A file that a server broke off until it was given up.
+/// A file that a server kept breaking off until it was given up.
 #[derive(Debug)]
 pub(crate) struct FailedFile {
     server: usize,
@@ -16,7 +17,8 @@ pub(crate) struct FailedFile {
 }
 
 impl Servers {
-    /// It broke `path` off until it was given up: the next reads of it shall not take as long to find that out.
+    /// Records that this server kept breaking `path` off until it was given up, so that later reads notice it
+    /// sooner.
     pub(crate) fn note_failed_file(&self, server: usize, path: &str) {
         let until = Instant::now() + self.limits.distrust;
         let failed_files = &mut self.state.lock().failed_files;
@@ -27,7 +29,7 @@ impl Servers {
         }
     }
 
-    /// Whether it broke `path` off until it was given up, not long ago.
+    /// Whether this was recorded for the server and `path` not long ago.
     pub(crate) fn has_failed_file(&self, server: usize, path: &str) -> bool {
         let now = Instant::now();
         let failed_files = &mut self.state.lock().failed_files;

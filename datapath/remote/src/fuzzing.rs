@@ -1,17 +1,17 @@
-//! What must hold of every answer that a server can send and of every server's name: for the fuzzers in `fuzz/`, and for a
-//! bounded test.
+//! Properties that must hold for every answer of a server and every server URL: for the fuzzers in `fuzz/`,
+//! and for a bounded test.
 //!
-//! Each function reads bytes twice: with the code of this crate, and with a plain reading of RFC 9112 that shares nothing
-//! with it. The two must agree on what is refused and on each field of what is not.
+//! Each function parses the bytes twice: with the code of this crate, and with an independent simple parser
+//! that follows RFC 9112. The two must agree on what is refused, and on each field of what is accepted.
 
 use crate::head::{ContentRange, HEAD_MAX_BYTES, Head, parse};
 use crate::remote_store::listed_names;
 use crate::url::ServerUrl;
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check that a fuzzer or a test calls with bytes.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let head = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nContent-Range: bytes 5-14/100\r\n\
         Connection: keep-alive, close\r\nContent-Encoding: gzip\r\nLocation: http://a/\r\nRetry-After: 3\r\n\r\nbody";
@@ -24,12 +24,12 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     ]
 }
 
-/// A number as the standard library reads it, that may have a sign in front only where `signs` allows.
+/// A number as the standard library parses it; a sign is allowed only if `signs`.
 fn number(text: &str, signs: bool) -> Option<u64> {
     if text.starts_with('+') && !signs { None } else { text.parse().ok() }
 }
 
-/// The head of an answer, line by line. The error says only that there is one.
+/// The head of an answer, line by line. The error has no details.
 fn plain(bytes: &[u8]) -> Result<Option<(Head, usize)>, ()> {
     let end = (0..bytes.len()).find(|at| bytes.get(*at..at + 4) == Some(b"\r\n\r\n"));
     let Some(end) = end else {
@@ -91,13 +91,13 @@ fn range(value: &str) -> Option<ContentRange> {
     })
 }
 
-/// The head of an answer: whole, in parts, or none.
+/// The head of an answer: complete, incomplete, or invalid.
 pub fn http_head(bytes: &[u8]) {
     let found = parse(bytes).map_err(drop);
     assert_eq!(found, plain(bytes));
     if let Ok(Some((_, len))) = found {
         assert!(bytes.get(..len).is_some_and(|head| head.ends_with(b"\r\n\r\n")), "a head of {len} bytes");
-        // Nothing of the body counts, and less than the head is no answer yet.
+        // The body is not parsed, and an incomplete head is not an answer yet.
         assert_eq!(parse(bytes.get(..len).unwrap_or_default()).map_err(drop), found);
         for cut in [len - 1, len / 2, 7] {
             assert_eq!(
@@ -108,7 +108,7 @@ pub fn http_head(bytes: &[u8]) {
     }
 }
 
-/// The list of images that a server gives: a second reading, byte by byte, finds the same names in it, or none as well.
+/// A server's list of images: a second, bytewise parser finds the same names, or also none.
 pub fn list_of_images(bytes: &[u8]) {
     let found = listed_names(bytes).map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>());
     assert_eq!(found, plain_names(bytes));
@@ -136,7 +136,8 @@ fn plain_names(bytes: &[u8]) -> Option<Vec<String>> {
     (names.len() == count).then_some(names)
 }
 
-/// The name of a server: what is read is shown in a way that reads back, and nothing in it ends the line of a request.
+/// The URL of a server: its displayed form parses to the same URL, and nothing in it ends the line of a
+/// request.
 pub fn server_url(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let list = ServerUrl::parse_list(text);
@@ -158,7 +159,7 @@ pub fn server_url(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

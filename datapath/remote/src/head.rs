@@ -1,4 +1,4 @@
-//! The head of an HTTP/1.1 answer: bytes in, values out. No sockets.
+//! Parses the head of an HTTP/1.1 answer. No sockets.
 
 /// The longest head.
 pub(crate) const HEAD_MAX_BYTES: usize = 16 << 10;
@@ -8,7 +8,7 @@ pub(crate) const HEAD_MAX_BYTES: usize = 16 << 10;
 pub(crate) struct ContentRange {
     pub first: u64,
     pub last: u64,
-    /// `None` where the server wrote `*`.
+    /// `None`: the server wrote `*`.
     pub total: Option<u64>,
 }
 
@@ -20,21 +20,21 @@ pub(crate) struct Head {
     pub range: Option<ContentRange>,
     /// The connection ends with this answer.
     pub close: bool,
-    /// The body has a form that nobody asked for: chunked, compressed.
+    /// The body has a form that was not requested: chunked, compressed.
     pub encoded: bool,
     pub location: Option<String>,
-    /// It says when to ask again, ..
+    /// Whether it says when to retry.
     pub says_when: bool,
-    /// .. after so long. A date is not read.
+    /// After how many seconds to retry. A date is not read.
     pub retry_after_s: Option<u64>,
 }
 
-/// Parses a head that starts at the first byte. `None`: it has not all arrived. Otherwise the head and its
-/// length. The error is one of the server.
+/// Parses a head that starts at the first byte. `None`: it has not arrived completely. Otherwise the head and
+/// its length. An error is the server's fault.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, &'static str> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
     let Some(end) = end else {
-        // What cannot be the start of an answer is refused before it fills the buffer.
+        // Bytes that cannot be the start of an answer are refused before they fill the buffer.
         let start = b"HTTP/1.";
         if bytes.iter().zip(start).any(|(got, wanted)| got != wanted) {
             return Err("its answer is not HTTP/1.1");

@@ -1,15 +1,15 @@
-//! What becomes of a server by what it answers.
+//! The state of a server, depending on its answers.
 //!
 //! | state | becomes | when |
 //! |---|---|---|
 //! | up | down | it does not answer, breaks off for the first time in a read, or is busy |
-//! | up | aside | it answers something else than what was asked for |
+//! | up | aside | it answers something else than was requested |
 //! | up | distrusted | its bytes were wrong, and another server's were right |
 //! | down, aside | up | a probe gets the right answer; the longer it failed, the rarer the probes |
 //! | distrusted | up | its time is over |
 //!
-//! A server that has something else than it should under one name stays as it is: see [`crate::read`].
-//! A distrusted server is asked where no other one is left: what it sends is checked like everything.
+//! A server that has a wrong file under one name keeps its state: see [`crate::read`]. If no other server is
+//! left, a distrusted server is asked, because everything it sends is checked.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use headwater_store::StoreError;
 use crate::servers::Servers;
 use crate::transfer::{Busy, Fault};
 
-/// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
+/// How often the shortest pause of a busy server doubles. It stays below the times that servers ask for.
 const BUSY_DOUBLINGS_MAX: u32 = 3;
 
 #[derive(Clone, Debug)]
@@ -28,12 +28,12 @@ pub(crate) enum Health {
     Distrusted {
         until: Instant,
     },
-    /// It is gone, unless it only broke off or failed with what one read asked for.
+    /// It is gone, unless it only broke off or failed for what one read requested.
     Down {
         probe_at: Instant,
         is_gone: bool,
     },
-    /// Its store is gone, unless it only answered wrongly what one read asked for.
+    /// Its store is gone, unless it only gave a wrong answer to what one read requested.
     Aside {
         probe_at: Instant,
         is_gone: bool,
@@ -47,7 +47,7 @@ impl Servers {
         }
     }
 
-    /// Its answer was right.
+    /// It gave a right answer.
     pub(crate) fn answered(&self, index: usize, len: u64, (first_byte, whole): (Duration, Duration)) {
         self.counting.fetched_bytes.fetch_add(len, Ordering::Relaxed);
         if let Some(record) = self.state.lock().records.get_mut(index) {
@@ -59,7 +59,7 @@ impl Servers {
         }
     }
 
-    /// Its bytes were wrong, whatever the reason.
+    /// It gave wrong bytes, for whatever reason.
     pub(crate) fn gave_wrong_bytes(&self, index: usize, what: &str, why: &StoreError) {
         self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
@@ -84,39 +84,40 @@ impl Servers {
         matches!(health, Some(Health::Up | Health::Distrusted { .. }))
     }
 
-    /// Whether its bytes were wrong not long ago.
+    /// Whether it gave wrong bytes not long ago.
     pub(crate) fn is_distrusted(&self, index: usize) -> bool {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
         matches!(health, Some(Health::Distrusted { until }) if *until > Instant::now())
     }
 
-    /// Whether it is there, has too much to do, and said when to ask again.
+    /// Whether it is reachable, overloaded, and said when to retry.
     pub(crate) fn is_busy(&self, index: usize) -> bool {
         let state = self.state.lock();
         state.records.get(index).is_some_and(|record| record.is_busy_now())
     }
 
-    /// Whether it broke off just now, and may be there all the same.
+    /// Whether it broke off just now, and may still be reachable.
     pub(crate) fn is_probed_soon(&self, index: usize) -> bool {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
         matches!(health, Some(Health::Down { is_gone: false, .. }))
     }
 
-    /// It gave a list of holes, or was waited for in vain.
+    /// It gave a list of holes, or waiting for one was useless.
     pub(crate) fn has_lists(&self, index: usize, has: bool) {
         if let Some(record) = self.state.lock().records.get_mut(index) {
             record.is_without_lists = !has;
         }
     }
 
-    /// Whether it was waited for in vain for a list of holes, and neither was back nor gave one since.
+    /// Whether waiting for its list of holes was useless, and it has neither come back nor given a list
+    /// since.
     pub(crate) fn is_without_lists(&self, index: usize) -> bool {
         self.state.lock().records.get(index).is_some_and(|record| record.is_without_lists)
     }
 
-    /// It answers, and cannot give `what`. That concerns reads of this alone: it is asked for all else as before.
+    /// It answers, and cannot give `what`. Only reads of that are affected.
     pub(crate) fn cannot_give(&self, index: usize, what: &str, why: &str) {
         self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
@@ -130,7 +131,8 @@ impl Servers {
         record.why = Some(why);
     }
 
-    /// It answers, and cannot give `what` now, which it said again after a probe. It is asked for all else as before.
+    /// It answers, and cannot give `what` at present, which it repeated after a probe. Only reads of that are
+    /// affected.
     pub(crate) fn cannot_give_now(&self, index: usize, what: &str) {
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
         let mut state = self.state.lock();
@@ -143,7 +145,7 @@ impl Servers {
         }
     }
 
-    /// No server that is there has `what`, and others are waited for. Says so now and then.
+    /// No available server has `what`, and reads wait for others. Logs that now and then.
     pub(crate) fn waits_for_others(&self, what: &str) {
         let mut state = self.state.lock();
         if state.lacking_said.is_none_or(|said| said.elapsed() >= self.limits.distrust) {
@@ -153,12 +155,12 @@ impl Servers {
         }
     }
 
-    /// It gave a read no answer that can be used. `what` was asked for.
+    /// It gave a read no usable answer. `what` was requested.
     pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
         self.note_failure(index, what, fault, false);
     }
 
-    /// It gave a probe no answer that can be used.
+    /// It gave a probe no usable answer.
     pub(crate) fn probe_failed(&self, index: usize, fault: &Fault) {
         self.note_failure(index, "store", fault, true);
     }
@@ -174,7 +176,7 @@ impl Servers {
         let was_up = matches!(record.health, Health::Up | Health::Distrusted { .. });
         record.failures += 1;
         if !was_up && !is_probe {
-            // Reads that were under way together fail together, which is one failure: the others put no probe off.
+            // Concurrent reads fail together, which is one failure: the others do not postpone the probe.
             if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(_)) =
                 (&mut record.health, fault)
             {
@@ -203,7 +205,8 @@ impl Servers {
                 record.why = Some(why.clone());
             }
             Fault::Odd(why) | Fault::Refused(why) => {
-                // It may be what one read asked for alone. What a probe finds wrong is put right by people.
+                // The fault may concern one read only. A fault that a probe finds has to be repaired by
+                // people.
                 let pause = if is_probe { (pause * 10).min(self.limits.distrust) } else { pause };
                 record.health = Health::Aside { probe_at: now + pause, is_gone: is_probe };
                 if was_up || record.why.as_deref() != Some(why) {
@@ -221,13 +224,13 @@ impl Servers {
         self.state.lock().records.get(index).map(|record| record.back_at)
     }
 
-    /// How long a server is left alone after so many failures before this one.
+    /// How long a server is left alone after this many earlier failures.
     pub(crate) fn pause_after(&self, failures: u32) -> Duration {
         let doubled = self.limits.probe_after.saturating_mul(1 << failures.min(10));
         doubled.min(self.limits.probe_after_max)
     }
 
-    /// How long a server that was busy so often before is left alone at least.
+    /// The shortest time for which a server is left alone that was busy this many times before.
     pub(crate) fn busy_for(&self, times: u32) -> Duration {
         self.pause_after(times.min(BUSY_DOUBLINGS_MAX))
     }
@@ -241,7 +244,8 @@ impl Servers {
         record.speed.probed(first_byte);
         record.sampled_at = Instant::now();
         if matches!(record.health, Health::Down { is_gone: false, .. }) {
-            // What it broke off was that file's fault: the next one who finds it so is not to wait longer for its probe.
+            // The earlier break was the fault of that file: the next read that sees it should not wait longer
+            // for its probe.
             record.strikes = 0;
         }
         if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
@@ -257,7 +261,7 @@ impl Servers {
             }
             record.health = Health::Up;
             record.is_without_lists = false;
-            // It may have started again, and have forgotten which versions are open.
+            // It may have been restarted, and have forgotten which versions are open.
             state.pins_due |= was_gone;
             if let Some(since) = state.gone_since.take() {
                 tracing::warn!(server = %url, gone_s = since.elapsed().as_secs_f64(), reads = waiting,
@@ -297,7 +301,7 @@ mod tests {
             _ => panic!("it is not aside: {:?}", servers.status()),
         };
         assert!(probe_at(&servers) <= Instant::now() + servers.limits.probe_after);
-        // It refuses the probe too, so that it concerns all reads.
+        // It refuses the probe too, so all reads are affected.
         let before = Instant::now();
         servers.probe_failed(0, &Fault::Odd("status 403".into()));
         assert!(probe_at(&servers) >= before + servers.limits.probe_after * 10);
@@ -324,7 +328,7 @@ mod tests {
             }
             assert_eq!(probe_at(), first, "{fault:?}");
             assert_eq!(servers.state.lock().records[0].strikes, 1, "{fault:?}");
-            // What a probe finds is new.
+            // A fault that a probe finds is new.
             servers.probe_failed(0, &fault);
             assert!(probe_at() > first, "{fault:?}");
             assert_eq!(servers.state.lock().records[0].strikes, 2, "{fault:?}");

@@ -1,12 +1,13 @@
-//! What of an object is gone on which server, as each said.
+//! Which parts of an object are gone on which server, as each server reported.
 //!
-//! No part of an object is read from a server that said that something of it is gone there, as long as another one has it. Where each server
-//! that was heard lacks something of it, it is read in pieces.
+//! A part of an object is not read from a server that reported something of it as gone, as long as another
+//! server has it. If every server with a known list lacks something of the part, it is read in pieces.
 //!
-//! What was heard is remembered for all who read the object, for a while. Who was told the holes of an object, and reads it with these, keeps
-//! to what was heard then. For others it may be wrong by now. Who checks what it reads asks those that lack it last. Who does not, as a
-//! server that reads from servers, asks them only where all others say that they do not have it, and not where one of these fails; where
-//! those that have it are away, what was heard is asked for again.
+//! The lists are remembered for a while, for all readers of the object. A reader that was given the holes of
+//! an object, and reads it with them, keeps using these lists. For other readers they may be outdated. A
+//! reader that checks the bytes asks servers that lack a part last. A reader without a check, such as a
+//! server that relays, asks them only if all others answer that they do not have the part, and not if one of
+//! these fails. If the servers that have the part are away, the lists are requested again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,14 +19,14 @@ use headwater_store::{Hash, Holes};
 use crate::blame::ServerChoice;
 use crate::servers::Servers;
 
-/// Objects whose lists are remembered ..
+/// The most objects whose lists are remembered, ..
 const OBJECTS_MAX: usize = 256;
-/// .. holes of all of these, of 48 bytes each ..
+/// .. the most holes of all of these together, of 48 bytes each, ..
 const HOLES_MAX: usize = 1 << 20;
-/// .. and for how long.
+/// .. and how long they are remembered.
 const KEPT_FOR: Duration = Duration::from_secs(3600);
 
-/// What is gone of one object, by server. Who was heard comes in the order in which reads prefer servers.
+/// The holes of one object on each server with a known list, in the order in which reads prefer servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HoleLists(Vec<(usize, Arc<Holes>)>);
 
@@ -44,36 +45,37 @@ impl HoleLists {
         self.iter().find(|(said, _)| *said == server).map(|(_, holes)| holes)
     }
 
-    /// Whether the same servers said the same, in whatever order.
+    /// Whether both have the same servers with the same lists, in whatever order.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.0.len() == other.0.len() && self.iter().all(|(server, holes)| other.of(server) == Some(holes))
     }
 
-    /// What is gone on all that were heard.
+    /// The holes that all known lists share.
     pub(crate) fn common(&self) -> Arc<Holes> {
         let mut all = self.iter().map(|(_, holes)| holes);
         let first = all.next().cloned().unwrap_or_default();
-        // Mostly they are the same.
+        // Mostly the lists are equal.
         all.fold(
             first,
             |common, holes| if common == *holes { common } else { Arc::new(common.common(holes)) },
         )
     }
 
-    /// Whether something is gone anywhere.
+    /// Whether any list has a hole.
     pub(crate) fn is_of_holes(&self) -> bool {
         self.iter().any(|(_, holes)| !holes.is_empty())
     }
 
-    /// Those, of so many servers, that lack something of a part which another one has, or may have.
+    /// Those of `servers` servers that lack something of a part which another one has, or may have.
     pub(crate) fn lacking(&self, part: &Range<u64>, servers: usize) -> Vec<usize> {
         let lacking: Vec<usize> =
             self.iter().filter(|(_, holes)| holes.overlap(part)).map(|(server, _)| server).collect();
-        // What is gone on all of them can be had of each, as it lies there.
+        // A part that is gone on all of them can be read from each, from inside the holes.
         if lacking.len() < servers { lacking } else { Vec::new() }
     }
 
-    /// The pieces in which a part is to be read: each as long as one of those that were heard has all of it, or none has its beginning.
+    /// Divides a part into pieces: each as long as one server with a known list has all of it, or none has
+    /// its beginning.
     pub(crate) fn pieces(&self, part: &Range<u64>) -> Vec<Range<u64>> {
         let is_whole = |(_, holes): (usize, &Arc<Holes>)| !holes.overlap(part);
         if self.0.is_empty() || self.iter().any(is_whole) {
@@ -91,8 +93,8 @@ impl HoleLists {
         pieces
     }
 
-    /// Has a piece asked of those that have it. `strictly`: of those that were not heard only where these are away, and not at all of
-    /// those that lack something of it.
+    /// Directs the request for a piece to servers that have it. `strictly`: servers with unknown lists are
+    /// asked only if these are away, and servers that lack something of it are not asked at all.
     pub(crate) fn direct(
         &self,
         choice: &mut ServerChoice,
@@ -120,13 +122,13 @@ impl HoleLists {
     }
 }
 
-/// What was heard of one object.
+/// The known lists of one object.
 #[derive(Debug)]
 pub(crate) struct RememberedLists {
     object: Hash,
     lists: HoleLists,
     at: Instant,
-    /// When each server was heard last.
+    /// When each server last gave its list.
     said_at: Vec<(usize, Instant)>,
     /// When all servers were last asked for it.
     all_asked: Option<Instant>,
@@ -138,7 +140,7 @@ impl RememberedLists {
     }
 }
 
-/// Keeps one more, in place of what was heard of the same object before, and no more than is to be remembered.
+/// Adds an entry, replaces an earlier one of the same object, and keeps the limits.
 fn keep(remembered: &mut VecDeque<RememberedLists>, new: RememberedLists) {
     remembered.retain(|before| before.object != new.object);
     if !new.lists.is_of_holes() {
@@ -147,7 +149,7 @@ fn keep(remembered: &mut VecDeque<RememberedLists>, new: RememberedLists) {
     remembered.push_back(new);
     let mut count =
         remembered.iter().fold(0usize, |sum, remembered| sum.saturating_add(remembered.lists.count()));
-    // Also the only one, if it is that long.
+    // Removes even the only entry if it is too long.
     while remembered.len() > OBJECTS_MAX || count > HOLES_MAX {
         let Some(oldest) = remembered.pop_front() else { break };
         count = count.saturating_sub(oldest.lists.count());
@@ -155,7 +157,7 @@ fn keep(remembered: &mut VecDeque<RememberedLists>, new: RememberedLists) {
 }
 
 impl Servers {
-    /// Remembers what servers said of an object when all were asked, in place of what was heard of it before.
+    /// Remembers the lists of an object when all servers were asked, instead of earlier ones.
     pub(crate) fn remember_lists(&self, object: Hash, lists: &HoleLists) {
         let at = Instant::now();
         let said_at = lists.iter().map(|(server, _)| (server, at)).collect();
@@ -171,7 +173,7 @@ impl Servers {
         let before = before
             .and_then(|at| remembered.remove(at))
             .filter(|remembered| remembered.at.elapsed() < KEPT_FOR);
-        // What the others said is as old as it was.
+        // The lists of the other servers keep their age.
         let mut new = before.unwrap_or_else(|| RememberedLists {
             object,
             lists: HoleLists::default(),
@@ -189,7 +191,7 @@ impl Servers {
         keep(remembered, new);
     }
 
-    /// What of an object is gone on one server, as it said no longer ago than this.
+    /// The holes of an object on one server, if it reported them no longer ago than `longest`.
     pub(crate) fn said(&self, object: Hash, server: usize, longest: Duration) -> Option<Arc<Holes>> {
         let state = self.state.lock();
         let remembered = state.remembered.iter().find(|remembered| remembered.object == object)?;
@@ -197,8 +199,8 @@ impl Servers {
         at.and_then(|_| remembered.lists.of(server).cloned())
     }
 
-    /// Whether something was heard of an object, and all servers were asked for it longer ago than this. Who is told so is to ask them:
-    /// others are not told so then.
+    /// Whether a list of an object is known, and all servers were asked longer ago than `longest`. A caller
+    /// that gets `true` must ask them; other callers then get `false`.
     pub(crate) fn is_to_be_asked(&self, object: Hash, longest: Duration) -> bool {
         let remembered = &mut self.state.lock().remembered;
         let remembered = remembered.iter_mut().find(|remembered| remembered.object == object);
@@ -209,7 +211,7 @@ impl Servers {
         true
     }
 
-    /// What was heard of an object not long ago; nothing where nothing is gone.
+    /// The known lists of an object that are not too old; empty if there are no holes.
     pub(crate) fn lists_of(&self, object: Hash) -> HoleLists {
         let state = self.state.lock();
         if state.remembered.is_empty() {
@@ -228,7 +230,7 @@ mod tests {
 
     const K: u64 = 1024;
 
-    /// Holes of these blocks of 4 KiB.
+    /// Holes at these blocks of 4 KiB.
     fn holes(blocks: &[u64]) -> Arc<Holes> {
         Arc::new(Holes::of_blocks(blocks))
     }
@@ -250,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_part_is_read_in_pieces_where_nobody_has_all_of_it() {
-        // What both lack, the fourth block, comes of any.
+        // The fourth block, which both lack, can come from any server.
         let lists = lists(&[&[1, 2, 3], &[3, 4]]);
         let pieces = |part: Range<u64>| lists.pieces(&part);
         for whole in [0..4 * K, 4 * K..12 * K, 5000..5001, 16 * K..20 * K, 20 * K..99 * K] {
@@ -273,7 +275,7 @@ mod tests {
             assert_eq!(directed(&lists, 0..4 * K, 2, strictly), nobody());
             assert_eq!(directed(&lists, 12 * K..16 * K, 2, strictly), nobody());
         }
-        // One that was not heard comes after those that have it, and before those that lack it.
+        // Order: servers known to have the part, unknown ones, those known to lack it.
         assert_eq!(directed(&lists, 4 * K..5 * K, 3, true), (vec![0], vec![2]));
         assert_eq!(directed(&lists, 4 * K..5 * K, 3, false), (vec![], vec![0]));
         assert_eq!(directed(&lists, 12 * K..13 * K, 3, false), (vec![], vec![0, 1]));
@@ -281,7 +283,7 @@ mod tests {
         let mut choice = ServerChoice { first: Some(1), last: vec![1, 0], ..ServerChoice::default() };
         lists.direct(&mut choice, &(16 * K..17 * K), 2, false);
         assert_eq!((choice.first, choice.last), (None, vec![0, 1]));
-        // Where nobody was heard all are the same.
+        // If no list is known, all servers are equal.
         assert_eq!(directed(&HoleLists::from_iter([(0, holes(&[]))]), 0..K, 2, true), (vec![], vec![1]));
         assert_eq!(directed(&HoleLists::default(), 0..K, 2, true), nobody());
     }
@@ -334,7 +336,7 @@ mod tests {
         servers.remember_list(object, 0, holes(&[7]));
         assert_eq!((said(0), said(1)), (Some(holes(&[7])), None));
         assert_eq!(servers.lists_of(object).of(1), Some(&holes(&[2])));
-        // One alone is told so, as it asks then.
+        // Only one caller gets `true`, because it asks then.
         assert!(servers.is_to_be_asked(object, half_a_minute));
         assert!(!servers.is_to_be_asked(object, half_a_minute));
     }

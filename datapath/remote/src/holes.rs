@@ -1,26 +1,26 @@
-//! Asking servers what of an object is gone.
+//! Asks servers for the holes of an object.
 //!
-//! Each server gave back the space of what its own versions do not need. So each that is there is asked, all at a time, and what is gone
-//! of the object is what is gone on all of them (see `lists.rs`).
+//! Each server gave back the space of what its own versions do not need. So all available servers are asked
+//! at the same time, and the holes of the object are those that all of them share (see `hole_lists.rs`).
 //!
-//! | a server | what is gone there |
+//! | a server | its holes |
 //! |---|---|
 //! | gives a list of holes | these |
-//! | does not have one (404), or answers with something else that is no error of its own, such as 403 | nothing: so do servers that know of no holes. Where others have holes it is asked whether it has the object |
-//! | gives a wrong one | it is asked once more, past caches; then it is distrusted, as for other wrong bytes, and left out |
-//! | gives that of an object of another length, or one of a later format | it is left out |
-//! | is distrusted | it is asked where nobody else has answered |
-//! | breaks off, answers with 5xx, is busy, refuses the token | it is left out, and nobody else hears of it: what it cannot list it may give |
+//! | has no list (404), or gives another answer that is not an error of its own, such as 403 | none: servers that do not know holes answer like this. If others have holes, it is asked whether it has the object |
+//! | gives a wrong list | it is asked once more, bypassing caches; then it is distrusted, as for other wrong bytes, and left out |
+//! | gives a list of an object of another length, or in a later format | it is left out |
+//! | is distrusted | it is asked if no other server has answered |
+//! | breaks off, answers with 5xx, is busy, refuses the token | it is left out, and its state stays: it may still be able to give the bytes |
 //! | does not answer | it is left out, and is down |
 //!
-//! A server that was left out is read from only where no other one has what is read. What it gives may be wrong as a whole then, and
-//! all are asked again.
+//! A server that was left out is read from only if no other one has the requested bytes. Its bytes may make
+//! the whole object wrong, and then all servers are asked again.
 //!
-//! | who asks | waits for those that were left out |
+//! | the caller | waits for servers that were left out |
 //! |---|---|
-//! | for the first time, and can wait for bytes | not at all. Where nobody was heard it takes that for "nothing is gone": a cache on the way may have all bytes of an object while who has the list is away |
-//! | found the object wrong, or not to be enough, and can wait for bytes | as long as for better bytes, once; where nobody was heard and none of them is there, as for bytes: as long as it takes |
-//! | cannot wait, such as a server that reads from servers itself | for the probe of one that failed, where nobody was heard; then it is an error |
+//! | asks for the first time, and can wait for bytes | not at all. If no server gave a list, it assumes no holes: a cache on the way may have all bytes of an object while the server with the list is away |
+//! | found the object wrong or incomplete, and can wait for bytes | once, as long as for better bytes; if no server gave a list and none is available, as long as it takes |
+//! | cannot wait, such as a server that relays | for the probe of one that failed, if no server gave a list; then the call fails |
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,46 +36,46 @@ use crate::read::{Answer, Ask, PROBE_WAITS};
 use crate::servers::Servers;
 use crate::transfer::{Busy, Fault, Wanted};
 
-/// Who does not wait asks one that has failed so often no more.
+/// A caller that does not wait no longer asks a server that has failed this often.
 const FAILURES_MAX: u32 = 2;
-/// Who waits looks at the servers again after so long at the latest.
+/// A waiting caller checks the servers again after this time at the latest.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// For what a question waits that not all have answered.
+/// What a question waits for, if not all servers have answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waits {
     No,
-    /// For those that may be back at once, where nobody was heard.
+    /// For servers that may be back at once, if no server gave a list.
     Soon,
-    /// For better ones, and where nobody was heard as for bytes.
+    /// For better lists; if no server gave a list, as long as for bytes.
     ForBetter,
 }
 
-/// Of which object, and how.
+/// The object, and how to ask.
 pub(crate) struct Question<'a> {
     pub id: Hash,
     pub len_bytes: u64,
-    /// Whether who asks has clients that wait for it; see [`Ask`].
+    /// Whether the caller has clients that wait for it; see [`Ask`].
     pub hasty: bool,
     pub choice: &'a ServerChoice,
-    /// Whether who asks waits for servers that are busy.
+    /// Whether the caller waits for busy servers.
     pub waits_while_busy: bool,
-    /// For the how manyeth time each server would have to give all of it.
+    /// For each server, the number of the rereading if it would have to give all of the object.
     pub reading: &'a (dyn Fn(usize) -> Option<u32> + Sync),
 }
 
-/// What is known of a server.
+/// What is known about a server.
 #[derive(Debug, Default)]
 enum Known {
     #[default]
     Nothing,
-    /// What is gone there.
+    /// Its holes.
     Said(Arc<Holes>),
-    /// The same, as it answers without a list: if it has the object at all.
+    /// It answered that it has no list, so it has no holes, if it has the object at all.
     NoList,
     /// It has no list that can be used here, and is not asked again.
     Never(StoreError),
-    /// It failed so often, lastly with this, and may be asked again then.
+    /// It failed this often, the last time with this error, and may be asked again at this time.
     Failed { why: StoreError, times: u32, again_at: Option<Instant>, is_busy: bool },
 }
 
@@ -91,12 +91,12 @@ impl Known {
         matches!(self, Self::Said(_) | Self::NoList)
     }
 
-    /// Whether what came is damaged.
+    /// Whether the answer is damaged.
     fn is_wrong(&self) -> bool {
         matches!(self, Self::Never(why) if why.kind() == StoreErrorKind::Damaged)
     }
 
-    /// Whether it is there, and said when to ask again.
+    /// Whether it is reachable, and said when to retry.
     fn is_busy(&self) -> bool {
         matches!(self, Self::Failed { is_busy: true, .. })
     }
@@ -116,7 +116,7 @@ impl Known {
     }
 }
 
-/// Asks what of an object is gone.
+/// Asks for the holes of an object.
 pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> Result<HoleLists, StoreError> {
     let known = servers.list.iter().map(|_| Known::Nothing).collect();
     let began = Instant::now();
@@ -141,8 +141,8 @@ fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Io, "the store was closed during a read")
 }
 
-/// Whether something of a part of an object, which a server gave wrongly, is gone there, or may be: then it is not to blame. It is asked
-/// past caches.
+/// Whether a part of an object that a server gave wrongly is gone there, or may be: then the server is not to
+/// blame. It is asked with caches bypassed.
 pub(crate) fn is_gone_there(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -168,22 +168,23 @@ pub(crate) fn is_gone_there(
             false
         }
         Known::Failed { .. } => true,
-        // One of a later format is nobody's fault.
+        // A list in a later format is nobody's fault.
         Known::Never(why) => why.kind() == StoreErrorKind::UnknownFormat,
         Known::Nothing => false,
     }
 }
 
-/// One question under way.
+/// A question in progress.
 struct PendingQuery<'a> {
     servers: &'a Servers,
     question: &'a Question<'a>,
     /// By server.
     known: Vec<Known>,
-    /// Those that were asked, in the order in which reads prefer them.
+    /// Servers that were asked, in the order in which reads prefer them.
     order: Vec<usize>,
     began: Instant,
-    /// Since when somebody is there and fails. Time in which all are away says nothing about what they have.
+    /// Since when a reachable server has been failing. Time in which all are away says nothing about their
+    /// lists.
     failing_since: Option<Instant>,
 }
 
@@ -196,7 +197,7 @@ impl PendingQuery<'_> {
         self.known.iter().any(Known::is_remembered)
     }
 
-    /// Those that have not said what is gone there, and may.
+    /// Servers that have not reported their holes, and may still do so.
     fn open(&self) -> Vec<usize> {
         let is_remembered = self.is_remembered();
         let is_open = |server: &usize| {
@@ -207,7 +208,7 @@ impl PendingQuery<'_> {
         (0..self.known.len()).filter(is_open).collect()
     }
 
-    /// Asks all that may be asked now: those that are distrusted where nobody else was heard.
+    /// Asks all servers that may be asked now; distrusted ones only if no other gave a list.
     fn ask_those_that_are_there(&mut self) {
         let now = Instant::now();
         for (server, known) in self.known.iter_mut().enumerate() {
@@ -239,7 +240,7 @@ impl PendingQuery<'_> {
             self.ask_each(&due, ask_for_list);
             self.order.extend(due);
         }
-        // One that has nothing of it is not one that has all of it.
+        // A 404 for the list does not prove that the server has the whole object; read one byte.
         let has_holes = |known: &Known| matches!(known, Known::Said(holes) if !holes.is_empty());
         if self.known.iter().any(has_holes) {
             let is_unsure = |server: &usize| matches!(self.of(*server), Known::NoList);
@@ -248,7 +249,8 @@ impl PendingQuery<'_> {
         }
     }
 
-    /// Asks several at a time, so that it takes no longer than the slowest of them: who asks may be a server, and have clients that wait.
+    /// Asks several servers concurrently, so that it takes no longer than the slowest of them: the caller may
+    /// be a server with waiting clients.
     fn ask_each(&mut self, due: &[usize], ask: fn(&Servers, &Question<'_>, usize, u32) -> Known) {
         let Some((first, others)) = due.split_first() else { return };
         let (servers, question) = (self.servers, self.question);
@@ -261,7 +263,7 @@ impl PendingQuery<'_> {
             };
             let started: Vec<_> = others.iter().copied().map(start).collect();
             let answer = |(server, thread): (usize, Option<ScopedJoinHandle<'_, Known>>)| {
-                // Without a thread it is asked here.
+                // If no thread can be started, it is asked on this one.
                 (server, thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| ask(server)))
             };
             let first = (*first, ask(*first));
@@ -274,7 +276,7 @@ impl PendingQuery<'_> {
         }
     }
 
-    /// Until when to wait for those that were left out. `None`: not, or not any more.
+    /// Until when to wait for servers that were left out. `None`: not, or not any more.
     fn waits_until(&mut self, waits: Waits) -> Option<Instant> {
         let (now, is_remembered) = (Instant::now(), self.is_remembered());
         let mut open = self.open();
@@ -305,11 +307,11 @@ impl PendingQuery<'_> {
         }
         let again_at =
             open.iter().filter_map(|server| self.of(*server).again_at()).filter(|at| *at > now).min();
-        // What else changes wakes it.
+        // Other changes wake it.
         Some([until, again_at].into_iter().flatten().min().unwrap_or(now + WAIT_MAX))
     }
 
-    /// Until when to wait for one that is busy, and that nobody is to hear of before.
+    /// Until when to wait for a busy server that should be asked before the result is used.
     fn busy_until(&self, now: Instant) -> Option<Instant> {
         let is_busy = |server: &usize| self.of(*server).is_busy() || self.servers.is_busy(*server);
         let busy: Vec<usize> = self.open().into_iter().filter(is_busy).collect();
@@ -325,7 +327,7 @@ impl PendingQuery<'_> {
         [longest, again_at, Some(now + WAIT_MAX)].into_iter().flatten().min()
     }
 
-    /// Until when to wait for one that failed just now, and may be there all the same.
+    /// Until when to wait for a server that failed just now, and may still be reachable.
     fn probed_until(&self, now: Instant) -> Option<Instant> {
         let longest = self.began + self.servers.limits.probe_after.saturating_mul(PROBE_WAITS);
         let is_first = |server: &usize| self.of(*server).times() < FAILURES_MAX;
@@ -356,12 +358,13 @@ impl PendingQuery<'_> {
         Ok(told.into_iter().collect())
     }
 
-    /// Why nobody gives a list. What a server says that is there tells more than that another one is away.
+    /// Why no server gives a list. The answer of a reachable server says more than the absence of another
+    /// one.
     fn why_not(&self) -> StoreError {
         let is_open = !self.open().is_empty();
         let weight = |why: &&StoreError| match why.kind() {
             StoreErrorKind::Unreachable => 1,
-            // One that is away may have a list that can be read here.
+            // A server that is away may have a list that can be read here.
             StoreErrorKind::UnknownFormat if is_open => 0,
             StoreErrorKind::UnknownFormat => 4,
             StoreErrorKind::Damaged => 3,
@@ -381,7 +384,7 @@ impl PendingQuery<'_> {
     }
 }
 
-/// Asks one server, and nobody else beside it. `Err(None)`: the store was closed.
+/// Asks one server, and no second one. `Err(None)`: the store was closed.
 fn fetch(
     servers: &Servers,
     question: &Question<'_>,
@@ -416,10 +419,11 @@ fn fetch(
     }
 }
 
-/// Asks one server, that has failed so often before, for its list, and once more past caches where what came is wrong.
+/// Asks one server, which has failed this often before, for its list, and once more with caches bypassed if
+/// the list is wrong.
 fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("holes/{}", question.id);
-    let wanted = Wanted::Blame { max_bytes: HOLES_MAX_BYTES };
+    let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
     let mut past_caches = question.choice.past_caches;
     loop {
         let (body, took) = match fetch(servers, question, (&path, wanted), server, past_caches) {
@@ -438,7 +442,7 @@ fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times
             }
             Err(why) => why,
         };
-        // How long the object is may come from another server, which is wrong about that.
+        // The length of the object may come from another server, and be wrong.
         if why.kind() == StoreErrorKind::Damaged && !is_of_another_length(&body) {
             if !std::mem::replace(&mut past_caches, true) {
                 continue;
@@ -449,13 +453,13 @@ fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times
     }
 }
 
-/// Whether it is a good list of the holes of an object, of whatever length.
+/// Whether it is a valid list of holes of an object of any length.
 fn is_of_another_length(list: &[u8]) -> bool {
     let len_bytes = list.get(16..).and_then(|rest| rest.first_chunk::<8>());
     len_bytes.is_some_and(|len_bytes| Holes::decode("", list, u64::from_le_bytes(*len_bytes)).is_ok())
 }
 
-/// Whether one that has no list has the object.
+/// Whether a server without a list has the object.
 fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("objects/{}", question.id);
     let wanted = Wanted::Range { first: 0, len: 1, total: Some(question.len_bytes) };
@@ -468,7 +472,7 @@ fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, tim
     }
 }
 
-/// What it means that a server gives no answer that says anything. `None`: the store was closed.
+/// The consequence of a useless answer. `None`: the store was closed.
 fn failed(servers: &Servers, path: &str, (server, times): (usize, u32), fault: Option<Fault>) -> Known {
     let (kind, pause) = match &fault {
         Some(Fault::Busy(Busy { wait, .. })) => {

@@ -1,25 +1,26 @@
-//! Times and amounts of reading from servers.
+//! Time limits and quantities for reading from servers.
 
 use std::time::Duration;
 
-/// Times and amounts, with values that suit most.
+/// Time limits and quantities, with default values.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A server from which nothing arrives for so long is down.
+    /// A server from which nothing arrives for this long is down.
     pub stall: Duration,
-    /// A read is asked for a second time from another server at the earliest after so long ..
+    /// A late read is sent to a second server after this time at the earliest, ..
     pub hedge_after: Duration,
-    /// .. and at the latest after so long without a byte. So long a connection may take to be ready at most.
+    /// .. and after this time without a byte at the latest. It is also the longest time that a connection may
+    /// take to be ready.
     pub hedge_after_max: Duration,
-    /// A server that failed is tried again after so long, and after twice that for each further failure ..
+    /// A server that failed is probed after this time, and after twice the time for each further failure, ..
     pub probe_after: Duration,
-    /// .. but at least so often.
+    /// .. but at least this often.
     pub probe_after_max: Duration,
-    /// A server whose bytes were wrong is distrusted for so long.
+    /// A server whose bytes were wrong is distrusted for this long.
     pub distrust: Duration,
-    /// A read that no reachable server has the right bytes for waits so long for the others.
+    /// If no reachable server has the right bytes, a read waits this long for the others.
     pub wait_for_better: Duration,
-    /// How often servers that are up are told which versions are in use.
+    /// How often available servers are informed which versions are in use.
     pub keep_every: Duration,
     /// Connections that are kept for each server while nothing is read.
     pub idle_connections: usize,

@@ -1,6 +1,6 @@
-//! The thread that finds out which servers are there: when the store is opened, after they failed, and by and
-//! by for those that nobody asks. A thread beside it keeps the versions that are open from being removed. What a
-//! server is asked here has a few bytes, and it has a limited time for all of them.
+//! The thread that finds out which servers are available: when the store is opened, after failures, and from
+//! time to time for servers without requests. A second thread keeps open versions from being removed.
+//! Requests here have answers of a few bytes, and a limited time for all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,14 @@ use crate::health::Health;
 use crate::servers::Servers;
 use crate::transfer::{Fault, PriorRequests, Transfer, Wanted};
 
-/// A server that nobody has asked for so long is measured.
+/// A server without requests for this long is measured.
 const MEASURE_AFTER: Duration = Duration::from_secs(5);
-/// An answer has so many times as long as a server may be silent: one that sends a byte now and then holds up nobody.
+/// An answer may take this many times as long as a server may be silent. So a server that sends a byte now
+/// and then delays nobody.
 pub(crate) const STALLS_MAX: u32 = 3;
 
-/// The start of the file `store`: enough to know that the server is one, and that it gives ranges.
+/// The start of the file `store`: enough to know that the server is one of a store, and that it supports
+/// ranges.
 const START: Wanted = Wanted::Range { first: 0, len: 16, total: Some(64) };
 const MAGIC: &[u8] = b"HWSTORE\n";
 
@@ -27,13 +29,13 @@ pub(crate) fn run(servers: &Arc<Servers>) {
     let mut keep_at = Instant::now() + servers.limits.keep_every;
     let keeping = Arc::new(AtomicBool::new(false));
     while !servers.is_closed() {
-        // Nobody else would close those of a server that is not asked.
+        // Nobody else would close the connections of a server without requests.
         servers.list.iter().for_each(|server| server.drop_old(servers.limits.idle));
         let now = Instant::now();
         let (due, mut next) = take_due(servers, now);
         for index in due {
             let probing = Arc::clone(servers);
-            // One that hangs must not keep the others waiting.
+            // A server that hangs must not keep the others waiting.
             let started = std::thread::Builder::new()
                 .name(format!("probe-{index}"))
                 .spawn(move || probe(&probing, index));
@@ -51,14 +53,15 @@ pub(crate) fn run(servers: &Arc<Servers>) {
             keep_in_background(servers, &keeping);
         }
         let mut state = servers.state.lock();
-        // One that was opened just now has woken nobody; while others are told of, the end of that will.
+        // A version that was opened just now has woken nobody. While servers are being informed of other
+        // versions, the end of that wakes this thread.
         if !servers.is_closed() && (!state.pins_due || keeping.load(Ordering::Acquire)) {
             servers.changed.wait_until(&mut state, next.max(now + Duration::from_millis(10)));
         }
     }
 }
 
-/// Those to probe now, marked as such, and when the next one is due.
+/// The servers to probe now, marked as such, and when the next one is due.
 fn take_due(servers: &Servers, now: Instant) -> (Vec<usize>, Instant) {
     let mut due = Vec::new();
     let mut next = now + MEASURE_AFTER;
@@ -92,8 +95,8 @@ fn done(servers: &Servers, index: usize) {
 
 fn probe(servers: &Arc<Servers>, index: usize) {
     let health = servers.state.lock().records.get(index).map(|record| record.health.clone());
-    // What put it aside may be hidden by a cache that has the file `store`. One that is down is not asked this way: where
-    // a cache does not reach its server, what it holds can still be read.
+    // A cache that has the file `store` may hide why the server was put aside. A server that is down is not
+    // asked in this way: if a cache does not reach its server, its contents can still be read.
     let outcome = ask(servers, index, matches!(health, Some(Health::Aside { .. })));
     if outcome.is_err() {
         resolve_in_background(servers, index);
@@ -105,7 +108,7 @@ fn probe(servers: &Arc<Servers>, index: usize) {
     done(servers, index);
 }
 
-/// What it means that a server does not give the file `store`.
+/// The meaning of a server's failure to give the file `store`.
 pub(crate) fn no_store(fault: Fault) -> Fault {
     match fault {
         Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
@@ -115,10 +118,11 @@ pub(crate) fn no_store(fault: Fault) -> Fault {
     }
 }
 
-/// Asks a server for the start of the file `store`, past caches or not. Returns the time to the first byte.
+/// Asks a server for the start of the file `store`, bypassing caches or not. Returns the time to the first
+/// byte.
 pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<Duration, Fault> {
     let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
-    // Its known addresses first: a name server that does not answer must not hold up a server that does.
+    // Its known addresses first: a name server that does not answer must not delay a server that does.
     if server.addresses() == 0 {
         server.resolve()?;
     }
@@ -141,7 +145,7 @@ pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<
     Err(Fault::Odd("what is at this URL is not an image store".into()))
 }
 
-/// Looks the name up for the next probe, unless that is still being done: it may have other addresses by now.
+/// Looks the name up for the next probe, unless a lookup is in progress: it may have other addresses by now.
 fn resolve_in_background(servers: &Arc<Servers>, index: usize) {
     let Some(server) = servers.list.get(index) else { return };
     if server.addresses() == 0 || server.resolving.swap(true, Ordering::AcqRel) {
@@ -180,7 +184,7 @@ fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duratio
     Ok((transfer.finish().0, first_byte))
 }
 
-/// Tells servers which versions are in use, unless that is still being done.
+/// Informs servers which versions are in use, unless that is still in progress.
 fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
     if keeping.swap(true, Ordering::AcqRel) {
         return;
@@ -189,7 +193,7 @@ fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
     let started = std::thread::Builder::new().name("keep-versions".into()).spawn(move || {
         keep_versions(&telling);
         is_done.store(false, Ordering::Release);
-        // Others may have been opened meanwhile.
+        // Other versions may have been opened meanwhile.
         telling.tell();
     });
     if let Err(e) = started {
@@ -200,7 +204,8 @@ fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
     }
 }
 
-/// Asks for the first byte of the manifests in use, past caches: a server that hears of it removes none of them for an hour.
+/// Requests the first byte of the manifests in use, bypassing caches. A server that gets this request removes
+/// none of them for an hour.
 fn keep_versions(servers: &Servers) {
     let (pins, up) = {
         let mut state = servers.state.lock();
@@ -211,7 +216,7 @@ fn keep_versions(servers: &Servers) {
         (pins, up.map(|(index, _)| index).collect::<Vec<_>>())
     };
     if !pins.is_empty() {
-        // Where nothing is read, nobody else notices that it was replaced.
+        // If nothing is read, nobody else notices that the token was replaced.
         servers.renew_token();
     }
     for server in up {
@@ -227,7 +232,7 @@ fn keep_versions(servers: &Servers) {
             let Err(fault) = asked else { continue };
             tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");
             if !matches!(fault, Fault::Missing | Fault::Wrong(_)) {
-                // It would not hear of the others either.
+                // It would not get the requests for the others either.
                 break;
             }
         }
@@ -283,7 +288,7 @@ mod tests {
         probe(&servers, 0);
         assert!(matches!(servers.state.lock().records[0].health, Health::Up), "{:?}", servers.status());
         answering.join().unwrap();
-        // It is gone now: the name is looked up for the probes that follow.
+        // It is gone now: the name is looked up for the following probes.
         probe(&servers, 0);
         assert!(!matches!(servers.state.lock().records[0].health, Health::Up));
         let until = Instant::now() + Duration::from_secs(60);

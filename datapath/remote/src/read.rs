@@ -1,19 +1,20 @@
-//! A read: choose a server, ask it, ask another one when it is late or fails, check, wait when nobody is left.
+//! A read: choose a server, ask it, ask another one if it is late or fails, check, and wait when no server is
+//! left.
 //!
 //! | a server | for this read | for all others |
 //! |---|---|---|
-//! | does not have it | where nobody has it, it is asked once more, past caches; then not again soon; before that is said, and by reads that wait, it is asked whether it has a store at all | nothing |
-//! | has another length of it | the same | nothing |
-//! | sends wrong bytes | it is asked once more, past caches between, and of a part of an object again when it has said what of that is gone there; then not again | it is distrusted |
-//! | sends wrong bytes of a part of an object, and says that it gave its space back, or cannot say | it is asked once more; then as one that does not have it | those who read the object ask others first |
-//! | said before that this part of an object is gone there | by reads without a check it is not asked, unless all others answer that they do not have it | nothing |
+//! | does not have it | if no server has it, it is asked once more, bypassing caches; then not again soon. Before the answer "not found", and in reads that wait, it is asked whether it has a store at all | nothing |
+//! | has it with another length | the same | nothing |
+//! | sends wrong bytes | it is asked once more, bypassing caches; for a part of an object once again after it reported the holes there; then not again | it is distrusted |
+//! | sends wrong bytes of a part of an object, and reports that part as gone, or cannot report it | it is asked once more; then it counts as not having it | readers of the object ask others first |
+//! | reported this part of an object as gone before | reads without a check do not ask it, unless all others answer that they do not have it | nothing |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
-//! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not, if it gives the file `store` past caches: else it is away | for a minute, reads of the same file ask twice only |
-//! | refuses the token | it is asked once more, with what is in the token's file now; then as above | it is put aside |
-//! | is gone, is busy, does not reach what it reads from (502, 504) | it is asked again when it is back | it is down |
-//! | is busy, and says when to ask again | reads that do not wait for servers wait for it, within a limit | it is down |
-//! | is busy again after a probe | it is asked again when it says so | nothing |
+//! | breaks off or answers so again after a probe | it is asked again after a pause. In the end it is given up if it gives the file `store` with caches bypassed; otherwise it is away | for a minute, reads of the same file ask it only twice |
+//! | refuses the token | it is asked once more, with the present content of the token file; then as above | it is put aside |
+//! | is gone, is busy, does not reach its own source (502, 504) | it is asked again when it is back | it is down |
+//! | is busy, and says when to retry | reads that do not wait for servers wait for it, within a limit | it is down |
+//! | is busy again after a probe | it is asked again at the time it gave | nothing |
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,84 +29,87 @@ use crate::probe;
 use crate::servers::{Servers, SuspendedRead, WAIT_MAX};
 use crate::transfer::{Busy, Fault, Wanted};
 
-/// A server that breaks off or answers oddly so often in one read, and for as long as is waited for better bytes, has none.
+/// A server has no good bytes if it breaks off or gives unexpected answers this often in one read, for at
+/// least as long as reads wait for better bytes.
 const BREAKS_MAX: u32 = 3;
-/// A read that does not wait for servers waits for the probe of one that broke off, for at most so many times as long as
-/// comes before the first probe.
+/// A read that does not wait for servers waits for the probe of one that broke off, for at most this many
+/// times the pause before the first probe.
 pub(crate) const PROBE_WAITS: u32 = 10;
 
-/// What is to be read.
+/// What to read.
 pub(crate) struct Ask<'a> {
-    /// Below the servers' base URLs.
+    /// The path below the servers' base URLs.
     pub path: &'a str,
     pub wanted: Wanted,
-    /// Of which object it is a part. What of it is gone on a server comes as other bytes.
+    /// The object of which it is a part. If the part is gone on a server, other bytes come from there.
     pub object: Option<Hash>,
     /// Whether to wait for a server when none is left.
     pub retrying: bool,
-    /// Whether to wait for servers that are busy, for as long as [`Servers::while_busy`] says, where it is not patient.
+    /// If it is not retrying, whether to wait for busy servers, for as long as [`Servers::while_busy`] says.
     pub waits_while_busy: bool,
-    /// Whether a good server may not have this, and may then answer in ways of its own.
+    /// Whether a good server may lack this, and may then give unexpected answers.
     pub optional: bool,
-    /// Whether who waits for it has clients that wait, too, and no longer than it would wait.
+    /// Whether the caller has clients of its own, which wait no longer than it would.
     pub hasty: bool,
     pub choice: ServerChoice,
 }
 
 impl Ask<'_> {
-    /// After how long without a byte the server that is asked is down.
+    /// After how long without a byte the asked server is down.
     pub(crate) fn stall(&self, servers: &Servers) -> Duration {
         if self.hasty { servers.limits.stall / 2 } else { servers.limits.stall }
     }
 }
 
-/// What was read.
+/// The result of a read.
 pub(crate) struct Answer {
     pub body: Vec<u8>,
-    /// How long the whole is of which a part was asked for, as the server says.
+    /// If a part was requested: the length of the whole, as the server reported it.
     pub total: Option<u64>,
-    /// Who gave it.
+    /// The server that gave it.
     pub server: usize,
 }
 
 /// Why a server has no good bytes, although it answers.
 enum Verdict {
-    /// Not there, and not to be asked for again until then while others may have it.
+    /// It is missing there, and is not requested again before `again_at` while others may have it.
     Missing {
         again_at: Instant,
         /// Whether the server has its store, and is not one whose directory is gone.
         is_sure: bool,
-        /// What it answers, where that is more than that it does not have it.
+        /// Its answer, if it says more than that the file is missing.
         why: Option<String>,
-        /// It has what else there is of the same file.
+        /// It has other parts of the same object.
         is_given_back: bool,
     },
     Wrong(StoreError),
-    /// It said that what is asked for is gone there, before it was asked.
+    /// It reported the part as gone before it was asked.
     GivenBack,
 }
 
-/// What came of asking one server in one read.
+/// The results of asking one server in one read.
 #[derive(Default)]
 struct AttemptResult {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
-    /// What came was wrong, or nothing, which may be the fault of a cache in between: it is asked past caches.
+    /// Its answer was wrong or missing, perhaps because of a cache in between: it is asked with caches
+    /// bypassed.
     past_caches: bool,
-    /// Whether what came was given back, as it said, or may be. It is asked once more after that: one that has servers itself has heard what
-    /// is gone on these by now, and goes to those that have it.
+    /// Whether the wrong part was in a hole, as the server reported, or may have been. After that it is asked
+    /// once more: a server that relays knows the holes of its servers by now, and asks those that have the
+    /// part.
     gave_back: Option<bool>,
-    /// It refused the token, and was asked once more with what was in the token's file then.
+    /// It refused the token, and was asked once more with the new content of the token file.
     token_renewed: bool,
-    /// It was busy, and wants to be asked again then.
+    /// It was busy, and wants to be asked again at this time.
     busy_until: Option<Instant>,
-    /// It said so itself.
+    /// The server itself gave that time.
     says_when: bool,
-    /// How often it was.
+    /// How often it was busy.
     busy_times: u32,
 }
 
-/// It broke off, or answered something else.
+/// It broke off, or gave an unexpected answer.
 struct Breaks {
     count: u32,
     first: Instant,
@@ -129,7 +133,7 @@ impl AttemptResult {
         matches!(self.verdict, Some(Verdict::GivenBack | Verdict::Missing { is_given_back: true, .. }))
     }
 
-    /// Whether it answers, and what it would give is known to be wrong.
+    /// Whether it answers, and its bytes are known to be wrong.
     fn is_wrong(&self) -> bool {
         matches!(self.verdict, Some(Verdict::Wrong(_) | Verdict::GivenBack))
     }
@@ -152,12 +156,12 @@ impl AttemptResult {
         again_at.filter(|at| *at > now && !self.is_judged())
     }
 
-    /// Whether it can be asked only later, as it is busy and said so.
+    /// Whether it can be asked only later, because it is busy and said so.
     fn is_busy(&self, now: Instant) -> bool {
         self.says_when && self.busy_until.is_some_and(|at| at > now)
     }
 
-    /// Whether it fails with what is asked for although it is there.
+    /// Whether it fails for this request although it is available.
     fn is_there(&self) -> bool {
         self.breaks.as_ref().is_some_and(|breaks| breaks.count > 1)
     }
@@ -166,7 +170,7 @@ impl AttemptResult {
         match fault {
             Fault::Missing => self.lacks(servers, None),
             Fault::Odd(why) | Fault::Wrong(why) if ask.optional => self.lacks(servers, Some(why)),
-            // Whether it has this is not known, and nobody else needs to hear of it.
+            // It is unknown whether it has this, and other reads are not affected.
             Fault::Refused(why) if ask.optional => {
                 self.verdict = Some(Verdict::Wrong(StoreError::new(StoreErrorKind::Io, why)));
             }
@@ -174,9 +178,9 @@ impl AttemptResult {
             Fault::Broke(_) | Fault::Odd(_) | Fault::Refused(_) => self.broke(servers, ask, server, fault),
             Fault::Busy(Busy { wait, says_when, .. }) => {
                 self.says_when = says_when;
-                // What it reads from may have been away, which may be why it broke off.
+                // The source of the server may have been away, which may be why it broke off.
                 self.breaks = None;
-                // One that says "at once" again and again is asked more rarely.
+                // A server that says "at once" again and again is asked more rarely.
                 let wait = wait.max(servers.busy_for(self.busy_times));
                 self.busy_times = self.busy_times.saturating_add(1);
                 match self.busy_until.replace(Instant::now() + wait) {
@@ -192,26 +196,26 @@ impl AttemptResult {
         }
     }
 
-    /// It broke off, or answered something else.
+    /// Handles a server that broke off, or gave an unexpected answer.
     fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         let now = Instant::now();
         let has_failed_file = servers.has_failed_file(server, ask.path);
         let Some(breaks) = &mut self.breaks else {
             self.breaks = Some(Breaks { count: 1, first: now, again_at: now });
             if let Some(breaks) = self.breaks.as_mut().filter(|_| has_failed_file) {
-                // Once more, in case that it ends and starts again just now. All others go on.
+                // Once more, in case it is just being restarted. Other reads continue.
                 breaks.again_at = now + servers.pause_after(0);
                 return;
             }
             return servers.failed(server, ask.path, &fault);
         };
-        // It has answered a probe since. So it is there, for all reads but this one.
+        // It has answered a probe since, so it is available for all reads except this one.
         breaks.count = breaks.count.saturating_add(1);
-        // Time in which it was gone says nothing about what it has.
+        // Time in which it was gone says nothing about its contents.
         let since = Some(breaks.first).max(servers.back_at(server));
         let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
         if has_failed_file || (breaks.count >= BREAKS_MAX && is_long) {
-            // What stands before it may have answered the probe, and it is away: then reads wait.
+            // A cache in front of it may have answered the probe while the server is away: then reads wait.
             if let Err(fault) = probe::ask(servers, server, true) {
                 self.breaks = None;
                 return servers.failed(server, "store", &probe::no_store(fault));
@@ -229,7 +233,7 @@ impl AttemptResult {
     }
 }
 
-/// Reads until somebody gives what `check` accepts.
+/// Reads until a server gives bytes that `check` accepts.
 pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
     let mut reading = Reading::new(servers, ask);
     loop {
@@ -240,7 +244,8 @@ pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> R
     }
 }
 
-/// The same, without a thread while it waits. `None`: it waits, and goes on when the same is asked with this `waiting`.
+/// The same, without a thread while it waits. `None`: it waits, and continues when the call is repeated with
+/// this `waiting`.
 pub(crate) fn read_or_wait(
     servers: &Arc<Servers>,
     ask: &Ask<'_>,
@@ -252,7 +257,7 @@ pub(crate) fn read_or_wait(
         None => Reading::new(servers, ask),
     };
     loop {
-        // Before it looks at the servers, so that it hears of what changes meanwhile.
+        // Taken before the servers are checked, so that later changes are noticed.
         let seen = servers.changes();
         let until = match reading.go_on(servers, ask, check)? {
             Step::Read(answer) => return Ok(Some(answer)),
@@ -265,7 +270,7 @@ pub(crate) fn read_or_wait(
     }
 }
 
-/// A read under way: who was asked, and what came of it.
+/// A read in progress: the servers that were asked, and the results.
 struct Reading {
     started: Instant,
     tried: Vec<AttemptResult>,
@@ -274,15 +279,15 @@ struct Reading {
     probed_until: Option<Instant>,
     better_until: Option<Instant>,
     waiting_since: Option<Instant>,
-    /// Since when it waits only for servers that are busy.
+    /// Since when it waits only for busy servers.
     busy_since: Option<Instant>,
-    /// Who does not have it may be asked again.
+    /// Servers that do not have it may be asked again.
     has_waited: bool,
 }
 
 enum Step {
     Read(Answer),
-    /// Nobody is left now: it is to go on when the state of a server has changed, or then.
+    /// No server is left now. The read continues when the state of a server has changed, or at this time.
     Waits(Option<Instant>),
 }
 
@@ -309,7 +314,7 @@ impl Reading {
         }
     }
 
-    /// Goes on until it is read, cannot be, or waits.
+    /// Continues until the read is done, fails, or waits.
     fn go_on(&mut self, servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Step, StoreError> {
         let outcome = self.ask_servers(servers, ask, check);
         if !matches!(outcome, Ok(Step::Waits(_))) {
@@ -354,7 +359,8 @@ impl Reading {
         }
     }
 
-    /// The store was closed. If a server failed this read before, that is why the read was still under way.
+    /// The error if the store was closed. If a server failed this read before, that is why the read was still
+    /// in progress.
     fn closed(&self, servers: &Servers, ask: &Ask<'_>) -> StoreError {
         let mut message = format!("the store was closed during a read of {}", ask.path);
         if self.failed_before {
@@ -365,7 +371,7 @@ impl Reading {
         StoreError::new(StoreErrorKind::Io, message)
     }
 
-    /// Nobody can be asked now. `None`: somebody may be, after all. Else until when to wait.
+    /// No server can be asked now. `None`: one may be available after all. Otherwise until when to wait.
     fn nobody(
         &mut self,
         servers: &Servers,
@@ -381,12 +387,12 @@ impl Reading {
                 self.waiting_since.get_or_insert_with(Instant::now);
                 return Ok(Some(Some(until)));
             }
-            // Whether it is there tells what cannot be had at all from what can be had later.
+            // Only if the server is available is it certain that the bytes cannot be had at all.
             let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
             if servers.wait_for_probe(excluded, *self.probed_until.get_or_insert(now + longest)) {
                 return Ok(None);
             }
-            // Who hears that it is not there may forget what it knows of it.
+            // A caller that gets "not found" may forget what it knows about the file.
             if !ask.optional && self.tried.iter().all(|tried| tried.missing_until().is_some()) {
                 look_for_stores(servers, &mut self.tried);
             }
@@ -394,7 +400,7 @@ impl Reading {
         }
         look_for_stores(servers, &mut self.tried);
         if self.tried.iter().any(AttemptResult::is_wrong) {
-            // Somebody who is away may have better bytes, but not for ever.
+            // A server that is away may have better bytes, but the wait is limited.
             self.better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
         }
         if self.tried.iter().all(AttemptResult::is_judged)
@@ -407,7 +413,7 @@ impl Reading {
         Ok(Some(self.wait_until(servers, ask)))
     }
 
-    /// Until when a read that does not wait for servers that are gone waits for those that are busy.
+    /// Until when a read that does not wait for missing servers waits for busy ones.
     fn busy_until(
         &mut self,
         servers: &Servers,
@@ -433,8 +439,8 @@ impl Reading {
         Ok([longest, again_at, Some(now + WAIT_MAX)].into_iter().flatten().min())
     }
 
-    /// Whether those that were left out, as what is asked for is gone there, are asked for it now: all others have answered that they do not
-    /// have it. One that fails may have it.
+    /// Whether servers that were left out because the part is gone there are asked for it now: all others
+    /// have answered that they do not have it. A server that fails may have it.
     fn takes_what_lies_there(&mut self, servers: &Servers, ask: &Ask<'_>) -> bool {
         let is_left_out = |tried: &AttemptResult| matches!(tried.verdict, Some(Verdict::GivenBack));
         let have_it_not = |tried: &[AttemptResult]| {
@@ -452,7 +458,8 @@ impl Reading {
         true
     }
 
-    /// Until when to wait for servers that are away, or for one that is to be asked again. They may have what others do not.
+    /// Until when to wait for servers that are away, or for one that should be asked again. They may have
+    /// what others lack.
     fn wait_until(&self, servers: &Servers, ask: &Ask<'_>) -> Option<Instant> {
         let now = Instant::now();
         let missing_until = self.tried.iter().filter_map(AttemptResult::missing_until).min();
@@ -463,7 +470,7 @@ impl Reading {
         [self.better_until, again_at, missing_until].into_iter().flatten().min()
     }
 
-    /// What came of asking somebody: the answer, if it is good.
+    /// Evaluates an attempt: returns the answer if it is good.
     fn judge(
         &mut self,
         servers: &Servers,
@@ -501,7 +508,7 @@ impl Reading {
                         match tried.gave_back {
                             None if ask.object.is_some() => {
                                 tried.gave_back = Some(gave_it_back(servers, ask, server));
-                                // It may have been lost on the way to its list: then others come first.
+                                // Its list may be outdated because of a lost answer: then others come first.
                                 self.once_more = Some(server).filter(|server| servers.is_there(*server));
                                 return None;
                             }
@@ -530,11 +537,13 @@ impl Reading {
         None
     }
 
-    /// What was wrong with a server where another one has given a good answer, so that nobody is asked again.
+    /// Records the fault of a server if another one has given a good answer, so that no server is asked
+    /// again.
     fn failed_beside(&self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: &Fault) {
-        // That concerns this file alone, and may be the fault of a cache.
+        // That concerns only this file, and may be the fault of a cache.
         let is_of_file = matches!(fault, Fault::Missing | Fault::Wrong(_) | Fault::Stale);
-        // It was down for this before, and has answered a probe since: so it is there for all else.
+        // It was down for this before, and has answered a probe since, so it is available for everything
+        // else.
         let again = |tried: &AttemptResult| tried.breaks.is_some() || tried.busy_until.is_some();
         let is_known = self.tried.get(server).is_some_and(again) || servers.has_failed_file(server, ask.path);
         if !(ask.optional || is_of_file || is_known) {
@@ -553,7 +562,7 @@ impl Reading {
     }
 }
 
-/// What this server sent was wrong: whether it is to be asked once more, past caches.
+/// This server sent wrong bytes: returns whether to ask it once more, bypassing caches.
 fn is_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult], server: usize) -> bool {
     let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.past_caches, true);
     let is_first = !ask.optional && tried.get_mut(server).is_some_and(first);
@@ -567,8 +576,8 @@ fn is_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult], server: usize) -> 
     is_first
 }
 
-/// Whether a server gave wrong bytes because what is asked for is gone there, or may be: where it cannot say so now. It may have given that
-/// back since it was asked last.
+/// Whether a server's bytes were wrong because the part is gone there, or may be if the server cannot say so
+/// now. It may have given the space back since it was last asked.
 fn gave_it_back(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
     let (Some(object), Wanted::Range { first, len, total: Some(total) }) = (ask.object, ask.wanted) else {
         return false;
@@ -576,8 +585,8 @@ fn gave_it_back(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
     is_gone_there(servers, ask, (object, total), &(first..first.saturating_add(len)), server)
 }
 
-/// Nobody has it: whether some are to be asked once more, past caches. One may remember that it was not there, or that its
-/// server was not.
+/// No server has it: whether to ask some once more, bypassing caches. A cache may remember that it was
+/// missing, or that its server was.
 fn ask_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult]) -> bool {
     let mut is_any = false;
     for tried in tried.iter_mut().filter(|tried| !ask.optional && tried.missing_until().is_some()) {
@@ -589,14 +598,15 @@ fn ask_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult]) -> bool {
     is_any
 }
 
-/// This server refused the token: whether it is to be asked once more, as there may be another one in the file by now.
+/// This server refused the token: whether to ask it once more, because the file may contain another one by
+/// now.
 fn may_take_token(servers: &Servers, tried: &mut [AttemptResult], server: usize) -> bool {
     let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.token_renewed, true);
     tried.get_mut(server).is_some_and(first) && servers.renew_token()
 }
 
-/// Servers that do not have what is asked for are asked for their store: where a web server's directory is gone, nothing is
-/// there, and that may be back.
+/// Asks servers without the file for their store: if a web server's directory is gone, everything is missing
+/// there, and it may come back.
 fn look_for_stores(servers: &Servers, tried: &mut [AttemptResult]) {
     for (server, tried) in tried.iter_mut().enumerate() {
         if let Some(Verdict::Missing { is_sure, .. }) = &mut tried.verdict
@@ -613,25 +623,25 @@ fn look_for_stores(servers: &Servers, tried: &mut [AttemptResult]) {
     }
 }
 
-/// What is wrong with bytes that are checked only as a whole.
+/// The error for bytes that are checked only as a whole.
 pub(crate) fn wrong_as_a_whole() -> StoreError {
     StoreError::new(StoreErrorKind::Damaged, "as a whole it does not have the hash that is its name")
 }
 
-/// Who is to be asked: where one is to give all of an object, that one while it is there.
+/// Which server to ask: if one should give all of an object, that one while it is available.
 pub(crate) fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Option<usize> {
     let choose = |is_out: &dyn Fn(usize) -> bool| {
         let excluded = excluded.iter().enumerate().map(|(index, out)| *out || is_out(index));
         servers.choose(len, &excluded.collect::<Vec<_>>())
     };
     let the_same = ask.choice.first.and_then(|first| choose(&|index| index != first));
-    // Those that are to be asked last are added one by one.
+    // Servers that should be asked last are added one by one.
     let last = &ask.choice.last;
     let mut later = (0..=last.len()).map(|added| last.get(added..).unwrap_or_default());
     the_same.or_else(|| later.find_map(|later| choose(&|index| later.contains(&index))))
 }
 
-/// Nobody has it, or nobody is there.
+/// The error if no server has it, or none is available.
 fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreError {
     let wrong = tried.iter().enumerate().find_map(|(server, tried)| match &tried.verdict {
         Some(Verdict::Wrong(why)) => Some((server, why)),
@@ -647,7 +657,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreE
     }
     let status = servers.status();
     let (mut missing, mut others) = (Vec::new(), Vec::new());
-    // Who waits gets it when they are back.
+    // A caller that waits gets it when they are back.
     let mut kind = StoreErrorKind::Io;
     for (server, tried) in status.servers.iter().zip(tried) {
         match &tried.verdict {
@@ -663,7 +673,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreE
     let is_given_back = tried.iter().any(AttemptResult::is_given_back);
     if others.is_empty() {
         let message = format!("there is no {what} at {}", missing.join(", "));
-        // Of an object of which there are other parts it is these bytes that are wrong.
+        // If other parts of the object exist, it is these bytes that are wrong.
         let kind = if is_given_back { StoreErrorKind::Damaged } else { StoreErrorKind::NotFound };
         return StoreError::new(kind, message);
     }
@@ -672,7 +682,8 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreE
         message.push_str(&format!("; not at {}", missing.join(", ")));
     }
     if ask.retrying && is_given_back {
-        // It was waited for as long as for better bytes. With what is gone on those that are there the object can be read all the same.
+        // The read waited as long as for better bytes. With the holes of the available servers the object can
+        // still be read.
         kind = StoreErrorKind::Damaged;
     }
     StoreError::new(kind, message)

@@ -1,22 +1,25 @@
-//! Who gave parts of objects that are read without a check, for those who find them wrong.
+//! Remembers which server gave which part of an object that was read without a check, for readers that find
+//! it wrong.
 //!
-//! A server whose store is itself on servers hands parts of objects on, and cannot check them. Who asked for one can, and asks
-//! once more, past caches; the server that is chosen would be the same again. So others are asked first then. This is an order, and
-//! no blame: who asks may be wrong, or lie.
+//! A server that relays data of other servers passes parts of objects on, and cannot check them. Its reader
+//! can, and asks once more, bypassing caches. The relay would then choose the same server again. Instead it
+//! asks others first. This is an order, not blame: the reader may be wrong, or lie.
 //!
 //! | a server that | is asked |
 //! |---|---|
 //! | has given nothing of the part | first |
-//! | gave it only to those who had found it wrong | then |
-//! | gave it to others, of whom one may be who asks now | last |
+//! | gave it only to readers that had found it wrong | next |
+//! | gave it to other readers, one of which may be the present one | last |
 //!
-//! Of several of one kind, the one that gave it longest ago comes first. So who asks again and again gets it from all servers of a kind in
-//! turn.
+//! Among servers of one kind, the one that gave it longest ago comes first. So a reader that asks again and
+//! again gets the part from all servers of a kind in turn.
 //!
-//! Who reads all of an object once more says for the how manyeth time. All parts of one such reading come from one server, and each reading
-//! from another one: else each would have parts of a server whose bytes are wrong, and others next time.
+//! A full re-read passes its attempt number. All parts of one such reading come from one server, and each
+//! reading comes from another one. Otherwise each reading would mix parts of a bad server with parts of
+//! others, and other parts the next time.
 //!
-//! Who asks is not known. Where several servers gave the part to others, the first that is asked may be the one whose bytes were wrong.
+//! The identity of readers is not known. If several servers gave the part to other readers, the first one
+//! that is asked may be the one with the wrong bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +29,8 @@ use headwater_store::Hash;
 use crate::blame::ServerChoice;
 use crate::servers::Servers;
 
-/// Parts that are remembered: more than are read in the moment after which who found one wrong asks again.
+/// The most parts that are remembered: more than are read in the short time after which a reader that found
+/// one wrong asks again.
 const GIVEN_MAX: usize = 4096;
 
 /// A part of an object that a server gave.
@@ -35,12 +39,12 @@ pub(crate) struct GivenPart {
     pub object: Hash,
     pub part: Range<u64>,
     pub server: usize,
-    /// Whether it was asked for past caches, as what came before was wrong.
+    /// Whether caches were bypassed because the earlier bytes were wrong.
     pub past_caches: bool,
 }
 
 impl Servers {
-    /// Remembers who gave a part of an object.
+    /// Records which server gave a part of an object.
     pub(crate) fn gave(&self, given: GivenPart) {
         let kept = &mut self.state.lock().given;
         kept.push_back(given);
@@ -49,9 +53,9 @@ impl Servers {
         }
     }
 
-    /// Whom to ask for a part that was wrong.
+    /// Which servers to ask for a part that was wrong.
     pub(crate) fn others_first(&self, object: Hash, part: &Range<u64>) -> ServerChoice {
-        // Whether each gave it to others, and when it gave it last.
+        // For each server: whether it gave the part to other readers, and when it last gave it.
         let mut turns = BTreeMap::<usize, (bool, usize)>::new();
         let state = self.state.lock();
         let is_of_part = |given: &&GivenPart| {
@@ -77,8 +81,8 @@ impl Servers {
 }
 
 impl Servers {
-    /// Whom to ask where all of an object is read for the so manyeth time. What those are asked is counted in their turn, as they may
-    /// have servers themselves.
+    /// Which server to ask in rereading number `reading` of a whole object. The number for that server is its
+    /// own count, because it may relay other servers.
     pub(crate) fn in_turn(&self, reading: u32) -> ServerChoice {
         let there: Vec<usize> = (0..self.list.len()).filter(|server| self.is_there(*server)).collect();
         let count = u32::try_from(there.len()).unwrap_or(u32::MAX).max(1);
@@ -118,14 +122,14 @@ mod tests {
         assert!(last(0..100).is_empty());
         gave(0, object, 50..60, false);
         assert_eq!((last(0..100), last(55..56), last(100..101)), (vec![0], vec![0], vec![2]));
-        // Several found the same wrong: what the first one got instead is not what the second one means.
+        // Several readers found the same part wrong: the first reader's new source is not the second one's.
         gave(0, object, 0..100, false);
         gave(1, object, 0..100, true);
         assert_eq!(last(0..100), [1, 0]);
         // It was wrong there, too.
         gave(2, object, 0..100, true);
         assert_eq!(last(0..100), [1, 2, 0]);
-        // Another one is asked by those who know of nothing.
+        // Readers that know nothing of it get it from another server.
         gave(1, object, 0..100, false);
         assert_eq!(last(0..100), [2, 0, 1]);
         for _ in 0..GIVEN_MAX {
@@ -137,7 +141,7 @@ mod tests {
     #[test]
     fn who_finds_a_part_wrong_again_and_again_gets_it_from_all_servers_in_turn() {
         let object = Hash::of(b"1");
-        // Those who gave it to whom they did not know, and in which order they are asked then.
+        // Servers that gave the part to unknown readers, and the resulting order.
         let cases: [(&[usize], [usize; 6]); 4] = [
             (&[0, 1, 2], [0, 1, 2, 0, 1, 2]),
             (&[1, 0, 2, 1], [0, 2, 1, 0, 2, 1]),
@@ -152,7 +156,7 @@ mod tests {
             before.iter().for_each(|server| gave(*server, false));
             let asked = expected.map(|_| {
                 let last = servers.others_first(object, &(0..100)).last;
-                // One that has given nothing of it is asked before those.
+                // A server that has given nothing of it is asked before those.
                 let first = (0..3).find(|server| !last.contains(server)).unwrap_or_else(|| last[0]);
                 gave(first, true);
                 first
@@ -167,7 +171,7 @@ mod tests {
         let gave = |server, past_caches| {
             servers.gave(GivenPart { object, part: 0..100, server, past_caches });
         };
-        // All at a time, and one after the other.
+        // All at the same time, and one after the other.
         (0..8).for_each(|_| gave(0, false));
         gave(1, true);
         for _ in 1..8 {
@@ -189,13 +193,13 @@ mod tests {
             assert!(choice.alone && choice.past_caches);
             (choice.first, choice.reading)
         };
-        // Nobody is there.
+        // No server is available.
         assert_eq!(turn(7), (None, Some(7)));
         servers.is_back(0, std::time::Duration::ZERO);
         assert_eq!(turn(7), (Some(0), Some(7)));
         servers.is_back(2, std::time::Duration::ZERO);
         let turns: Vec<_> = (1..5).map(turn).collect();
-        // Each of those that these may have comes once with each of them.
+        // Each of the servers behind these is combined once with each of them.
         assert_eq!(turns, [(Some(2), Some(0)), (Some(0), Some(1)), (Some(2), Some(1)), (Some(0), Some(2))]);
     }
 }

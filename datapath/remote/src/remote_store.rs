@@ -38,11 +38,12 @@ pub struct Options {
     pub servers: Vec<ServerUrl>,
     /// Trust the certificate authorities in this PEM file, instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Show the token in this file. It is read again by and by, so that it can be replaced.
+    /// Show the token in this file. It is read again from time to time, so that it can be replaced.
     pub token_file: Option<PathBuf>,
-    /// Times and amounts.
+    /// Time limits and quantities.
     pub limits: Limits,
-    /// How long opening, looking up and impatient reads wait for servers that are there, and say that they are busy.
+    /// How long opening, looking up and reads that fail fast wait for available servers that say that they
+    /// are busy.
     pub while_busy: WhileBusy,
 }
 
@@ -60,13 +61,13 @@ impl Options {
 pub struct RemoteStore {
     open: Arc<Open>,
     chunk_bytes: u32,
-    /// Whether reads of objects wait while no server is there.
+    /// Whether reads of objects wait while no server is available.
     retrying: bool,
-    /// Whether all else waits for servers that are busy.
+    /// Whether everything else waits for busy servers.
     waits_while_busy: bool,
 }
 
-/// Ends the probing thread, and reads that wait.
+/// Dropping it ends the probing thread, and reads that wait.
 struct Open(Arc<Servers>);
 
 impl Drop for Open {
@@ -76,7 +77,8 @@ impl Drop for Open {
 }
 
 impl RemoteStore {
-    /// Finds out which servers are there; one is enough. Fails, with what each one answered, when there is none.
+    /// Finds out which servers are available; one is enough. If there is none, it fails with the answer of
+    /// each one.
     pub fn open(options: Options) -> Result<Self, StoreError> {
         let open = Open::start(options)?;
         open.0.wait_for_first(true)?;
@@ -89,7 +91,8 @@ impl RemoteStore {
         Ok(Self { chunk_bytes, ..store })
     }
 
-    /// The same where the chunk size is known, whether or not a server is there: reads of objects wait until one is.
+    /// The same with a known chunk size, whether or not a server is available: reads of objects wait until
+    /// one is.
     pub fn open_unseen(options: Options, chunk_bytes: u32) -> Result<Self, StoreError> {
         let open = Open::start(options)?;
         if let Err(e) = open.0.wait_for_first(false) {
@@ -103,19 +106,19 @@ impl RemoteStore {
         self.open.0.status()
     }
 
-    /// What happened so far.
+    /// Counters since the store was opened.
     pub fn counters(&self) -> Counters {
         self.open.0.counting.view()
     }
 
-    /// Ends reads that are under way or wait, with an error, and refuses new ones.
+    /// Ends reads in progress and waiting reads with an error, and refuses new ones.
     pub fn close(&self) {
         self.open.0.close();
     }
 }
 
 impl Open {
-    /// Begins to look for the servers.
+    /// Starts to look for the servers.
     fn start(options: Options) -> Result<Arc<Self>, StoreError> {
         let Options { servers, ca_file, token_file, limits, while_busy } = options;
         let servers = Servers::new(servers, ca_file.as_deref(), token_file, (limits, while_busy))?;
@@ -129,7 +132,8 @@ impl Open {
 }
 
 impl Servers {
-    /// Waits until a server is there, or all have been tried once; then also, where that is wanted, for servers that are busy.
+    /// Waits until a server is available, or all have been tried once; with `while_busy`, also for busy
+    /// servers.
     fn wait_for_first(&self, while_busy: bool) -> Result<(), StoreError> {
         let began = Instant::now();
         loop {
@@ -144,7 +148,7 @@ impl Servers {
                 || !self.is_any_busy()
                 || !self.while_busy.tell(&why)
             {
-                // Reads wait for all of these, also for those that answer wrongly.
+                // Reads wait for all of these, even for those that give wrong answers.
                 return Err(StoreError::new(
                     StoreErrorKind::Unreachable,
                     format!("none of the servers can be used: {why}{}", self.try_again()),
@@ -154,7 +158,7 @@ impl Servers {
         }
     }
 
-    /// Whether somebody is there, and busy.
+    /// Whether a server is available and busy.
     fn is_any_busy(&self) -> bool {
         self.state.lock().records.iter().any(|record| record.is_busy_now())
     }
@@ -164,7 +168,7 @@ impl Servers {
         if self.is_any_busy() { " (try again later)" } else { "" }
     }
 
-    /// Waits until a server is there, or all have been tried once: then it fails.
+    /// Waits until a server is available, or all have been tried once: then it fails.
     fn wait_for_first_answer(&self) -> Result<(), ()> {
         let mut state = self.state.lock();
         loop {
@@ -180,7 +184,8 @@ impl Servers {
     }
 }
 
-/// The names of a list of images, one a line and each once: the same one again and again would be asked for, and held, as often.
+/// The names in a list of images, one on each line and each once. A repeated name would be requested, and
+/// held, as often as it occurs.
 pub(crate) fn listed_names(bytes: &[u8]) -> Option<BTreeSet<ImageName>> {
     let mut names = BTreeSet::new();
     for line in std::str::from_utf8(bytes).ok()?.lines() {
@@ -191,8 +196,8 @@ pub(crate) fn listed_names(bytes: &[u8]) -> Option<BTreeSet<ImageName>> {
     Some(names)
 }
 
-/// A boot trace ends with the hash of the rest. It is advice: who gives a wrong one is not asked for it again in this read, and else is
-/// trusted as before.
+/// A boot trace ends with the hash of the rest. It is advice: a server that gives a wrong one is not asked
+/// for it again in this read, and is otherwise trusted as before.
 fn trace_is_whole(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<32>().is_some_and(|(rest, sum)| Hash::of(rest).0 == *sum)
 }
@@ -201,7 +206,7 @@ impl RemoteStore {
     fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
         let ask = Ask {
             path,
-            wanted: Wanted::Blame { max_bytes },
+            wanted: Wanted::Whole { max_bytes },
             object: None,
             retrying: false,
             waits_while_busy: self.waits_while_busy,
@@ -212,11 +217,11 @@ impl RemoteStore {
         read(&self.open.0, &ask, check).map(|answer| answer.body)
     }
 
-    /// What a good server may not have, such as a list of its images.
+    /// Reads something that a good server may lack, such as a list of its images.
     fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
         let ask = Ask {
             path,
-            wanted: Wanted::Blame { max_bytes },
+            wanted: Wanted::Whole { max_bytes },
             object: None,
             retrying: false,
             waits_while_busy: self.waits_while_busy,
@@ -234,10 +239,10 @@ impl RemoteStore {
         StoreError::new(StoreErrorKind::ReadOnly, why)
     }
 
-    /// An object that is as long as a server says.
+    /// An object with the length that a server reports.
     fn open_with_its_length(&self, id: Hash, choice: ServerChoice) -> Result<Arc<dyn Object>, StoreError> {
         let (path, past_caches) = (format!("objects/{id}"), choice.past_caches);
-        // Any part of it says how long the whole is.
+        // Any part of it tells the length of the whole.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
         let ask = Ask {
             path: &path,
@@ -257,7 +262,7 @@ impl RemoteStore {
         Ok(Arc::new(self.object(id, len_bytes, past_caches)))
     }
 
-    /// An object, which who opens it found wrong before, or did not.
+    /// Opens an object; `past_caches` if the caller found it wrong before.
     fn object(&self, id: Hash, len_bytes: u64, past_caches: bool) -> RemoteObject {
         RemoteObject {
             open: Arc::clone(&self.open),
@@ -283,7 +288,8 @@ impl RemoteStore {
         Ok(names.into_iter().collect())
     }
 
-    /// Why there is no list. A server that answers without one never has one; one that does not answer may.
+    /// The error if there is no list. A server that answers without a list never has one; one that does not
+    /// answer may have one.
     fn not_listed(&self, error: &StoreError) -> StoreError {
         let status = self.status();
         let is_up = status.servers.iter().any(|server| server.state == ServerState::Up);
@@ -373,7 +379,8 @@ impl Store for RemoteStore {
     fn listed(&self) -> Result<Listed, StoreError> {
         Listed::read(&self.image_names()?, |name| {
             self.image(name).map_err(|e| match e.kind() {
-                // Servers are there, and none can give this list: one whose own is damaged answers with an error.
+                // Servers are available, and none can give this list: a server whose own list is damaged
+                // answers with an error.
                 StoreErrorKind::Io if !self.open.0.is_closed() => {
                     StoreError::new(StoreErrorKind::Damaged, e.to_string())
                 }
@@ -413,13 +420,14 @@ impl Store for RemoteStore {
         })
     }
 
-    /// The length is what one server says, and may be wrong: who knows it calls [`Store::open_object_of`].
+    /// The length is reported by one server, and may be wrong. A caller that knows it calls
+    /// [`Store::open_object_of`].
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         self.open_with_its_length(id, ServerChoice::default())
     }
 
     fn open_object_uncached(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        // Whoever gave any part of it also said how long it is.
+        // The server that gave any part of it also reported its length.
         self.open_with_its_length(id, self.open.0.others_first(id, &(0..u64::MAX)))
     }
 
@@ -445,7 +453,7 @@ impl Store for RemoteStore {
         Err(self.read_only("keep a boot trace"))
     }
 
-    /// Servers are told by and by that the version is in use; see `docs/http-store.md`.
+    /// Servers are informed from time to time that the version is in use; see `docs/http-store.md`.
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
         let servers = Arc::clone(&self.open.0);
         let mut state = servers.state.lock();
@@ -453,7 +461,7 @@ impl Store for RemoteStore {
             Some((_, count)) => *count += 1,
             None => {
                 state.pins.push((manifest, 1));
-                // Its manifest may have come from a cache, and its server know of nothing.
+                // Its manifest may have come from a cache, and the server may not know that it is in use.
                 state.pins_due = true;
                 servers.tell();
             }
@@ -480,7 +488,7 @@ impl Store for RemoteStore {
     }
 
     fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
-        // Without a look at its channels, which nothing that is done here changes.
+        // Without checking its channels, which no operation here changes.
         self.remove(name, None)
     }
 }
@@ -513,20 +521,21 @@ struct RemoteObject {
     path: String,
     len_bytes: u64,
     retrying: bool,
-    /// Whether reads that are not patient wait for servers that are busy.
+    /// Whether reads that fail fast wait for busy servers.
     waits_while_busy: bool,
-    /// Who opened it found it wrong: what is gone of it is asked for past caches.
+    /// The caller found the object wrong before: its holes are requested with caches bypassed.
     past_caches: bool,
-    /// Of what is read without a check; never locked across I/O.
+    /// The state of unchecked reads; never locked across I/O.
     whole: Mutex<Blame>,
-    /// What of it is gone, as servers said; never locked across I/O.
+    /// The known holes, as servers reported them; never locked across I/O.
     known: Mutex<Option<Known>>,
 }
 
 /// What is known of the holes of an object.
 #[derive(Clone, Default)]
 struct Known {
-    /// What is not to be read of it: what is gone everywhere, or where all of it is to come from.
+    /// The ranges that must not be read: the holes that all servers share, or those of the server that should
+    /// give everything.
     holes: Arc<Holes>,
     lists: HoleLists,
 }
@@ -542,7 +551,7 @@ impl RemoteObject {
     ) -> Result<(), StoreError> {
         let known = self.known.lock().as_ref().map(|known| known.lists.clone());
         let Some(lists) = known else {
-            // Who asks through a server was told what is gone of it by another open object.
+            // A reader behind a relay was given the holes by another open object.
             return self.read_as_remembered(offset, into, choice, gave);
         };
         in_pieces(&lists, offset, into, |piece, here| {
@@ -550,8 +559,8 @@ impl RemoteObject {
         })
     }
 
-    /// The same by what was heard some time ago. Where a piece is not to be had so, others may have got it since, and where nobody has it, it
-    /// comes as it lies there.
+    /// The same with remembered lists. If a piece cannot be read with them, other servers may have got it
+    /// since. If none has it, the bytes inside the holes are taken.
     fn read_as_remembered(
         &self,
         offset: u64,
@@ -571,8 +580,8 @@ impl RemoteObject {
         })
     }
 
-    /// Reads a piece from those that have it, by these lists; or else, where that is said, from others as it lies there. `gave` is told how
-    /// many bytes came from whom.
+    /// Reads a piece from servers that have it according to these lists. If none does and `or_what_lies_there` is set, it takes
+    /// the bytes inside the holes of others. `gave` is called with a server and the number of bytes from it.
     fn read_piece(
         &self,
         piece: &Range<u64>,
@@ -587,13 +596,14 @@ impl RemoteObject {
         let past_caches = choice.past_caches;
         if let Some(server) = self.read(piece.start, into, choice, &mut |_| Ok(()))? {
             gave(server, piece.end.saturating_sub(piece.start));
-            // For who finds it wrong.
+            // For readers that find it wrong.
             servers.gave(GivenPart { object: self.id, part: piece.clone(), server, past_caches });
         }
         Ok(())
     }
 
-    /// What is gone where by now, where a piece could not be had of those that should have it, as they are away or do not have it any more.
+    /// Asks for the present holes if a piece could not be read from the servers that should have it, because
+    /// they are away or no longer have it.
     fn remembered_since(
         &self,
         piece: &Range<u64>,
@@ -619,7 +629,7 @@ impl RemoteObject {
         }
     }
 
-    /// Fills `into`, and returns who gave the bytes, if there were any.
+    /// Fills `into`, and returns which server gave the bytes, if there were any.
     fn read(
         &self,
         offset: u64,
@@ -652,14 +662,14 @@ impl RemoteObject {
         }
     }
 
-    /// Whom to ask for a part that is checked when it came.
+    /// Which servers to ask for a part that is checked on arrival.
     fn choice_for(&self, part: &Range<u64>) -> ServerChoice {
         let (servers, mut choice) = (&self.open.0, ServerChoice::default());
         servers.lists_of(self.id).direct(&mut choice, part, servers.list.len(), false);
         choice
     }
 
-    /// Asks servers what of it is gone.
+    /// Asks servers for its holes.
     fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<HoleLists, StoreError> {
         let whole = self.whole.lock();
         let choice = ServerChoice { past_caches, ..whole.choice() };
@@ -688,10 +698,10 @@ impl RemoteObject {
         if self.retrying { Waits::ForBetter } else { Waits::Soon }
     }
 
-    /// Remembers it. Where one server is to give all of the object what is gone there is not read.
+    /// Remembers the lists. If one server should give all of the object, its holes are not read.
     fn keep(&self, lists: HoleLists) -> Arc<Holes> {
         let mut whole = self.whole.lock();
-        // Of one that was to give all of it, and has servers itself, it may be what is gone on one of these.
+        // If the server that should give all of it relays, the list may be that of one of its servers.
         if whole.choice().reading.is_none() {
             self.open.0.remember_lists(self.id, &lists);
         }
@@ -720,7 +730,7 @@ impl RemoteObject {
     }
 }
 
-/// Fills `into` piece by piece, each as long as one server has it by these lists.
+/// Fills `into` piece by piece, each as long as one server has it according to these lists.
 fn in_pieces(
     lists: &HoleLists,
     offset: u64,
@@ -805,7 +815,8 @@ impl Object for RemoteObject {
         match self.ask_for_holes(false, Waits::No) {
             Ok(lists) => Ok(self.keep(lists)),
             Err(e) if e.kind() == StoreErrorKind::UnknownFormat || self.open.0.is_closed() => Err(e),
-            // A cache may have all of its bytes while who has the list is away. Where something is gone, they come out wrong.
+            // A cache may have all of its bytes while the server with the list is away. If there are holes,
+            // the bytes turn out wrong.
             Err(e) => {
                 tracing::debug!(error = %e, what = %self.path, "what is gone of it is not known: taken for nothing");
                 Ok(Arc::clone(&self.known.lock().get_or_insert_default().holes))
@@ -818,7 +829,7 @@ impl Object for RemoteObject {
         self.ask_for_holes(true, self.waits()).map(|lists| self.keep(lists))
     }
 
-    /// It is not remembered: of one that has servers itself it is what is gone on one of these.
+    /// Not remembered: if the server relays, the list is that of one of its servers.
     fn holes_of_reading(&self, reading: u32) -> Result<Arc<Holes>, StoreError> {
         let choice = self.open.0.in_turn(reading);
         let lists = self.ask_with(&choice, &|_| choice.reading, self.waits())?;
@@ -830,11 +841,12 @@ impl Object for RemoteObject {
         let servers = &self.open.0;
         let count = servers.list.len();
         let Some(before) = self.known.lock().clone() else {
-            // Nobody was asked what is gone of it, which may be why it is wrong.
+            // No server was asked for holes, which may be why the object is wrong.
             return self.whole.lock().was_wrong(self.len_bytes, count, false).again;
         };
-        // It may have got holes while it was read, or a server that has others may be back: then who gave what lies there is not to
-        // blame, and neither is anybody where that is not known. That counts as a reading, so that it ends.
+        // The object may have got holes while it was read, or a server with other holes may be back. Then the
+        // server whose bytes came from a hole is not to blame. If this is unknown, no server is. It counts as
+        // a reading, so that the repetition ends.
         let now = match self.ask_for_holes(true, self.waits()) {
             Ok(now) => now,
             Err(e) => {
@@ -872,7 +884,7 @@ mod tests {
         let names = |text: &str| listed_names(text.as_bytes()).map(|names| names.len());
         assert_eq!((names(""), names("a\n"), names("b\na\nc-1")), (Some(0), Some(1), Some(3)));
         assert_eq!(listed_names(b"\xff"), None);
-        // A page for people is none, either.
+        // A page for people is not a list, either.
         for bad in ["a\nb\na\n", "a\n\n", "<html>\n<a href=\"a\">a</a>\n", "a b\n"] {
             assert_eq!(names(bad), None, "{bad}");
         }

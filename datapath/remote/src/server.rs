@@ -35,8 +35,8 @@ impl Server {
         self.addresses.lock().clone()
     }
 
-    /// Looks its name up. Where that fails the addresses stay that are known: a name server that is gone must not take
-    /// servers along that are there.
+    /// Looks its name up. If that fails, the known addresses stay: an unreachable name server must not make
+    /// reachable servers unusable.
     pub(crate) fn resolve(&self) -> Result<(), Fault> {
         let host = self.url.host.as_str();
         let found = (host, self.url.port).to_socket_addrs();
@@ -55,7 +55,7 @@ impl Server {
         known.sort_unstable();
         let mut sorted = found.clone();
         sorted.sort_unstable();
-        // The order of those that are known says which of them works.
+        // The order of the known addresses shows which of them works.
         if known != sorted {
             *addresses = found;
         }
@@ -81,7 +81,8 @@ impl Server {
         Connection::start(address, self.tls.as_ref()).map_err(|e| Fault::Gone(e.to_string()))
     }
 
-    /// Keeps a connection for the next request, unless that many are kept, none of them for longer than `longest`.
+    /// Keeps a connection for the next request, unless `most` are kept. None is kept for longer than
+    /// `longest`.
     pub(crate) fn keep(&self, connection: Connection, most: usize, longest: Duration) {
         self.drop_old(longest);
         let mut idle = self.idle.lock();
@@ -90,18 +91,19 @@ impl Server {
         }
     }
 
-    /// Closes those that have been kept for longer than this. The one that was kept last is used first, so that others grow old.
+    /// Closes connections that have been kept for longer than this. The most recently kept one is used first,
+    /// so that others grow old.
     pub(crate) fn drop_old(&self, longest: Duration) {
         self.idle.lock().retain(|(_, since)| since.elapsed() < longest);
     }
 
-    /// Closes those that are kept.
+    /// Closes all kept connections.
     pub(crate) fn drop_kept(&self) {
         self.idle.lock().clear();
     }
 
-    /// One that is kept, and not for longer than `idle`. Those that the server has ended, or on which it announced that, are
-    /// closed.
+    /// A kept connection that is not older than `idle`. Connections that the server has ended, or announced
+    /// to end, are closed.
     pub(crate) fn kept(&self, idle: Duration) -> Option<Connection> {
         loop {
             let (mut connection, since) = self.idle.lock().pop()?;
@@ -149,7 +151,7 @@ mod tests {
             assert!(connection.is_connected());
             server.keep(connection, 2, idle);
         }
-        // The one that was kept last, which would be used first.
+        // The most recently kept connection, which would be used first.
         ends[1].write_all(b"HTTP/1.1 408 x\r\nConnection: close\r\n\r\n").unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         let quiet = ends[0].peer_addr().unwrap();
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {
-        // No name has a part of more than 63 letters, so this asks nobody.
+        // No name has a label of more than 63 letters, so this asks no name server.
         let url: ServerUrl = format!("http://{}.invalid", "x".repeat(64)).parse().unwrap();
         let server = Server::new(url, None);
         let Err(Fault::Gone(why)) = server.resolve() else { panic!("it has an address") };

@@ -1,5 +1,5 @@
-//! Which servers there are, which one to ask next, and waiting when there is none. What becomes of a server is in
-//! `health.rs`.
+//! The servers of a store: choosing the next one to ask, and waiting when there is none. `health.rs` tracks
+//! the state of each server.
 //!
 //! # Lock order
 //! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
@@ -34,10 +34,10 @@ pub const SERVERS_MAX: usize = 16;
 /// The largest file of a token.
 const TOKEN_FILE_MAX_BYTES: u64 = 64 << 10;
 
-/// A read that waits looks at the servers again after so long at the latest.
+/// A waiting read checks the servers again after this time at the latest.
 pub(crate) const WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// What changes about a server.
+/// The variable state of a server.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub health: Health,
@@ -49,11 +49,11 @@ pub(crate) struct Record {
     pub in_flight: u64,
     /// Failures since the last answer that was used.
     pub strikes: u32,
-    /// It was waited for in vain for a list of holes.
+    /// Waiting for its list of holes was useless.
     pub is_without_lists: bool,
     /// Since when it is down or put aside, if it is.
     pub away_since: Instant,
-    /// Its last failure was that it is busy, and said when to ask again.
+    /// Its last failure was that it is busy, and it said when to retry.
     pub is_busy: bool,
     pub probing: bool,
     pub probes: u64,
@@ -68,7 +68,7 @@ impl Record {
         matches!(self.health, Health::Down { .. } | Health::Aside { .. }) && !self.is_busy_now()
     }
 
-    /// Whether it is down only as it is busy.
+    /// Whether it is down only because it is busy.
     pub(crate) fn is_busy_now(&self) -> bool {
         self.is_busy && matches!(self.health, Health::Down { .. })
     }
@@ -79,17 +79,17 @@ pub(crate) struct State {
     pub records: Vec<Record>,
     pub waiting: u64,
     pub gone_since: Option<Instant>,
-    /// When it was last said that reads wait for servers that are away, while others do not have what they read.
+    /// When it was last logged that reads wait for servers that are away, because the others lack the data.
     pub lacking_said: Option<Instant>,
-    /// Files that servers broke off until they were given up, oldest first.
+    /// Files that servers kept breaking off until they were given up, oldest first.
     pub failed_files: VecDeque<FailedFile>,
     /// Parts of objects that were read without a check, oldest first.
     pub given: VecDeque<GivenPart>,
-    /// What is gone of objects, as servers said, oldest first.
+    /// Holes of objects, as servers reported them, oldest first.
     pub remembered: VecDeque<RememberedLists>,
-    /// Versions that are open, and how often.
+    /// Open versions, and how often each is open.
     pub pins: Vec<(Hash, usize)>,
-    /// Whether servers are to be told of these.
+    /// Whether servers have to be informed of these.
     pub pins_due: bool,
 }
 
@@ -97,19 +97,19 @@ pub(crate) struct State {
 pub(crate) struct Servers {
     pub list: Vec<Server>,
     pub limits: Limits,
-    /// How long those wait for servers that are busy that do not wait for those that are gone.
+    /// How long requests that do not wait for missing servers wait for busy ones.
     pub while_busy: WhileBusy,
     pub counting: Counting,
     pub state: Mutex<State>,
     pub changed: Condvar,
-    /// How often it was told that something has changed.
+    /// How many changes were announced.
     changes: AtomicU64,
     token_file: Option<PathBuf>,
     token: Mutex<Option<String>>,
     closed: AtomicBool,
 }
 
-/// A read that waits without a thread; counted while it does.
+/// A read that waits without a thread; it is counted while this lives.
 pub(crate) struct SuspendedRead {
     servers: Arc<Servers>,
     pub until: Instant,
@@ -196,7 +196,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Reads the token again. `false`: there is none, or it cannot be read, and the one from before stays.
+    /// Reads the token again. `false`: there is none, or it cannot be read, and the earlier one stays.
     pub(crate) fn renew_token(&self) -> bool {
         if let Err(e) = self.read_token() {
             tracing::warn!(error = %e, "going on with the token that was read before");
@@ -224,18 +224,18 @@ impl Servers {
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        // Whoever looks at the flag and then waits does so under the lock.
+        // A thread checks the flag and starts to wait under this lock.
         drop(self.state.lock());
         self.tell();
     }
 
-    /// Has those who wait look again.
+    /// Wakes waiting reads.
     pub(crate) fn tell(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_all();
     }
 
-    /// How often something has changed. To be asked before one looks at the servers, so that no change is missed.
+    /// The number of changes so far. Read it before checking the servers, so that no change is missed.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -244,7 +244,7 @@ impl Servers {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// The server to ask for `len` bytes: the one that is expected to be the first to have sent them.
+    /// The server to ask for `len` bytes: the one that is expected to finish sending them first.
     pub(crate) fn choose(&self, len: u64, excluded: &[bool]) -> Option<usize> {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -272,7 +272,7 @@ impl Servers {
         best.map(|(_, _, index)| index)
     }
 
-    /// Starts a request at a server; on a kept connection if there is one and `fresh` is not wanted.
+    /// Starts a request at a server; on a kept connection if there is one and `fresh` is false.
     pub(crate) fn start(
         &self,
         index: usize,
@@ -314,8 +314,8 @@ impl Servers {
         estimate.saturating_mul(3).clamp(self.limits.hedge_after, self.limits.hedge_after_max)
     }
 
-    /// Waits, at most until `at`, for the probe of a server that broke off and may be there all the same. `false`: there
-    /// is none.
+    /// Waits, at most until `at`, for the probe of a server that broke off and may still be available.
+    /// `false`: there is none.
     pub(crate) fn wait_for_probe(&self, excluded: &[bool], at: Instant) -> bool {
         let mut state = self.state.lock();
         let is_probed = |(record, out): (&Record, &bool)| {
@@ -328,7 +328,7 @@ impl Servers {
         true
     }
 
-    /// Waits until the state of a server changes, or until `at`. Says so when nobody is left.
+    /// Waits until the state of a server changes, or until `at`. Logs when no server is left.
     pub(crate) fn wait(&self, at: Option<Instant>) {
         let mut state = self.state.lock();
         let Some(until) = self.begin_wait(&mut state, at) else { return };
@@ -342,7 +342,8 @@ impl Servers {
         Some(SuspendedRead { servers: Arc::clone(self), until })
     }
 
-    /// Counts a read that waits, and says so where nobody is left. When it is to look again at the latest; `None`: at once.
+    /// Counts a waiting read, and logs if no server is left. Returns when it has to check again at the
+    /// latest; `None`: at once.
     fn begin_wait(&self, state: &mut State, at: Option<Instant>) -> Option<Instant> {
         let usable = |record: &Record| matches!(record.health, Health::Up | Health::Distrusted { .. });
         if self.is_closed() {
@@ -362,7 +363,7 @@ impl Servers {
         Some(at.map_or(longest, |at| at.min(longest)))
     }
 
-    /// How things are.
+    /// The current status.
     pub(crate) fn status(&self) -> Status {
         self.status_of(&self.state.lock())
     }

@@ -1,13 +1,13 @@
-//! How fast a server answers: moving averages, from which the next server is chosen.
+//! Moving averages of how fast a server answers. They decide which server is asked next.
 
 use std::time::Duration;
 
-/// Assumed of a server that nobody has measured yet.
+/// The assumption for a server that has not been measured yet.
 const FIRST_BYTE_ASSUMED_NS: u64 = 1_000_000;
 const BYTE_ASSUMED_PS: u64 = 10_000;
 /// Shorter answers say nothing about the rate.
 const RATE_FROM_BYTES: u64 = 32 << 10;
-/// A new sample counts for one part in this.
+/// A new sample has the weight of one part in this.
 const WEIGHT: u64 = 8;
 
 /// Moving averages of one server.
@@ -30,7 +30,7 @@ fn average(before: Option<u64>, sample: u64) -> Option<u64> {
 }
 
 impl Speed {
-    /// An answer of `len` bytes, whose first byte came after `first_byte` and the last after `whole`.
+    /// Records an answer of `len` bytes. Its first byte came after `first_byte`, and the last after `whole`.
     pub(crate) fn answered(&mut self, len: u64, first_byte: Duration, whole: Duration) {
         self.first_byte_ns = average(self.first_byte_ns, nanoseconds(first_byte));
         if len >= RATE_FROM_BYTES {
@@ -39,20 +39,21 @@ impl Speed {
         }
     }
 
-    /// A probe, which says nothing about the rate: what was known of that is believed a little less.
+    /// Records a probe. It says nothing about the rate, so the known time for each byte is only reduced a little. In
+    /// this way a slow server is tried again.
     pub(crate) fn probed(&mut self, first_byte: Duration) {
         self.first_byte_ns = average(self.first_byte_ns, nanoseconds(first_byte));
         self.byte_ps = self.byte_ps.map(|ps| ps.saturating_sub(ps / WEIGHT));
     }
 
-    /// An answer that had not come after `waited`, when another server's did.
+    /// Records an answer that had not arrived after `waited`, when another server's did.
     pub(crate) fn was_late(&mut self, waited: Duration) {
         let waited = nanoseconds(waited).max(self.first_byte_ns.unwrap_or(0));
-        // At once, and not by and by: whoever hangs must not be chosen for the next reads.
+        // Set at once, not averaged: a server that hangs must not be chosen for the next reads.
         self.first_byte_ns = Some(waited);
     }
 
-    /// How long an answer of `len` bytes takes.
+    /// How long an answer of `len` bytes is expected to take.
     pub(crate) fn estimate(&self, len: u64) -> Duration {
         let bytes_ns = self.byte_ps.unwrap_or(BYTE_ASSUMED_PS).saturating_mul(len) / 1000;
         Duration::from_nanos(self.first_byte_ns.unwrap_or(FIRST_BYTE_ASSUMED_NS).saturating_add(bytes_ns))

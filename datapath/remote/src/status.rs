@@ -1,16 +1,17 @@
-//! What is told about the servers, to people and to metrics.
+//! Status and counters of the servers, for people and for metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a server is worth at the moment.
+/// The state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerState {
     /// It is used.
     Up,
-    /// It does not answer; it is tried again by and by.
+    /// It does not answer; it is probed from time to time.
     Down,
-    /// It answered wrongly; it is tried again later, and for wrong bytes only where no other server is left.
+    /// It gave a wrong answer and is probed later. After wrong bytes it is used only if no other server is
+    /// left.
     Aside,
 }
 
@@ -31,7 +32,7 @@ pub struct ServerStatus {
     pub url: String,
     /// Whether it is used.
     pub state: ServerState,
-    /// Why it is not, or why it last was not.
+    /// Why it is not used, or why it last was not.
     pub why: Option<String>,
     /// For how long it could not be used. `None`: it is used, or only busy.
     pub away_for: Option<Duration>,
@@ -41,7 +42,7 @@ pub struct ServerStatus {
     pub answers: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Requests that gave nothing.
+    /// Requests without a usable answer.
     pub failures: u64,
 }
 
@@ -52,12 +53,12 @@ pub struct Status {
     pub servers: Vec<ServerStatus>,
     /// Reads that wait because no server is left.
     pub waiting: u64,
-    /// For how long they have waited.
+    /// For how long they have been waiting.
     pub waiting_for: Duration,
 }
 
 impl Status {
-    /// For each server that is not up, why, in one line.
+    /// For each server that is not up, the reason, in one line.
     pub fn reasons(&self) -> String {
         let why = |server: &ServerStatus| {
             format!("{}: {}", server.url, server.why.as_deref().unwrap_or("not tried yet"))
@@ -67,18 +68,18 @@ impl Status {
     }
 }
 
-/// What happened since the store was opened.
+/// Counters since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Requests sent.
     pub requests: u64,
     /// Bytes of bodies that were used.
     pub fetched_bytes: u64,
-    /// Reads that went on at another server after one had failed.
+    /// Reads that continued at another server after one had failed.
     pub failovers: u64,
-    /// Reads that were asked for a second time because the first server was late.
+    /// Reads that were sent to a second server because the first one was late.
     pub hedges: u64,
-    /// Of which the second server was faster.
+    /// How many times the second server was faster.
     pub hedges_won: u64,
     /// Answers whose bytes were wrong.
     pub wrong_answers: u64,
@@ -92,7 +93,7 @@ pub struct Counters {
     pub longest_read_ms: u64,
 }
 
-/// The counters that are counted.
+/// The counters that are incremented.
 #[derive(Debug, Default)]
 pub(crate) struct Counting {
     pub requests: AtomicU64,
@@ -124,7 +125,7 @@ impl Counting {
         }
     }
 
-    /// A read ended, well or not.
+    /// A read ended, successfully or not.
     pub(crate) fn read_took(&self, time: Duration) {
         self.longest_read_ms.fetch_max(as_ms(time), Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Whom to trust: the system's authorities, or those of a file.
+//! The trusted certificate authorities: those of the system, or those of a file.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -37,11 +37,12 @@ pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>,
     Ok(Arc::new(config))
 }
 
-/// Why a session failed. What people make who follow the usual recipes has no words in rustls, or none that say what to do.
+/// Why a session failed. For certificates made by common recipes, rustls has no message, or none that says
+/// what to do.
 pub(crate) fn in_words(error: &rustls::Error) -> String {
     let rustls::Error::InvalidCertificate(refused) = error else { return error.to_string() };
     match refused {
-        // The latter where an authority of the same name and another key is trusted.
+        // The latter if an authority with the same name and another key is trusted.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => "nobody who is trusted here has signed its certificate: give its authority's \
                                             certificate, or its own where it signed that itself, with --ca FILE"
             .to_owned(),

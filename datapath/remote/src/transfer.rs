@@ -1,4 +1,4 @@
-//! One request and its answer on a connection, judged while it arrives.
+//! One request and its answer on a connection. The answer is checked while it arrives.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -6,68 +6,69 @@ use std::time::{Duration, Instant};
 use crate::connection::{AfterAnswer, Connection};
 use crate::head::{self, HEAD_MAX_BYTES, Head};
 
-/// The body grows by so much at a time where its length is only claimed.
+/// The body's buffer grows by this much at a time if its length is only claimed.
 const GROW_BYTES: usize = 4 << 20;
-/// How long a server that is busy is left alone, unless it says otherwise, at least and at most.
+/// How long a busy server is left alone by default.
 const BUSY: Duration = Duration::from_millis(500);
 const BUSY_MIN: Duration = Duration::from_millis(100);
 const BUSY_MAX: Duration = Duration::from_secs(30);
 
-/// Heads that only announce an answer, before it.
+/// The most informational heads before an answer.
 const ANNOUNCED_MAX: usize = 16;
 
-/// How a server begins that expected TLS: an alert.
+/// The start of the answer of a server that expected TLS: an alert.
 const TLS_ALERT: [u8; 2] = [21, 3];
-/// What helps then.
+/// The advice in that case.
 const USE_TLS: &str = "if it speaks TLS, write https://";
 
-/// What is asked for.
+/// What is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// `len` bytes from `first` of something that has `total` bytes, if that is known.
+    /// `len` bytes from `first` of a file of `total` bytes, if that is known.
     Range { first: u64, len: u64, total: Option<u64> },
-    /// All of something that has at most `max_bytes`.
-    Blame { max_bytes: u64 },
+    /// All of a file of at most `max_bytes`.
+    Whole { max_bytes: u64 },
 }
 
 impl Wanted {
-    /// How much is to come, as far as that is known before.
+    /// How many bytes are expected, as far as that is known.
     pub(crate) fn len_bytes(self) -> u64 {
         match self {
             Self::Range { len, .. } => len,
-            Self::Blame { .. } => 0,
+            Self::Whole { .. } => 0,
         }
     }
 }
 
-/// Why there is no answer that can be used.
+/// Why there is no usable answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It is not there: perhaps later.
+    /// The server is not reachable; it may be later.
     Gone(String),
-    /// It began an answer and broke off, or failed with what was asked for: perhaps later, perhaps never with this.
+    /// It began an answer and broke off, or failed for this request: it may succeed later, or never.
     Broke(String),
-    /// It has too much to do, or does not reach what it reads from.
+    /// It is overloaded, or does not reach its own source.
     Busy(Busy),
-    /// It answers something else than what was asked for: not soon again.
+    /// Another answer than was requested: not to be asked again soon.
     Odd(String),
-    /// It does not take the token, or wants one.
+    /// It does not accept the token, or requires one.
     Refused(String),
-    /// It has something else under this name than there is.
+    /// It has a wrong file under this name.
     Wrong(String),
     /// It does not have this.
     Missing,
-    /// A kept connection was closed by the server before it took this request, or by it: again, on a new one.
+    /// The server closed a kept connection before or when it took this request: repeat it on a new
+    /// connection.
     Stale,
 }
 
-/// An answer of a server that is there, and can do nothing now.
+/// The answer of a server that is reachable, and can do nothing at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Busy {
-    /// After how long to ask again.
+    /// After how long to retry.
     pub wait: Duration,
     pub status: u16,
-    /// Whether it has too much to do, and said itself when to ask again: such a server is waited for.
+    /// Whether it is overloaded and itself said when to retry: such a server is waited for.
     pub says_when: bool,
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct Transfer {
     reused: bool,
     head: Option<Head>,
     head_bytes: Vec<u8>,
-    /// Heads so far that only announced an answer.
+    /// Informational heads so far.
     announced: usize,
     body: Vec<u8>,
     got: usize,
@@ -103,12 +104,12 @@ pub(crate) struct Transfer {
     last_progress: Instant,
 }
 
-/// What a request says of those that came before it.
+/// What a request says about earlier ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PriorRequests {
-    /// What these gave was wrong: caches on the way are to ask the server, too.
+    /// Their answers were wrong: caches on the way have to ask the server.
     pub caches: bool,
-    /// All of an object is read for the so manyeth time.
+    /// The number of the full rereading of an object.
     pub reading: Option<u32>,
 }
 
@@ -186,8 +187,9 @@ impl Transfer {
         self.started
     }
 
-    /// When the request was sent. A new connection sends it when it is ready: else who is asked seldom, each time on a new one, would
-    /// seem slower than who is asked on one that is kept. `None`: it is not ready.
+    /// When the request was sent. A new connection sends it when it is ready. Otherwise a server that is
+    /// asked rarely, each time on a new connection, would seem slower than one with a kept connection.
+    /// `None`: it is not ready.
     pub(crate) fn sent(&self) -> Option<Instant> {
         self.connection.ready_at().map(|ready| ready.max(self.started))
     }
@@ -199,18 +201,18 @@ impl Transfer {
         (first.duration_since(sent), sent.elapsed())
     }
 
-    /// How much of the body has come.
+    /// How much of the body has arrived.
     pub(crate) fn got_bytes(&self) -> u64 {
         u64::try_from(self.got).unwrap_or(u64::MAX)
     }
 
-    /// How long the whole is of which this is a part.
+    /// The length of the whole of which this is a part.
     pub(crate) fn total(&self) -> Option<u64> {
         self.head.as_ref()?.range?.total
     }
 
-    /// The body, once `advance` said that it is whole, and the connection if it can be used again. What comes after
-    /// the body by now is a fault of the server, and would be taken for its next answer.
+    /// The body, once `advance` said that it is complete, and the connection if it can be used again. Bytes
+    /// after the body are a fault of the server, and would be mistaken for its next answer.
     pub(crate) fn finish(mut self) -> (Vec<u8>, Result<Option<Connection>, Fault>) {
         let close = self.head.as_ref().is_none_or(|head| head.close);
         let connection = match self.connection.after_answer() {
@@ -221,7 +223,7 @@ impl Transfer {
         (self.body, connection)
     }
 
-    /// Goes on as far as possible without waiting. `true`: the answer is whole.
+    /// Continues as far as possible without waiting. `true`: the answer is complete.
     pub(crate) fn advance(&mut self) -> Result<bool, Fault> {
         self.connection.drive().map_err(|e| self.failed_files(&e))?;
         if self.head.is_none() && !self.receive_head()? {
@@ -263,27 +265,29 @@ impl Transfer {
         Fault::Gone(error.to_string())
     }
 
-    /// `true`: the head is here and good.
+    /// `true`: the head has arrived and is good.
     fn receive_head(&mut self) -> Result<bool, Fault> {
         let mut part = [0; 4096];
         loop {
-            // One that only announces an answer may have come with the answer itself, and nothing more will come then.
+            // An informational head may have come together with the answer itself, and then nothing more
+            // arrives.
             while let Some((head, end)) = head::parse(&self.head_bytes).map_err(|why| self.no_head(why))? {
                 if (100..200).contains(&head.status) {
                     self.head_bytes.drain(..end);
                     self.announced += 1;
-                    // Each of them is a sign of life, and with no end of them nobody would notice.
+                    // Each of them counts as progress, so without a limit an endless series would not be
+                    // noticed.
                     if self.announced > ANNOUNCED_MAX {
                         return Err(Fault::Odd("it announces an answer again and again".into()));
                     }
                     continue;
                 }
                 if head.status == 408 && self.reused {
-                    // So some announce that they end a connection that nobody used for a while.
+                    // Some servers announce in this way that they close an unused connection.
                     return Err(Fault::Stale);
                 }
                 let len = judge(&head, self.wanted).map_err(|fault| match fault {
-                    // So most answer who expected TLS.
+                    // Most servers that expected TLS answer like this.
                     Fault::Odd(why) if head.status == 400 && self.connection.is_plain() => {
                         Fault::Odd(format!("{why}: {USE_TLS}"))
                     }
@@ -313,7 +317,7 @@ impl Transfer {
 }
 
 impl Transfer {
-    /// What came is no head of an answer.
+    /// The bytes are not the head of an answer.
     fn no_head(&self, why: &str) -> Fault {
         let is_alert = self.connection.is_plain() && self.head_bytes.starts_with(&TLS_ALERT);
         Fault::Odd(if is_alert { format!("{why}: {USE_TLS}") } else { why.to_owned() })
@@ -324,7 +328,7 @@ fn sends_more() -> Fault {
     Fault::Odd("it sends more than it announced".into())
 }
 
-/// The length of the body, if the answer is one to what was asked.
+/// The length of the body, if the answer fits the request.
 fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
     let odd = |why: String| Err(Fault::Odd(why));
     match head.status {
@@ -356,11 +360,11 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
         return odd("it does not say how long its answer is".into());
     };
     match wanted {
-        Wanted::Blame { max_bytes } if length > max_bytes => {
+        Wanted::Whole { max_bytes } if length > max_bytes => {
             odd(format!("it announces {length} bytes where at most {max_bytes} can be"))
         }
-        Wanted::Blame { .. } if head.status == 200 => Ok(length),
-        Wanted::Blame { .. } => odd("it sends a part where the whole was asked for".into()),
+        Wanted::Whole { .. } if head.status == 200 => Ok(length),
+        Wanted::Whole { .. } => odd("it sends a part where the whole was asked for".into()),
         Wanted::Range { first, len, total } if head.status == 206 => {
             let Some(range) = head.range else {
                 return odd("it sends a part without saying which".into());
@@ -400,7 +404,7 @@ mod tests {
     fn only_an_answer_to_the_question_is_taken() {
         let ok = "HTTP/1.1 206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/1000\r\n\r\n";
         assert_eq!(verdict(ok, RANGE), Ok(50));
-        let whole = Wanted::Blame { max_bytes: 64 };
+        let whole = Wanted::Whole { max_bytes: 64 };
         assert_eq!(verdict("HTTP/1.1 200 x\r\nContent-Length: 64\r\n\r\n", whole), Ok(64));
         for (text, wanted, says) in [
             ("200 x\r\nContent-Length: 1000", RANGE, "range requests"),
@@ -439,7 +443,7 @@ mod tests {
         assert_eq!(origin, Err(Fault::Busy(Busy { wait: BUSY, status: 502, says_when: false })));
         let silent = verdict("HTTP/1.1 503 x\r\n\r\n", RANGE);
         assert_eq!(silent, Err(Fault::Busy(Busy { wait: BUSY, status: 503, says_when: false })));
-        // At once is not at once, and a day is not waited for; a date is not read.
+        // "At once" becomes a minimum, and a day is not waited for; a date is not read.
         for (after, wait_ms) in [("0", 100), ("86400", 30_000), ("Mon, 23 Nov 2026 03:00:00 GMT", 500)] {
             let busy = verdict(&format!("HTTP/1.1 503 x\r\nRetry-After: {after}\r\n\r\n"), RANGE);
             let wait = Duration::from_millis(wait_ms);
@@ -461,7 +465,7 @@ mod tests {
         let heads = "HTTP/1.1 103 x\r\nLink: <y>\r\n\r\nHTTP/1.1 206 x\r\nContent-Length: 50\r\n\
                      Content-Range: bytes 100-149/1000\r\n\r\n";
         server.write_all(&[heads.as_bytes(), &[7; 50]].concat()).unwrap();
-        // All of it is here in one piece before it is looked at; nothing comes after it.
+        // The whole answer has arrived before it is checked; nothing comes after it.
         let until = Instant::now() + Duration::from_secs(60);
         while !transfer.advance().unwrap() {
             assert!(Instant::now() < until, "the answer was not seen");

@@ -5,7 +5,7 @@ use headwater_store::{StoreError, StoreErrorKind};
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServerUrl {
-    /// Whether it is spoken to through TLS.
+    /// Whether it is reached through TLS.
     pub tls: bool,
     /// Name or address, without the brackets of IPv6.
     pub host: String,
@@ -28,12 +28,12 @@ impl ServerUrl {
         address.map_or(self.host == "localhost", |address| address.is_loopback())
     }
 
-    /// Whether a token may be sent there: it is never seen on a network.
+    /// Whether a token may be sent there: it is never visible on a network.
     pub fn may_have_a_token(&self) -> bool {
         self.tls || self.is_loopback()
     }
 
-    /// Whether both are one server, spoken to in the same way, whatever their paths.
+    /// Whether both are the same server, reached in the same way, whatever their paths.
     pub fn is_same_server(&self, other: &Self) -> bool {
         (self.tls, self.port) == (other.tls, other.port) && self.host.eq_ignore_ascii_case(&other.host)
     }
@@ -79,7 +79,7 @@ impl std::str::FromStr for ServerUrl {
         if host.is_empty() {
             return Err(bad("it has no host"));
         }
-        // Brackets are there for the colons of such an address, and for nothing else.
+        // Brackets are allowed only around an IPv6 address, because of its colons.
         let in_brackets = authority.starts_with('[');
         if in_brackets && host.parse::<std::net::Ipv6Addr>().is_err()
             || !in_brackets && host.contains(['[', ']'])

@@ -1,4 +1,4 @@
-//! What is answered to a request: which path is which part of the store, and which part of that is meant.
+//! Answers requests: which path is which part of the store, and which range of it is requested.
 //!
 //! ```text
 //!   GET, HEAD only -> token, or no web page -> path -> tag known already? 304 -> range -> 200, 206 or 416
@@ -27,7 +27,7 @@ use crate::send_memory::SendMemory;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
-/// For the how manyeth time all of an object is read, which came out wrong before.
+/// The number of the full rereading of an object that was wrong before.
 const READING: header::HeaderName = header::HeaderName::from_static("headwater-reading");
 
 /// What a path leads to.
@@ -62,7 +62,7 @@ impl Target {
     }
 }
 
-/// What is there, whose hash or name is its tag.
+/// The content for a path, with a hash or name as its tag.
 enum Found {
     Content(Arc<Content>),
     Object(Arc<dyn Object>),
@@ -92,10 +92,10 @@ impl Found {
     }
 }
 
-/// What decides whether an object may stay open, or may have been mended since.
+/// What decides whether an object may stay open, or may have been repaired since.
 #[derive(Default)]
 struct Asked {
-    /// As readers ask before they blame a server for what came.
+    /// Set if a reader asks again before it blames a server for wrong bytes.
     again: Option<Again>,
     range: Option<String>,
 }
@@ -111,7 +111,7 @@ impl Asked {
         }
     }
 
-    /// Whether an object of this length may be what is asked for.
+    /// Whether an object of this length may be the requested one.
     fn may_be(&self, len_bytes: u64) -> bool {
         self.again.is_none() && wanted(self.range.as_deref(), len_bytes) != Wanted::Nothing
     }
@@ -124,17 +124,17 @@ pub struct Answers {
     tls: bool,
     leases: Leases,
     reads: Reads,
-    /// For pieces of all answers.
+    /// Memory for pieces of all answers.
     send_memory: Arc<Semaphore>,
     /// Manifests, lists and traces.
     contents: Contents,
-    /// Those that are being read.
+    /// Contents that are being read.
     once: Once<Arc<Content>>,
-    /// Objects of a remote store that were asked for last, newest last.
+    /// Objects of a remote store that were requested last, newest last.
     objects: Mutex<Vec<Arc<dyn Object>>>,
 }
 
-/// Objects that are kept open.
+/// The most objects that are kept open.
 const OBJECTS_OPEN_MAX: usize = 64;
 
 impl Answers {
@@ -156,7 +156,7 @@ impl Answers {
         }
     }
 
-    /// Room for what is sent on a connection.
+    /// Memory for what is sent on a connection.
     pub(crate) fn send_memory(&self) -> SendMemory {
         SendMemory::of_connection(&self.send_memory)
     }
@@ -176,7 +176,7 @@ impl Answers {
         let _busy = progress.busy();
         let mut response = self.respond(request, send_memory, progress).await;
         if request.method() == Method::HEAD {
-            // Over HTTP/2 it would be sent, which breaks the protocol.
+            // Over HTTP/2 the body would be sent, which breaks the protocol.
             *response.body_mut() = AnswerBody::whole(Bytes::new());
         }
         response.headers_mut().insert("headwater-store", HeaderValue::from_static("1"));
@@ -228,7 +228,7 @@ impl Answers {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
                 let turn = Turn { reads, place, send_memory: send_memory.of_answer(), progress, again };
                 let mut response = self.send(&target, &found, request, turn);
-                // A head is a promise, so what is promised is there, or its beginning.
+                // A head is a promise, so the content must exist, or at least its beginning.
                 match response.body_mut().first_piece().await {
                     Ok(()) => response,
                     Err(e) => refused(&target, request.uri().path(), &e),
@@ -242,20 +242,22 @@ impl Answers {
         }
     }
 
-    /// Looks it up. Blocks on I/O.
+    /// Looks the target up. Blocks on I/O.
     fn find(&self, target: &Target, asked: &Asked) -> Result<Found, StoreError> {
         let keep = |bytes: Vec<u8>| self.contents.keep(Hash::of(&bytes), bytes);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "it is not there");
         match target {
             Target::Settings => {
-                // Clients ask for this to learn whether the store is there. What lies on a bucket or on servers says so itself.
+                // Clients request this to learn whether the store is available. A store in a bucket or on
+                // servers reports that itself.
                 if !self.store.is_remote() {
                     self.store.is_there()?;
                 }
                 keep(settings_bytes(self.store.chunk_bytes())?).map(Found::Content)
             }
             Target::Images => {
-                // A damaged one too: whoever asks for it is told so, and the others are served.
+                // Includes damaged lists: a client that requests one gets an error, and the others are
+                // served.
                 let listed = self.store.listed()?;
                 let mut names: Vec<_> = listed.images.into_iter().map(|image| image.name).collect();
                 names.extend(listed.unreadable.into_iter().map(|(name, _)| name));
@@ -263,7 +265,7 @@ impl Answers {
                 let list: String = names.iter().map(|name| format!("{name}\n")).collect();
                 keep(list.into_bytes()).map(Found::Content)
             }
-            // Not one that somebody began to read before: it may not have what was published since.
+            // Not a read that another request began earlier: it may miss what was published since.
             Target::Image(name) => {
                 let image = self.store.image(name)?.ok_or_else(absent)?;
                 keep(image.encode()?).map(Found::Content)
@@ -274,7 +276,8 @@ impl Answers {
             }
             Target::Holes(id) => {
                 let read = || keep(self.holes(*id, asked)?.ok_or_else(absent)?);
-                // Who found an object wrong asks whether it has got holes meanwhile: not what somebody began to read before.
+                // A reader that found an object wrong asks whether it has got holes meanwhile. The result of
+                // a read that began earlier does not answer that.
                 let list = if asked.again.is_some() { read() } else { self.once.read(target, read) };
                 list.map(Found::Content)
             }
@@ -283,11 +286,12 @@ impl Answers {
         }
     }
 
-    /// A manifest, whose version is held from before it is read.
+    /// A manifest. Its version is held before the manifest is read.
     fn leased(&self, target: &Target, id: Hash) -> Result<Arc<Content>, StoreError> {
         let is_new = self.leases.renew(id, Instant::now())?;
         let manifest = self.manifest(target, id);
-        // A store that is on servers holds whatever it is told to: names that nobody has would take the places of versions.
+        // A store on servers holds every version that it is given, so unknown names would take the places of
+        // real versions.
         if is_new && matches!(&manifest, Err(e) if e.kind() == StoreErrorKind::NotFound) {
             self.leases.drop_one(id);
         }
@@ -299,15 +303,15 @@ impl Answers {
             return Ok(kept);
         }
         self.once.read(target, || match self.contents.kept(id) {
-            // Somebody ended reading it since.
+            // Another request has finished reading it.
             Some(kept) => Ok(kept),
             None => self.contents.keep(id, self.store.manifest(id)?),
         })
     }
 
-    /// An object. Those of a store that would have to ask for their length stay open; a file that was removed would
-    /// keep its space that way, and is opened quickly. One that was cut short then may be whole by now, or elsewhere: it is opened
-    /// again for who finds it wrong.
+    /// Opens an object. Objects of a store that would have to ask for their length stay open. In a local
+    /// store a removed file would keep its space while open, and opening is fast. An object that was cut
+    /// short may be whole by now, or elsewhere: it is opened again for a reader that finds it wrong.
     fn object(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
         if !self.store.is_remote() {
             return self.store.open_object(id);
@@ -330,8 +334,8 @@ impl Answers {
         if asked.again.is_some() { self.store.open_object_uncached(id) } else { self.store.open_object(id) }
     }
 
-    /// The list of an object's holes, `None` where it has none. It is opened anew: one that stays open may remember what was gone of it
-    /// before.
+    /// The list of an object's holes, `None` if it has none. The object is opened again, because one that
+    /// stays open may remember earlier holes.
     fn holes(&self, id: Hash, asked: &Asked) -> Result<Option<Vec<u8>>, StoreError> {
         let object = self.open(id, asked)?;
         let holes = match asked.again.and_then(|again| again.reading) {
@@ -350,7 +354,7 @@ impl Answers {
     ) -> Response<AnswerBody> {
         let headers = request.headers();
         let (tag, len_bytes) = (found.tag(), found.len_bytes());
-        // What a cache has of an object may be zeroes where bytes are back.
+        // A cache may have zeroes of an object where bytes are back.
         let may_know = !(matches!(found, Found::Object(_)) && turn.again.is_some());
         let knows = may_know
             && text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
@@ -393,15 +397,15 @@ impl Answers {
     fn cache_control(&self, target: &Target) -> &'static str {
         match (target.is_immutable(), self.tokens.is_some()) {
             (false, _) => "no-cache",
-            // A shared cache would hand it to who has no token.
+            // A shared cache would give it to clients without a token.
             (true, true) => "private, max-age=31536000, immutable",
             (true, false) => "public, max-age=31536000, immutable",
         }
     }
 }
 
-/// Whether a browser may have been made to ask: a page from anywhere can have it talk to loopback ports, and can point a
-/// name of its own at them, for which it has no certificate.
+/// Whether a web page may have caused the request: any page can make a browser send requests to loopback
+/// ports, and can point a name of its own at them, for which it has no certificate.
 fn is_foreign<B>(request: &Request<B>, tls: bool) -> bool {
     let headers = request.headers();
     // HTTP/2 has the host in the address.
@@ -438,12 +442,12 @@ fn missing(target: &Target) -> String {
 fn refused(target: &Target, path: &str, why: &StoreError) -> Response<AnswerBody> {
     match why.kind() {
         StoreErrorKind::NotFound => problem(StatusCode::NOT_FOUND, "not_found", &missing(target)),
-        // A trace is advice. A server that cannot answer counts as gone for all that its clients read.
+        // A trace is advice. A server that cannot answer counts as gone for everything that its clients read.
         StoreErrorKind::Damaged | StoreErrorKind::NoSpace if matches!(target, Target::Trace(_)) => {
             tracing::warn!(path, error = %why, "has no boot trace to give");
             problem(StatusCode::NOT_FOUND, "not_found", &missing(target))
         }
-        // Who asks waits, as it would if it read this store itself. What has no space is memory.
+        // The client waits, as if it read this store itself. What lacks space here is memory.
         StoreErrorKind::Unreachable | StoreErrorKind::NoSpace => {
             tracing::warn!(path, error = %why, "cannot answer now");
             busy()
@@ -469,7 +473,7 @@ fn busy() -> Response<AnswerBody> {
     ask_again(message)
 }
 
-/// What is answered on a connection that makes room for another one.
+/// The answer on a connection that makes room for another one.
 fn making_room() -> Response<AnswerBody> {
     ask_again(
         "all places for connections are taken, and this one makes room for another; connect and ask again",
@@ -482,7 +486,8 @@ fn ask_again(message: &str) -> Response<AnswerBody> {
     refused
 }
 
-/// An answer that says why there is none. Messages hold nothing that JSON would have to escape but quotes.
+/// An answer with the reason of a failure. Messages contain nothing that JSON would have to escape except
+/// quotes.
 fn problem(status: StatusCode, kind: &str, message: &str) -> Response<AnswerBody> {
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
     let message = message.replace('\\', "\\\\").replace('"', "\\\"");

@@ -1,4 +1,4 @@
-//! Bodies of answers: bytes that are there, or a range of an object that is read while it is sent.
+//! Bodies of answers: bytes in memory, or a range of an object that is read while it is sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::progress::Progress;
 use crate::reads::{ReadPermit, Reads};
 use crate::send_memory::{AnswerRoom, SendMemoryPermit};
 
-/// How much of an object is read at a time, where there is room. While one piece is sent, the next is read.
+/// How much of an object is read at a time, if there is memory. While one piece is sent, the next is read.
 pub const PIECE_BYTES: usize = 256 << 10;
 
 /// A body.
 pub(crate) enum AnswerBody {
-    /// Bytes that are there.
+    /// Bytes in memory.
     Whole(Option<Bytes>),
     /// A range of an object.
     Object(Box<Reading>),
@@ -27,13 +27,13 @@ pub(crate) enum AnswerBody {
 /// A range of an object that is being read.
 pub(crate) struct Reading {
     object: Arc<dyn Object>,
-    /// Where the piece starts that is read next.
+    /// The offset of the next piece to read.
     at: u64,
     end: u64,
     /// Not sent yet.
     left_bytes: u64,
     next: Option<JoinHandle<Result<Bytes, StoreError>>>,
-    /// The first piece, once it is here.
+    /// The first piece, once it has arrived.
     first: Option<Bytes>,
     reads: Reads,
     send_memory: AnswerRoom,
@@ -41,7 +41,7 @@ pub(crate) struct Reading {
     again: Option<Again>,
 }
 
-/// A piece, with the room that it takes for as long as somebody has a part of it.
+/// A piece, with its memory permit, which lasts as long as any part of the piece is used.
 struct Piece {
     bytes: Vec<u8>,
     _held: SendMemoryPermit,
@@ -53,21 +53,21 @@ impl AsRef<[u8]> for Piece {
     }
 }
 
-/// What a body of an object needs to be read.
+/// What is needed to read the body of an object.
 pub(crate) struct Turn {
     pub reads: Reads,
     /// For the first piece.
     pub place: ReadPermit,
     pub send_memory: AnswerRoom,
     pub progress: Arc<Progress>,
-    /// Where who asks found wrong what came of it before.
+    /// Set if the client found the earlier bytes wrong.
     pub again: Option<Again>,
 }
 
-/// Of one who asks again.
+/// The details of a repeated request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Again {
-    /// All of an object is read for the so manyeth time.
+    /// The number of the full rereading of the object.
     pub reading: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl AnswerBody {
         Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// `len_bytes` from `at`, which the object has.
+    /// `len_bytes` from `at`, which lie within the object.
     pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
         let Turn { reads, place, send_memory, progress, again } = turn;
@@ -96,7 +96,7 @@ impl AnswerBody {
         Self::Object(Box::new(reading))
     }
 
-    /// Waits for the first piece, so that what cannot be read is not promised.
+    /// Waits for the first piece, so that an unreadable object is not promised.
     pub(crate) async fn first_piece(&mut self) -> Result<(), StoreError> {
         let Self::Object(reading) = self else { return Ok(()) };
         let Some(next) = reading.next.as_mut() else { return Ok(()) };
@@ -117,10 +117,10 @@ impl Reading {
         let (object, at, again) = (Arc::clone(&self.object), self.at, self.again);
         let (reads, send_memory, progress) =
             (self.reads.clone(), self.send_memory.clone(), Arc::clone(&self.progress));
-        // A task of its own: a place that is given to a body which nobody polls would be lost to all others.
+        // A task of its own: a permit given to a body that nobody polls would be lost to all others.
         self.next = Some(tokio::spawn(async move {
             let (len, held) = send_memory.take(len).await;
-            // Only now: it may have been the client that was waited for.
+            // Only now, because until here the client may have been the one that was waited for.
             let busy = progress.busy();
             let place = match place {
                 Some(place) => Some(place),
@@ -161,7 +161,7 @@ impl Reading {
         Poll::Ready(Some(Ok(self.sent(piece))))
     }
 
-    /// Has the next piece read while this one is sent.
+    /// Starts to read the next piece while this one is sent.
     fn sent(&mut self, piece: Bytes) -> Frame<Bytes> {
         let len_bytes = u64::try_from(piece.len()).unwrap_or(u64::MAX);
         self.at = self.at.saturating_add(len_bytes);
@@ -173,7 +173,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Nobody takes the piece: no thread is needed for it, unless one reads it already.
+        // Nobody takes the piece: it needs no thread, unless one reads it already.
         if let Some(next) = &self.next {
             next.abort();
         }

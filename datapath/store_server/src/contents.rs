@@ -1,8 +1,8 @@
-//! Manifests, lists and traces in memory: those that were asked for last, and those that are on their way to clients.
+//! Manifests, lists and traces in memory: the most recently requested ones, and those being sent to clients.
 //!
-//! A content is there once for all answers that have it, and counts until the last of them is sent and it is not kept any more. What is
-//! kept for nobody makes room for what somebody asks for. Where all is on its way, more is refused: a client that takes nothing must not
-//! fill the host's memory.
+//! A content is in memory once for all answers that send it. It counts until the last of them is sent and it
+//! is no longer kept. Contents that nobody sends make room for requested ones. If all memory is being sent,
+//! further requests are refused, because a client that reads nothing must not fill the host's memory.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use tokio::sync::Semaphore;
 
 use crate::send_memory::{SMALL_PIECE_BYTES, SendMemoryPermit};
 
-/// What manifests, lists and traces take, kept or on their way, beside those of at most [`SMALL_PIECE_BYTES`]. A larger one has room
-/// when there is no other.
+/// The memory of manifests, lists and traces that are kept or being sent, not counting those of at most
+/// [`SMALL_PIECE_BYTES`]. A larger content is allowed if there is no other.
 pub const CONTENTS_BYTES: usize = 256 << 20;
-/// The most that are kept.
+/// The most contents that are kept.
 const CONTENTS_MAX: usize = 1024;
 
-/// A content, with the room that it takes.
+/// A content, with its memory permit.
 pub(crate) struct Content {
     pub id: Hash,
     bytes: Vec<u8>,
     _held: SendMemoryPermit,
 }
 
-/// What an answer has of a content.
+/// An answer's share of a content.
 struct Shared(Arc<Content>);
 
 impl AsRef<[u8]> for Shared {
@@ -40,7 +40,7 @@ impl Content {
         u64::try_from(self.bytes.len()).unwrap_or(u64::MAX)
     }
 
-    /// `len_bytes` from `at`, as far as it has them. It is in memory for as long as they are.
+    /// At most `len_bytes` from `at`. The content stays in memory as long as these bytes.
     pub(crate) fn part(self: &Arc<Self>, at: u64, len_bytes: u64) -> Bytes {
         let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).min(self.bytes.len());
         Bytes::from_owner(Shared(Arc::clone(self))).slice(index(at)..index(at.saturating_add(len_bytes)))
@@ -51,7 +51,7 @@ impl Content {
 pub(crate) struct Contents {
     send_memory: Arc<Semaphore>,
     most_bytes: usize,
-    /// Those that are kept, the one that was used last at the end.
+    /// Kept contents, the most recently used one last.
     kept: Mutex<Vec<Arc<Content>>>,
 }
 
@@ -64,9 +64,9 @@ impl Contents {
         newest(&mut self.kept.lock(), id)
     }
 
-    /// Keeps a content, so that all answers that have it at a time have it once.
+    /// Keeps a content, so that all answers at a time share it.
     pub(crate) fn keep(&self, id: Hash, mut bytes: Vec<u8>) -> Result<Arc<Content>, StoreError> {
-        // Reading to an end that is not known may have taken twice that.
+        // Reading to an unknown end may have allocated twice that.
         bytes.shrink_to_fit();
         let mut kept = self.kept.lock();
         if let Some(content) = newest(&mut kept, id) {
@@ -76,7 +76,7 @@ impl Contents {
             if let Some(held) = self.take(bytes.len()) {
                 break held;
             }
-            // Others would stay in memory, and no longer be found by who asks for them next.
+            // A content in use would stay in memory, and the next request would no longer find it.
             let Some(unused) = kept.iter().position(|content| Arc::strong_count(content) == 1) else {
                 let why = "manifests, lists and traces that clients do not take fill the memory that there is for them";
                 return Err(StoreError::new(StoreErrorKind::NoSpace, why));
@@ -91,7 +91,7 @@ impl Contents {
         Ok(content)
     }
 
-    /// Room for so many bytes. Who asks whether the store is there gets its answer whatever others do.
+    /// Memory for this many bytes. A request for the file `store` always gets an answer, whatever others do.
     fn take(&self, len: usize) -> Option<SendMemoryPermit> {
         if len <= SMALL_PIECE_BYTES {
             return Some(SendMemoryPermit::nothing());
@@ -100,7 +100,7 @@ impl Contents {
     }
 }
 
-/// The content with this hash, which was used last now.
+/// The content with this hash, which becomes the most recently used one.
 fn newest(kept: &mut Vec<Arc<Content>>, id: Hash) -> Option<Arc<Content>> {
     let at = kept.iter().position(|content| content.id == id)?;
     let content = kept.remove(at);
@@ -118,7 +118,7 @@ mod tests {
         contents.keep(Hash::of(&[name]), vec![name; len])
     }
 
-    /// A byte of it, as an answer has it that is not taken.
+    /// A byte of it, held like an answer that a client does not read.
     fn byte(contents: &Contents, name: u8, len: usize) -> Bytes {
         keep(contents, name, len).unwrap().part(0, 1)
     }
@@ -135,7 +135,7 @@ mod tests {
         assert!(is_refused(&contents, b'b', MOST / 2));
         // It is still found, and not read a second time.
         assert!(contents.kept(Hash::of(b"a")).is_some());
-        // The last one counts as the first one did.
+        // The last one counts like the first one.
         let last = sent.into_iter().next_back().unwrap();
         assert!(is_refused(&contents, b'b', MOST / 2));
         let small = byte(&contents, b's', SMALL_PIECE_BYTES);

@@ -1,7 +1,8 @@
-//! What must hold of every request that a store's server can get: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Properties that must hold for every request that a store's server can get: for the fuzzers in `fuzz/`, and
+//! for a bounded test.
 //!
-//! The request itself is parsed by `hyper`; here are the parts that this crate reads: the path, the range, the token, and the
-//! file of tokens. Each is read twice, the second time by a plain reading that shares nothing with the first.
+//! `hyper` parses the request itself. These are the parts that this crate parses: the path, the range, the
+//! token, and the file of tokens. Each is parsed a second time by an independent simple parser.
 
 use headwater_store::{Hash, ImageName};
 
@@ -9,10 +10,10 @@ use crate::answer::Target;
 use crate::range::{Wanted, wanted};
 use crate::tokens::{lines_of, token_line, token_of};
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check that a fuzzer or a test calls with bytes.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, each with a name and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let hash = Hash::of(b"x");
     let mut paths: Vec<Vec<u8>> = ["manifests", "objects", "holes", "traces"]
@@ -33,7 +34,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     ]
 }
 
-/// A path: only what a store's directory has is found, each thing under one name.
+/// A path: only files of a store's directory are found, each under one name.
 pub fn store_path(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else { return };
     let parts: Vec<&str> = path.split('/').collect();
@@ -65,7 +66,7 @@ pub fn store_path(bytes: &[u8]) {
     }
 }
 
-/// Eight bytes of a length, and a `Range` header: what is sent lies inside the body, and is what RFC 9110 says.
+/// Eight bytes of a length, and a `Range` header: the sent range lies inside the body, and follows RFC 9110.
 pub fn http_range(bytes: &[u8]) {
     let Some((len, header)) = bytes.split_first_chunk() else { return };
     let Ok(header) = std::str::from_utf8(header) else { return };
@@ -83,7 +84,7 @@ pub fn http_range(bytes: &[u8]) {
     assert_eq!(wanted(None, long), Wanted::All);
 }
 
-/// `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`; anything else is as if there were no header.
+/// `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`; anything else counts as no header.
 fn plain_range(header: &str, len: u64) -> Wanted {
     let Some(spec) = header.trim().strip_prefix("bytes=").map(str::trim) else { return Wanted::All };
     let Some(dash) = spec.find('-') else { return Wanted::All };
@@ -92,7 +93,7 @@ fn plain_range(header: &str, len: u64) -> Wanted {
     if !digits(first) || !digits(last) || first.is_empty() && last.is_empty() {
         return Wanted::All;
     }
-    // Numbers of any length: what is larger than any body is one past the largest.
+    // Numbers of any length: a number larger than any body becomes one past the largest.
     let number = |text: &str| {
         text.bytes()
             .fold(0u128, |number, digit| (number * 10 + u128::from(digit - b'0')).min(u128::from(u64::MAX)))
@@ -143,7 +144,7 @@ pub fn store_tokens(bytes: &[u8]) {
         }
     }
     assert_eq!(parsed.as_ref(), Ok(&expected));
-    // A line that is made here reads back, and only with its own token.
+    // A line that is made here can be read again, and matches only its own token.
     if let Ok(line) = token_line(header, file) {
         assert_eq!(lines_of(&line), Ok(vec![(header.to_owned(), Hash::of(file.as_bytes()))]));
     }
@@ -153,7 +154,7 @@ pub fn store_tokens(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

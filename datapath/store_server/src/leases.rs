@@ -1,4 +1,4 @@
-//! Versions that somebody asked for lately are held, so that they are not removed under a reader.
+//! Holds versions that were recently requested, so that they are not removed while they are read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use headwater_store::{Hash, Pin, Store, StoreError};
 use parking_lot::Mutex;
 
-/// How long a version is held after its manifest was asked for.
+/// How long a version is held after its manifest was requested.
 pub const LEASE: Duration = Duration::from_secs(3600);
 /// The most versions that are held.
 pub const LEASES_MAX: usize = 4096;
@@ -25,14 +25,15 @@ impl Leases {
         Self { store, lease, held: Mutex::new(HashMap::new()) }
     }
 
-    /// Holds a version from `now` on. Returns whether it was not held before, and is now. Blocks on I/O where it was not.
+    /// Holds a version from `now` on. Returns whether it was not held before, and is now. Blocks on I/O if it
+    /// was not.
     pub(crate) fn renew(&self, manifest: Hash, now: Instant) -> Result<bool, StoreError> {
         if let Some((_, until)) = self.held.lock().get_mut(&manifest) {
             *until = now + self.lease;
             return Ok(false);
         }
         let pin = self.store.pin(manifest)?;
-        // One that is not kept is let go after the lock: that may be network I/O.
+        // A lease that is not kept is released after the lock, because that may be network I/O.
         let (is_new, _superfluous) = {
             let mut held = self.held.lock();
             if held.len() < LEASES_MAX || held.contains_key(&manifest) {
@@ -45,19 +46,19 @@ impl Leases {
         Ok(is_new)
     }
 
-    /// Lets go of a version. Blocks on I/O.
+    /// Releases a version. Blocks on I/O.
     pub(crate) fn drop_one(&self, manifest: Hash) {
         let held = self.held.lock().remove(&manifest);
         drop(held);
     }
 
-    /// Lets go of those whose time is over. Blocks on I/O.
+    /// Releases versions whose time is over. Blocks on I/O.
     pub(crate) fn expire(&self, now: Instant) {
         let over: Vec<_> = self.held.lock().extract_if(|_, (_, until)| *until <= now).collect();
         drop(over);
     }
 
-    /// Lets go of all. Blocks on I/O.
+    /// Releases all versions. Blocks on I/O.
     pub(crate) fn end(&self) {
         let all = std::mem::take(&mut *self.held.lock());
         drop(all);

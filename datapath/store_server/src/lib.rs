@@ -1,32 +1,36 @@
-//! Step 5 of the data path, for others: offers the versions of a store over HTTP/1.1 and HTTP/2.
+//! Step 5 of the data path for other hosts: offers the versions of a store over HTTP/1.1 and HTTP/2.
 //!
 //! ```text
 //!   TCP --> TLS --> HTTP --> who asks? --> path --> Store: list of versions, manifest, range of an object
 //!                              |             |
-//!                              tokens        lease: a version that was asked for is not removed for an hour
+//!                              tokens        lease: a requested version is not removed for an hour
 //! ```
 //!
 //! # Guarantees
-//! - Paths and bytes are those of a store's directory, so that any web server can take this one's place
+//! - Paths and bytes are those of a store's directory, so any web server can replace this one
 //!   (`docs/http-store.md`). Nothing can be written.
-//! - Without TLS it listens on loopback only; elsewhere it also wants tokens. Tokens are kept as hashes.
-//! - What is not read does not pile up: an answer has at most three pieces of [`PIECE_BYTES`] in memory, a connection
-//!   [`CONNECTION_PIECES_BYTES`] of them, the server [`PIECES_BYTES`]; and each answer at most [`SMALL_PIECE_BYTES`] more,
-//!   with which it goes on where others take all of that. Manifests, lists and traces that are kept or on their way have
-//!   [`CONTENTS_BYTES`] beside that, each once, or one of them has more than that; who asks for another one then is refused.
+//! - Without TLS it listens on loopback only; elsewhere it also requires tokens. Tokens are kept as hashes.
+//! - Unread data does not accumulate. An answer has at most three pieces of [`PIECE_BYTES`] in memory, a
+//!   connection [`CONNECTION_PIECES_BYTES`] of them, the server [`PIECES_BYTES`]. Each answer has at most
+//!   [`SMALL_PIECE_BYTES`] more, with which it continues if others use all of that. Manifests, lists and
+//!   traces that are kept or being sent use at most [`CONTENTS_BYTES`] in addition, each once; a single one
+//!   may be larger, and then requests for others are refused.
 //!
 //! # Limits
-//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait. But a connection on which no
-//!   request was let in makes room for a new one: at once where there are [`UNAUTHENTICATED_MANY`] of them, else after [`UNAUTHENTICATED_GRACE`].
-//! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
+//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on an HTTP/2 connection; more wait.
+//!   A connection on which no request was admitted makes room for a new one: at once if there are
+//!   [`UNAUTHENTICATED_MANY`] of them, else after [`UNAUTHENTICATED_GRACE`].
+//! - [`IDLE_TIMEOUT`] for a request to arrive completely, and for a client that takes nothing of its answer;
+//!   pings do not count.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
-//! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
-//! - [`LEASES_MAX`] versions are held for [`LEASE`]. A manifest, a trace or a list of holes is read by one of those who ask for it at a
-//!   time, for all of them.
+//! - [`READS_MAX`] threads block on the store; a request that waits for one longer than [`READ_WAIT`] is
+//!   refused.
+//! - [`LEASES_MAX`] versions are held for [`LEASE`]. If several requests need the same manifest, trace or
+//!   list of holes, it is read once for all of them.
 //!
 //! # Errors
-//! [`ServeError`] for what cannot be served at all; a client gets a status and a problem as JSON, and the log the
-//! reason.
+//! [`ServeError`] if a store cannot be served at all. A client gets a status and a problem as JSON, and the
+//! log the reason.
 //!
 //! # Not here
 //! Reading from such a server (`headwater-remote`), writing, the API of the control plane.

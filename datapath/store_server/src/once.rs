@@ -1,4 +1,4 @@
-//! What many ask for at a time is read from the store once, for all of them: a manifest may have a GiB.
+//! Reads a content from the store once for all concurrent requests: a manifest may have a GiB.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -22,8 +22,8 @@ impl<T> Default for Once<T> {
 }
 
 impl<T: Clone> Once<T> {
-    /// What `read` gives, or what it gives somebody who began to read the same before and has not ended: also where that is an
-    /// error, which is as old.
+    /// Returns the result of `read`, or of a read of the same content that another request began and has not
+    /// finished. That result may be an error, which is as old.
     pub(crate) fn read(
         &self,
         what: &Target,
@@ -32,7 +32,7 @@ impl<T: Clone> Once<T> {
         let outcome = Arc::clone(self.reading.lock().entry(what.clone()).or_default());
         let read = || {
             let outcome = read();
-            // Who comes from now on looks at what is kept first.
+            // Later requests look at kept contents first.
             self.reading.lock().remove(what);
             outcome
         };
@@ -68,13 +68,13 @@ mod tests {
                 })
             });
             wait_begun.recv().unwrap();
-            // Something else does not wait for it.
+            // Another content does not wait for it.
             let other = Target::Trace(Hash::of(b"m"));
             assert_eq!(once.read(&other, || read(Ok(Bytes::from_static(b"t")))).unwrap(), "t");
             let others: Vec<_> =
                 (0..8).map(|_| scope.spawn(move || once.read(what, || read(Err(gone()))))).collect();
             let outcome = Arc::clone(&once.reading.lock()[what]);
-            // Each of them, the first one, the map, and this.
+            // Each of them, the first one, the map, and this one.
             headwater_testkit::wait_until("all of them wait", || Arc::strong_count(&outcome) == 11);
             go_on.send(()).unwrap();
             for one in others.into_iter().chain([first]) {

@@ -1,4 +1,5 @@
-//! Whether a connection gets on: it asks, it is being answered, or its client takes bytes of answers.
+//! Whether a connection makes progress: it sends requests, is being answered, or its client takes bytes of
+//! answers.
 
 use std::io::{IoSlice, Result};
 use std::pin::Pin;
@@ -11,26 +12,27 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// What a connection of HTTP/1 writes first; one of HTTP/2 begins with the length of a small frame.
+/// The first byte of an HTTP/1 connection; an HTTP/2 connection begins with the length of a small frame.
 const HTTP1_FIRST: u8 = b'H';
 /// The header of a frame of HTTP/2: length, type, flags, stream.
 const FRAME_HEADER_BYTES: usize = 9;
 /// The type of frames that carry bodies.
 const FRAME_DATA: u8 = 0;
 
-/// How a connection gets on.
+/// The progress of a connection.
 pub(crate) struct Progress {
     state: Mutex<State>,
     entry: Entry,
 }
 
 struct State {
-    /// What the server does for this connection now: meanwhile nothing is asked of the client.
+    /// The server's current work for this connection: while there is any, nothing is expected from the
+    /// client.
     busy: usize,
-    /// When the client did something last, or the server was done.
+    /// When the client last did something, or the server finished.
     last: Instant,
     began: Instant,
-    /// Whether a request was let in.
+    /// Whether a request was admitted.
     is_let_in: bool,
 }
 
@@ -41,7 +43,7 @@ impl Progress {
         Arc::new(Self { state, entry })
     }
 
-    /// The server does something for this connection, until the answer is dropped.
+    /// The server works for this connection until the returned value is dropped.
     pub(crate) fn busy(self: &Arc<Self>) -> Busy {
         self.state.lock().busy += 1;
         Busy(Arc::clone(self))
@@ -51,10 +53,10 @@ impl Progress {
         self.state.lock().last = Instant::now();
     }
 
-    /// A request had what it takes to be answered. `false`: the connection was chosen before to make room, and nothing is to be begun
-    /// for it, which would be cut off in the middle.
+    /// A request met the requirements for an answer. `false`: the connection was chosen to make room for
+    /// another one, and nothing should begin for it, because it would be cut off in the middle.
     pub(crate) fn let_in(&self) -> bool {
-        // Once: all connections share what that locks.
+        // Only once, because all connections share this lock.
         if self.state.lock().is_let_in {
             return true;
         }
@@ -63,8 +65,8 @@ impl Progress {
         is_let_in
     }
 
-    /// Waits until the client has neither asked nor taken anything for `limit`, or was not let in for `admission`, however often it
-    /// asked.
+    /// Waits until the client has neither sent a request nor taken bytes for `limit`, or was not admitted for
+    /// `admission`, however often it asked.
     pub(crate) async fn stalled(&self, limit: Duration, admission: Duration) {
         loop {
             let until = {
@@ -81,7 +83,7 @@ impl Progress {
     }
 }
 
-/// Something that the server does for a connection.
+/// Work of the server for a connection.
 pub(crate) struct Busy(Arc<Progress>);
 
 impl Drop for Busy {
@@ -92,7 +94,8 @@ impl Drop for Busy {
     }
 }
 
-/// A stream that tells when its client takes bytes of answers. Pings, and whatever else HTTP/2 answers by itself, are none.
+/// A stream that notices when its client takes bytes of answers. Pings, and everything else that HTTP/2
+/// answers by itself, do not count.
 pub(crate) struct Watched<S> {
     stream: S,
     progress: Arc<Progress>,
@@ -105,7 +108,7 @@ impl<S> Watched<S> {
     }
 }
 
-/// What has been written: how far into which frame.
+/// What has been written: the position within a frame.
 enum Written {
     Nothing,
     Http1,
@@ -116,7 +119,7 @@ enum Written {
 impl Written {
     const FRAME: Self = Self::Header { bytes: [0; FRAME_HEADER_BYTES], have: 0 };
 
-    /// Whether `bytes`, which are written next, have some of an answer.
+    /// Whether `bytes`, which are written next, contain a part of an answer.
     fn advance(&mut self, mut bytes: &[u8]) -> bool {
         let mut answers = false;
         while let Some(first) = bytes.first() {

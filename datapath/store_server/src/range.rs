@@ -1,4 +1,4 @@
-//! The `Range` header: which part of a body is meant.
+//! The `Range` header: the requested part of a body.
 
 /// What a request wants of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,11 +7,12 @@ pub(crate) enum Wanted {
     All,
     /// This part: first byte, and how many.
     Part(u64, u64),
-    /// A part that is not there.
+    /// A part that does not exist.
     Nothing,
 }
 
-/// Reads a header of a body of `len_bytes`. What is not one range of bytes is ignored, as RFC 9110 says.
+/// Parses a header for a body of `len_bytes`. Anything other than one range of bytes is ignored, as RFC 9110
+/// says.
 pub(crate) fn wanted(header: Option<&str>, len_bytes: u64) -> Wanted {
     let Some(spec) = header.and_then(|header| header.trim().strip_prefix("bytes=")) else {
         return Wanted::All;
@@ -19,7 +20,7 @@ pub(crate) fn wanted(header: Option<&str>, len_bytes: u64) -> Wanted {
     let Some((first, last)) = spec.trim().split_once('-') else { return Wanted::All };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
-        // Larger than any body is the same as the largest.
+        // A number larger than any body is treated like the largest.
         digits.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
     };
     match (number(first), number(last)) {

@@ -1,23 +1,25 @@
-//! Room for what blocks on the store. A store that is gone must not take all threads that the process has for blocking.
+//! Limits how many threads block on the store. A store that is gone must not occupy all threads that the
+//! process has for blocking.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The most that blocks on the store at a time; more wait.
+/// The most threads that block on the store at a time; further requests wait.
 pub const READS_MAX: usize = 64;
-/// How long a request waits for its turn before it is refused.
+/// How long a request waits for a permit before it is refused.
 pub const READ_WAIT: Duration = Duration::from_secs(3);
 
-/// Room for what blocks on the store. Who waits for it takes no thread, and leaves the line when its client goes.
+/// The permits for blocking on the store. A waiting request uses no thread, and leaves the queue when its
+/// client disconnects.
 #[derive(Clone)]
 pub(crate) struct Reads {
     send_memory: Arc<Semaphore>,
     wait: Duration,
 }
 
-/// Held as long as the thread is, and not only as long as somebody waits for what it does.
+/// Held as long as the thread runs, not only as long as somebody waits for its result.
 pub(crate) type ReadPermit = OwnedSemaphorePermit;
 
 impl Reads {
@@ -25,12 +27,12 @@ impl Reads {
         Self { send_memory: Arc::new(Semaphore::new(most)), wait }
     }
 
-    /// A place, or `None` when there is none for too long.
+    /// A permit, or `None` if there is none for too long.
     pub(crate) async fn place_soon(&self) -> Option<ReadPermit> {
         tokio::time::timeout(self.wait, self.place()).await.ok().flatten()
     }
 
-    /// A place, however long it takes. The room is never closed.
+    /// A permit, however long it takes. The semaphore is never closed.
     pub(crate) async fn place(&self) -> Option<ReadPermit> {
         Arc::clone(&self.send_memory).acquire_owned().await.ok()
     }

@@ -1,43 +1,45 @@
-//! Memory for pieces of answers that are on their way: clients that ask for much and take little must not fill the host's.
+//! Memory for pieces of answers that are being sent: clients that request much and read little must not fill
+//! the host's memory.
 //!
-//! A piece counts from before it is read until it is sent, or copied to be encrypted. Where the server or the connection has
-//! no room, an answer goes on with small pieces, one at a time: it is slower, and waits for its own client alone.
+//! A piece counts from before it is read until it is sent, or copied for encryption. If the server or the
+//! connection has no memory left, an answer continues with small pieces, one at a time: it is slower, and
+//! waits only for its own client.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What pieces of all answers take, beside small ones.
+/// Memory for pieces of all answers, not counting small ones.
 pub const PIECES_BYTES: usize = 256 << 20;
-/// Of which those of one connection take at most so much.
+/// At most this much of it is used by one connection.
 pub const CONNECTION_PIECES_BYTES: usize = 4 << 20;
-/// A piece for which there is no other room; each answer has at most one.
+/// A piece for which there is no other memory; each answer has at most one.
 pub const SMALL_PIECE_BYTES: usize = 16 << 10;
 
-/// Room for the pieces of a connection.
+/// Memory for the pieces of a connection.
 #[derive(Clone)]
 pub(crate) struct SendMemory {
     server: Arc<Semaphore>,
     connection: Arc<Semaphore>,
 }
 
-/// Room for the pieces of an answer.
+/// Memory for the pieces of an answer.
 #[derive(Clone)]
 pub(crate) struct AnswerRoom {
     connection: SendMemory,
     small: Arc<Semaphore>,
 }
 
-/// Gives the room back when it is dropped.
+/// Returns the memory on drop.
 pub(crate) struct SendMemoryPermit(#[expect(dead_code, reason = "held, not used")] Vec<OwnedSemaphorePermit>);
 
 impl SendMemoryPermit {
-    /// Of what takes no room that is counted.
+    /// For bytes that are not counted.
     pub(crate) fn nothing() -> Self {
         Self(Vec::new())
     }
 
-    /// So many bytes of `send_memory`, if it has them.
+    /// `bytes` of `send_memory`, if it has them.
     pub(crate) fn of(send_memory: &Arc<Semaphore>, bytes: usize) -> Option<Self> {
         let bytes = u32::try_from(bytes).ok()?;
         Some(Self(vec![Arc::clone(send_memory).try_acquire_many_owned(bytes).ok()?]))
@@ -60,7 +62,8 @@ impl SendMemory {
 }
 
 impl AnswerRoom {
-    /// Room for a piece of so many bytes, or for a smaller one, once the small one before it is sent. Returns how many.
+    /// Memory for a piece of `len` bytes or, once the previous small piece is sent, for a smaller one.
+    /// Returns the length.
     pub(crate) async fn take(&self, len: usize) -> (usize, SendMemoryPermit) {
         if let Some(held) = self.try_take(len) {
             return (len, held);

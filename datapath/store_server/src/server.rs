@@ -24,27 +24,28 @@ use crate::reads::{READ_WAIT, READS_MAX};
 use crate::tls;
 use crate::tokens::TokenFile;
 
-/// The most connections at a time; more wait to be accepted, or make strangers leave.
+/// The most connections at a time. Further ones wait to be accepted, or displace unauthenticated ones.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// Where all connections are taken, and so many of them have had no request that was let in, a new one ends the oldest of these at once,
+/// If all connections are taken and this many of them have had no admitted request, a new connection ends the
+/// oldest of these at once.
 pub const UNAUTHENTICATED_MANY: usize = 128;
-/// and where they are fewer when it has been there for so long.
+/// If fewer of them have had no admitted request, it ends the oldest when that has existed for this long.
 pub const UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(2);
-/// The most requests at a time on a connection of HTTP/2.
+/// The most concurrent requests on an HTTP/2 connection.
 pub const STREAMS_MAX: u32 = 128;
-/// How long a client may neither ask for anything in full nor take a byte of its answer.
+/// How long a client may neither complete a request nor take a byte of its answer.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a connection lasts on which no request has had a token that is known, however many were refused.
+/// How long a connection lasts without a request with a known token, however many were refused.
 pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a handshake of TLS may take.
+/// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long answers under way may take when the server stops.
+/// How long answers in progress may take when the server stops.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// How often it is looked whether versions need no longer be held, of the time for which they are.
+/// How often expired leases are looked for within the time of a lease.
 const LEASE_LOOKS: u32 = 60;
-/// An answer of HTTP/2 is asked for its next piece once less than this waits to be sent of the one before.
+/// An HTTP/2 answer reads its next piece once less than this of the previous one waits to be sent.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// The pause after a connection could not be accepted: there are too many open files.
+/// The pause after a connection could not be accepted because there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate and key, in PEM.
@@ -59,17 +60,17 @@ pub struct TlsFiles {
 /// How a store is served.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where.
+    /// The address to listen on.
     pub listen: SocketAddr,
     /// With TLS; needed unless `listen` is loopback.
     pub tls: Option<TlsFiles>,
-    /// The tokens of those who may read; needed unless `listen` is loopback.
+    /// The tokens of permitted readers; needed unless `listen` is loopback.
     pub token_file: Option<PathBuf>,
-    /// Times.
+    /// Limits.
     pub limits: Limits,
 }
 
-/// What clients may take of the server.
+/// Limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// See [`CONNECTIONS_MAX`].
@@ -84,7 +85,7 @@ pub struct Limits {
     pub admission: Duration,
     /// How long a version is held after its manifest was asked for; see [`LEASE`].
     pub lease: Duration,
-    /// The most that blocks on the store at a time; see [`READS_MAX`].
+    /// The most threads that block on the store at a time; see [`READS_MAX`].
     pub reads: usize,
     /// See [`READ_WAIT`].
     pub read_wait: Duration,
@@ -108,7 +109,7 @@ impl Default for Limits {
     }
 }
 
-/// A store that is served. It ends with [`StoreServer::run`]'s end.
+/// A store that is served. It ends when [`StoreServer::run`] ends.
 pub struct StoreServer {
     listener: TcpListener,
     address: SocketAddr,
@@ -118,12 +119,12 @@ pub struct StoreServer {
 }
 
 impl StoreServer {
-    /// Listens. Nothing is answered before [`StoreServer::run`].
+    /// Listens. No request is answered before [`StoreServer::run`].
     pub async fn bind(store: Arc<dyn Store>, options: &Options) -> Result<Self, ServeError> {
         Self::bind_with_issued(store, options, None).await
     }
 
-    /// The same, where the program makes tokens itself and keeps their hashes in this file.
+    /// The same for a program that makes tokens itself and keeps their hashes in this file.
     pub async fn bind_with_issued(
         store: Arc<dyn Store>,
         options: &Options,
@@ -159,13 +160,14 @@ impl StoreServer {
         headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
         let limits = options.limits;
-        // Who asks has other servers, or asks again, and may be gone long before a store that is waited for is back.
+        // The client has other servers, or retries, and may disconnect long before a store that is waited for
+        // is back.
         let store = store.hasty().unwrap_or(store);
         let answers = Arc::new(Answers::new(store, tokens, tls.is_some(), &limits));
         Ok(Self { listener, address, tls, answers, limits })
     }
 
-    /// Where it listens, with the port that it got.
+    /// Its address, with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -175,7 +177,7 @@ impl StoreServer {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
     }
 
-    /// Serves until `stop` says true, and then ends what is under way.
+    /// Serves until `stop` becomes true, and then ends requests in progress.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let Limits { connections, unauthenticated_many, unauthenticated_grace, .. } = self.limits;
         let places = Admission::new(connections, unauthenticated_many, unauthenticated_grace);
@@ -192,7 +194,7 @@ impl StoreServer {
             let (answers, limits) = (Arc::clone(&self.answers), self.limits);
             connections.spawn(async move {
                 tokio::select! {
-                    // First: a request that is there already is answered, if only that it must be asked again.
+                    // First: a request that has arrived is answered, if only with the advice to retry.
                     biased;
                     () = serve(stream, tls, answers, place.entry(), limits, stop) => {}
                     () = place.must_go() => tracing::debug!("a connection that was not let in made room for another one"),
@@ -201,28 +203,29 @@ impl StoreServer {
         }
         drop(self.listener);
         let all = async { while connections.join_next().await.is_some() {} };
-        // Those that take longer are cut off: their clients go on elsewhere.
+        // Answers that take longer are cut off: their clients continue at another server.
         let _ = tokio::time::timeout(STOP_GRACE, all).await;
         connections.shutdown().await;
         letting_go.abort();
         let answers = self.answers;
         let ending = tokio::task::spawn_blocking(move || answers.leases().end());
-        // A bucket that is gone is not waited for.
+        // A bucket that cannot be reached is not waited for.
         let _ = tokio::time::timeout(STOP_GRACE, ending).await;
     }
 }
 
-/// Has leases end also when nobody asks for anything any more.
+/// Ends leases even if no requests arrive any more.
 async fn let_go(answers: Arc<Answers>, lease: Duration) {
     loop {
         tokio::time::sleep(lease / LEASE_LOOKS).await;
         let answers = Arc::clone(&answers);
-        // On a bucket this is network I/O. It fails only where it panicked, which the next time may not.
+        // On a bucket this is network I/O. It fails only after a panic, which the next attempt may avoid.
         let _ = tokio::task::spawn_blocking(move || answers.leases().expire(Instant::now())).await;
     }
 }
 
-/// Who is accepted while all places are taken waits for one; those behind wait to be accepted.
+/// A connection that is accepted while all permits are taken waits for one; those behind it wait to be
+/// accepted.
 async fn accept(listener: &TcpListener, places: &Arc<Admission>) -> Option<(TcpStream, Permit)> {
     match listener.accept().await {
         Ok((stream, _)) => Some((stream, places.take().await?)),
@@ -285,7 +288,8 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-        // hyper watches no connection before its first 24 bytes, and takes an answered ping for a sign of life.
+        // hyper does not watch a connection before its first 24 bytes, and counts an answered ping as
+        // activity.
         () = progress.stalled(limits.idle, limits.admission) => {
             tracing::debug!("a connection is closed whose client does not ask, takes nothing, or has no token");
             connection.as_mut().graceful_shutdown();
@@ -324,7 +328,7 @@ mod tests {
             let (_stop, stopped) = watch::channel(false);
             let serving = serve_http(server, Arc::clone(&answers), place.entry(), Limits::default(), stopped);
             let serving = tokio::spawn(serving);
-            // Nor for what he asks later.
+            // Later requests of this client get none, either.
             let request = "GET /store HTTP/1.1\r\nHost: localhost\r\n";
             let requests = format!("{request}\r\n{request}Connection: close\r\n\r\n");
             client.write_all(requests.as_bytes()).await.unwrap();

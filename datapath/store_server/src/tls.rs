@@ -1,4 +1,5 @@
-//! Certificate and key of the server. They are read again when their files change, so that a renewal ends no connection.
+//! Certificate and key of the server. They are read again when their files change, so that a renewal ends no
+//! connection.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -19,11 +20,11 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::error::ServeError;
 use crate::server::TlsFiles;
 
-/// How often the files are looked at, at most.
+/// How often the files are checked for changes, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long before a certificate expires the log says so.
+/// How long before a certificate's expiry the log warns.
 const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
-/// How often it does.
+/// How often it warns.
 const TELL_EVERY: Duration = Duration::from_hours(24);
 
 /// The versions of HTTP that a store is served with, as ALPN names them.
@@ -53,16 +54,17 @@ struct Certificates {
 #[derive(Debug)]
 struct State {
     pair: Arc<CertifiedKey>,
-    /// Of both files, when they were used last. Those that cannot be used are tried again: what mends them need not show here.
+    /// The state of both files when they were last used. Unusable files are tried again, because a repair
+    /// need not change these stamps.
     seen: [Option<Stamp>; 2],
-    /// Why they cannot be used now, as it was told.
+    /// Why they cannot be used now, as it was logged.
     failed: Option<String>,
     looked: Instant,
-    /// When it was said last that the certificate expires.
+    /// When the coming expiry was last logged.
     told: Option<Instant>,
 }
 
-/// What tells a file from the one that was there before: its number, its length, and when it was changed.
+/// Identifies the state of a file: its number, its length, and its time of change.
 type Stamp = (u64, u64, i64, i64);
 
 impl Certificates {
@@ -85,7 +87,7 @@ impl Certificates {
     }
 
     fn look_again(&self, state: &mut State) {
-        // Before they are read: what is changed meanwhile is read again.
+        // Before they are read: later changes are read again.
         let seen = stamps(&self.files);
         if state.seen == seen {
             state.failed = None;
@@ -97,7 +99,7 @@ impl Certificates {
                 (state.pair, state.told) = (Arc::new(pair), None);
                 (state.seen, state.failed) = (seen, None);
             }
-            // Between the one file and the other, this is how it is.
+            // Normal while one file after the other is replaced.
             Err(e) => {
                 let failed = Some(e.to_string());
                 if failed != state.failed {
@@ -149,7 +151,8 @@ fn pem_of(file: &Path) -> Result<Vec<u8>, ServeError> {
         .map_err(|source| ServeError::Io { tried: tried(), source })
 }
 
-/// Says that the certificate expires soon, or has: clients refuse it then, and say so where nobody looks.
+/// Logs that the certificate expires soon, or has expired: clients refuse it then, and report that where
+/// nobody looks.
 fn tell_expiry(files: &TlsFiles, state: &mut State) {
     if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
         return;
@@ -169,7 +172,7 @@ fn tell_expiry(files: &TlsFiles, state: &mut State) {
     state.told = Some(Instant::now());
 }
 
-/// Until when a certificate is good, in seconds since 1970.
+/// Until when a certificate is valid, in seconds since 1970.
 fn ends_at(certificate: &CertificateDer<'_>) -> Option<i64> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(certificate.validity().not_after.timestamp())
@@ -181,7 +184,7 @@ mod tests {
 
     fn make(files: &TlsFiles) -> Vec<u8> {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        // As files of their own: times of change are coarse, and the length may be the same.
+        // As new files: times of change are coarse, and the length may be the same.
         let put = |path: &Path, pem: String| {
             let beside = path.with_extension("new");
             std::fs::write(&beside, pem).unwrap();
@@ -207,7 +210,7 @@ mod tests {
         let key = std::fs::read(&files.key).unwrap();
         let second = make(&files);
         assert!(shown() == second);
-        // A key that is another's, none, and no file at all: the last good pair stays.
+        // A key of another certificate, invalid content, and a missing file: the last good pair stays.
         std::fs::write(&files.key, &key).unwrap();
         assert!(shown() == second);
         std::fs::write(&files.key, "").unwrap();
@@ -220,7 +223,7 @@ mod tests {
         assert!(shown() == second);
         let third = make(&files);
         assert!(shown() == third);
-        // What is mended need not look as if it had changed since.
+        // A repaired file need not look changed.
         let fourth = make(&files);
         let good = std::fs::read(&files.key).unwrap();
         let put = |bytes: &[u8]| {
@@ -255,7 +258,7 @@ mod tests {
         certificates.state.lock().looked -= LOOK_EVERY * 2;
         certificates.current();
         assert_eq!(told(&certificates), when);
-        // What is good for long is not worth a word.
+        // A certificate that is valid for long is not mentioned.
         make(&files);
         certificates.state.lock().looked -= LOOK_EVERY * 2;
         certificates.current();

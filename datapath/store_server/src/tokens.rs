@@ -1,8 +1,8 @@
-//! Who may read: a file of names and hashes of tokens.
+//! The permitted readers: a file of names and hashes of tokens.
 //!
-//! A line is `NAME HASH`: a name for people, and the BLAKE3 of the token in 64 hexadecimal digits. Empty lines and those
-//! that start with `#` are skipped. A token has 256 random bits, so that its hash need not be slow. The file is read
-//! again when it changes: taking a line out takes effect within [`LOOK_EVERY`].
+//! A line is `NAME HASH`: a name for people, and the BLAKE3 of the token in 64 hexadecimal digits. Empty
+//! lines and those that start with `#` are skipped. A token has 256 random bits, so its hash need not be
+//! slow. The file is read again when it changes: removing a line takes effect within [`LOOK_EVERY`].
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 
 use crate::error::ServeError;
 
-/// How often the file is looked at, at most.
+/// How often the file is checked for changes, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The largest file of tokens.
 pub const TOKEN_FILE_MAX_BYTES: u64 = 16 << 20;
 
-/// A name of a token.
+/// The name of a token.
 pub type TokenName = String;
 
 /// The line of a token.
@@ -36,12 +36,12 @@ pub fn token_line(name: &str, token: &str) -> Result<String, ServeError> {
     Ok(format!("{name} {}", Hash::of(token.as_bytes())))
 }
 
-/// The file, and what it said when it was last read.
+/// The file, and its content when it was last read.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
     state: Mutex<State>,
-    /// Whether the program itself writes the file, by a new file in place of the old one.
+    /// Whether the program itself writes the file, by replacing it with a new file.
     is_issued: bool,
     /// Another file, whose tokens count as well.
     other: Option<Box<TokenFile>>,
@@ -55,7 +55,7 @@ struct State {
 }
 
 impl TokenFile {
-    /// Reads the file. One without tokens is an error: nobody could read anything.
+    /// Reads the file. A file without tokens is an error, because nobody could read anything.
     pub fn open(path: &Path) -> Result<Self, ServeError> {
         let (tokens, changed) = read(path)?;
         if tokens.is_empty() {
@@ -68,7 +68,8 @@ impl TokenFile {
         Ok(Self::of(path, tokens, changed, false))
     }
 
-    /// The file of tokens that this program makes itself, which may have none yet. A token counts from the moment it is there.
+    /// The file of tokens that this program makes itself, which may have none yet. A token is valid as soon
+    /// as it is in the file.
     pub fn open_issued(path: &Path) -> Result<Self, ServeError> {
         let (tokens, changed) = read(path)?;
         Ok(Self::of(path, tokens, changed, true))
@@ -92,7 +93,7 @@ impl TokenFile {
     }
 
     fn name_of_hash(&self, given: Hash) -> Option<TokenName> {
-        // Hashes are compared, so the time taken tells nothing about tokens.
+        // Hashes are compared, so the time reveals nothing about tokens.
         let find = |state: &State| {
             state.tokens.iter().find(|(_, hash)| *hash == given).map(|(name, _)| name.clone())
         };
@@ -118,7 +119,7 @@ impl TokenFile {
         }
         match read(&self.path) {
             Ok((tokens, changed)) => (state.tokens, state.changed) = (tokens, changed),
-            // What cannot be read lets nobody in: its owner may have wanted that.
+            // An unreadable file admits nobody, because its owner may have wanted that.
             Err(e) => {
                 tracing::error!(error = %e, "no token is accepted until the file can be read again");
                 (state.tokens, state.changed) = (Vec::new(), None);
@@ -127,7 +128,7 @@ impl TokenFile {
     }
 }
 
-/// When a file was changed, and which one it is: another may have taken its place.
+/// When a file was changed, and its number, because another file may have replaced it.
 type Changed = (SystemTime, u64);
 
 fn changed(metadata: &Metadata) -> Option<Changed> {
@@ -164,7 +165,7 @@ pub(crate) fn token_of(header: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The tokens of a file's text; the error is the number of a line that is none.
+/// The tokens in a file's text; the error is the number of an invalid line.
 pub(crate) fn lines_of(text: &str) -> Result<Vec<(TokenName, Hash)>, usize> {
     let mut tokens = Vec::new();
     for (index, line) in text.lines().enumerate() {
