@@ -317,7 +317,7 @@ mod tests {
     use crate::transfer::Wanted;
 
     #[test]
-    fn who_is_to_be_asked_last_is_a_second_one_only_where_the_first_is_stuck() {
+    fn avoided_servers_are_second_only_if_the_first_hangs() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"];
         let urls = urls.map(|url| url.parse().unwrap()).to_vec();
         let servers =

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lies_is_found_by_asking_one_alone() {
+    fn asking_one_server_alone_finds_the_wrong_one() {
         let mut whole = Blame::default();
         assert!(!whole.choice().past_caches && whole.choose_giver(&nothing_is_gone()).is_none());
         assert_eq!(whole.next_reading(0), None);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_server_is_asked_once_more_when_it_was_wrong_past_caches() {
+    fn the_only_server_is_asked_again_after_wrong_uncached_bytes() {
         let (mut whole, one) = (Blame::default(), HoleLists::from_iter([(1, std::sync::Arc::default())]));
         for (liar, again) in [(None, true), (Some(1), true), (Some(1), false)] {
             whole.choose_giver(&one);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_give_all_of_it_or_says_something_else_now_is_not_blamed() {
+    fn only_a_complete_and_consistent_server_is_blamed() {
         let mut whole = Blame::default();
         whole.read(1, 100);
         whole.was_wrong(100, 2, true);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_that_may_give_all_of_it_the_one_does_on_which_the_least_is_gone() {
+    fn the_server_with_the_fewest_holes_gives_the_whole_object() {
         let holes = |blocks: &[u64]| std::sync::Arc::new(headwater_store::Holes::of_blocks(blocks));
         let lists: HoleLists =
             [(0, holes(&[1, 2])), (1, holes(&[4])), (2, holes(&[5]))].into_iter().collect();

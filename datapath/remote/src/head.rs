@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_connection_and_what_is_encoded() {
+    fn connection_end_and_body_encoding_are_recognised() {
         let head = |text: &str| parse(text.as_bytes()).unwrap().unwrap().0;
         assert!(head("HTTP/1.0 200 OK\r\n\r\n").close);
         assert!(head("HTTP/1.1 200 OK\r\nConnection: x, Close\r\n\r\n").close);

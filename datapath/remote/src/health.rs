@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_refuses_what_one_read_asks_for_is_soon_probed() {
+    fn a_server_that_refuses_one_read_is_probed_soon() {
         let url = "http://127.0.0.1:1".parse().unwrap();
         let servers =
             Servers::new(vec![url], None, None, (Limits::default(), headwater_store::WhileBusy::default()))

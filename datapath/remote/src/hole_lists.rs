@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_heard_is_remembered_until_something_else_is() {
+    fn lists_are_remembered_until_they_are_replaced() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
         let servers = Servers::new(
             urls.to_vec(),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_server_says_makes_nothing_newer_that_others_said() {
+    fn one_list_does_not_refresh_the_lists_of_others() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
         let servers = Servers::new(
             urls.to_vec(),

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gave_what_was_wrong_is_asked_last() {
+    fn servers_that_gave_wrong_parts_are_asked_last() {
         let servers = three_servers();
         let [object, other] = [b"1", b"2"].map(|name| Hash::of(name));
         let gave = |server, object, part, past_caches| {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_a_part_wrong_again_and_again_gets_it_from_all_servers_in_turn() {
+    fn repeated_requests_for_a_wrong_part_rotate_through_all_servers() {
         let object = Hash::of(b"1");
         // Servers that gave the part to unknown readers, and the resulting order.
         let cases: [(&[usize], [usize; 6]); 4] = [
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn many_who_had_wrong_bytes_of_one_server_get_the_part_from_the_other_one() {
+    fn many_readers_of_a_wrong_part_get_it_from_another_server() {
         let (servers, object) = (three_servers(), Hash::of(b"1"));
         let gave = |server, past_caches| {
             servers.gave(GivenPart { object, part: 0..100, server, past_caches });

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_that_is_kept_for_too_long_gives_its_place_to_a_new_one() {
+    fn an_old_idle_connection_is_replaced_by_a_new_one() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let server = Server::new("http://127.0.0.1:1".parse().unwrap(), None);
         server.knows(vec![listener.local_addr().unwrap()]);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn estimates_follow_what_was_measured() {
+    fn estimates_follow_measurements() {
         let ms = Duration::from_millis;
         let mut speed = Speed::default();
         for _ in 0..50 {

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_that_is_refused_is_told_with_what_to_do() {
+    fn a_refused_certificate_is_explained_with_advice() {
         let said = |why: CertificateError| in_words(&rustls::Error::InvalidCertificate(why));
         let other = |why: &str| {
             let why: Arc<dyn std::error::Error + Send + Sync> =

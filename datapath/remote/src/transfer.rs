@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_with_what_announces_it_is_read() {
+    fn an_answer_together_with_its_informational_head_is_read() {
         use std::io::{Read, Write};
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_expected_tls_is_told_from_one_that_answers_oddly() {
+    fn a_server_that_expected_tls_is_recognised() {
         use std::io::Write;
         let answered = |answer: &[u8]| {
             let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

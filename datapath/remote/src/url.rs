@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_refused_with_the_reason() {
+    fn invalid_urls_are_refused_with_the_reason() {
         for (text, says) in [
             ("", "https://"),
             ("ftp://a", "neither"),

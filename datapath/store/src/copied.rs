@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_told_as_one_and_what_others_do_between_them_is_not_told() {
+    fn own_changes_are_merged_and_foreign_ones_left_out() {
         use Channel::{Production, Test};
         let mut image = image(4);
         let mut did = CopiedImage::nothing(&image.name);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_as_it_is_to_be_is_nothing() {
+    fn an_unchanged_image_is_not_reported() {
         let mut image = image(2);
         let mut did = CopiedImage::nothing(&image.name);
         step(&mut did, &mut image, |image| image.next_number = 9);

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_hash_is_refused() {
+    fn invalid_hashes_are_refused() {
         let good = Hash::of(b"").to_string();
         for bad in [String::new(), good.to_uppercase(), good.replace('a', "g"), format!("{good}0")] {
             assert!(bad.parse::<Hash>().is_err(), "{bad}");

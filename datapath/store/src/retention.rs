@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_says_all_but_who_the_holder_is() {
+    fn a_path_contains_everything_except_the_holder() {
         let path = root().path().unwrap();
         assert_eq!(path, format!("{}/deb.12/edit.0f-1.machine.lab_1", "07".repeat(32)));
         assert_eq!(RetentionRoot::parse(&path), Some(RetentionRoot { holder: String::new(), ..root() }));

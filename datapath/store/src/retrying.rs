@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_of_an_object_is_waited_for() {
+    fn hole_lists_are_waited_for() {
         let is_needed = Needed::of(8192);
         let made = plan_holes(&is_needed, &Holes::default(), &mut |_, into| {
             into.fill(0);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_store_answers_is_no_reason_to_wait() {
+    fn answers_of_the_store_do_not_cause_a_wait() {
         let (below, outage) = (Arc::new(Fickle::default()), Arc::new(Outage::default()));
         let object = RetryingObject { object: below.clone(), outage: Arc::clone(&outage) };
         let mut refuse = |_: &[u8]| Err(StoreError::new(StoreErrorKind::Io, "not what was asked for"));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_away_is_not_asked_for_again_with_each_answer_of_the_rest() {
+    fn an_unavailable_part_keeps_its_pauses_despite_other_answers() {
         let (away, there, outage) =
             (Arc::new(Fickle::default()), Arc::new(Fickle::default()), Arc::new(Outage::default()));
         away.gone.store(true, Ordering::SeqCst);
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_waits_without_a_thread_goes_on_when_the_store_is_back() {
+    fn a_read_waiting_without_a_thread_continues_after_the_outage() {
         let (below, there, outage) =
             (Arc::new(Fickle::default()), Arc::new(Fickle::default()), Arc::new(Outage::default()));
         let of = |below: &Arc<Fickle>| RetryingObject { object: below.clone(), outage: Arc::clone(&outage) };

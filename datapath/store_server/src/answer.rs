@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_those_of_a_directory_and_no_others() {
+    fn only_paths_of_a_store_directory_are_served() {
         let hash = Hash::of(b"x");
         assert_eq!(Target::of("/store"), Some(Target::Settings));
         assert_eq!(Target::of("/images/"), Some(Target::Images));

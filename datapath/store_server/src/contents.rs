@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_counts_once_until_it_is_sent() {
+    fn contents_being_sent_count_once() {
         let contents = Contents::new(MOST);
         let sent: Vec<Bytes> = (0..100).map(|_| byte(&contents, b'a', MOST * 2 / 3)).collect();
         assert!(sent.iter().all(|one| one.as_ptr() == sent[0].as_ptr()));

@@ -48,7 +48,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn what_is_asked_for_while_it_is_read_is_read_once() {
+    fn concurrent_requests_share_one_read() {
         let (once, what) = (Once::default(), Target::Manifest(Hash::of(b"m")));
         let reads = AtomicUsize::new(0);
         let (begun, wait_begun) = std::sync::mpsc::channel();

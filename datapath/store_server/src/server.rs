@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nothing_is_begun_for_who_was_chosen_to_give_way_before_he_was_let_in() {
+    async fn an_evicted_connection_begins_no_request() {
         let dir = tempfile::tempdir().unwrap();
         let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
         let answers = Arc::new(Answers::new(Arc::new(store), None, false, &Limits::default()));

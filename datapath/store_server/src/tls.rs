@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_certificate_is_known_and_told_once() {
+    fn a_coming_certificate_expiry_is_logged_once() {
         let dir = tempfile::tempdir().unwrap();
         let files = TlsFiles { certificate: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
         let mut parameters = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();

@@ -25,7 +25,7 @@
 //! | damaged or cut manifest, object, list of versions | image `damage.rs`; `images.rs`: damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_the_scrub; store `local_dir.rs`: a_damaged_list_of_versions_hides_no_other_image |
 //! | damaged chunk cache | image `disk_cache/tests.rs`, `disk_cache/stores.rs` |
 //! | manifest that points outside its object or claims 2^63 bytes, zip-bomb chunk | image `fuzzing.rs`: manifest, chunk; image `damage.rs` |
-//! | server that lies | remote `servers.rs`: a_server_that_lies_is_put_aside_and_the_others_go_on, metadata_that_is_wrong_on_one_server_comes_from_another; `streaming.rs`: a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one |
+//! | server that lies | remote `servers.rs`: a_server_with_wrong_bytes_is_put_aside_and_others_continue, metadata_that_is_wrong_on_one_server_comes_from_another; `streaming.rs`: a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one |
 //! | store full | store `full_disk.rs`; `images.rs`: an_import_into_a_full_disk_fails_as_such_and_leaves_nothing; `space.rs`: a_seal_into_a_full_store_loses_nothing |
 //! | two writers on one image | store `local_dir.rs`: only_one_writes_at_a_time; store `s3.rs` |
 //! | clock set back | service `lifecycle/tests/promotions.rs`: a_promotion_is_carried_out_once_when_the_clock_has_reached_its_time |

@@ -65,7 +65,7 @@ fn a_server_that_stays_busy_is_named_as_that_in_the_end() {
 }
 
 #[test]
-fn who_waits_for_a_busy_server_hears_of_it_and_ends_the_wait() {
+fn waits_for_busy_servers_are_reported_and_can_end() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let server = Arc::new(FileServer::start(dir.path(), None));

@@ -153,7 +153,7 @@ fn a_server_that_refuses_the_token_is_not_said_to_have_no_list() {
 }
 
 #[test]
-fn what_a_cache_says_is_not_there_is_asked_for_past_it() {
+fn a_file_missing_in_a_cache_is_requested_uncached() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -191,7 +191,7 @@ fn a_directory_that_is_gone_behind_a_cache_is_waited_for() {
 }
 
 #[test]
-fn servers_are_told_past_caches_which_versions_are_open() {
+fn open_versions_are_announced_to_servers_uncached() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let mut server = FileServer::start(dir.path(), None);
@@ -249,7 +249,7 @@ fn a_list_of_images_without_an_end_is_not_taken() {
 }
 
 #[test]
-fn what_does_not_wait_is_not_told_that_nothing_is_there_where_a_directory_is_gone() {
+fn a_lost_directory_is_not_reported_as_missing_files() {
     let dir = tempfile::tempdir().unwrap();
     let (at, away) = (dir.path().join("store"), dir.path().join("away"));
     let bytes = store(&at);
@@ -317,7 +317,7 @@ fn opening_and_listing_end_where_a_server_sends_a_byte_now_and_then() {
 }
 
 #[test]
-fn a_server_that_sends_a_byte_now_and_then_keeps_no_read_that_another_one_can_do() {
+fn a_crawling_server_does_not_keep_reads_from_others() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (crawling, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -331,7 +331,7 @@ fn a_server_that_sends_a_byte_now_and_then_keeps_no_read_that_another_one_can_do
 }
 
 #[test]
-fn a_server_that_gave_what_was_wrong_is_asked_again_where_the_others_hang() {
+fn a_server_with_wrong_bytes_is_asked_again_if_others_hang() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (hanging, gave) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -357,7 +357,7 @@ fn a_server_that_gave_what_was_wrong_is_asked_again_where_the_others_hang() {
 }
 
 #[test]
-fn what_a_server_did_wrong_is_known_where_a_second_one_answers() {
+fn a_fault_is_recorded_if_another_server_answers() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (mut first, second) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -405,7 +405,7 @@ fn a_kept_connection_that_is_ended_with_408_is_not_the_servers_fault() {
 }
 
 #[test]
-fn a_read_that_a_close_ends_says_what_was_wrong_before() {
+fn a_read_ended_by_close_reports_the_earlier_fault() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);

@@ -45,7 +45,7 @@ fn a_list_that_is_damaged_counts_against_its_server() {
 }
 
 #[test]
-fn a_list_of_a_later_format_is_nobodys_fault() {
+fn lists_in_a_later_format_cause_no_blame() {
     let (dirs, bytes) = two_stores();
     let mut later = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
     later[8] = 2;
@@ -75,7 +75,7 @@ fn instead_of_lists(which: &Arc<AtomicU64>) -> Arc<Answers> {
 }
 
 #[test]
-fn a_server_that_cannot_give_a_list_is_left_out_and_reads_hear_nothing_of_it() {
+fn a_server_without_a_usable_list_keeps_serving_reads() {
     let (dirs, bytes) = two_stores();
     let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
@@ -93,7 +93,7 @@ fn a_server_that_cannot_give_a_list_is_left_out_and_reads_hear_nothing_of_it() {
 }
 
 #[test]
-fn a_list_that_the_only_server_cannot_give_now_is_waited_for_by_who_found_the_object_wrong() {
+fn after_wrong_bytes_the_only_list_is_waited_for() {
     let (dirs, bytes) = two_stores();
     let one = listed(dirs[0].path(), &bytes);
     let server = FileServer::start(dirs[0].path(), None);
@@ -163,7 +163,7 @@ fn a_copy_whose_list_was_not_known_at_first_comes_out_right() {
 }
 
 #[test]
-fn nobody_is_blamed_where_it_is_not_known_again_what_is_gone() {
+fn no_server_is_blamed_while_the_holes_are_unknown() {
     let (dirs, bytes) = two_stores();
     let server = FileServer::start(dirs[0].path(), None);
     let which = Arc::<AtomicU64>::default();
@@ -191,7 +191,7 @@ fn nobody_is_blamed_where_it_is_not_known_again_what_is_gone() {
 }
 
 #[test]
-fn what_is_gone_is_asked_past_caches_by_who_found_an_object_wrong() {
+fn after_wrong_bytes_holes_are_requested_uncached() {
     let (dirs, bytes) = two_stores();
     let server = FileServer::start(dirs[0].path(), None);
     let past = Arc::<AtomicU64>::default();
@@ -228,7 +228,7 @@ fn servers_that_have_no_list_have_all_of_it() {
 }
 
 #[test]
-fn a_server_that_is_away_is_left_out_and_where_all_are_who_found_the_object_wrong_waits() {
+fn after_wrong_bytes_missing_servers_are_waited_for() {
     let (dirs, bytes) = two_stores();
     let [one, other] = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
     let [mut a, mut b] = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
@@ -296,7 +296,7 @@ fn an_object_that_gets_holes_while_it_is_read_is_read_once_more() {
 }
 
 #[test]
-fn a_server_that_gave_more_back_while_all_was_read_from_it_alone_is_not_blamed() {
+fn a_server_that_punched_holes_during_the_read_is_not_blamed() {
     let (dirs, bytes) = two_stores();
     let lists = dirs.each_ref().map(|dir| fs::read(list_of(dir.path(), &bytes)).unwrap());
     let server = FileServer::start(dirs[0].path(), None);

@@ -19,7 +19,7 @@ use headwater_testkit::{FileServer, HttpFault};
 const SLOW: HttpFault = HttpFault::Delay(Duration::from_millis(50));
 
 #[test]
-fn a_copy_has_what_any_of_the_servers_has() {
+fn a_copy_combines_the_parts_of_all_servers() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
@@ -60,7 +60,7 @@ fn a_copy_is_whole_where_one_server_has_all_of_it() {
 }
 
 #[test]
-fn where_one_fails_on_the_way_a_copy_has_what_others_have() {
+fn a_copy_continues_from_others_if_a_server_fails() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let other = listed(dirs[1].path(), &bytes);
@@ -77,7 +77,7 @@ fn where_one_fails_on_the_way_a_copy_has_what_others_have() {
 }
 
 #[test]
-fn a_copy_has_what_any_of_the_servers_has_also_where_one_breaks_off() {
+fn a_copy_combines_all_parts_although_a_server_breaks_off() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
@@ -97,7 +97,7 @@ fn a_copy_has_what_any_of_the_servers_has_also_where_one_breaks_off() {
 }
 
 #[test]
-fn who_reads_through_another_open_object_gets_each_part_from_one_that_has_it() {
+fn a_read_with_remembered_lists_uses_servers_that_have_the_part() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     servers[0].fail_all(SLOW);
@@ -126,7 +126,7 @@ fn who_reads_through_another_open_object_gets_each_part_from_one_that_has_it() {
 }
 
 #[test]
-fn what_the_one_that_has_a_part_fails_to_give_does_not_come_as_it_lies_elsewhere() {
+fn a_failed_part_is_not_replaced_by_bytes_from_holes() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     let answer_with = Arc::new(AtomicU64::new(0));
@@ -166,7 +166,7 @@ fn what_the_one_that_has_a_part_fails_to_give_does_not_come_as_it_lies_elsewhere
 }
 
 #[test]
-fn where_the_one_that_had_all_has_it_no_more_each_part_comes_from_one_that_has_it() {
+fn parts_are_found_again_after_the_complete_server_lost_the_object() {
     let ([one, other], bytes) = two_stores();
     let all = tempfile::tempdir().unwrap();
     with_versions(all.path(), OWN[0]);
@@ -187,7 +187,7 @@ fn where_the_one_that_had_all_has_it_no_more_each_part_comes_from_one_that_has_i
 }
 
 #[test]
-fn who_reads_chunks_does_not_blame_a_server_for_what_it_gave_back() {
+fn chunk_reads_do_not_blame_a_server_for_holes() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     // Nobody is asked beside the one that reads prefer.
@@ -210,7 +210,7 @@ fn who_reads_chunks_does_not_blame_a_server_for_what_it_gave_back() {
 }
 
 #[test]
-fn who_reads_chunks_waits_for_a_server_that_has_them() {
+fn chunk_reads_wait_for_a_server_with_the_chunk() {
     let (dirs, bytes) = two_stores();
     let [one, mut other] = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     let short = Limits { wait_for_better: Duration::from_millis(50), ..limits() };
@@ -255,7 +255,7 @@ fn a_chunk_that_all_servers_gave_back_is_an_error_and_nobody_is_blamed() {
 }
 
 #[test]
-fn a_server_that_cannot_say_now_whether_it_gave_a_chunk_back_is_not_blamed() {
+fn a_server_with_unknown_holes_is_not_blamed() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     servers[1].fail_all(HttpFault::Delay(Duration::from_millis(200)));
@@ -278,7 +278,7 @@ fn a_server_that_cannot_say_now_whether_it_gave_a_chunk_back_is_not_blamed() {
 }
 
 #[test]
-fn a_copy_goes_on_where_the_only_server_that_had_a_part_has_the_object_no_more() {
+fn a_copy_continues_after_its_server_lost_the_object() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
@@ -294,7 +294,7 @@ fn a_copy_goes_on_where_the_only_server_that_had_a_part_has_the_object_no_more()
 }
 
 #[test]
-fn what_only_a_server_has_that_was_not_heard_at_first_is_copied_all_the_same() {
+fn parts_of_a_server_that_answered_late_are_copied() {
     let [holed, full, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(holed.path(), OWN[0]);
     give_back(&store, &bytes);
@@ -319,7 +319,7 @@ fn what_only_a_server_has_that_was_not_heard_at_first_is_copied_all_the_same() {
 }
 
 #[test]
-fn a_copy_has_what_any_of_the_servers_has_also_where_no_list_was_known_at_first() {
+fn a_copy_combines_all_parts_without_initial_lists() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
@@ -341,7 +341,7 @@ fn a_copy_has_what_any_of_the_servers_has_also_where_no_list_was_known_at_first(
 }
 
 #[test]
-fn who_asks_once_more_what_is_gone_gets_past_a_cache_that_kept_what_lay_there() {
+fn repeated_hole_requests_bypass_stale_caches() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
@@ -378,7 +378,7 @@ fn who_asks_once_more_what_is_gone_gets_past_a_cache_that_kept_what_lay_there() 
 }
 
 #[test]
-fn what_only_a_server_has_that_stays_away_fails_alone_and_is_not_waited_for_again() {
+fn parts_of_a_missing_server_fail_after_one_wait() {
     let [holed, full, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(holed.path(), OWN[0]);
     give_back(&store, &bytes);
@@ -401,7 +401,7 @@ fn what_only_a_server_has_that_stays_away_fails_alone_and_is_not_waited_for_agai
 }
 
 #[test]
-fn a_server_that_does_not_have_the_object_is_not_one_that_has_all_of_it() {
+fn a_server_without_the_object_does_not_count_as_complete() {
     let [holed, empty, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(holed.path(), OWN[0]);
     give_back(&store, &bytes);
@@ -418,7 +418,7 @@ fn a_server_that_does_not_have_the_object_is_not_one_that_has_all_of_it() {
 }
 
 #[test]
-fn a_server_that_says_wrongly_what_is_gone_does_not_spoil_what_others_have() {
+fn a_wrong_hole_list_does_not_affect_other_servers() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let right = listed(dirs[1].path(), &bytes);
@@ -442,7 +442,7 @@ fn a_server_that_says_wrongly_what_is_gone_does_not_spoil_what_others_have() {
 }
 
 #[test]
-fn a_server_whose_list_is_another_one_each_time_does_not_keep_a_good_one_out() {
+fn a_server_with_changing_lists_does_not_exclude_good_ones() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let right = listed(dirs[1].path(), &bytes);
@@ -467,7 +467,7 @@ fn a_server_whose_list_is_another_one_each_time_does_not_keep_a_good_one_out() {
 }
 
 #[test]
-fn a_server_is_not_blamed_for_the_list_of_an_object_whose_length_another_one_said_wrongly() {
+fn a_list_is_not_blamed_for_a_wrong_length() {
     let (dirs, bytes) = two_stores();
     let server = FileServer::start(dirs[0].path(), None);
     let remote = open(&[&server]);
@@ -483,7 +483,7 @@ fn a_server_is_not_blamed_for_the_list_of_an_object_whose_length_another_one_sai
 }
 
 #[test]
-fn a_server_that_is_always_too_busy_for_its_list_is_not_waited_for_without_end() {
+fn the_wait_for_a_list_of_a_busy_server_is_limited() {
     let (dirs, bytes) = two_stores();
     let server = FileServer::start(dirs[0].path(), None);
     for busy in [429, 503, 504] {

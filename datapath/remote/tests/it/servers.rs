@@ -145,7 +145,7 @@ fn tls_is_verified_and_tokens_are_shown() {
 }
 
 #[test]
-fn opening_says_what_each_server_answered() {
+fn a_failed_open_names_the_answer_of_each_server() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let empty = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn opening_says_what_each_server_answered() {
 const SLOW: HttpFault = HttpFault::Delay(Duration::from_millis(200));
 
 #[test]
-fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
+fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     for (fault, says) in [
@@ -350,7 +350,7 @@ fn a_server_that_breaks_off_or_hangs_costs_a_moment() {
 }
 
 #[test]
-fn a_read_that_crawls_goes_on_at_a_server_that_is_back() {
+fn a_crawling_read_moves_to_a_server_that_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     // The other one is known to be gone when the read is late, or is found to be gone by it.
@@ -423,7 +423,7 @@ fn slow_to_begin(server: &FileServer, pause: Duration) -> SocketAddr {
 }
 
 #[test]
-fn a_server_is_not_slower_for_what_new_connections_to_it_take() {
+fn connection_setup_does_not_count_as_slowness() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let tls = TestTls::new();
@@ -478,7 +478,7 @@ fn a_read_on_a_new_connection_is_not_late_before_that_is_ready() {
 }
 
 #[test]
-fn when_all_are_gone_reads_wait_and_go_on_when_one_is_back() {
+fn reads_wait_while_all_servers_are_gone() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (mut a, mut b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -520,7 +520,7 @@ fn when_all_are_gone_reads_wait_and_go_on_when_one_is_back() {
 }
 
 #[test]
-fn when_all_are_gone_impatient_reads_fail_and_others_wait_on() {
+fn fail_fast_reads_fail_while_all_servers_are_gone() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let mut server = FileServer::start(dir.path(), None);
@@ -643,7 +643,7 @@ fn an_object_that_is_cut_short_on_a_server_concerns_reads_of_it_alone() {
 }
 
 #[test]
-fn what_a_server_breaks_off_for_ever_is_an_error_of_that_read_alone() {
+fn a_file_that_always_breaks_off_fails_only_its_reads() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     for fault in [HttpFault::BreakAfter(10), HttpFault::Status(500)] {
@@ -685,7 +685,7 @@ fn reading_while(
 }
 
 #[test]
-fn what_a_server_has_that_is_away_is_waited_for_where_others_do_not_have_it() {
+fn data_of_a_missing_server_is_waited_for() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     store(other.path());
@@ -795,7 +795,7 @@ fn copied(remote: &RemoteStore, bytes: &[u8], to: &Path) -> Result<(), StoreErro
 }
 
 #[test]
-fn a_copy_goes_on_at_another_server_where_what_came_is_wrong_as_a_whole() {
+fn a_copy_with_a_wrong_hash_continues_at_another_server() {
     let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -839,7 +839,7 @@ fn a_copy_is_read_past_a_cache_that_holds_wrong_bytes() {
 }
 
 #[test]
-fn who_reads_all_of_an_object_again_says_for_the_how_manyeth_time() {
+fn a_full_reread_sends_its_attempt_number() {
     let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -864,7 +864,7 @@ fn who_reads_all_of_an_object_again_says_for_the_how_manyeth_time() {
 }
 
 #[test]
-fn an_object_that_is_cut_short_on_one_server_is_copied_from_the_others() {
+fn an_object_cut_short_on_one_server_is_copied_from_others() {
     let [dir, cut_dir, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     assert!(store(cut_dir.path()) == bytes);
@@ -886,7 +886,7 @@ fn an_object_that_is_cut_short_on_one_server_is_copied_from_the_others() {
 }
 
 #[test]
-fn a_server_whose_answer_never_ends_holds_up_no_probes_of_others() {
+fn an_endless_answer_does_not_delay_other_probes() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (endless, mut other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));

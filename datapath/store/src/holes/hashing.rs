@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_passed_without_bytes_and_what_is_there_is_not() {
+    fn holes_are_hashed_without_their_bytes() {
         let right = bytes(100 * K + 77);
         let holes = holes(&right, &[(20 * K, 30 * K), (64 * K, 65 * K)]);
         let mut hashing = ObjectHashing::new(&holes, right.len() as u64);

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_was_changed_anywhere_is_refused() {
+    fn lists_round_trip_and_any_changed_byte_is_refused() {
         let holes = holes(&[(8 * K, 8 * K), (16 * K, 16 * K), (32 * K, 4 * K)]);
         let bytes = holes.encode(40_000);
         assert_eq!(Holes::decode("x", &bytes, 40_000).unwrap(), holes);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_told_together_and_what_overlaps_them_is_found() {
+    fn adjacent_holes_are_merged_and_overlaps_found() {
         let holes = holes(&[(4 * K, 4 * K), (8 * K, 8 * K), (32 * K, 4 * K)]);
         assert_eq!(holes.stretches(), [4 * K..16 * K, 32 * K..36 * K]);
         assert_eq!(holes.bytes(), 16 * K);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_in_both_is_made_of_the_nodes_of_both() {
+    fn common_holes_use_the_nodes_of_both_lists() {
         let one = holes(&[(8 * K, 8 * K), (32 * K, 4 * K), (48 * K, 4 * K)]);
         let two = holes(&[(4 * K, 4 * K), (12 * K, 4 * K), (32 * K, 16 * K), (48 * K, 4 * K)]);
         let both = holes(&[(12 * K, 4 * K), (32 * K, 4 * K), (48 * K, 4 * K)]);

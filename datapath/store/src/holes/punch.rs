@@ -186,7 +186,7 @@ mod tests {
     const K: u64 = 1024;
 
     #[test]
-    fn the_first_block_and_what_is_touched_stay_and_so_does_a_last_block_that_is_not_full() {
+    fn first_needed_and_incomplete_last_blocks_are_never_holes() {
         let mut needed = Needed::of(42 * K);
         assert_eq!(needed.unneeded().collect::<Vec<_>>(), std::slice::from_ref(&(4 * K..40 * K)));
         needed.mark(&(9 * K..9 * K));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_grow_without_reading_what_is_gone() {
+    fn holes_grow_without_reading_existing_holes() {
         let bytes: Vec<u8> = (0..5000 * K + 3).map(|at| (at / 3 + at / 1000) as u8).collect();
         let mut needed = Needed::of(bytes.len() as u64);
         for stretch in [5 * K..6 * K, 100 * K..101 * K, 2000 * K..2050 * K, 4096 * K..4100 * K] {

@@ -479,9 +479,9 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_takes_what_there_is_and_a_repair_leaves_some() {
+    fn a_copy_may_fill_the_disk_and_a_repair_may_not() {
         let dir = tempfile::tempdir().unwrap();
-        let this = test_name(a_copy_takes_what_there_is_and_a_repair_leaves_some);
+        let this = test_name(a_copy_may_fill_the_disk_and_a_repair_may_not);
         on_small_file_system(this, dir.path(), 16, in_it);
     }
 

@@ -679,7 +679,7 @@ proptest! {
 }
 
 #[test]
-fn a_making_that_ends_before_each_change_in_turn_is_done_by_the_next_process() {
+fn an_interrupted_store_creation_is_completed_by_the_next_process() {
     for steps in 0.. {
         let dir = tempfile::tempdir().unwrap();
         LEFT.set(steps);

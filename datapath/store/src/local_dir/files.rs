@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_for_one_alone_is_open_for_writing() {
+    fn files_with_an_exclusive_lock_are_opened_for_writing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifest");
         fs::write(&path, "as it was").unwrap();

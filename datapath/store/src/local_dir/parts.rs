@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_is_lost_damaged_or_not_worth_it_is_done_without_and_goes_with_its_version() {
+    fn a_missing_or_damaged_hash_tree_is_not_needed() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         let short = publish(&store, &bytes(2)[..TREE_FROM_BYTES as usize - 1]);

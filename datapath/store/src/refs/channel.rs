@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_the_image_gets_production_once_it_is_set() {
+    fn an_image_name_means_production_once_it_is_set() {
         use Channel::{Maintenance, Production, Test};
         let mut image = image(3);
         assert_eq!(at(&image, &Selector::Default), 3);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn reverting_goes_back_step_by_step_and_skips_what_is_gone() {
+    fn reverting_goes_back_stepwise_and_skips_removed_versions() {
         use Channel::{Production, Test};
         let mut image = image(4);
         assert_eq!(image.revert(Test).unwrap_err().kind(), StoreErrorKind::NotFound);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promotion_replaces_and_a_cancellation_forgets_what_was_to_come() {
+    fn promotions_replace_and_cancellations_remove_scheduled_promotions() {
         use Channel::{Production, Test};
         let mut image = image(3);
         assert_eq!(image.schedule(to(Production, 2, 100)).unwrap(), None);
@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_has_not_all_versions_of_another_knows_that_a_channel_was_elsewhere() {
+    fn a_partial_copy_remembers_earlier_channel_positions() {
         use Channel::Production;
         let mut there = image(3);
         for version in 1..=2 {

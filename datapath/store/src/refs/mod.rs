@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_is_too_long_or_of_no_version_is_refused_and_changes_nothing() {
+    fn notes_too_long_or_of_unknown_versions_are_refused() {
         let mut image = image();
         image.forget(1);
         let before = image.clone();

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_by_their_code_and_message() {
+    fn failures_are_recognised_by_code_and_message() {
         let xml = "Server returned non-2xx status code: 403 Forbidden: <?xml?><Error><Code>AccessDenied</Code>\
                    <Message>no\nway</Message></Error>";
         assert_eq!(status(xml), Some(403));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_never_heard_of_is_told_from_what_it_did_not_answer() {
+    fn unsent_requests_differ_from_unanswered_ones() {
         use object_store::ObjectStoreExt;
 
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_full_is_not_asked_again_and_told_from_one_that_refuses() {
+    fn a_full_server_is_not_retried_and_differs_from_a_refusal() {
         let url: S3Url = "s3://images/a?endpoint=http://h:1".parse().unwrap();
         let room = "Raise the quota of the bucket 'images', or give space back ('headwater image remove' removes a \
                     version, where there is room to note that)";
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_says_in_its_body_counts() {
+    fn errors_in_the_body_of_a_200_answer_count() {
         let of = |told: &str| Failure::of(&Error::Generic { store: "S3", source: told.into() });
         let removed =
             |code: &str| of(&format!("DeleteObjects request failed for key a/b: so it is (code: {code})"));

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_asked_for_keys_is_named() {
+    fn the_source_of_keys_is_named() {
         let asked = |set: &[(Key, &str)]| {
             let with =
                 |builder: AmazonS3Builder, (key, value): &(Key, &str)| builder.with_config(*key, *value);

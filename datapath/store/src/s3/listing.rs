@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_that_goes_on_says_where() {
+    fn a_truncated_listing_needs_a_continuation() {
         let goes_on = "<IsTruncated>true</IsTruncated>";
         let token = |token: &str| format!("<NextContinuationToken>{token}</NextContinuationToken>");
         assert_eq!(look_at(&listing(&(token("1ueGcxLPRx1Tr=") + goes_on))), Ok(()));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn listings_are_told_from_other_requests() {
+    fn listings_are_distinguished_from_other_requests() {
         assert!(is_listing("list-type=2&prefix=a%2F") && is_listing("continuation-token=x&list-type=2"));
         assert!(!is_listing("") && !is_listing("uploadId=list-type") && !is_listing("prefix=list-type%3D2"));
     }

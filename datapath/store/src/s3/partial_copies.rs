@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_of_stretches_is_in_no_other() {
+    fn subtracting_ranges_leaves_the_uncovered_parts() {
         let stretches = [4..16, 32..36, 40..50, 60..64];
         let is_left = |others: &[Range<u64>], rest: &[Range<u64>]| {
             assert_eq!(without(&stretches, others), rest, "{others:?}");
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn who_found_something_wrong_gets_it_from_other_copies_wherever_they_have_it() {
+    fn wrong_bytes_are_reread_from_other_copies() {
         let bytes = bytes(128 * K);
         let (at_16, at_24, at_40) = (16 * K..24 * K, 24 * K..40 * K, 40 * K..64 * K);
         let needed =

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_and_secrets_are_not_repeated() {
+    fn invalid_urls_are_refused_without_repeating_secrets() {
         for bad in [
             "s3://",
             "s3:///a",

@@ -186,7 +186,7 @@ fn numbers(store: &dyn Store) -> Vec<u32> {
 }
 
 #[test]
-fn what_a_source_was_not_known_to_have_is_asked_for_and_copied_once_more() {
+fn missing_parts_are_requested_and_copied_once_more() {
     let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, bytes, _) = with_two(dir.path());
     add(&store, &bytes, (20, 30));
@@ -208,7 +208,7 @@ fn what_a_source_was_not_known_to_have_is_asked_for_and_copied_once_more() {
 }
 
 #[test]
-fn what_is_gone_at_the_source_after_all_stays_gone() {
+fn parts_missing_at_the_source_stay_holes() {
     let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, bytes, [first, _]) = with_two(dir.path());
     add(&store, &bytes, (20, 30));
@@ -226,7 +226,7 @@ fn what_is_gone_at_the_source_after_all_stays_gone() {
 }
 
 #[test]
-fn a_version_whose_source_has_no_more_of_it_fails_alone_and_the_source_is_asked_once() {
+fn an_incomplete_version_fails_alone_after_one_more_request() {
     let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, bytes, _) = with_two(dir.path());
     add(&store, &bytes, (20, 30));
@@ -251,7 +251,7 @@ fn a_version_whose_source_has_no_more_of_it_fails_alone_and_the_source_is_asked_
 }
 
 #[test]
-fn a_source_that_fails_when_it_is_asked_once_more_stands_in_the_way_of_the_version_unless_it_is_away() {
+fn a_source_failing_on_the_second_request_blocks_only_the_version() {
     for away in [false, true] {
         let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (store, bytes, _) = with_two(dir.path());
@@ -278,7 +278,7 @@ fn a_source_that_fails_when_it_is_asked_once_more_stands_in_the_way_of_the_versi
 }
 
 #[test]
-fn an_object_that_is_damaged_in_the_target_stands_in_the_way_of_its_version_only() {
+fn a_damaged_target_object_blocks_only_its_version() {
     let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, bytes, [first, _]) = with_two(dir.path());
     let third = add(&store, &bytes, (50, 60));
@@ -328,7 +328,7 @@ fn an_object_that_is_damaged_in_the_target_stands_in_the_way_of_its_version_only
 }
 
 #[test]
-fn a_source_that_has_all_of_an_object_after_all_puts_right_what_is_damaged_in_the_target() {
+fn a_complete_source_object_repairs_the_target() {
     for has_all in [false, true] {
         let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (store, bytes, [first, _]) = with_two(dir.path());
@@ -404,7 +404,7 @@ impl Object for WrongAtFirst {
 }
 
 #[test]
-fn what_is_damaged_in_the_target_is_put_right_also_where_the_source_is_wrong_at_first() {
+fn the_target_is_repaired_after_a_wrong_first_answer() {
     let (dir, target_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, bytes, [first, _]) = with_two(dir.path());
     let target = open(target_dir.path());

@@ -122,7 +122,7 @@ fn a_damaged_list_of_versions_hides_no_other_image() {
 }
 
 #[test]
-fn what_the_disk_cannot_read_is_damaged() {
+fn unreadable_sectors_count_as_damage() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     let version = publish(&store, "a", b"object", &[], b"m").unwrap();
@@ -190,7 +190,7 @@ fn a_boot_trace_is_kept_by_readers_too_and_goes_with_its_version() {
 }
 
 #[test]
-fn what_is_not_a_store_is_refused() {
+fn a_directory_that_is_not_a_store_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(kind(LocalDir::open(dir.path(), Access::Read)), StoreErrorKind::NotFound);
     assert_eq!(
@@ -283,7 +283,7 @@ fn an_object_that_is_copied_twice_at_once_is_right() {
 }
 
 #[test]
-fn what_a_copy_that_failed_leaves_is_for_the_next_copy_and_for_nobody_else() {
+fn only_the_next_copy_uses_the_part_of_a_failed_copy() {
     let (elsewhere, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let source = writable(elsewhere.path());
     let bytes: Vec<u8> = (0..700_000u32).flat_map(u32::to_le_bytes).collect();
@@ -402,7 +402,7 @@ fn must_have(dir: &Path, source: &Noting) {
 }
 
 #[test]
-fn a_copy_that_was_stopped_goes_on_in_the_middle_of_an_object() {
+fn a_stopped_copy_continues_in_the_middle_of_an_object() {
     let (dir, source, _) = interrupted();
     assert_eq!(source.copy_to(dir.path()).unwrap(), 3 * MIB);
     assert_eq!(source.take_reads(), [MIB, 2 * MIB]);
@@ -410,7 +410,7 @@ fn a_copy_that_was_stopped_goes_on_in_the_middle_of_an_object() {
 }
 
 #[test]
-fn a_copy_begins_once_more_where_what_was_left_of_it_is_wrong() {
+fn a_copy_with_a_wrong_leftover_part_starts_again() {
     let (dir, source, part) = interrupted();
     let mut left = fs::read(&part).unwrap();
     left[1_000_000] ^= 1;
@@ -440,7 +440,7 @@ fn a_source_that_is_damaged_is_blamed_whether_a_copy_went_on_or_not() {
 }
 
 #[test]
-fn an_object_that_is_open_is_right_again_once_it_was_copied_as_a_whole() {
+fn an_open_object_is_right_after_a_whole_copy() {
     let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, other) = (writable(dir.path()), writable(other_dir.path()));
     for store in [&store, &other] {

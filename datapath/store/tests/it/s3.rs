@@ -24,7 +24,7 @@ use headwater_testkit::{Fault, HttpRelay, test_name, wait_until};
 
 /// The server is this program once more, in this test.
 fn served_by() -> &'static str {
-    test_name(what_passes_is_tried_again)
+    test_name(temporary_failures_are_retried)
 }
 
 fn server() -> &'static S3Server {
@@ -110,7 +110,7 @@ fn behind_a_relay() -> (InBucket, HttpRelay, Vec<u8>) {
 }
 
 #[test]
-fn what_passes_is_tried_again() {
+fn temporary_failures_are_retried() {
     serve_if_asked();
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = Duration::from_secs(1);
@@ -130,7 +130,7 @@ fn what_passes_is_tried_again() {
 }
 
 #[test]
-fn what_does_not_pass_ends_and_says_what_to_do() {
+fn permanent_failures_end_with_advice() {
     let (mut place, relay, object) = behind_a_relay();
     let store = place.open(Access::Read).unwrap();
     place.timeout = Duration::from_secs(1);
@@ -168,7 +168,7 @@ fn what_does_not_pass_ends_and_says_what_to_do() {
 }
 
 #[test]
-fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
+fn volume_reads_wait_only_for_temporary_failures() {
     let (place, relay, object) = behind_a_relay();
     let store = place.open(Access::Read).unwrap().retrying().unwrap();
     let opened = store.open_object(Hash::of(&object)).unwrap();
@@ -194,7 +194,7 @@ fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
 }
 
 #[test]
-fn reads_ahead_leave_room_for_what_somebody_waits_for() {
+fn prefetches_leave_capacity_for_awaited_reads() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
     let store = place.open(Access::Read).unwrap().retrying().unwrap();
@@ -337,7 +337,7 @@ fn a_prefix_with_other_things_is_not_taken_over() {
 }
 
 #[test]
-fn what_daemons_leave_where_a_store_was_emptied_is_told_from_other_things() {
+fn leftover_marks_are_distinguished_from_foreign_keys() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -405,7 +405,7 @@ fn a_length_that_the_source_has_not_is_no_lack_of_room() {
 }
 
 #[test]
-fn a_lack_of_room_is_told_where_the_source_does_not_say_how_much_it_has() {
+fn missing_space_is_reported_without_a_source_length() {
     let relay = HttpRelay::start(server().address());
     let from = InBucket::new(relay.address());
     let source = suite::writable(&from);
@@ -514,7 +514,7 @@ fn holds_in(folder: &Path) -> usize {
 }
 
 #[test]
-fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
+fn a_held_version_stays_while_its_daemon_is_off() {
     let place = InBucket::new(server().address());
     let (one, other) = (suite::writable(&place), suite::writable(&place));
     let first = publish(one.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -563,7 +563,7 @@ fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
 }
 
 #[test]
-fn a_version_that_is_held_stays_also_where_another_one_has_its_bytes() {
+fn a_held_version_stays_under_every_number_with_its_bytes() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -601,7 +601,7 @@ fn an_image_is_edited_by_one_daemon_of_a_bucket() {
 }
 
 #[test]
-fn who_holds_a_version_waits_for_a_removal_that_did_not_see_it() {
+fn setting_a_retention_root_waits_for_a_removal() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -620,7 +620,7 @@ fn who_holds_a_version_waits_for_a_removal_that_did_not_see_it() {
 }
 
 #[test]
-fn who_slept_while_it_removed_removes_nothing_that_was_published_meanwhile() {
+fn a_suspended_removal_spares_versions_published_meanwhile() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
     let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
@@ -644,7 +644,7 @@ fn who_slept_while_it_removed_removes_nothing_that_was_published_meanwhile() {
 }
 
 #[test]
-fn who_slept_while_it_removed_an_image_leaves_the_list_that_was_written_meanwhile() {
+fn a_suspended_image_removal_spares_the_new_list() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
     let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
@@ -670,7 +670,7 @@ fn who_slept_while_it_removed_an_image_leaves_the_list_that_was_written_meanwhil
 }
 
 #[test]
-fn a_dead_writer_cannot_wake_up_once_it_was_looked_at_what_is_needed() {
+fn a_stale_writer_cannot_commit_after_the_reclaim_check() {
     let (mut place, relay, _) = behind_a_relay();
     // It cannot go on before it is let.
     place.timeout = NEVER;
@@ -694,7 +694,7 @@ fn a_dead_writer_cannot_wake_up_once_it_was_looked_at_what_is_needed() {
 }
 
 #[test]
-fn a_dead_writer_cannot_wake_up_once_an_image_is_going_as_a_whole() {
+fn a_stale_writer_cannot_commit_during_an_image_removal() {
     let (mut place, relay, _) = behind_a_relay();
     place.timeout = NEVER;
     let store = suite::writable(&place);
@@ -720,7 +720,7 @@ fn a_dead_writer_cannot_wake_up_once_an_image_is_going_as_a_whole() {
 }
 
 #[test]
-fn a_writer_that_was_taken_for_dead_does_not_commit() {
+fn a_writer_considered_dead_does_not_commit() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     publish(store.as_ref(), "a", b"shared", &[], b"m1").unwrap();
@@ -750,7 +750,7 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
 }
 
 #[test]
-fn a_copy_that_was_taken_for_dead_publishes_nothing_without_its_objects() {
+fn a_copy_considered_dead_publishes_nothing_without_objects() {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     publish(&source, "a", b"object", &[], b"m").unwrap();
@@ -791,7 +791,7 @@ fn take_the_lock(place: &InBucket) {
 }
 
 #[test]
-fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
+fn a_removal_considered_dead_leaves_the_new_lock() {
     let (mut place, relay, _) = behind_a_relay();
     place.timeout = NEVER;
     let store = suite::writable(&place);
@@ -811,7 +811,7 @@ fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
 }
 
 #[test]
-fn who_is_taken_for_dead_while_it_removes_stops_removing() {
+fn a_removal_considered_dead_stops_removing() {
     let (mut place, relay, _) = behind_a_relay();
     place.timeout = NEVER;
     let store = suite::writable(&place);

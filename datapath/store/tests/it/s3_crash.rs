@@ -26,7 +26,7 @@ use crate::s3::holed::{Lines, copy_all, holed, whole};
 
 /// The server is this program once more, in this test.
 fn served_by() -> &'static str {
-    test_name(a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing)
+    test_name(a_crash_between_any_two_s3_changes_loses_nothing)
 }
 
 /// Whose holds these are.
@@ -405,7 +405,7 @@ fn some(instants: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
 }
 
 #[test]
-fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing() {
+fn a_crash_between_any_two_s3_changes_loses_nothing() {
     serve_if_asked();
     let place = Place::start();
     let life = place.live(LIFE.len(), |store, step| LIFE[step](store).unwrap());
@@ -483,7 +483,7 @@ fn go_on(place: &Place, life: &Life, changes: usize, act: &Act<'_>) -> bool {
 }
 
 #[test]
-fn a_machine_that_ends_within_an_upload_leaves_what_the_next_one_goes_on_with_or_gives_back() {
+fn a_crash_during_an_upload_leaves_continuable_or_discardable_parts() {
     let place = Place::start();
     let dir = tempfile::tempdir().unwrap();
     let elsewhere = LocalDir::open(dir.path(), Access::WRITE).unwrap();
@@ -507,7 +507,7 @@ fn a_machine_that_ends_within_an_upload_leaves_what_the_next_one_goes_on_with_or
 }
 
 #[test]
-fn a_machine_that_ends_while_it_copies_what_has_holes_leaves_all_versions_what_they_need() {
+fn a_crash_during_a_partial_copy_keeps_all_versions_complete() {
     let place = Place::start();
     let object = Rng::new(31).bytes(300_000);
     let dirs = [0; 3].map(|_| tempfile::tempdir().unwrap());
@@ -651,7 +651,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_machine_that_ends_anywhere_in_a_history_in_s3_loses_nothing_and_leaves_nothing(
+    fn a_crash_anywhere_in_an_s3_history_loses_nothing(
         history in prop::collection::vec(
             (operation(), prop::sample::select(vec!["a", "c"]), 1..4_u32), 6..16,
         ),

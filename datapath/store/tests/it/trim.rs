@@ -133,7 +133,7 @@ fn blocks_of(dir: &Path, bytes: &[u8]) -> u64 {
 pub(crate) const LEFT: [Range<u64>; 3] = [1..3, 9..40, 41..64];
 
 #[test]
-fn what_no_version_needs_is_given_back_and_the_object_has_its_hash_all_the_same() {
+fn trimmed_objects_keep_their_hash() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, second]) = with_two(dir.path());
     assert_eq!((store.trim(&Lines).unwrap(), blocks_of(dir.path(), &bytes)), (0, 65));
@@ -167,7 +167,7 @@ fn what_no_version_needs_is_given_back_and_the_object_has_its_hash_all_the_same(
 }
 
 #[test]
-fn nothing_goes_while_somebody_publishes_or_uses_what_was_removed() {
+fn nothing_is_trimmed_during_a_publication_or_a_use() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     let id = Hash::of(&bytes);
@@ -213,7 +213,7 @@ impl Needs for Racing<'_> {
 }
 
 #[test]
-fn a_version_that_comes_while_space_is_given_back_has_what_it_needs() {
+fn a_version_published_during_a_trim_is_complete() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     let (id, len) = (Hash::of(&bytes), bytes.len() as u64);
@@ -245,7 +245,7 @@ fn a_version_that_comes_while_space_is_given_back_has_what_it_needs() {
 }
 
 #[test]
-fn nobody_goes_on_while_somebody_publishes() {
+fn no_trim_continues_during_a_publication() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     remove(&store, &first);
@@ -265,7 +265,7 @@ fn nobody_goes_on_while_somebody_publishes() {
 }
 
 #[test]
-fn the_next_process_goes_on_where_one_died() {
+fn the_next_process_continues_an_interrupted_trim() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     // It died before it gave anything back.
@@ -291,7 +291,7 @@ fn the_next_process_goes_on_where_one_died() {
 }
 
 #[test]
-fn who_writes_the_same_object_again_has_it_whole() {
+fn writing_the_same_object_again_makes_it_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     remove(&store, &first);
@@ -312,7 +312,7 @@ fn copy_one(source: &dyn Store, target: &dyn Store, number: u32) -> Vec<StoreErr
 }
 
 #[test]
-fn a_copy_has_the_same_holes_and_gets_what_later_versions_need() {
+fn a_copy_has_the_same_holes_until_versions_need_more() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, second]) = with_two(dir.path());
     let whole = tempfile::tempdir().unwrap();
@@ -343,7 +343,7 @@ fn a_copy_has_the_same_holes_and_gets_what_later_versions_need() {
 }
 
 #[test]
-fn two_stores_that_have_different_parts_make_up_for_each_other() {
+fn stores_with_different_parts_complete_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let (one, bytes, [first, second]) = with_two(dir.path());
     let elsewhere = tempfile::tempdir().unwrap();
@@ -475,7 +475,7 @@ fn a_store_that_is_damaged_itself_blames_no_other() {
 }
 
 #[test]
-fn one_object_that_cannot_be_trimmed_stands_in_the_way_of_no_other() {
+fn an_object_that_cannot_be_trimmed_blocks_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let (store, one, [first, _]) = with_two(dir.path());
     let two = bytes(2, 64 * BLOCK);
@@ -499,7 +499,7 @@ fn one_object_that_cannot_be_trimmed_stands_in_the_way_of_no_other() {
 }
 
 #[test]
-fn what_a_list_calls_gone_and_a_version_needs_is_not_punched_again() {
+fn needed_parts_in_a_hole_list_are_not_punched_again() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     remove(&store, &first);
@@ -521,7 +521,7 @@ fn what_a_list_calls_gone_and_a_version_needs_is_not_punched_again() {
 }
 
 #[test]
-fn a_source_without_what_its_version_needs_is_told_from_one_that_has_it() {
+fn a_source_that_lacks_needed_parts_is_recognised() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     // Its list of holes is that of another store, which did not have this version.
@@ -543,7 +543,7 @@ fn a_source_without_what_its_version_needs_is_told_from_one_that_has_it() {
 }
 
 #[test]
-fn what_is_gone_is_not_mended_and_what_is_there_is() {
+fn repairs_skip_holes_and_fix_existing_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
     remove(&store, &first);
@@ -574,7 +574,7 @@ fn what_is_gone_is_not_mended_and_what_is_there_is() {
 }
 
 #[test]
-fn a_damaged_list_of_holes_is_told_and_takes_nothing_else_with_it() {
+fn a_damaged_hole_list_is_reported_and_affects_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, second]) = with_two(dir.path());
     remove(&store, &first);

@@ -167,7 +167,7 @@ impl Served {
 }
 
 #[test]
-fn an_object_that_was_mended_is_found_so_by_who_asks_past_caches_or_for_the_rest_of_it() {
+fn a_repaired_object_is_seen_by_uncached_requests() {
     let served = serve(Limits::default());
     let path = format!("/objects/{}", Hash::of(b"an object"));
     let is_now = |len: usize| *served.far.object.lock().unwrap() = vec![7; len];
@@ -190,7 +190,7 @@ fn an_object_that_was_mended_is_found_so_by_who_asks_past_caches_or_for_the_rest
 }
 
 #[test]
-fn for_the_how_manyeth_time_all_of_an_object_is_read_is_passed_on() {
+fn the_attempt_number_of_a_full_reread_is_passed_on() {
     let served = serve(Limits::default());
     *served.far.object.lock().unwrap() = vec![7; 1000];
     let path = format!("/objects/{}", Hash::of(b"an object"));
@@ -219,7 +219,7 @@ fn list_of_one(len_bytes: u64, offset: u64, hole_bytes: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_gone_by_now_is_told_of_an_object_that_is_kept_open() {
+fn current_holes_of_an_open_object_are_reported() {
     let served = serve(Limits::default());
     *served.far.object.lock().unwrap() = vec![7; 20_000];
     let id = Hash::of(b"an object");
@@ -241,7 +241,7 @@ fn what_is_gone_by_now_is_told_of_an_object_that_is_kept_open() {
 }
 
 #[test]
-fn what_is_no_version_is_not_held() {
+fn unknown_versions_are_not_leased() {
     let served = serve(Limits::default());
     let holds = || Arc::strong_count(&served.far.held) - 1;
     for name in 0..10u8 {

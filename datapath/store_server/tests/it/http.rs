@@ -124,7 +124,7 @@ impl Served {
 const FOR_EVER: &str = "public, max-age=31536000, immutable";
 
 #[test]
-fn what_is_served_is_what_lies_in_the_directory() {
+fn served_bytes_equal_the_files_of_the_directory() {
     let served = serve(options());
     let file = |path: &str| std::fs::read(served.dir.path().join("store").join(path)).unwrap();
     let manifest = format!("/manifests/{}", served.version.manifest);
@@ -154,7 +154,7 @@ fn what_is_served_is_what_lies_in_the_directory() {
 }
 
 #[test]
-fn a_cache_that_is_to_be_passed_keeps_nothing_of_an_object() {
+fn answers_to_uncached_requests_are_not_cached() {
     let served = serve(options());
     let object = served.object_path();
     let tag = format!("\"{}\"", served.version.objects[0]);
@@ -194,7 +194,7 @@ impl Needs for Beginning {
 }
 
 #[test]
-fn what_is_gone_of_an_object_is_told() {
+fn the_holes_of_an_object_are_served() {
     let served = serve(options());
     let id = served.version.objects[0];
     let path = format!("/holes/{id}");
@@ -270,7 +270,7 @@ fn parts_are_answered_exactly() {
 }
 
 #[test]
-fn what_is_not_there_or_not_allowed_is_refused_with_a_reason() {
+fn missing_and_forbidden_requests_are_refused_with_a_reason() {
     let served = serve(options());
     let nothing = Hash::of(b"nothing");
     for path in ["/images/nothing", "/lock", "/tmp/", "/images/../store", &format!("/objects/{nothing}")] {
@@ -546,7 +546,7 @@ fn an_answer_to_head_has_no_body_over_both_versions_of_http() {
 }
 
 #[test]
-fn who_says_nothing_in_full_is_given_up() {
+fn clients_without_a_complete_request_are_disconnected() {
     let served = serve(fail_fast());
     let settings = [PREFACE, &frame(4, 0, 0, &[])].concat();
     for said in [&b""[..], b"P", &PREFACE[..8], PREFACE, &settings, b"GET", b"GET / HTTP/1.1\r\nHost:"] {
@@ -557,7 +557,7 @@ fn who_says_nothing_in_full_is_given_up() {
 }
 
 #[test]
-fn who_asks_again_and_again_without_a_token_is_given_up() {
+fn clients_that_keep_asking_without_a_token_are_disconnected() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = dir.path().join("tokens");
     std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
@@ -592,7 +592,7 @@ fn ask_on(stream: &mut TcpStream, headers: &str) -> String {
 }
 
 #[test]
-fn who_was_not_let_in_gives_way_where_all_places_are_taken() {
+fn unauthenticated_connections_make_room_if_all_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = dir.path().join("tokens");
     std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
@@ -629,7 +629,7 @@ fn who_was_not_let_in_gives_way_where_all_places_are_taken() {
 }
 
 #[test]
-fn who_says_nothing_over_tls_is_given_up() {
+fn tls_clients_without_a_request_are_disconnected() {
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();

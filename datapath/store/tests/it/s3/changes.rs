@@ -125,7 +125,7 @@ fn a_change_none_of_whose_attempts_is_answered_is_looked_for() {
 }
 
 #[test]
-fn a_copy_says_of_which_image_a_change_may_have_been_made_and_what_was_done_before() {
+fn a_copy_names_the_image_with_an_uncertain_change() {
     let (place, relay, _) = behind_a_relay();
     let elsewhere = tempfile::tempdir().unwrap();
     let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -181,7 +181,7 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
 }
 
 #[test]
-fn a_server_that_is_full_is_asked_once_and_told_from_one_that_refuses() {
+fn a_full_server_is_asked_once_and_named_as_full() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
     let before = files(place.dir());

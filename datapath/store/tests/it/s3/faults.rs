@@ -237,14 +237,14 @@ fn a_later_page_that_fails_takes_nothing_for_gone() {
 }
 
 #[test]
-fn an_image_that_is_listed_and_not_found_keeps_what_it_needs() {
+fn a_listed_but_missing_image_keeps_its_objects() {
     let shelf = Shelf::new(2, Duration::from_secs(20));
     let removed = shelf.remove("404", |relay| relay.fail("GET", "/images/b", Fault::Status(404), u32::MAX));
     assert_eq!(removed.unwrap().freed_bytes, 0);
 }
 
 #[test]
-fn an_empty_list_is_damaged_and_keeps_what_its_image_may_need() {
+fn an_empty_list_counts_as_damaged_and_keeps_objects() {
     let shelf = Shelf::new(2, Duration::from_secs(20));
     let list = shelf.place.dir().join("images/b");
     let whole = fs::read(&list).unwrap();
@@ -300,7 +300,7 @@ fn a_length_that_is_claimed_takes_no_room() {
 }
 
 #[test]
-fn removals_end_long_before_others_take_who_removes_for_dead() {
+fn removals_end_before_their_mark_is_stale() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
     place.stale_after = Duration::from_secs(10);
@@ -410,7 +410,7 @@ fn publish_in_vain(fault: Fault) {
 
 /// At the same time, as each waits most of its time.
 #[test]
-fn what_is_answered_late_or_never_takes_nothing_along() {
+fn late_or_missing_answers_lose_nothing() {
     let slow_listings = || {
         let removed = Shelf::new(5, Duration::from_secs(1)).remove("listings", |relay| {
             relay.fail("GET", &listing("images"), NONE, 1);
@@ -493,7 +493,7 @@ fn parts_whose_answers_are_lost_cut_or_late_make_one_object() {
 }
 
 #[test]
-fn what_is_behind_the_first_thousand_keys_counts() {
+fn keys_after_the_first_page_count() {
     const MANY: u32 = 1100;
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);

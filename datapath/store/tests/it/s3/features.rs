@@ -105,7 +105,7 @@ fn a_server_without_multipart_uploads_is_named_as_that_at_once() {
 }
 
 #[test]
-fn what_a_probe_that_died_left_is_in_nobodys_way_and_goes() {
+fn leftovers_of_a_dead_probe_are_harmless_and_removed() {
     let own = Own::start();
     let locks = own.dir.path().join("images/a/locks");
     fs::create_dir_all(&locks).unwrap();

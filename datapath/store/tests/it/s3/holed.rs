@@ -183,7 +183,7 @@ fn with_two(seed: u64, len: usize) -> (InBucket, Vec<u8>, [String; 2]) {
 }
 
 #[test]
-fn a_copy_has_the_holes_of_its_source_and_zeroes_in_them_and_so_has_a_copy_of_it() {
+fn copies_keep_the_holes_and_have_zeroes_in_them() {
     for len in LENGTHS {
         let object = Rng::new(21).bytes(len);
         let (dir, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -309,7 +309,7 @@ fn an_import_of_the_same_bytes_makes_an_object_whole() {
 }
 
 #[test]
-fn an_interrupted_copy_goes_on_or_its_parts_are_given_back() {
+fn interrupted_copies_continue_or_are_discarded() {
     let (place, relay, _) = behind_a_relay();
     let object = Rng::new(24).bytes(LENGTHS[1]);
     let dir = tempfile::tempdir().unwrap();
@@ -371,7 +371,7 @@ fn a_source_that_is_damaged_where_it_has_no_holes_is_not_copied() {
 }
 
 #[test]
-fn a_damaged_copy_is_left_out_and_told_where_it_is_the_only_one() {
+fn a_damaged_copy_is_reported_only_without_alternatives() {
     let (place, object, names) = with_two(26, LENGTHS[0]);
     let id = Hash::of(&object);
     let store = place.open(Access::Read).unwrap();
@@ -435,7 +435,7 @@ fn a_damaged_copy_is_left_out_and_told_where_it_is_the_only_one() {
 }
 
 #[test]
-fn who_asks_past_caches_gets_what_a_damaged_copy_has_from_the_other_one() {
+fn uncached_reads_use_the_undamaged_copy() {
     let (place, object, names) = with_two(31, LENGTHS[0]);
     let (id, end) = (Hash::of(&object), object.len() as u64);
     let store = place.open(Access::Read).unwrap();
@@ -501,7 +501,7 @@ fn who_asks_past_caches_gets_what_a_damaged_copy_has_from_the_other_one() {
 }
 
 #[test]
-fn who_asks_past_caches_for_what_is_whole_gets_it_once_more() {
+fn uncached_reads_of_a_whole_object_read_it_again() {
     let object = Rng::new(32).bytes(LENGTHS[0]);
     let dir = tempfile::tempdir().unwrap();
     let place = InBucket::new(server().address());
@@ -519,7 +519,7 @@ fn who_asks_past_caches_for_what_is_whole_gets_it_once_more() {
 }
 
 #[test]
-fn what_is_kept_with_holes_is_not_mended_but_copied() {
+fn partial_copies_are_copied_instead_of_repaired() {
     let (place, object, names) = with_two(27, LENGTHS[0]);
     let store = suite::writable(&place);
     let patch = Patch { offset: ONE.start, bytes: object[20_000..20_010].to_vec() };
@@ -531,7 +531,7 @@ fn what_is_kept_with_holes_is_not_mended_but_copied() {
 }
 
 #[test]
-fn a_whole_object_that_is_damaged_is_put_right_also_by_a_copy_with_holes() {
+fn a_partial_source_can_repair_a_whole_object() {
     for len in LENGTHS {
         let object = Rng::new(28).bytes(len);
         let dirs = [0; 2].map(|_| tempfile::tempdir().unwrap());
@@ -566,7 +566,7 @@ fn a_whole_object_that_is_damaged_is_put_right_also_by_a_copy_with_holes() {
 }
 
 #[test]
-fn who_is_wrong_is_looked_for_where_it_can_be_and_only_for_as_long_as_the_copy_is_to_go_on() {
+fn the_search_for_the_wrong_copy_ends_with_the_copy() {
     for len in LENGTHS {
         let (place, relay, _) = behind_a_relay();
         let store = suite::writable(&place);
@@ -629,7 +629,7 @@ fn who_is_wrong_is_looked_for_where_it_can_be_and_only_for_as_long_as_the_copy_i
 }
 
 #[test]
-fn what_cannot_be_looked_for_is_not_taken_for_lost() {
+fn failed_lookups_do_not_count_as_lost_objects() {
     let (place, object, _) = with_two(29, LENGTHS[0]);
     let relay = HttpRelay::start(server().address());
     let behind = InBucket {
@@ -662,7 +662,7 @@ fn what_cannot_be_looked_for_is_not_taken_for_lost() {
 }
 
 #[test]
-fn an_object_without_holes_costs_one_listing_where_it_is_not_there_and_nothing_where_it_is() {
+fn a_missing_object_costs_one_listing_and_an_existing_one_none() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
     for (image, len) in [("b", LENGTHS[0]), ("c", LENGTHS[1])] {

@@ -9,7 +9,7 @@ use headwater_testkit::Rng;
 use super::*;
 
 #[test]
-fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
+fn large_objects_are_sent_in_parts_and_interrupted_copies_continue() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     let elsewhere = tempfile::tempdir().unwrap();
@@ -48,7 +48,7 @@ fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
 }
 
 #[test]
-fn parts_that_nobody_went_on_with_for_a_week_are_given_back() {
+fn parts_without_progress_for_a_week_are_discarded() {
     let (place, relay, _) = behind_a_relay();
     let elsewhere = tempfile::tempdir().unwrap();
     let source = LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -100,7 +100,7 @@ impl Object for Flipped {
 }
 
 #[test]
-fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
+fn parts_of_an_interrupted_copy_count_only_if_right() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     let elsewhere = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
 }
 
 #[test]
-fn parts_that_nobody_can_go_on_with_are_given_back() {
+fn parts_that_cannot_be_continued_are_discarded() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     let elsewhere = tempfile::tempdir().unwrap();
@@ -229,7 +229,7 @@ fn two_copies_of_one_object_at_the_same_time_are_both_done() {
 }
 
 #[test]
-fn a_copy_begins_anew_once_where_its_upload_is_lost() {
+fn a_copy_restarts_once_if_its_upload_is_lost() {
     let copying = Copying::new(7);
     let [one, other] = copying.open();
     // Given up by another copy, whose source is damaged; and a part that was sent by another one meanwhile and is not the same to the
@@ -266,7 +266,7 @@ fn a_copy_begins_anew_once_where_its_upload_is_lost() {
 }
 
 #[test]
-fn a_copy_that_begins_anew_leaves_the_state_of_another_one_alone_and_nothing_of_its_own() {
+fn a_restarted_copy_leaves_the_state_of_another_copy() {
     let copying = Copying::new(9);
     let [one, other] = copying.open();
     let noted = || fs::read_to_string(copying.state()).unwrap();
@@ -327,7 +327,7 @@ impl Object for Contested {
 }
 
 #[test]
-fn of_two_copies_that_begin_at_the_same_time_one_is_noted_and_nothing_is_left_of_the_other() {
+fn of_two_simultaneous_copies_only_one_records_its_state() {
     let copying = Copying::new(10);
     let [one, other] = copying.open();
     // It has begun, and sent nothing yet, when the other one begins.
@@ -348,7 +348,7 @@ fn of_two_copies_that_begin_at_the_same_time_one_is_noted_and_nothing_is_left_of
 }
 
 #[test]
-fn a_state_that_cannot_be_looked_at_or_removed_fails_no_copy_and_keeps_no_parts() {
+fn an_unreadable_state_fails_no_copy_and_keeps_no_parts() {
     let copying = Copying::new(11);
     let [one, _] = copying.open();
     for (is_lost, method, target) in
@@ -372,7 +372,7 @@ fn a_state_that_cannot_be_looked_at_or_removed_fails_no_copy_and_keeps_no_parts(
 }
 
 #[test]
-fn a_mend_that_the_server_did_not_make_is_not_taken_for_made() {
+fn a_repair_that_the_server_skipped_is_not_reported_as_done() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     let store = suite::writable(&place);
