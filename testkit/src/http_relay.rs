@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_is_cut_to_a_page_that_says_where_the_next_one_is() {
+    fn a_listing_is_cut_to_a_page_with_a_continuation() {
         let listing = |goes_on: &str, keys: &[&str]| {
             let key = |key: &&str| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
             let keys: String = keys.iter().map(key).collect();

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_used_is_counted() {
+    fn used_memory_is_counted() {
         let _alone = alone();
         let before = resident_bytes();
         let used = std::hint::black_box(vec![1_u8; 64 << 20]);

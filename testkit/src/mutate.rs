@@ -133,13 +133,13 @@ mod tests {
     static LONGEST: AtomicU64 = AtomicU64::new(0);
 
     #[test]
-    fn what_the_fuzzers_found_is_where_it_is_looked_for() {
+    fn kept_fuzzer_inputs_are_found() {
         let file = std::fs::read(kept("scsi_cdb")).unwrap();
         assert!(unpack(&file).len() > 10);
     }
 
     #[test]
-    fn each_target_is_fed_with_its_samples_copies_of_them_and_more() {
+    fn each_target_gets_samples_changed_copies_and_more() {
         fn count(bytes: &[u8]) {
             FED.fetch_add(1, Ordering::Relaxed);
             LONGEST.fetch_max(bytes.len() as u64, Ordering::Relaxed);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_seeds_give_equal_sequences_and_others_do_not() {
+    fn only_equal_seeds_give_equal_sequences() {
         let take = |seed| {
             let mut rng = Rng::new(seed);
             (0..64).map(|_| rng.next_u64()).collect::<Vec<_>>()

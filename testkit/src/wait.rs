@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_is_waited_for_and_what_does_not_has_an_end() {
+    fn waits_end_with_the_event_or_the_timeout() {
         let mut asked = 0;
         wait_until("the third time", || {
             asked += 1;

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_collected_and_a_program_without_one_is_told() {
+    fn results_are_collected_and_missing_ones_reported() {
         let mut seen = String::new();
         let script = ["-c", "echo out; echo err >&2; echo 'test result: ok. 1 passed'"];
         let feed = |queue: &Queue| ["a", "b", "c"].iter().for_each(|name| queue.add(shell(name)));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn one_program_runs_while_others_are_built_and_none_that_needs_what_is_not_there() {
+    fn during_the_build_one_program_runs_without_dependencies() {
         let dir = std::env::temp_dir().join(format!("headwater-xtask-beside-{}", std::process::id()));
         let add = |queue: &Queue, name: &str| {
             let package = dir.join(name);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_hangs_is_ended_with_all_that_it_started() {
+    fn a_hanging_program_is_ended_with_its_children() {
         // The second process is not even in its process group, and holds the pipe.
         let dir = std::env::temp_dir().join(format!("headwater-xtask-{}", std::process::id()));
         let script = format!("echo begun; setsid sleep 1000 & echo $! >{}; sleep 1000", dir.display());

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn result_lines_are_summed_and_others_are_not() {
+    fn only_result_lines_are_summed() {
         let mut tally = Tally::default();
         for line in [
             "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s",

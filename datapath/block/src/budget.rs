@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stores_data_leaves_a_quarter_and_each_leaves_as_much_as_it_has() {
+    fn stores_leave_a_quarter_and_each_owner_half_the_rest() {
         let budget = Budget::new(256 * MIB);
         let mut shares: Vec<Share> = (0..50).map(|_| counted(&budget).0).collect();
         let mut had = Vec::new();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_come_to_an_end_while_others_read_without_pause() {
+    fn writes_finish_while_others_read_without_pause() {
         let budget = Budget::new(128 * MIB);
         let mut readers: Vec<Share> = (0..50).map(|_| counted(&budget).0).collect();
         let (mut writer, woken) = counted(&budget);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_served_in_their_order_and_woken() {
+    fn waiters_are_served_in_order_and_woken() {
         let budget = Budget::new(64 * MIB);
         let (mut greedy, _) = counted(&budget);
         assert!(greedy.take(44 * MIB, false));
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_behind_one_that_waits_no_more_may_need_less() {
+    fn a_waiter_behind_a_withdrawn_one_is_served() {
         let budget = Budget::new(64 * MIB);
         let (mut greedy, _) = counted(&budget);
         assert!(greedy.take(44 * MIB, false));
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_goes_to_the_next() {
+    fn unwanted_grants_go_to_the_next_waiter() {
         let budget = Budget::new(64 * MIB);
         let (mut greedy, _) = counted(&budget);
         assert!(greedy.take(48 * MIB, false));
@@ -468,7 +468,7 @@ mod tests {
 
     /// Whatever the order of events, all come to an end, and never is more taken than there is.
     #[test]
-    fn nobody_waits_for_ever() {
+    fn no_waiter_starves() {
         let budget = Budget::new(64 * MIB);
         let threads: Vec<_> = (0..6_u64)
             .map(|number| {

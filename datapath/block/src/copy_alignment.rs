@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_begins_at_a_page_or_apart_from_where_it_is_slow() {
+    fn memory_begins_at_a_fast_alignment() {
         assert!(measure().is_ok());
         assert!([0, APART_BYTES].contains(&lead_bytes()));
     }

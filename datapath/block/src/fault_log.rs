@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_lets_its_limit_pass_and_the_next_tells_what_was_kept_back() {
+    fn a_window_passes_its_limit_and_reports_suppressed_lines() {
         let log = FaultLog::new("test", 2);
         let start = Instant::now();
         let admit = |seconds| log.admit(start + Duration::from_secs(seconds), &"disk");

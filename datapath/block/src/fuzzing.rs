@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_disk_answers_when_it_is_told_to() {
+    fn a_held_disk_answers_after_release() {
         let geometry = Geometry {
             size_bytes: 4096,
             logical_block_bytes: 512,
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_is_unpacked_again() {
+    fn packed_pieces_round_trip() {
         let inputs: [&[u8]; 3] = [b"one", b"", b"the third"];
         let file = pack(inputs);
         assert_eq!(file.len(), 3 * 4 + 12);

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_handed_out_is_not_written_to_again() {
+    fn shared_memory_is_not_written_again() {
         let shared = Pages::copy_of(&[7; 5000]).unwrap().share();
         let lent = SharedSlice::new(shared.clone(), 4000, 1000).unwrap();
         assert_eq!(*lent, [7; 1000]);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_whole_wherever_in_a_page_it_begins() {
+    fn pages_are_complete_at_every_alignment() {
         const LEN: usize = 65_536;
         let page_bytes = rustix::param::page_size();
         for (lead, memory_bytes) in [(0, LEN), (64, LEN + page_bytes)] {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_there_is_lent() {
+    fn only_existing_bytes_are_shared() {
         let shared = Pages::new(4096).unwrap().share();
         assert!(SharedSlice::new(shared.clone(), 0, 4096).is_some_and(|lent| *lent == [0; 4096]));
         assert!(SharedSlice::new(shared.clone(), 1, 4096).is_none());

@@ -134,7 +134,7 @@ mod tests {
 
     /// Of a thousand requests that always come a little too late, how many are watched for in vain?
     #[test]
-    fn looking_in_vain_becomes_rare_and_success_forgives() {
+    fn useless_polling_becomes_rare_and_success_resets_it() {
         let mut polling = Polling::new(LONGEST);
         let mut vain = 0;
         for _ in 0..1000 {

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_said() {
+    fn files_that_are_no_text_are_reported() {
         assert_eq!(text(b"a".to_vec()).unwrap(), "a");
         assert!(text(vec![0xff]).unwrap_err().to_string().contains("UTF-8"));
     }

@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_fetched_once_and_all_who_wait_get_it() {
+    fn a_chunk_is_fetched_once_for_all_waiters() {
         let cache = ChunkCache::new(1 << 20);
         let (tx, rx) = mpsc::channel();
         let waiter = |tx: &mpsc::Sender<usize>| -> Waiter {
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_fetch_is_told_to_all_and_tried_again() {
+    fn a_failed_fetch_is_reported_to_all_waiters_and_retried() {
         let cache = ChunkCache::new(1 << 20);
         let (tx, rx) = mpsc::channel();
         let waiter: Waiter = Box::new(move |chunk| tx.send(chunk.unwrap_err().kind()).unwrap());
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_fails_or_takes_its_time_holds_up_nobody_who_has_another_one() {
+    fn a_slow_or_failing_place_does_not_delay_other_places() {
         let cache = ChunkCache::new(1 << 20);
         let (tx, rx) = mpsc::channel();
         let join = |who: &'static str, object| {
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_just_came_stays_where_all_others_were_used() {
+    fn a_new_chunk_stays_if_all_others_were_used() {
         let cache = ChunkCache::new(10 * memory_bytes(4096));
         for n in 0..10 {
             fill(&cache, n, 4096);

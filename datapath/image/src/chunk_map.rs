@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_cut_or_goes_on_is_not_opened() {
+    fn a_manifest_of_wrong_length_is_not_opened_in_parts() {
         let whole = manifest(3000, |index| index % 2 == 0).encode();
         for len in [0, 1, 79, 80, 100, whole.len() - 1] {
             assert_eq!(
@@ -310,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_part_of_it_says_what_the_whole_says(
+        fn parts_of_a_manifest_agree_with_the_whole(
             step in 1u64..4, from in 0u64..5000, len in 0u64..3000,
         ) {
             let whole = manifest(5000, |index| index % step == 0 || index > 4000);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_of_each_step_is_asked_for_and_the_writers_error_is_told() {
+    fn each_step_is_synced_and_writer_errors_are_returned() {
         let file = tempfile::tempfile().unwrap();
         let ended = EarlySync::beside(
             &file,

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_to_submit_a_read_while_a_share_hangs() {
+    fn submitting_a_read_does_not_block_on_a_hanging_share() {
         static HANGS: Mutex<()> = Mutex::new(());
         // The start of a file is read when it is opened.
         let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source, Vec::new()).unwrap();

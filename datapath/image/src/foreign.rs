@@ -288,7 +288,7 @@ mod tests {
     use headwater_testkit::run;
 
     #[test]
-    fn a_disk_is_read_from_the_file_that_was_opened_and_not_from_its_path() {
+    fn a_disk_is_read_from_the_opened_file_not_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let (raw, path) = (dir.path().join("disk.raw"), dir.path().join("image"));
         let disk = vec![0x5au8; 1 << 20];

@@ -362,7 +362,7 @@ mod tests {
     use crate::import::{ImportOptions, import};
 
     #[test]
-    fn what_could_not_be_synced_is_copied_again_before_the_version_counts_as_here() {
+    fn unsynced_chunks_are_copied_again_before_completion() {
         let (store_dir, cache_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let store = LocalDir::open(store_dir.path(), Access::WRITE).unwrap();
         let options = ReferenceOptions { read_only: true, ..Default::default() };
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_copied_in_vain_waits_for_as_long_as_that_took() {
+    fn repeated_copies_wait_as_long_as_the_copying_took() {
         let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
         let pauses = |costs: &[Duration]| {
             let mut again = Again::default();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_missing_holds_up_no_other_parts() {
+    fn damaged_or_missing_parts_do_not_delay_others() {
         let now = Instant::now();
         let mut parts = Parts::default();
         for (object, offset) in [(0, 0), (0, 10), (1, 0), (0, 20), (1, 10)] {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_cache_does_not_take_is_fetched_less_and_less_often() {
+    fn a_full_cache_slows_down_fetching() {
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: 10 };
         let ms: Vec<u128> = (0..9).map(|_| no_room.pause(10).as_millis()).collect();
         assert_eq!(ms, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);

@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn an_import_that_is_cancelled_reads_no_more_than_one_batch_of_what_the_store_has() {
+    fn a_cancelled_import_reads_at_most_one_batch_of_manifests() {
         let dir = tempfile::tempdir().unwrap();
         let (store, manifests) = many_versions(dir.path());
         let far = Far { store, manifests: Meeting::default(), objects: Meeting::default() };
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_across_a_network_is_asked_for_side_by_side_and_the_index_is_the_same() {
+    fn remote_manifests_are_read_concurrently_with_the_same_index() {
         let dir = tempfile::tempdir().unwrap();
         // One manifest is damaged, and one object is lost.
         let (store, manifests) = many_versions(dir.path());

@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_that_is_cut_anywhere_or_goes_on_is_refused() {
+    fn manifests_of_wrong_length_are_refused() {
         let good = sample().encode();
         for len in 0..good.len() {
             Manifest::decode(&good[..len]).unwrap_err();

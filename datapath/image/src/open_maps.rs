@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_read_once_for_all_who_open_it_together() {
+    fn concurrent_openers_share_one_read_of_a_map() {
         let (open, id) = (OpenMaps::default(), Hash::of(b"m"));
         let reads = AtomicUsize::new(0);
         let (begun, wait_begun) = std::sync::mpsc::channel();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_keeps_nobody_waiting() {
+    fn a_failed_map_read_releases_all_waiters() {
         let (open, id) = (OpenMaps::default(), Hash::of(b"m"));
         let fails = || open.get(id, || Err(ImageError::new(ImageErrorKind::Io, "gone"))).map(drop);
         std::thread::scope(|scope| {

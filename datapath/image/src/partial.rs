@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_of_any_length_has_room_for_what_is_written_until_it_is_ready() {
+    fn temporary_names_fit_for_file_names_of_any_length() {
         let dir = tempfile::tempdir().unwrap();
         for len in [1, 213, 246, FILE_NAME_MAX_BYTES] {
             let target = dir.path().join("n".repeat(len));

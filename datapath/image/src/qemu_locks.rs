@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_write_to_is_refused_and_one_that_they_read_is_not() {
+    fn files_open_for_writing_elsewhere_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.raw");
         File::create(&path).unwrap().set_len(1 << 20).unwrap();

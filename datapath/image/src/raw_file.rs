@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_memory_is_read_by_whoever_asks() {
+    fn bytes_in_memory_are_read_on_the_calling_thread() {
         let (_dir, path) = sparse_file();
         let disk = raw_file(&path).unwrap();
         let read_now = |offset| {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_while_the_file_is_used_is_no_hole() {
+    fn a_part_cut_off_during_use_is_not_a_hole() {
         let (_dir, path) = sparse_file();
         let disk = raw_file(&path).unwrap();
         File::options().write(true).open(&path).unwrap().set_len(393_216).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_opened_wherever_its_path_leads_by_then() {
+    fn the_found_file_is_opened_although_its_path_changed() {
         let (dir, path) = sparse_file();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_refused_with_the_reason() {
+    fn files_that_are_no_disks_are_refused_with_the_reason() {
         let (dir, path) = sparse_file();
         let error = |path: &Path| raw_file(path).map(drop).unwrap_err().to_string();
         File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();

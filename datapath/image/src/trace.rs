@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn boots_are_merged_and_what_few_of_them_touch_is_forgotten() {
+    fn boots_are_merged_and_rare_chunks_dropped() {
         let mut merged = trace(&[(1, 0), (2, 100), (9, 50)]);
         for _ in 0..3 {
             merged.merge(&trace(&[(1, 0), (2, 300)]));

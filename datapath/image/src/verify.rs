@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_listed_is_counted() {
+    fn damage_beyond_the_list_is_counted() {
         let chunk = DamagedChunk {
             image_offset: 0,
             image_bytes: 4096,

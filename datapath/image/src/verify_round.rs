@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_given_up_after_it_failed_for_some_versions_and_others_are_not() {
+    fn only_a_repeatedly_failing_store_is_given_up() {
         let round = VerifyRound::new(None);
         for _ in 1..FAILURES_MAX {
             round.has_told("/one", false);

@@ -111,7 +111,7 @@ impl Store for GatedStore {
 }
 
 #[test]
-fn a_read_of_what_is_fetched_ahead_goes_before_reads_that_came_later() {
+fn an_awaited_prefetch_precedes_later_reads() {
     let (_dir, store) = store();
     let mut disk = vec![0; 8 << 20];
     noise(&mut disk, 3);

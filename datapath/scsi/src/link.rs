@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attentions_are_told_once_and_in_order() {
+    fn attentions_are_reported_once_and_in_order() {
         let attention = Attention::default();
         attention.establish(Code::MODE_PARAMETERS_CHANGED);
         attention.establish(Code::RESERVATIONS_RELEASED);

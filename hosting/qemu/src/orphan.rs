@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stuck_process_is_skipped_and_the_others_are_examined() {
+    fn a_stuck_process_does_not_prevent_examining_others() {
         let (_held, stuck) = mpsc::channel::<()>();
         let stuck = std::sync::Mutex::new(stuck);
         let seen = look_at_all(vec![1, 2, 3, 4], move |pid| {

@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_over_vhost_user_shares_the_memory_and_has_a_queue_for_each_processor() {
+    fn vhost_user_disks_share_memory_with_a_queue_per_processor() {
         for (cpus, queues) in [(1, 1), (3, 3), (64, 8)] {
             let spec = GuestSpec { cpus, disk: Disk::vhost_user("/run/a,b/disk.sock"), ..spec() };
             let arguments: Vec<String> =

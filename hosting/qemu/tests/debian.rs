@@ -98,7 +98,7 @@ async fn sh(guest: &Guest, script: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
+async fn a_debian_guest_has_its_identity_runs_commands_and_stops() {
     let dir = tempfile::tempdir().unwrap();
     let _server = Server::start(&dir.path().join("nbd.sock"));
     let spec = spec(dir.path());

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_servers_have_in_common_is_below_the_front_ends() {
+    fn shared_server_crates_are_below_the_front_ends() {
         let manifest =
             "[dependencies]\nheadwater-connections.workspace = true\nheadwater-nbd.workspace = true\n";
         assert_eq!(lines_found(&RULE, "datapath/frontend/iscsi/Cargo.toml", manifest), [3]);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn each_target_is_built_and_what_is_built_is_a_target() {
+    fn listed_and_built_fuzz_targets_agree() {
         let listed = "vec![\n(\"one\", one, vec![]),\n    (\n    \"two\", two, x()),\n(\"no\", other),\n]";
         let bins =
             "[[bin]]\nname = \"one\"\npath = \"x\"\n[[bin]]\nname = \"seeds\"\n[[bin]]\nname = \"old\"\n";

@@ -36,7 +36,7 @@ mod tests {
     use super::{super::lines_found, RULE};
 
     #[test]
-    fn printing_macros_are_refused_in_what_users_run_only() {
+    fn print_macros_are_refused_only_in_shipped_code() {
         let text = "fn a() { println!(); }\nfn b() { eprintln!(); }\nfn c() { let _ = writeln!(out); }\n\
                     fn d() { eprint!(); }\n#[cfg(test)]\nmod tests { fn e() { eprintln!(); } }\n";
         let mut found = lines_found(&RULE, "headwater/src/cmd/a.rs", text);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_source_and_no_package_names_is_found() {
+    fn unused_dependencies_are_found() {
         let files = [
             SourceFile::new(
                 "Cargo.toml",

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_split_is_joined() {
+    fn split_addresses_join_again() {
         for (text, host, port) in [
             ("127.0.0.1:3260", "127.0.0.1", Some(3260)),
             ("[::1]:0", "::1", Some(0)),

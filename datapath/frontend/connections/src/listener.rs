@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_its_own_stays() {
+    fn foreign_socket_files_stay() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("precious");
         std::fs::write(&path, "data").unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_in_use_and_addresses_of_others_are_named() {
+    fn used_ports_and_foreign_addresses_are_named() {
         let (_first, port) = Listener::tcp("127.0.0.1", 0).unwrap();
         let error = Listener::tcp("127.0.0.1", port).unwrap_err();
         assert!(matches!(error, BindError::PortInUse { .. }), "{error}");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_is_accepted_and_waits_for_nothing_before() {
+    fn connections_are_accepted_without_delay() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let listener = Listener::unix(&path).unwrap();

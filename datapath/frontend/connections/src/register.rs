@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_half_open_one_makes_room_and_open_ones_stay() {
+    fn the_oldest_half_open_connection_makes_room() {
         let register = Register::new(Limits { connections: 4, half_open: 2 });
         let (first, of_first) = connect(&register);
         let (second, of_second) = connect(&register);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_gives_way_to_who_has_none_and_to_nobody_else() {
+    fn the_largest_owner_gives_way_only_to_new_owners() {
         let register = Register::new(Limits { connections: 16, half_open: 2 });
         let open = |owner: Option<Owner>| {
             let (permit, client) = connect(&register);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_those_who_proved_a_name_and_hosts() {
+    fn owners_are_proved_names_or_hosts() {
         let at = |address: &str| Peer::Tcp(address.parse().unwrap());
         let host = |address| Owner::of(None, &at(address));
         assert_eq!(host("10.0.0.1:1"), host("[::ffff:10.0.0.1]:2"));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_the_last_is_told() {
+    fn the_end_of_the_last_connection_is_notified() {
         let register = Register::new(Limits { connections: 2, half_open: 2 });
         let (permit, _client) = connect(&register);
         assert!(!register.wait_until_empty(Duration::from_millis(1)));

@@ -66,7 +66,7 @@ fn call(mut client: impl Read + Write) {
 }
 
 #[test]
-fn no_more_are_served_than_may_be_and_silent_ones_keep_nobody_out() {
+fn the_connection_limit_holds_and_silent_ones_give_way() {
     let (listener, port) = Listener::tcp("127.0.0.1", 0).unwrap();
     let server = start(listener, Duration::from_secs(10));
     let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -88,7 +88,7 @@ fn no_more_are_served_than_may_be_and_silent_ones_keep_nobody_out() {
 }
 
 #[test]
-fn what_has_come_is_answered_before_the_end_and_nobody_comes_after() {
+fn arrived_requests_are_answered_before_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
     let server = start(Listener::unix(&path).unwrap(), Duration::from_secs(60));
@@ -102,7 +102,7 @@ fn what_has_come_is_answered_before_the_end_and_nobody_comes_after() {
 }
 
 #[test]
-fn who_takes_no_replies_is_cut_when_the_server_stops() {
+fn clients_without_reads_are_cut_at_the_stop() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
     let server = start(Listener::unix(&path).unwrap(), Duration::from_millis(50));

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line_and_without_the_secret() {
+    fn errors_name_the_line_but_not_the_secret() {
         for (text, expected) in [
             ("", "name no initiator"),
             ("target a secret-secret-1", "name no initiator"),

@@ -185,7 +185,7 @@ fn more_connections_than_allowed_are_closed_at_once() {
 }
 
 #[test]
-fn who_takes_all_connections_keeps_nobody_out_who_proves_another_name() {
+fn one_chap_name_cannot_occupy_all_connections() {
     let limits = Limits { connections: 16, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, Some(accounts()));
     let log_in = |account: &str, secret: &str| {
@@ -279,7 +279,7 @@ fn an_initiator_that_never_reads_stops_only_itself() {
 }
 
 #[test]
-fn an_initiator_that_goes_in_the_middle_of_a_write_has_written_nothing() {
+fn a_disconnect_during_a_write_writes_nothing() {
     let fixture = fixture();
     for cut in [10, 48, 60, 48 + 511] {
         let mut raw = fixture.session(&[]);
@@ -379,7 +379,7 @@ fn greedy_readers_share_one_budget() {
 }
 
 #[test]
-fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
+fn an_initiator_without_data_does_not_keep_its_memory() {
     let limits =
         Limits { shared_bytes: 64 << 20, send_stall_ms: 200, keepalive_ms: 1_000, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(32 * MIB), limits, None);
@@ -399,7 +399,7 @@ fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
 }
 
 #[test]
-fn an_initiator_that_sends_data_bit_by_bit_does_not_keep_its_memory_from_others() {
+fn a_trickling_initiator_does_not_keep_its_memory() {
     // What stores data and what does not (VERIFY) have memory of their own.
     for operation in [0x2a, 0x2f] {
         let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 300, ..Limits::default() };
@@ -431,7 +431,7 @@ fn an_initiator_that_sends_data_bit_by_bit_does_not_keep_its_memory_from_others(
 }
 
 #[test]
-fn announced_data_that_does_not_come_does_not_keep_its_memory_from_others() {
+fn missing_announced_data_does_not_keep_its_memory() {
     let _alone = alone();
     let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
     let limits = Limits {
@@ -526,7 +526,7 @@ fn unasked_data_without_memory_is_refused_until_there_is_some() {
 }
 
 #[test]
-fn commands_held_for_one_that_never_comes_are_bounded() {
+fn commands_held_for_a_missing_one_are_bounded() {
     let fixture = fixture();
     let mut raw = fixture.session(&[("FirstBurstLength", "131072")]);
     raw.next_cmd_sn();

@@ -17,7 +17,7 @@ fn reset(raw: Raw) {
 }
 
 #[test]
-fn a_discovery_that_is_reset_is_over_and_a_session_that_is_reset_is_broken() {
+fn a_reset_ends_a_discovery_but_breaks_a_session() {
     let log = Log::of_details();
     let fixture = Fixture::new(ReferenceDisk::new(1 << 20));
     let mut raw = fixture.raw();

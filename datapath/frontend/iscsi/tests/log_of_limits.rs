@@ -33,7 +33,7 @@ fn begin_to_write(raw: &mut Raw) {
 }
 
 #[test]
-fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
+fn reached_limits_are_logged_with_address_and_reason() {
     let log = Log::of_warnings();
     let with = |limits| Fixture::with(ReferenceDisk::new(16 * MIB), limits, None);
 

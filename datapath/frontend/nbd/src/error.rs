@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_survive_the_wire_but_for_damage_which_becomes_a_device_error() {
+    fn error_kinds_survive_the_wire_except_damage() {
         for kind in [
             IoErrorKind::Invalid,
             IoErrorKind::ReadOnly,

@@ -56,7 +56,7 @@ fn a_huge_option_is_refused_without_taking_it() {
 }
 
 #[test]
-fn malformed_options_are_answered_and_the_handshake_goes_on() {
+fn malformed_options_are_answered_and_the_handshake_continues() {
     let fixture = fixture();
     let mut raw = fixture.raw();
     raw.greet();
@@ -382,7 +382,7 @@ fn greedy_writers_share_one_budget_and_leave_room_for_reads() {
 }
 
 #[test]
-fn a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others() {
+fn a_stalled_write_does_not_keep_its_memory() {
     let _alone = alone();
     let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 200, ..Limits::default() };
     let fixture = Fixture::with_limits(ReferenceDisk::new(32 * MIB), limits);
@@ -399,7 +399,7 @@ fn a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others() {
 }
 
 #[test]
-fn a_write_that_stops_behind_a_read_that_hangs_does_not_keep_its_memory_from_others() {
+fn a_stalled_write_behind_a_hanging_read_frees_its_memory() {
     let _alone = alone();
     let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 200, ..Limits::default() };
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
@@ -420,7 +420,7 @@ fn a_write_that_stops_behind_a_read_that_hangs_does_not_keep_its_memory_from_oth
 }
 
 #[test]
-fn a_write_that_comes_bit_by_bit_does_not_keep_its_memory_from_others() {
+fn a_trickling_write_does_not_keep_its_memory() {
     let _alone = alone();
     let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 500, ..Limits::default() };
     let fixture = Fixture::with_limits(ReferenceDisk::new(32 * MIB), limits);

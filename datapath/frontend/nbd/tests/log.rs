@@ -53,7 +53,7 @@ fn client(raw: &Raw<TcpStream>) -> String {
 }
 
 #[test]
-fn limits_that_are_met_are_told_with_address_and_reason_and_only_so_often() {
+fn reached_limits_are_logged_with_address_and_reason() {
     let log = Log::of_warnings();
 
     // More connections than allowed.

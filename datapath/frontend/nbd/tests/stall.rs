@@ -109,11 +109,11 @@ fn copied_replies_over_tcp() {
 }
 
 #[test]
-fn lent_replies_over_a_unix_socket() {
+fn replies_with_shared_pages_over_a_unix_socket() {
     ask_and_never_read(true, false, 203);
 }
 
 #[test]
-fn lent_replies_over_tcp() {
+fn replies_with_shared_pages_over_tcp() {
     ask_and_never_read(true, true, 204);
 }

@@ -229,7 +229,7 @@ fn clients_without_a_valid_certificate_are_refused() {
 }
 
 #[test]
-fn servers_that_are_not_who_they_should_be_are_refused() {
+fn servers_with_a_wrong_certificate_are_refused() {
     let authority = Authority::new("the authority");
     let cases = [
         ("wrong-name", "elsewhere.example", USUAL, "elsewhere.example"),
@@ -273,7 +273,7 @@ fn an_export_is_for_those_whose_certificate_names_them() {
 }
 
 #[test]
-fn where_tls_is_required_nothing_goes_without() {
+fn required_tls_refuses_plain_clients() {
     LazyLock::force(&LOG);
     let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
     assert!(secured.server.uri().starts_with("nbds://"), "{}", secured.server.uri());
@@ -288,7 +288,7 @@ fn where_tls_is_required_nothing_goes_without() {
 }
 
 #[test]
-fn where_tls_is_offered_both_go_and_none_goes_without_being_told() {
+fn optional_tls_accepts_both_and_offers_encryption() {
     let secured = Secured::new(ReferenceDisk::new(MIB), OFFERED, None);
     for uri in [secured.server.uri(), secured.uri(&secured.pki())] {
         let client = Client::open(&uri).unwrap();
@@ -325,7 +325,7 @@ fn files_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn files_that_change_count_for_those_who_come_then() {
+fn changed_certificate_files_apply_to_new_clients() {
     let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, None);
     let before = secured.client(&secured.authority, Some("desk-7"), USUAL);
     let is_let_in = |files: &Path| Client::open(&secured.uri(files)).is_ok();
@@ -350,7 +350,7 @@ fn files_that_change_count_for_those_who_come_then() {
 }
 
 #[test]
-fn files_that_could_not_be_used_are_tried_again_though_they_look_the_same() {
+fn unusable_certificate_files_are_tried_again() {
     LazyLock::force(&LOG);
     let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, None);
     let pki = secured.pki();
@@ -376,7 +376,7 @@ fn files_that_could_not_be_used_are_tried_again_though_they_look_the_same() {
 }
 
 #[test]
-fn who_takes_all_places_keeps_nobody_out_who_shows_another_certificate() {
+fn one_certificate_cannot_occupy_all_connections() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let roles = [("server", "localhost", USUAL), ("client", "desk-7", USUAL)];
@@ -401,7 +401,7 @@ fn who_takes_all_places_keeps_nobody_out_who_shows_another_certificate() {
 }
 
 #[test]
-fn a_client_that_comes_again_shows_its_certificate_again() {
+fn reconnecting_clients_show_their_certificate_again() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let roles = [("server", "localhost", USUAL), ("client", "desk-7", USUAL)];
@@ -457,7 +457,7 @@ fn encrypted_with(path: &Path, config: Arc<ClientConfig>) -> Raw<StreamOwned<Cli
 }
 
 #[test]
-fn a_write_whose_record_comes_byte_by_byte_does_not_keep_its_memory_from_others() {
+fn a_trickling_tls_record_does_not_keep_its_memory() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);

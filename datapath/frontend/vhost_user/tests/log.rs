@@ -28,7 +28,7 @@ fn windows(since: Instant) -> usize {
 }
 
 #[test]
-fn faults_are_told_with_name_and_reason_and_only_so_often() {
+fn faults_are_logged_with_name_and_reason() {
     let log = Log::of_warnings();
     let dir = tempfile::tempdir().unwrap();
     let limits = Limits { warnings_per_10_s: 5, ..Limits::default() };

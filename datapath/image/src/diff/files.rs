@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_stays_where_comparing_all_contents_fails() {
+    fn first_results_stay_if_comparing_all_contents_fails() {
         // A file of a whole cluster, which is read only for its contents, and a file of which only the time
         // differs.
         let mut before = fat_in_itself("", 0);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_behind_a_table_that_cannot_be_read_are_told() {
+    fn partitions_behind_an_unreadable_table_are_reported() {
         let mut bytes = vec![0; 1 << 20];
         // An extended partition that begins at sector 1000.
         bytes[446 + 4] = 5;
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_and_not_read_is_told_and_nothing_else() {
+    fn only_known_file_systems_are_reported_as_unread() {
         assert_eq!(look(vec![0; 1 << 20], &["/etc/hostname"]), []);
         for (kind, at, mark) in
             [("XFS", 0, &b"XFSB"[..]), ("LUKS", 0, b"LUKS\xba\xbe"), ("Btrfs", 0x1_0040, b"_BHRfS_M")]

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_store_was_outlives_the_process_and_is_checked() {
+    fn cached_store_lists_outlive_the_process_and_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let name: ImageName = "debian".parse().unwrap();
         let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();

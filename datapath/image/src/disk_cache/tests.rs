@@ -59,7 +59,7 @@ pub fn sync_in_vain(cache: &DiskCache, number: u64) {
 }
 
 #[test]
-fn what_cannot_be_synced_is_lacking_and_all_else_is_synced() {
+fn unsynced_chunks_are_lacking_and_all_others_synced() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let known = |range: std::ops::Range<u32>| range.filter(|n| !cache.lacks(&chunk(*n).0)).count();
@@ -101,7 +101,7 @@ fn what_cannot_be_synced_is_lacking_and_all_else_is_synced() {
 }
 
 #[test]
-fn what_could_not_be_synced_is_read_until_its_room_is_needed_first_of_all() {
+fn unsynced_chunks_are_readable_and_evicted_first() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let _kept = cache.keep(Hash::of(b"v"), (41..82).map(|n| (chunk(n).0, 100_000))).unwrap();
@@ -128,7 +128,7 @@ fn what_could_not_be_synced_is_read_until_its_room_is_needed_first_of_all() {
 }
 
 #[test]
-fn what_comes_while_a_segment_is_synced_is_not_durable_with_it() {
+fn chunks_put_during_a_sync_are_not_durable_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     (0..3).for_each(|n| put(&cache, n));
@@ -149,7 +149,7 @@ fn what_comes_while_a_segment_is_synced_is_not_durable_with_it() {
 }
 
 #[test]
-fn what_was_durable_stays_so_where_its_segment_cannot_be_moved_and_then_not_be_synced() {
+fn durable_chunks_stay_durable_after_failed_moves_and_syncs() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let _kept = cache.keep(Hash::of(b"v"), (0..20).map(|n| (chunk(n).0, 100_000))).unwrap();
@@ -253,7 +253,7 @@ fn a_version_that_is_kept_stays_whatever_comes() {
 }
 
 #[test]
-fn what_is_kept_as_a_whole_is_not_moved() {
+fn segments_of_retained_chunks_only_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let _kept = cache.keep(Hash::of(b"v"), (0..500).map(|n| (chunk(n).0, 100_000))).unwrap();
@@ -314,7 +314,7 @@ fn a_process_that_ends_anywhere_leaves_whole_chunks_or_none() {
 }
 
 #[test]
-fn what_comes_after_a_write_that_failed_is_found_by_the_next_process() {
+fn records_after_a_failed_write_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     (0..3).for_each(|n| put(&cache, n));
@@ -358,7 +358,7 @@ fn damage_is_forgotten_and_foreign_directories_are_refused() {
 }
 
 #[test]
-fn of_what_is_there_twice_the_newer_one_counts_however_many_segments_are_read_at_a_time() {
+fn of_duplicate_records_the_newer_one_counts() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     // 41 chunks a segment.
@@ -383,7 +383,7 @@ fn of_what_is_there_twice_the_newer_one_counts_however_many_segments_are_read_at
 }
 
 #[test]
-fn a_segment_whose_move_was_cut_off_goes_before_all_others() {
+fn a_segment_with_an_interrupted_move_is_removed_first() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     // As many as fit.
@@ -438,7 +438,7 @@ fn traces_are_kept_beside_the_chunks() {
 }
 
 #[test]
-fn a_version_that_is_kept_stays_while_others_put_at_the_same_time() {
+fn a_retained_version_stays_during_concurrent_puts() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let _kept = cache.keep(Hash::of(b"v"), (0..400).map(|n| (chunk(n).0, 100_000))).unwrap();
@@ -499,7 +499,7 @@ fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
 }
 
 #[test]
-fn a_cache_that_was_made_smaller_stays_in_its_bounds_when_it_moves_what_is_kept() {
+fn a_shrunk_cache_stays_in_bounds_while_moving_chunks() {
     let dir = tempfile::tempdir().unwrap();
     // Segments of 16 MiB, of which a smaller cache has room for three, and 4 MiB to move a segment.
     let cache = DiskCache::open(dir.path(), CAPACITY * 4).unwrap();
@@ -542,7 +542,7 @@ fn a_version_with_chunks_that_are_too_large_is_refused() {
 }
 
 #[test]
-fn what_versions_share_is_kept_once() {
+fn shared_chunks_are_kept_once() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let keep = |name: &[u8], chunks: std::ops::Range<u32>| {

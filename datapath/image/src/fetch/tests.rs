@@ -73,7 +73,7 @@ impl Object for Away {
 }
 
 #[test]
-fn what_comes_while_a_read_waits_for_its_store_is_not_waited_for() {
+fn chunks_that_arrive_elsewhere_end_the_wait_for_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
@@ -160,7 +160,7 @@ impl Object for Coming {
 }
 
 #[test]
-fn what_is_on_its_way_is_not_asked_for_again_because_a_part_of_it_came_otherwise() {
+fn a_read_under_way_is_not_repeated_for_partial_arrivals() {
     for is_late in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
@@ -224,7 +224,7 @@ fn what_is_on_its_way_is_not_asked_for_again_because_a_part_of_it_came_otherwise
 }
 
 #[test]
-fn what_could_not_be_synced_is_put_once_more_and_not_fetched() {
+fn unsynced_chunks_are_put_again_without_fetching() {
     let dir = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let (bytes, chunks) = three_chunks();
@@ -246,7 +246,7 @@ fn what_could_not_be_synced_is_put_once_more_and_not_fetched() {
 }
 
 #[test]
-fn whoever_waits_is_answered_before_what_came_is_kept() {
+fn waiters_are_answered_before_chunks_are_kept_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
@@ -273,7 +273,7 @@ fn whoever_waits_is_answered_before_what_came_is_kept() {
 }
 
 #[test]
-fn what_an_earlier_process_left_is_read_back_once_also_where_it_was_moved() {
+fn chunks_of_an_earlier_process_are_read_back_once() {
     let dir = tempfile::tempdir().unwrap();
     let open = || DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let chunk_of = |n: u8| {
@@ -313,7 +313,7 @@ fn what_an_earlier_process_left_is_read_back_once_also_where_it_was_moved() {
 }
 
 #[test]
-fn only_what_lies_side_by_side_is_read_at_once() {
+fn only_adjacent_chunks_are_read_together() {
     let chunk = |object, offset, stored_bytes| ChunkRef { hash: Hash([0; 32]), object, stored_bytes, offset };
     let limit = MergeLimit { chunks: 3, stored_bytes: 1000 };
     let sizes =

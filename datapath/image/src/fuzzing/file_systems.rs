@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_what_they_are_made_for() {
+    fn samples_contain_the_intended_file_systems() {
         for (number, sample) in samples().iter().enumerate() {
             assert!(
                 sample.len() < 65_536,

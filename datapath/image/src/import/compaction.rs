@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_to_carry_are_told_as_changes_where_they_have_none() {
+    fn chunks_to_compact_are_reported_as_changes() {
         let it = compaction(&[1, 2, 5, 9]);
         // Chunk 5 has a change of its own, and a change begins in chunk 2.
         let runs = it.runs(0, &[(250, false), (50, true), (200, false), (60, true), (390, false)]);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_followed_by_zeroes_however_it_was_used_before() {
+    fn reused_input_memory_is_padded_with_zeroes() {
         let mut input = Input::default();
         for (len, chunk_bytes) in [(1 << 20, 65_536), (512, 65_536), (300_032, 4096), (65_536, 65_536)] {
             let into = input.page_of(len);

@@ -645,7 +645,7 @@ mod tests {
     use crate::chunk::Packer;
 
     #[test]
-    fn much_damage_is_for_a_copy_and_a_little_of_a_large_object_is_not() {
+    fn much_damage_is_copied_and_little_damage_patched() {
         const MIB: u64 = 1 << 20;
         let chunk = DamagedChunk {
             image_offset: 0,

@@ -101,12 +101,12 @@ fn a_year(mut next: impl FnMut(&LocalDir, Hash, &[u8], &[u8]) -> Imported) {
 }
 
 #[test]
-fn a_store_of_imports_grows_with_what_is_in_it() {
+fn the_size_of_a_store_of_imports_follows_its_versions() {
     a_year(|store, _, _, disk| import_bytes(store, "disk", disk));
 }
 
 #[test]
-fn a_store_of_seals_grows_with_what_is_in_it() {
+fn the_size_of_a_store_of_seals_follows_its_versions() {
     a_year(|store, parent, before, disk| {
         let sealed = seal(store, parent, before, disk);
         let distinct = before.chunks(CHUNK).zip(disk.chunks(CHUNK)).filter(|(a, b)| a != b).count();
@@ -201,7 +201,7 @@ fn a_seal_refers_to_no_second_copy_that_is_damaged() {
 }
 
 #[test]
-fn what_cannot_be_read_to_carry_it_out_does_not_keep_a_disk_from_being_sealed() {
+fn unreadable_chunks_to_compact_do_not_prevent_a_seal() {
     let (_dir, store, newest, disk) = with_a_sparse_object();
     let mut after = disk.clone();
     noise(&mut after[..4096], 9);
@@ -237,9 +237,9 @@ fn nothing_is_carried_out_where_not_all_versions_can_be_read() {
 }
 
 #[test]
-fn a_store_without_room_to_carry_has_room_for_what_was_changed() {
+fn a_full_store_seals_changes_without_compaction() {
     let dir = tempfile::tempdir().unwrap();
-    let this = test_name(a_store_without_room_to_carry_has_room_for_what_was_changed);
+    let this = test_name(a_full_store_seals_changes_without_compaction);
     on_small_file_system(this, dir.path(), 8, |dir| {
         let (store, newest, disk) = with_a_sparse_object_in(&dir.join("store"));
         let mut ballast = File::create(dir.join("ballast")).unwrap();

@@ -38,7 +38,7 @@ fn flip(path: &Path, at: u64) {
 }
 
 #[test]
-fn what_is_damaged_in_the_store_is_stored_again_by_the_next_import() {
+fn damaged_chunks_are_stored_again_by_the_next_import() {
     let (dir, store) = store();
     let disk = disk();
     let first = import_bytes(&store, "disk", &disk).version;
@@ -93,7 +93,7 @@ fn what_is_damaged_in_the_store_is_stored_again_by_the_next_import() {
 }
 
 #[test]
-fn a_flipped_byte_anywhere_in_the_object_is_found_and_only_its_chunk_is_lost() {
+fn a_flipped_byte_is_found_and_affects_only_its_chunk() {
     let (dir, store) = store();
     let disk = disk();
     let version = import_bytes(&store, "disk", &disk).version;
@@ -135,7 +135,7 @@ fn a_flipped_byte_anywhere_in_the_object_is_found_and_only_its_chunk_is_lost() {
 }
 
 #[test]
-fn verify_names_every_damaged_chunk_and_goes_on_to_the_end() {
+fn verify_continues_and_names_every_damaged_chunk() {
     let (dir, store) = store();
     let version = import_bytes(&store, "disk", &disk()).version;
     let path = object_path(dir.path(), &version);

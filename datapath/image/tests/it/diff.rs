@@ -214,7 +214,7 @@ fn with_other_content(disk: &[u8], content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn content_that_was_changed_alone_is_found_and_a_file_that_cannot_be_compared_is_a_remark() {
+fn content_changes_with_equal_times_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let (_kept, store) = store();
     let before = fat(dir.path(), "12", 2).0;
@@ -475,7 +475,7 @@ fn a_damaged_file_system_is_a_remark_and_no_failure() {
 
 /// Memory that is not to be had ends a program, and nothing catches that.
 #[test]
-fn what_would_take_all_memory_is_a_remark() {
+fn comparisons_beyond_the_memory_limit_become_remarks() {
     let dir = tempfile::tempdir().unwrap();
     let (_kept, store) = store();
     let before = file_system(dir.path());
@@ -582,7 +582,7 @@ fn named(magic: &[(usize, &[u8])]) -> String {
 }
 
 #[test]
-fn what_is_not_read_is_named() {
+fn unread_file_systems_are_named() {
     let cases: [(usize, &[u8], &str); 12] = [
         (0, b"XFSB", "XFS"),
         (0x1_0040, b"_BHRfS_M", "Btrfs"),

@@ -114,7 +114,7 @@ fn write_only_start(image: &mut [u8], file: &str, bytes: u64) {
 }
 
 #[test]
-fn what_was_never_written_of_an_ntfs_file_is_not_compared() {
+fn unwritten_parts_of_ntfs_files_are_not_compared() {
     let dir = tempfile::tempdir().unwrap();
     let (_kept, store) = store();
     let (mut before, mut after) = ntfs(dir.path());

@@ -37,7 +37,7 @@ fn export(store: &LocalDir, manifest: Hash, to: &Path) -> u64 {
 }
 
 #[test]
-fn what_is_written_is_sound_and_what_qemu_reads_is_the_disk() {
+fn qemu_finds_exported_images_sound_and_reads_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let (megabyte, gigabyte) = (1 << 20, 1 << 30);

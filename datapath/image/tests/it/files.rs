@@ -78,7 +78,7 @@ impl Drop for Writer {
 }
 
 #[test]
-fn what_qemu_writes_to_is_not_read_and_what_is_read_qemu_does_not_write_to() {
+fn locks_exclude_qemu_writers_and_our_readers() {
     let dir = Dir::new();
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "DIR/base.qcow2", "4M"]);
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2", "DIR/top.qcow2"]);
@@ -202,7 +202,7 @@ fn a_chain_of_backing_files_is_imported_and_exported_bit_for_bit() {
 }
 
 #[test]
-fn a_truncated_qcow2_is_refused_wherever_it_ends() {
+fn a_qcow2_truncated_anywhere_is_refused() {
     let dir = Dir::new();
     dir.raw("disk.raw");
     dir.qemu_img(&["convert", "-O", "qcow2", "DIR/disk.raw", "DIR/good.qcow2"]);
@@ -458,7 +458,7 @@ fn a_zstd_cluster_of_two_frames_reads_as_qemu_reads_it() {
 }
 
 #[test]
-fn other_formats_are_refused_by_name_and_with_what_to_do() {
+fn other_formats_are_refused_by_name_with_advice() {
     let dir = Dir::new();
     dir.raw("disk.raw");
     for (format, says) in [("vdi", "VDI"), ("qed", "QED")] {
@@ -537,7 +537,7 @@ fn files_that_cannot_be_disks_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_failed_export_leaves_what_was_there() {
+fn a_failed_export_keeps_the_existing_file() {
     let dir = Dir::new();
     let disk = dir.raw("disk.raw");
     let (store_dir, store) = store();

@@ -136,7 +136,7 @@ fn a_backing_file_has_the_format_that_the_qcow2_over_it_says() {
 }
 
 #[test]
-fn a_vhd_that_was_made_larger_has_its_new_size_and_its_copy_of_the_footer_counts() {
+fn an_enlarged_vhd_has_its_new_size() {
     let dir = tempfile::tempdir().unwrap();
     let disk = raw(&dir.path().join("disk.raw"));
     qemu_img(
@@ -311,7 +311,7 @@ fn tables_that_would_fill_the_memory_are_refused() {
 
 /// QEMU would read zeroes where the parent has data, so that its command is no help.
 #[test]
-fn a_vhd_with_a_parent_is_refused_without_the_advice_to_let_qemu_read_it() {
+fn a_vhd_with_a_parent_is_refused_without_advising_qemu() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
     qemu_img(dir.path(), &["convert", "-O", "vpc", "DIR/disk.raw", "DIR/child.vhd"]);
@@ -333,7 +333,7 @@ fn a_vhd_with_a_parent_is_refused_without_the_advice_to_let_qemu_read_it() {
 }
 
 #[test]
-fn what_needs_other_files_is_refused_with_what_to_do() {
+fn disks_in_several_files_are_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
     let refused = |name: &str| open_file(&dir.path().join(name)).map(drop).unwrap_err();

@@ -116,7 +116,7 @@ fn partitions_of_an_mbr_say_the_size_of_sectors() {
 }
 
 #[test]
-fn who_imports_a_disk_can_say_the_size_of_its_sectors() {
+fn the_sector_size_can_be_given_at_the_import() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.raw");
     fs::write(&path, vec![7; 1 << 20]).unwrap();

@@ -66,7 +66,7 @@ fn read(device: &dyn Device, at: usize, len: usize) -> Result<Vec<u8>, IoError> 
 }
 
 #[test]
-fn any_part_reads_as_it_was_written_whoever_reads_first() {
+fn every_part_reads_as_written_in_any_order() {
     let Published { dir: _dir, store, disk, id } = published();
     assert!(store.manifest_parts(id).unwrap().is_some(), "the manifest is too short for this test");
     assert!(read_all(&*open(&store, id)) == disk);
@@ -114,7 +114,7 @@ fn nothing_waits_for_a_page_but_a_request_that_may() {
 }
 
 #[test]
-fn what_a_boot_reads_is_noted_and_what_it_reads_in_order_is_fetched_ahead() {
+fn boots_are_recorded_and_sequential_reads_prefetched() {
     let Published { dir: _dir, store, id, .. } = published();
     let reader = open(&store, id);
     reader.record(Duration::from_secs(600));
@@ -135,7 +135,7 @@ fn what_a_boot_reads_is_noted_and_what_it_reads_in_order_is_fetched_ahead() {
 }
 
 #[test]
-fn damage_in_a_page_concerns_the_reads_that_need_it_until_it_is_mended() {
+fn damage_in_a_page_affects_only_its_reads_until_repaired() {
     let Published { dir, store, disk, id } = published();
     let (_other_dir, other) = small_chunks();
     import_bytes(&other, "disk", &disk);
@@ -174,7 +174,7 @@ fn damage_in_front_of_the_chunks_is_found_when_the_version_is_opened() {
 }
 
 #[test]
-fn who_has_the_answer_may_remove_the_version() {
+fn a_version_can_be_removed_after_the_last_answer() {
     let Published { dir, store, disk, id } = published();
     let manifest = File::open(dir.path().join("manifests").join(id.to_string())).unwrap();
     let cache = ChunkCache::new(256 << 20);

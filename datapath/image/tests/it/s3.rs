@@ -121,7 +121,7 @@ fn chunks_are_carried_out_of_sparse_objects_of_a_bucket_too() {
 }
 
 #[test]
-fn an_import_that_is_cancelled_while_it_is_sent_ends_with_the_parts_that_are_on_their_way() {
+fn a_cancelled_upload_ends_with_the_parts_under_way() {
     let served = served();
     let relay = Arc::new(HttpRelay::start(served.server.address()));
     let store = open(relay.address(), Access::WRITE);
@@ -169,7 +169,7 @@ fn an_import_that_is_cancelled_while_it_is_sent_ends_with_the_parts_that_are_on_
 }
 
 #[test]
-fn reads_of_a_bucket_that_does_not_answer_hold_up_no_others() {
+fn reads_of_a_silent_bucket_delay_no_others() {
     let served = served();
     let [disk, other] = [1, 2].map(|seed| {
         let mut disk = vec![0; 8 << 20];

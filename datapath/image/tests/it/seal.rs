@@ -69,7 +69,7 @@ fn read_version(store: &LocalDir, version: &Version) -> Vec<u8> {
 }
 
 #[test]
-fn a_sealed_version_costs_what_changed() {
+fn the_cost_of_a_sealed_version_follows_the_changes() {
     let (_dir, store) = store();
     let (old, new) = before_and_after();
     let parent = import_bytes(&store, "disk", &old).version;
@@ -203,7 +203,7 @@ impl Store for DyingStore {
 }
 
 #[test]
-fn a_store_that_fails_at_any_operation_has_the_old_state_or_the_new_version() {
+fn a_failing_store_has_the_old_state_or_the_new_version() {
     let (old, new) = before_and_after();
     let (mut failures, mut unheard) = (0, 0);
     for left in 0.. {

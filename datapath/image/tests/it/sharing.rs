@@ -211,7 +211,7 @@ fn a_cache_smaller_than_the_image_stays_in_its_bounds_and_gives_the_right_bytes(
 }
 
 #[test]
-fn what_is_in_memory_needs_no_other_thread() {
+fn chunks_in_memory_need_no_other_thread() {
     let (_dir, store) = store();
     let mut disk = vec![0; 1 << 20];
     noise(&mut disk[..512 << 10], 3);
@@ -261,7 +261,7 @@ fn a_peek_leaves_no_trace() {
 }
 
 #[test]
-fn what_others_than_the_machine_read_is_not_recorded() {
+fn reads_by_others_than_the_machine_are_not_recorded() {
     let (_dir, store) = store();
     let mut disk = vec![0; 1 << 20];
     noise(&mut disk, 3);

@@ -240,7 +240,7 @@ fn read_chunk(reader: &VersionReader, chunk: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_sequential_reader_finds_what_it_needs_and_every_byte_comes_once() {
+fn sequential_reads_are_prefetched_and_fetched_once() {
     let setup = setup(32);
     let cache = ChunkCache::new(64 << 20);
     let reader = setup.open(Arc::clone(&cache));
@@ -259,7 +259,7 @@ fn a_sequential_reader_finds_what_it_needs_and_every_byte_comes_once() {
 }
 
 #[test]
-fn a_comparison_of_all_files_fetches_once_what_both_versions_have() {
+fn a_comparison_fetches_shared_chunks_once() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     std::fs::create_dir(&tree).unwrap();
@@ -297,7 +297,7 @@ fn random_reads_fetch_only_what_they_touch() {
 }
 
 #[test]
-fn chunks_come_from_the_local_disk_the_second_time_and_damage_there_is_fetched_again() {
+fn second_reads_use_the_local_disk_and_replace_damage() {
     let setup = setup(16);
     // Memory for all: else what was read ahead may have left it before it is on the disk, and comes a second time.
     let memory = 64 << 20;
@@ -448,7 +448,7 @@ fn a_read_that_must_wait_for_its_last_chunk_copies_none_before() {
 }
 
 #[test]
-fn what_is_lent_counts_as_read() {
+fn shared_pages_count_as_read() {
     let setup = setup(8);
     let cache = ChunkCache::new(64 << 20);
     let reader = setup.open(Arc::clone(&cache));
@@ -468,7 +468,7 @@ fn what_is_lent_counts_as_read() {
 }
 
 #[test]
-fn what_somebody_waits_for_overtakes_what_is_prefetched() {
+fn awaited_reads_overtake_prefetches() {
     let setup = setup(32);
     let trace = Trace::of_boot(setup.manifest, &(0..512).map(|n| (n, 0)).collect::<Vec<_>>());
     let reader = setup.open(ChunkCache::new(64 << 20));
@@ -490,7 +490,7 @@ fn what_somebody_waits_for_overtakes_what_is_prefetched() {
 }
 
 #[test]
-fn what_two_machines_prefetch_stays_behind_what_one_of_them_waits_for() {
+fn awaited_reads_overtake_prefetches_of_two_machines() {
     let setup = setup(4);
     // No two lie side by side, so each is a read of its own; and no more than are asked for at a time.
     let boot: Vec<(u64, u32)> = (0..12).map(|n| (2 * n, 0)).collect();
@@ -520,7 +520,7 @@ fn what_two_machines_prefetch_stays_behind_what_one_of_them_waits_for() {
 }
 
 #[test]
-fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
+fn a_cancelled_copy_releases_its_version() {
     let setup = setup(28);
     let mut other = vec![0; 28 << 20];
     noise(&mut other, 6);
@@ -551,7 +551,7 @@ fn a_copy_that_waits_for_servers_lets_go_of_its_version_when_it_is_cancelled() {
 }
 
 #[test]
-fn what_an_earlier_process_left_is_read_back_before_a_copy_counts_it() {
+fn leftover_chunks_are_read_back_before_they_count() {
     let setup = setup(16);
     let rate_limit = Arc::new(RateLimit::new(None));
     {
@@ -625,7 +625,7 @@ fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
 }
 
 #[test]
-fn reads_that_wait_for_who_is_away_hold_up_no_others() {
+fn reads_waiting_for_missing_servers_delay_no_others() {
     let setup = setup(8);
     let mut other = vec![0; 4 << 20];
     noise(&mut other, 6);
@@ -793,7 +793,7 @@ fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
 }
 
 #[test]
-fn an_object_that_is_missing_holds_up_no_other_one_and_is_not_asked_for_part_by_part() {
+fn a_missing_object_delays_no_other_and_is_asked_once() {
     const HALF: usize = 16 << 20;
     let setup = setup(HALF >> 20);
     let mut longer = setup.disk.clone();

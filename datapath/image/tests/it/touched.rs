@@ -217,7 +217,7 @@ fn damage_that_is_not_listed_touches_versions_and_files_too() {
 }
 
 #[test]
-fn a_lost_object_of_very_many_chunks_makes_no_version_count_that_needs_only_what_is_right_of_another_one() {
+fn a_large_lost_object_does_not_affect_unrelated_versions() {
     const SMALL: usize = 4096;
     let kept = tempfile::tempdir().unwrap();
     let store = LocalDir::open(kept.path(), Access::Write { new_chunk_bytes: SMALL as u32 }).unwrap();

@@ -66,7 +66,7 @@ fn with_two() -> (tempfile::TempDir, LocalDir, [(Version, Vec<u8>); 2]) {
 }
 
 #[test]
-fn a_removal_gives_back_what_only_that_version_needed() {
+fn a_removal_frees_the_bytes_of_that_version_only() {
     let (dir, store, [(first, before), (second, disk)]) = with_two();
     let object = first.objects[0];
     let taken = taken_bytes(dir.path(), &object);
@@ -86,7 +86,7 @@ fn a_removal_gives_back_what_only_that_version_needed() {
 }
 
 #[test]
-fn what_is_damaged_beside_holes_is_repaired_from_stores_with_and_without_them() {
+fn damage_beside_holes_is_repaired_from_any_store() {
     for with_holes in [false, true] {
         let (dir, store, [(first, before), (second, disk)]) = with_two();
         let elsewhere = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn what_is_damaged_beside_holes_is_repaired_from_stores_with_and_without_them() 
 }
 
 #[test]
-fn a_lost_object_is_copied_from_the_source_that_has_what_the_version_needs() {
+fn a_lost_object_is_copied_from_a_complete_source() {
     let (dir, store, [(first, before), (second, _)]) = with_two();
     // The first of the sources has no need of the first version, and it gave its part back.
     let elsewhere = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_that_were_found_allowed_only_one_reserves() {
+    fn of_two_permitted_reserves_only_one_succeeds() {
         let (a, b) = (NexusId::next(), NexusId::next());
         let port = |name| {
             Arc::new(Initiator {

@@ -56,7 +56,7 @@ fn status(nexus: &Nexus, id: u8) -> Answer {
 }
 
 #[test]
-fn random_segments_copy_what_is_there_then() {
+fn random_segments_copy_the_present_content() {
     let options = ReferenceOptions { waits: Waits::PerMille(500), ..ReferenceOptions::default() };
     let disk = std::sync::Arc::new(ReferenceDisk::with_options(BLOCKS * 512, options));
     let nexus = target_on(&disk, Options::default()).nexus(initiator("a"));

@@ -388,7 +388,7 @@ fn a_miscompare_tells_where() {
 }
 
 #[test]
-fn nothing_is_written_to_what_is_read_only() {
+fn read_only_units_are_never_written() {
     let reference = || ReferenceOptions { read_only: true, ..ReferenceOptions::default() };
     let by_device = session_on(ReferenceDisk::with_options(1 << 20, reference()), Options::default());
     let options = Options { read_only: true, ..Options::default() };

@@ -256,7 +256,7 @@ fn random_actions_of_several_nexuses() {
 }
 
 #[test]
-fn what_persistent_reserve_in_tells() {
+fn persistent_reserve_in_reports_the_state() {
     let target = target(64, ReferenceOptions::default());
     let (a, b) = (target.nexus(initiator("aa")), target.nexus(initiator("bb")));
     assert_eq!(report(&a, 0), [0; 8]);

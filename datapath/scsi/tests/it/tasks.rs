@@ -51,7 +51,7 @@ fn attentions(nexus: &Nexus) -> Vec<u16> {
 }
 
 #[test]
-fn an_aborted_task_is_not_answered_and_the_abort_is_answered_when_it_has_ended() {
+fn an_abort_is_answered_after_its_task_ended() {
     let (disk, target) = held();
     let nexus = target.nexus(initiator("a"));
     let (one, two) = (begin(&nexus, &read10(0, 8), &[], 1), begin(&nexus, &read10(0, 8), &[], 2));
@@ -69,7 +69,7 @@ fn an_aborted_task_is_not_answered_and_the_abort_is_answered_when_it_has_ended()
 }
 
 #[test]
-fn whoever_ends_tasks_is_answered_after_a_task_that_is_being_answered() {
+fn functions_are_answered_after_tasks_being_answered() {
     let functions = [
         Function::AbortTask { lun: LUN, tag: 1 },
         Function::AbortTaskSet { lun: LUN },
@@ -122,7 +122,7 @@ fn a_task_of_another_nexus_is_not_aborted_by_its_tag() {
 }
 
 #[test]
-fn a_cleared_task_set_is_told_to_those_who_lost_tasks() {
+fn clearing_the_task_set_notifies_initiators_that_lost_tasks() {
     let (disk, target) = held();
     let [a, b, c] = ["a", "b", "c"].map(|name| target.nexus(initiator(name)));
     let tasks = [begin(&a, &read10(0, 8), &[], 1), begin(&b, &read10(0, 8), &[], 1)];
@@ -244,7 +244,7 @@ fn too_many_tasks_are_refused() {
 /// Four threads add bits with ORWRITE, four count with COMPARE AND WRITE, on a disk where about half the requests
 /// wait and complete out of order: nothing is lost.
 #[test]
-fn reading_and_then_writing_is_one_step_for_others() {
+fn compare_and_write_is_atomic_for_others() {
     let options = ReferenceOptions { waits: Waits::PerMille(500), seed: 9, ..ReferenceOptions::default() };
     let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
     let target = target_on(&disk, Options::default());
@@ -438,7 +438,7 @@ fn sense_data_comes_in_the_format_that_was_asked_for() {
 }
 
 #[test]
-fn a_new_nexus_is_told_of_power_on_first() {
+fn a_new_nexus_first_gets_the_power_on_attention() {
     let unit =
         LogicalUnit::new(Arc::new(ReferenceDisk::new(1 << 20)), session::identity(), Options::default());
     let target = Target::new("t", vec![(0, unit)]);

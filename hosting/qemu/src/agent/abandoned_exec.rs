@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_begins_after_it_was_given_up_is_killed_unless_it_has_ended() {
+    async fn a_command_that_begins_after_its_timeout_is_killed() {
         for (status, is_killed) in
             [(r#"{"exited": false}"#, true), (r#"{"exited": true, "exitcode": 0}"#, false)]
         {

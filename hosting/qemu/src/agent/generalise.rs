@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_of_the_image_is_run_and_its_failure_told() {
+    fn image_hooks_are_run_and_failures_reported() {
         let dir = system();
         let root = dir.path();
         write(root, "/etc/headwater/generalise.d/10-agent", "#!/bin/sh\nrm /srv/registration\n");

@@ -153,7 +153,7 @@ async fn acceleration_is_decided_by_running_a_guest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_boots_is_asked_about_and_ends_after_the_grace_time() {
+async fn a_machine_boots_reports_its_state_and_stops() {
     let setup = Setup::new(LOGIN);
     let guest = Guest::start(&setup.spec("one")).await.unwrap();
     let boot = guest.wait_booted(PATIENCE).await.unwrap();
@@ -277,7 +277,7 @@ async fn orphans_are_ended_and_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_qemu_to_which_the_same_path_is_another_directory_is_another_daemons() {
+async fn a_qemu_with_another_directory_at_the_path_is_spared() {
     let setup = Setup::new(LOGIN);
     let mut spec = setup.spec("same");
     let (elsewhere, link) = (setup.dir.path().join("elsewhere"), setup.dir.path().join("link"));

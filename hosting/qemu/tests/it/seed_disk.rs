@@ -63,7 +63,7 @@ fn user_data_that_gzip_packed_reaches_the_seed_disk_unchanged() {
 }
 
 #[test]
-fn the_machine_id_command_does_what_it_says() {
+fn the_machine_id_command_sets_the_machine_id() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("seed.img");
     seed::write(&disk, &Identity::new("lab-1", UUID), &Network::None, MAC).unwrap();

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_are_what_other_programs_compute() {
+    fn responses_equal_those_of_other_programs() {
         // printf '\007twelve-bytes' | cat - <(head -c 32 /dev/zero | tr '\0' '\011') | md5sum (sha1sum, sha256sum,
         // openssl dgst -sha3-256)
         for (algorithm, expected) in EXPECTED {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn right_answers_pass_and_wrong_ones_are_told_apart_in_the_log() {
+    fn right_answers_pass_and_wrong_ones_are_logged_distinctly() {
         let accounts = Accounts {
             initiators: vec![secret("one", "first-secret-1"), secret("two", "second-secret")],
             target: Some(secret("disk", "target-secret")),

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_is_kept_and_what_was_rejected_is_the_default() {
+    fn negotiated_values_are_kept_and_rejected_ones_default() {
         assert!(answer("HeaderDigest", "CRC32C").1.header_digest);
         assert!(answer("DataDigest", "CRC32C,None").1.data_digest);
         assert!(!answer("InitialR2T", "No").1.initial_r2t);

@@ -217,7 +217,7 @@ fn chap_lets_the_right_secret_in_with_each_algorithm() {
 }
 
 #[test]
-fn chap_keeps_all_others_out() {
+fn chap_excludes_initiators_without_a_secret() {
     let status = |step| refusal(step).0;
     let keep = |_: &mut Vec<(String, String)>| {};
     assert_eq!(status(chap("99", "initiator-secret", false, keep)), status::AUTHENTICATION_FAILURE);
@@ -272,7 +272,7 @@ fn a_discovery_names_no_target_and_needs_the_secret_too() {
 }
 
 #[test]
-fn what_is_wrong_has_its_status() {
+fn each_login_error_has_its_status() {
     let limits = Limits::default();
     let open = targets(None);
     let refused = |request: LoginRequest, keys: &[(&str, &str)]| {

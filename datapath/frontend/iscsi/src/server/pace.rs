@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_gives_time_but_not_without_end() {
+    fn arriving_data_extends_the_time_up_to_a_limit() {
         let late = |pace: &Pace| pace.late(&Since::default(), STALL, MOST).is_some();
         assert!(!late(&after(5, 0)) && late(&after(10, 0)));
         assert!(!late(&after(14, 5 * SLOWEST_BYTES_S)) && late(&after(15, 5 * SLOWEST_BYTES_S)));

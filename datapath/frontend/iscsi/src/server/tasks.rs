@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_the_least_of_what_is_announced_and_what_is_needed() {
+    fn requested_data_is_the_smaller_of_announced_and_needed() {
         let write = order(1, Attribute::Simple);
         assert_eq!(write.wanted(), 1000);
         assert_eq!(Order { announced: 10_000, ..write }.wanted(), 4096);
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_room_leaves_a_quarter_to_the_rest() {
+    fn waiting_writes_leave_a_quarter_to_other_commands() {
         let write = order(1, Attribute::Simple);
         let read = Order { expected: Expected { needs_room: false, ..write.expected }, ..write };
         let mut counted = Counted::default();

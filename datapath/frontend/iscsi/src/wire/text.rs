@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_pairs_is_refused() {
+    fn texts_that_are_no_pair_lists_are_refused() {
         let long = format!("A={}\0", "v".repeat(VALUE_BYTES + 1));
         let long_key = format!("{}=v\0", "k".repeat(64));
         for (text, error) in [

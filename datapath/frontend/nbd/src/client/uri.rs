@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uri_is_refused_with_a_reason() {
+    fn invalid_uris_are_refused_with_a_reason() {
         for (bad, why) in [
             ("disk.img", "://"),
             ("http://x/y", "scheme"),

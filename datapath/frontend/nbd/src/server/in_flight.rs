@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_that_wait_leave_a_quarter_to_others_and_get_it_back() {
+    fn waiting_writes_leave_a_quarter_to_other_requests() {
         let limits = Limits { requests_in_flight: 8, bytes_in_flight: 800, ..Limits::default() };
         let mut in_flight = InFlight::default();
         (0..8).for_each(|_| in_flight.add(10, true));

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_seen_and_opened_by_those_only_who_may_have_it() {
+    fn exports_are_listed_and_opened_only_for_permitted_clients() {
         let export = |mib: u64| Export {
             device: Arc::new(ReferenceDisk::new(mib << 20)),
             description: format!("{mib} MiB"),

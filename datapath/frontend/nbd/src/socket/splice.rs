@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_reader_of_what_is_lent_is_waited_for() {
+    fn slow_readers_of_shared_pages_are_waited_for() {
         send_to_slow_reader(|socket| {
             let size = sockopt::socket_send_buffer_size(&socket)?;
             sockopt::set_socket_send_buffer_size(&socket, size / 4)?;

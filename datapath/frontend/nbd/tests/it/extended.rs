@@ -179,7 +179,7 @@ fn lengths_beyond_32_bits_are_one_request() {
 }
 
 #[test]
-fn random_requests_do_what_they_say() {
+fn random_requests_agree_with_the_model() {
     let options = ReferenceOptions { waits: Waits::PerMille(400), ..Default::default() };
     let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
     let mut client = Extended::start(&fixture);
@@ -226,7 +226,7 @@ fn random_requests_do_what_they_say() {
 }
 
 #[test]
-fn payloads_that_do_not_belong_are_taken_and_refused() {
+fn unexpected_payloads_are_read_and_refused() {
     let limits = Limits { request_bytes: 64 << 10, longest_request_bytes: 64 << 10, ..Limits::default() };
     let fixture = Fixture::with_limits(ReferenceDisk::new(MIB), limits);
     let mut client = Extended::start(&fixture);

@@ -42,7 +42,7 @@ fn a_disk_that_answers_late_and_out_of_order_passes_the_suite() {
 }
 
 #[test]
-fn what_a_disk_lends_passes_the_suite() {
+fn a_disk_that_shares_pages_passes_the_suite() {
     for waits in [Waits::Never, Waits::PerMille(300)] {
         let options = ReferenceOptions { waits, lends: true, ..Default::default() };
         let fixture = Fixture::new(ReferenceDisk::with_options(4 * MIB, options));
@@ -98,7 +98,7 @@ fn several_connections_see_each_others_writes() {
 }
 
 #[test]
-fn a_request_that_waits_does_not_hold_up_others() {
+fn waiting_requests_do_not_delay_others() {
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let slow = Arc::new(ReferenceDisk::with_options(MIB, options));
     // Reads of the second half answer at once, the others wait.
@@ -241,7 +241,7 @@ fn an_unknown_export_is_named_with_those_there_are() {
 }
 
 #[test]
-fn servers_that_are_none_give_clear_errors() {
+fn servers_of_other_protocols_give_clear_errors() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
     let uri = format!("nbd+unix:///?socket={}", path.display());
@@ -285,7 +285,7 @@ fn a_lost_server_fails_requests_in_flight_and_later_ones() {
 }
 
 #[test]
-fn a_server_that_hangs_fails_requests_after_a_while_and_an_idle_one_does_not() {
+fn a_hanging_server_fails_requests_and_an_idle_one_does_not() {
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
     let options = ClientOptions { silence_limit_ms: Some(1_000), ..Default::default() };
@@ -306,7 +306,7 @@ fn a_server_that_hangs_fails_requests_after_a_while_and_an_idle_one_does_not() {
 }
 
 #[test]
-fn a_change_that_a_closed_disk_does_not_take_costs_the_connection_and_a_read_does_not() {
+fn changes_on_a_closed_disk_end_the_connection() {
     for waits in [Waits::Never, Waits::Always] {
         let options = ReferenceOptions { waits, ..Default::default() };
         let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));

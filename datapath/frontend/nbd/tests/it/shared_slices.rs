@@ -130,7 +130,7 @@ fn read_late(disk: &LendingDisk, mut raw: Raw) {
 }
 
 #[test]
-fn what_is_lent_over_a_unix_socket_arrives_as_it_was() {
+fn shared_pages_arrive_unchanged_over_a_unix_socket() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let (disk, _server) = serve(Address::Unix(path.clone()));
@@ -140,7 +140,7 @@ fn what_is_lent_over_a_unix_socket_arrives_as_it_was() {
 }
 
 #[test]
-fn what_is_lent_over_tcp_arrives_as_it_was() {
+fn shared_pages_arrive_unchanged_over_tcp() {
     let (disk, server) = serve(Address::Tcp { host: "127.0.0.1".into(), port: 0 });
     let uri = server.uri();
     let stream = TcpStream::connect(uri.trim_start_matches("nbd://").trim_end_matches('/')).unwrap();

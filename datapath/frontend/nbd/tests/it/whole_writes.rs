@@ -67,7 +67,7 @@ impl Device for Telling {
 }
 
 #[test]
-fn a_long_write_that_is_here_as_a_whole_is_not_copied_first() {
+fn a_long_write_that_arrived_completely_is_not_copied() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let ((offered, was_offered), (go_on, told)) = (channel(), channel());

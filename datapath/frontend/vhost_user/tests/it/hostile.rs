@@ -310,7 +310,7 @@ fn memory_that_goes_away_under_a_running_queue_breaks_that_queue_only() {
 }
 
 #[test]
-fn a_front_end_that_vanishes_in_the_middle_leaves_a_disk_that_goes_on() {
+fn a_vanished_front_end_leaves_the_disk_usable() {
     let dir = tempfile::tempdir().unwrap();
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
@@ -365,7 +365,7 @@ fn memory_that_can_be_taken_away_is_refused_where_it_must_be_sealed() {
 }
 
 #[test]
-fn more_memory_than_a_machine_may_have_mapped_is_refused_and_takes_nothing_from_others() {
+fn memory_beyond_the_mapping_limit_is_refused() {
     let two = Two::start();
     let mut good = Guest::start(two.good.path());
     let file: File =
@@ -507,7 +507,7 @@ fn with_patience(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
 }
 
 #[test]
-fn a_front_end_that_stops_in_the_middle_of_a_message_does_not_keep_the_next_one_out() {
+fn an_incomplete_message_does_not_block_the_next_front_end() {
     let dir = tempfile::tempdir().unwrap();
     let server = with_patience(&dir, 300);
     // A part of a header; a header without its body; and a part of a body.
@@ -558,7 +558,7 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_does_not_keep_the_next_one_
 }
 
 #[test]
-fn a_front_end_that_never_says_anything_gives_way_to_one_that_does() {
+fn a_silent_front_end_gives_way_to_another() {
     let dir = tempfile::tempdir().unwrap();
     let server = with_patience(&dir, 300);
     let mut silent = UnixStream::connect(server.path()).unwrap();

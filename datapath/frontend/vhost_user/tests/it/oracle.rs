@@ -365,17 +365,17 @@ fn check(waits: Waits, seed: u64, ends: &[u64]) {
 }
 
 #[test]
-fn requests_that_are_finished_at_once_do_what_the_rules_say() {
+fn immediate_requests_follow_the_model() {
     check(Waits::Never, 11, &[]);
 }
 
 #[test]
-fn requests_that_have_to_wait_do_what_the_rules_say() {
+fn waiting_requests_follow_the_model() {
     check(Waits::Always, 12, &[]);
 }
 
 #[test]
-fn requests_in_memory_of_several_regions_do_what_the_rules_say() {
+fn requests_across_memory_regions_follow_the_model() {
     // At addresses that are multiples of pages, blocks, descriptors, or of nothing.
     let ends = [0x200, 0x1000, 0x1a03, 0x1a05, 0x3000, 0x4100, 0x5ff0, 0x7001].map(|offset| FREE + offset);
     check(Waits::Never, 13, &ends);

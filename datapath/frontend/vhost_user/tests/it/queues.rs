@@ -248,7 +248,7 @@ fn flushes_discards_zero_writes_and_the_serial_number() {
 }
 
 #[test]
-fn a_failing_device_gives_errors_and_goes_on() {
+fn a_failing_device_returns_errors_and_continues() {
     for options in [ReferenceOptions::default(), late()] {
         let bench = Bench::new(options);
         let mut guest = Guest::start(bench.path());
@@ -320,7 +320,7 @@ fn write_blocks(client: &VhostDisk, blocks: usize) -> Receiver<bool> {
 }
 
 #[test]
-fn no_more_data_is_in_flight_than_the_limit_says_with_any_number_of_queues() {
+fn data_in_flight_stays_within_the_limit() {
     for queues in [1, 2, 4] {
         let dir = tempfile::tempdir().unwrap();
         let (disk, server) = with_little_in_flight(dir.path());
@@ -392,7 +392,7 @@ impl Device for FullDisk {
 }
 
 #[test]
-fn reads_and_discards_go_on_while_all_writes_wait_for_room() {
+fn reads_and_discards_continue_while_writes_wait() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(FullDisk {
         disk: ReferenceDisk::with_options(1 << 20, late()),
@@ -579,7 +579,7 @@ fn writes_that_found_no_room_do_not_all_come_back_at_once() {
 }
 
 #[test]
-fn stopping_a_queue_finishes_what_was_taken_and_leaves_the_rest() {
+fn stopping_a_queue_finishes_only_taken_requests() {
     let bench = Bench::new(late());
     let mut guest = Guest::start(bench.path());
     bench.disk.hold();
@@ -719,7 +719,7 @@ fn the_configuration_space_is_as_long_as_it_is_asked_for() {
 }
 
 #[test]
-fn stopping_the_server_answers_what_was_taken_and_removes_the_socket() {
+fn stopping_the_server_answers_taken_requests() {
     let bench = Bench::new(late());
     let mut guest = Guest::start(bench.path());
     bench.disk.hold();
@@ -757,7 +757,7 @@ fn a_device_that_never_answers_does_not_keep_the_server_from_stopping() {
 }
 
 #[test]
-fn a_running_machine_goes_on_only_where_it_may() {
+fn a_running_machine_continues_only_on_its_own_disk() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(ReferenceDisk::new(1 << 20));
     let path = dir.path().join("s");
@@ -793,7 +793,7 @@ fn a_running_machine_goes_on_only_where_it_may() {
 }
 
 #[test]
-fn a_running_machine_that_stands_at_entry_0_is_told_from_one_that_was_reset() {
+fn a_running_machine_at_entry_0_differs_from_a_reset_one() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(ReferenceDisk::new(1 << 20));
     let path = dir.path().join("s");

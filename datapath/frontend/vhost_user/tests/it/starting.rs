@@ -102,7 +102,7 @@ fn offer_read(guest: &mut Guest, number: u16) {
 }
 
 #[test]
-fn reads_of_two_busy_rounds_are_started_together_and_none_waits_for_an_idle_thread() {
+fn reads_of_two_busy_rounds_are_started_together() {
     // The thread sleeps at once; it looks for longer than anybody waits here.
     for polling_us in [0, 3_600_000_000] {
         let dir = tempfile::tempdir().unwrap();

@@ -116,7 +116,7 @@ fn a_chunk_is_repaired_from_another_data_object_of_a_store_with_another_history(
 }
 
 #[test]
-fn a_store_that_did_not_answer_is_asked_again_for_the_next_version_and_one_that_has_no_copy_is_not() {
+fn only_stores_without_an_answer_are_asked_again() {
     let sites = Sites::new(LEVEL_DEFAULT);
     sites.spoil(&[PACKED]);
     let repair_object = |version: &Version, round: &VerifyRound, sources: &[Arc<dyn Store>]| {
@@ -177,7 +177,7 @@ fn a_copy_that_is_damaged_too_is_looked_for_once_in_a_round() {
 }
 
 #[test]
-fn a_store_that_never_answers_is_given_up_for_the_round_and_others_are_not_read_again_for_it() {
+fn a_silent_store_is_given_up_for_the_round() {
     let sites = Sites::new(LEVEL_DEFAULT);
     sites.spoil(&[PACKED]);
     let there = Arc::new(Noting::new(sites.there.clone()));
@@ -218,7 +218,7 @@ fn a_chunk_that_is_packed_otherwise_elsewhere_is_refused_and_nothing_is_changed(
 }
 
 #[test]
-fn of_an_object_with_more_damage_only_what_is_stored_as_it_is_is_repaired_from_another_one() {
+fn with_more_damage_only_uncompressed_chunks_come_from_other_objects() {
     let sites = Sites::new(LEVEL_DEFAULT);
     // The older version alone needs this one, and no other store has it.
     spoil(sites.dir.path(), place(&sites.here, &sites.older, 0));

@@ -120,7 +120,7 @@ fn small_chunks() -> (tempfile::TempDir, LocalDir) {
 }
 
 #[test]
-fn any_number_of_chunks_is_repaired_in_little_memory_where_there_is_no_room_for_a_copy() {
+fn many_chunks_are_repaired_in_little_memory_without_space() {
     let mut disk = vec![0; (DAMAGED_LISTED_MAX + 500) * SMALL];
     noise(&mut disk, 1);
     let ((dir, here), (_other_dir, other)) = (small_chunks(), small_chunks());
@@ -191,7 +191,7 @@ fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
 
 /// Chunk by chunk, all that is still damaged is read again after each ten thousand.
 #[test]
-fn an_object_of_which_all_is_damaged_is_copied_and_not_read_again_for_each_list_of_damage() {
+fn a_completely_damaged_object_is_copied_without_rereading() {
     const CHUNKS: usize = 35_000;
     let disk = numbered_chunks(CHUNKS);
     let ((dir, here), (_other_dir, other)) = (small_chunks(), small_chunks());
@@ -278,7 +278,7 @@ fn a_verification_holds_its_rate() {
 }
 
 #[test]
-fn a_round_reads_what_versions_share_once_and_tells_damage_of_each() {
+fn a_round_reads_shared_chunks_once_and_reports_each_version() {
     const FEW_BYTES: u64 = 4 * (64 << 10);
     let mut disk = vec![0; 4 << 20];
     noise(&mut disk, 1);
@@ -328,7 +328,7 @@ fn synced(store: &LocalDir) -> Copied {
 }
 
 #[test]
-fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_copy_fails_of_it() {
+fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
     const FEW_BYTES: u64 = 4 * (64 << 10);
     let mut disk = vec![0; 4 << 20];
     noise(&mut disk, 1);
@@ -404,7 +404,7 @@ fn what_no_version_needs_any_more_is_read_once_in_a_round_and_repaired_before_a_
 
 /// What no version needs is looked at only when all chunks that are needed are right.
 #[test]
-fn a_repair_goes_on_with_damage_that_it_finds_behind_what_it_has_repaired() {
+fn a_repair_continues_with_newly_found_damage() {
     let mut disk = vec![0; 4 << 20];
     noise(&mut disk, 1);
     let ((dir, here), (_other_dir, other)) = (store(), store());

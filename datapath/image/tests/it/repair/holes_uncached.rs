@@ -112,7 +112,7 @@ impl Store for HalfHeard {
 }
 
 #[test]
-fn a_source_that_lacks_what_a_version_needs_is_asked_once_more_and_then_has_it() {
+fn an_incomplete_source_is_asked_once_more_for_its_holes() {
     let mut disk = vec![0; 8 * CHUNK_BYTES];
     noise(&mut disk, 1);
     let ((dir, here), (_whole_dir, whole), (_left_dir, left)) = (store(), store(), store());

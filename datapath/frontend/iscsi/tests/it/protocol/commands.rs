@@ -121,7 +121,7 @@ fn tasks_are_aborted() {
 }
 
 #[test]
-fn what_has_no_place_is_rejected_and_the_session_goes_on() {
+fn misplaced_pdus_are_rejected_and_the_session_continues() {
     let fixture = fixture();
     let mut raw = fixture.session(&[]);
     let mut unknown = [0; 48];
@@ -209,7 +209,7 @@ fn lose_a_write(raw: &mut Raw) -> ScsiCommand {
 
 /// A command is lost to a wrong data digest, and aborted: those after it go on.
 #[test]
-fn a_command_that_was_lost_and_aborted_holds_up_no_others() {
+fn a_lost_and_aborted_command_delays_no_others() {
     let fixture = fixture();
     let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
     let lost = lose_a_write(&mut raw);
@@ -235,7 +235,7 @@ fn a_command_that_was_lost_and_aborted_holds_up_no_others() {
 
 /// A command is lost to a wrong data digest, and all that was sent is aborted: what waited for it is not carried out later.
 #[test]
-fn what_waits_for_a_lost_command_is_aborted_with_all_others() {
+fn commands_waiting_for_a_lost_one_are_aborted_too() {
     for function in [2, 4, 5, 6] {
         let fixture = fixture();
         let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);

@@ -112,7 +112,7 @@ fn the_longest_transfers_are_carried_out_and_longer_ones_are_not() {
 }
 
 #[test]
-fn data_that_comes_unasked_is_taken_up_to_the_first_burst() {
+fn unsolicited_data_is_accepted_up_to_the_first_burst() {
     let fixture = fixture();
     let mut raw =
         fixture.session(&[("InitialR2T", "No"), ("ImmediateData", "Yes"), ("FirstBurstLength", "8192")]);
@@ -130,7 +130,7 @@ fn data_that_comes_unasked_is_taken_up_to_the_first_burst() {
 }
 
 #[test]
-fn what_the_disk_has_at_once_is_answered_beside_a_write_that_waits_for_its_data() {
+fn fast_reads_overtake_a_write_waiting_for_data() {
     let fixture = fixture();
     let mut raw = fixture.session(&[("ImmediateData", "Yes")]);
     let data = Rng::new(5).bytes(65_536);
@@ -270,7 +270,7 @@ fn a_wrong_data_digest_fails_the_task_and_a_wrong_header_digest_the_connection()
 }
 
 #[test]
-fn residuals_are_told() {
+fn residuals_are_reported() {
     let fixture = fixture();
     let mut raw = fixture.session(&[]);
     // Read: more announced than there is, and less.

@@ -124,7 +124,7 @@ fn the_commands_of_an_initiator_that_hung_up_end() {
 }
 
 #[test]
-fn a_login_ends_the_commands_of_the_session_whose_place_it_takes() {
+fn a_login_ends_the_commands_of_the_replaced_session() {
     for late in [false, true] {
         let disk = Arc::new(Endless::new(late));
         let server = serve(&disk);

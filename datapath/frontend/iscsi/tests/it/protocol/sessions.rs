@@ -14,7 +14,7 @@ use headwater_iscsi::{Address, FixedTargets, Limits, Offer, Server};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 
 #[test]
-fn logout_ends_the_session_when_what_runs_has_ended() {
+fn logout_ends_the_session_after_running_commands() {
     let fixture = slow();
     let mut raw = fixture.session(&[]);
     let logout = |raw: &mut Raw, reason, cid| LogoutRequest {
@@ -44,7 +44,7 @@ fn logout_ends_the_session_when_what_runs_has_ended() {
 }
 
 #[test]
-fn commands_that_came_before_the_logout_but_belong_behind_it_are_not_carried_out() {
+fn early_commands_numbered_after_the_logout_are_dropped() {
     let fixture = Fixture::new(ReferenceDisk::new(MIB));
     let mut raw = fixture.session(&[]);
     let logout = LogoutRequest {
@@ -148,7 +148,7 @@ fn a_second_login_of_a_session_takes_its_place() {
 }
 
 #[test]
-fn what_ends_all_tasks_ends_those_of_other_sessions_that_await_their_data() {
+fn ending_all_tasks_includes_those_awaiting_data() {
     // CLEAR TASK SET, LOGICAL UNIT RESET, TARGET WARM RESET, and what others are told.
     for (function, told) in [(4, 0x2f00), (5, 0x2903), (6, 0x2903)] {
         let fixture = Fixture::new(ReferenceDisk::new(MIB));
@@ -376,7 +376,7 @@ fn a_silent_initiator_is_asked_and_given_up_only_if_it_used_to_answer() {
 }
 
 #[test]
-fn a_server_that_stops_asks_for_logout_and_finishes_what_runs() {
+fn a_stopping_server_requests_logout_and_finishes_commands() {
     let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
     let disk = ReferenceDisk::with_options(MIB, options);
     let limits = Limits { logout_grace_ms: 3_000, ..Limits::default() };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 
 #[test]
-fn a_write_that_waits_when_the_disk_is_closed_stays_in_the_ring_and_the_next_server_takes_it() {
+fn waiting_writes_of_a_closed_disk_stay_in_the_ring() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(ReferenceDisk::with_options(1 << 20, late()));
     let limits = Limits { stop_timeout_ms: 100, ..Limits::default() };
@@ -35,7 +35,7 @@ fn a_write_that_waits_when_the_disk_is_closed_stays_in_the_ring_and_the_next_ser
 }
 
 #[test]
-fn a_write_that_the_closed_disk_refuses_behind_later_answers_is_left_and_so_is_the_machine() {
+fn a_refused_write_before_later_answers_leaves_no_position() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(FullDisk {
         disk: ReferenceDisk::new(1 << 20),
@@ -60,7 +60,7 @@ fn a_write_that_the_closed_disk_refuses_behind_later_answers_is_left_and_so_is_t
 }
 
 #[test]
-fn a_queue_that_is_given_up_while_its_front_end_asks_for_its_base_is_waited_for_as_any_other() {
+fn a_queue_given_up_during_get_base_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(ReferenceDisk::with_options(1 << 20, late()));
     let limits = Limits { stop_timeout_ms: 100, ..Limits::default() };
