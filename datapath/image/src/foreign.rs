@@ -103,7 +103,7 @@ impl Foreign {
         });
         let (reader, (size_bytes, sector_bytes)) = match opened {
             Ok(opened) => opened.map_err(refused)?,
-            Err(_) => return Err(damaged("what it says of itself makes no sense".into())),
+            Err(_) => return Err(damaged("its headers make no sense".into())),
         };
         if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(sector_bytes.unwrap_or(SECTOR_BYTES))) {
             return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));

@@ -90,8 +90,7 @@ struct Over<'a>(&'a Work);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let why =
-                "the thread that fetches in the background panicked: what it left is fetched when it is read";
+            let why = "the thread that fetches in the background panicked: the remaining chunks are fetched when they are read";
             *self.0.failure.lock() = Some(ImageError::new(ImageErrorKind::Io, why));
             self.0.falls_short();
         }

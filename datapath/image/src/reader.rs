@@ -534,7 +534,7 @@ pub fn pin(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Pin,
     let is_kept = || disk.is_some_and(|disk| disk.manifest(id).is_some());
     match store.pin(id) {
         Err(e) if e.kind() == StoreErrorKind::Unreachable && is_kept() => {
-            tracing::warn!(version = %id.short(), error = %e, "a version in use is not pinned before its store is back");
+            tracing::warn!(version = %id.short(), error = %e, "a version in use is pinned only when its store can be reached again");
             Ok(store.pin_later(id)?)
         }
         pinned => Ok(pinned?),

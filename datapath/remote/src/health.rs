@@ -140,7 +140,7 @@ impl Servers {
         record.failures += 1;
         let why = "it answers, and says that it cannot give all of the store now";
         if record.why.as_deref() != Some(why) {
-            tracing::warn!(server = %url, %what, %why, "reads go on at others, or wait");
+            tracing::warn!(server = %url, %what, %why, "reads go on at other servers, or wait");
             record.why = Some(why.into());
         }
     }
@@ -151,7 +151,7 @@ impl Servers {
         if state.lacking_said.is_none_or(|said| said.elapsed() >= self.limits.distrust) {
             state.lacking_said = Some(Instant::now());
             let reasons = self.status_of(&state).reasons();
-            tracing::warn!(%what, %reasons, "no server that is there has this: reads of it wait for those that are away");
+            tracing::warn!(%what, %reasons, "no server that can be reached has this: reads of it wait for the other servers");
         }
     }
 

@@ -818,7 +818,7 @@ impl Object for RemoteObject {
             // A cache may have all of its bytes while the server with the list is away. If there are holes,
             // the bytes turn out wrong.
             Err(e) => {
-                tracing::debug!(error = %e, what = %self.path, "what is gone of it is not known: taken for nothing");
+                tracing::debug!(error = %e, what = %self.path, "it is not known which parts of it are holes: assuming none");
                 Ok(Arc::clone(&self.known.lock().get_or_insert_default().holes))
             }
         }
@@ -850,7 +850,7 @@ impl Object for RemoteObject {
         let now = match self.ask_for_holes(true, self.waits()) {
             Ok(now) => now,
             Err(e) => {
-                tracing::debug!(error = %e, what = %self.path, "it was wrong, and it is not known what is gone of it");
+                tracing::debug!(error = %e, what = %self.path, "its hash was wrong, and it is not known which parts of it are holes");
                 return self.whole.lock().begin_again(count);
             }
         };

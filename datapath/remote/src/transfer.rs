@@ -79,7 +79,7 @@ impl std::fmt::Display for Fault {
                 why
             }
             Self::Busy(Busy { status: 502 | 504, .. }) => {
-                "it does not reach the server that it stands before"
+                "it is a proxy, and does not reach the server behind it"
             }
             Self::Busy(_) => "it is too busy",
             Self::Missing => "it does not have this",

@@ -89,7 +89,8 @@ impl RetentionRoot {
         if sound(daemon, &['-']) && sound(id, &['-', '_', '.']) {
             return Ok(format!("{manifest}/{image}/{}.{daemon}.{id}", purpose.name()));
         }
-        let message = format!("cannot note who needs a version of '{image}': '{daemon}', '{id}' is no name");
+        let message =
+            format!("cannot note who needs a version of '{image}': '{daemon}' or '{id}' is not a valid name");
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 

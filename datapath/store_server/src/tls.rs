@@ -104,7 +104,7 @@ impl Certificates {
                 let failed = Some(e.to_string());
                 if failed != state.failed {
                     tracing::warn!(error = %e,
-                        "the certificate and its key have changed and cannot be used: the ones before are, until that is mended");
+                        "the changed certificate and key cannot be used: the previous ones stay in use until they are repaired");
                 }
                 state.failed = failed;
             }

@@ -178,7 +178,7 @@ impl Agent {
         let command = ["sh", "-c", WRITE_OUT].map(str::to_owned).to_vec();
         let prepare = Exec { command, input: Vec::new(), timeout: SYNC_TIMEOUT };
         if let Err(error) = self.exec(&prepare).await {
-            tracing::debug!(%error, "the guest did not write out before it is frozen");
+            tracing::debug!(%error, "the guest did not write out its file systems before the freeze");
         }
         Ok(())
     }
@@ -189,7 +189,8 @@ impl Agent {
         let (_waits, given_up) = oneshot::channel();
         // In its own task, because the number of the process to kill is known only after the agent has answered.
         let work = tokio::spawn(async move { agent.exec_unless(given_up, &exec).await });
-        work.await.unwrap_or_else(|error| Err(Error::Gone(format!("a command's end is not known: {error}"))))
+        work.await
+            .unwrap_or_else(|error| Err(Error::Gone(format!("it is not known how a command ended: {error}"))))
     }
 
     async fn exec_unless(&self, mut given_up: oneshot::Receiver<()>, exec: &Exec) -> Result<ExecOutput> {

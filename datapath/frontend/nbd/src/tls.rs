@@ -163,14 +163,14 @@ impl ServerFiles {
             Err(error) => {
                 let told = Some(error.to_string());
                 if told != state.told {
-                    tracing::warn!(%error, "TLS files have changed, and those before are used until that is mended");
+                    tracing::warn!(%error, "TLS files have changed and cannot be used: the previous ones stay in use until they are repaired");
                 }
                 state.told = told;
                 return;
             }
             // The list is being replaced: a client that was locked out must not come in meanwhile.
             Ok((_, false)) if state.has_withdrawn => tracing::warn!(%directory,
-                "the list of withdrawn certificates ({WITHDRAWN}) is gone: the files before are used until it is back"),
+                "the list of withdrawn certificates ({WITHDRAWN}) is gone: the previous files stay in use until it is back"),
             Ok((config, has_withdrawn)) => {
                 tracing::info!(%directory, "the TLS files were read again");
                 (state.config, state.has_withdrawn) = (config, has_withdrawn);

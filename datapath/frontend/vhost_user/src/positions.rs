@@ -18,7 +18,7 @@ const WRITE_THROUGH: &str = "write-through";
 /// A running machine that has not used this disk, or not up to its present position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a machine that is running wants to go on at entry {base}, and {}: start it anew",
+    "a running machine wants to go on at entry {base}, and {}: start it anew",
     self.reason()
 )]
 pub(crate) struct ResumePositionFault {

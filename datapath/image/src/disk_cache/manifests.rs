@@ -26,7 +26,7 @@ impl DiskCache {
     /// Keeps a manifest if possible. The least recently used ones are removed for it.
     pub(crate) fn keep_manifest(&self, id: Hash, bytes: &[u8]) {
         if let Err(e) = self.must_keep_manifest(id, bytes) {
-            tracing::warn!(error = %e, "opening a version all the same");
+            tracing::warn!(error = %e, "cannot keep the manifest of a version in the chunk cache; opening the version without that");
         }
     }
 

@@ -337,7 +337,7 @@ impl DiskCache {
             self.remove_first(state);
             "nothing in it is kept, and it is removed"
         };
-        let why = format!("cannot copy what is to stay of {shown} ({outcome}): {error}");
+        let why = format!("cannot copy the kept chunks of {shown} ({outcome}): {error}");
         io::Error::new(error.kind(), why)
     }
 }

@@ -45,7 +45,7 @@ impl DiskCache {
         self.keep_path(store, &path_of(&image.name), image.encode());
         // The settings get the time of the newest list, because a list is useless without them.
         if let Err(e) = self.stores().touch(id_of(store, SETTINGS)) {
-            tracing::debug!(error = %e, "cannot say that a store was looked at");
+            tracing::debug!(error = %e, "cannot note the time at which a store was last looked up");
         }
     }
 
@@ -58,7 +58,7 @@ impl DiskCache {
     /// Forgets the list of an image that the store no longer has.
     pub fn forget_image(&self, store: &str, name: &ImageName) {
         if let Err(e) = self.stores().remove(id_of(store, &path_of(name))) {
-            tracing::warn!(image = %name, dir = %self.dir.display(), error = %e, "cannot forget what an image was");
+            tracing::warn!(image = %name, dir = %self.dir.display(), error = %e, "cannot remove the kept list of versions of an image");
         }
     }
 
@@ -70,7 +70,7 @@ impl DiskCache {
         });
         if let Err(e) = kept {
             tracing::warn!(path, dir = %self.dir.display(), error = %e,
-                "cannot keep what a store is: it cannot be opened while all servers are gone");
+                "cannot keep a copy of a store's lists and settings: the store cannot be opened while all servers are gone");
         }
     }
 

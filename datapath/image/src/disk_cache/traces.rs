@@ -19,7 +19,7 @@ impl DiskCache {
     pub fn trace(&self, manifest: Hash) -> Option<Vec<u8>> {
         let (bytes, _) = self.traces().read(manifest, TRACE_MAX_BYTES)?;
         if let Err(e) = self.traces().touch(manifest) {
-            tracing::debug!(error = %e, "cannot say that a boot trace was used");
+            tracing::debug!(error = %e, "cannot note the time at which a boot trace was last used");
         }
         Some(bytes)
     }

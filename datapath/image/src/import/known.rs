@@ -114,7 +114,7 @@ impl<'a> KnownChunks<'a> {
             }
             Err(e) if e.kind().is_damage() => {
                 buffer.resize(len, 0);
-                tracing::debug!(error = %e, "a chunk that the store has is not used");
+                tracing::debug!(error = %e, "a chunk in the store is damaged and is not used");
                 Ok(false)
             }
             Err(e) => Err(e.context("cannot read back what the store has")),

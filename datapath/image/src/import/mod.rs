@@ -180,7 +180,7 @@ pub fn import(
         // A full store, or damage that the new version would only inherit, must not prevent the version.
         Err(e) if attempt.may_fail_of_carrying(&e, options) => {
             tracing::warn!(image = %options.name, error = %e,
-                "nothing is carried out of data objects that are mostly out of use, for that failed");
+                "chunks of data objects that are mostly out of use could not be stored again: importing without that");
             import_once(&source, store, options, progress, (false, &mut attempt))
         }
         done => done,

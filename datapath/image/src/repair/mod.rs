@@ -61,7 +61,7 @@ const COPIED_BEFORE: &str =
     "it was copied in this repair, and is damaged again: the disk of the store may be failing";
 /// Why packed chunks of other objects are not tried.
 const MORE_IS_DAMAGED: &str =
-    "more is damaged in it, so that its hash could not say whether they are packed in the same way";
+    "more of it is damaged, so its hash cannot show whether they are packed in the same way";
 /// Why packed chunks of other objects are refused.
 const NOT_THE_SAME: &str =
     "with them its hash is not its name: another level or zstd packed them, or it is damaged elsewhere too";
@@ -376,8 +376,9 @@ impl<'a> Repair<'a> {
         match rewritten {
             Ok(()) => outcome.chunks += count,
             Err(why) => {
-                let why =
-                    format!("data object {object}: no packed chunks of other ones are written to it: {why}");
+                let why = format!(
+                    "data object {object}: packed chunks of other data objects cannot be written to it: {why}"
+                );
                 if has_waited {
                     self.whole(object, &why, outcome);
                 } else {
@@ -394,7 +395,7 @@ impl<'a> Repair<'a> {
         let Err(e) = self.write_patched(object, patches) else { return Ok(Ok(())) };
         self.cancel.check("the repair")?;
         if e.kind() == StoreErrorKind::Damaged {
-            tracing::debug!(%object, error = %e, "it is not right with packed chunks of other data objects");
+            tracing::debug!(%object, error = %e, "with packed chunks of other data objects it does not have the right hash");
             return Ok(Err(NOT_THE_SAME.to_owned()));
         }
         Ok(Err(e.to_string()))

@@ -60,7 +60,10 @@ impl Inner {
         }
         Err(StoreError::new(
             StoreErrorKind::Io,
-            format!("the data object {} was not copied: others copy it all the time; try again", source.id()),
+            format!(
+                "the data object {} was not copied: other processes kept copying it; try again",
+                source.id()
+            ),
         ))
     }
 
@@ -120,7 +123,7 @@ impl Inner {
         part.append(&mut file, (source, &holes), (taken_up, &mut hashing), copied)?;
         let mut hash = hashing.finish();
         if taken_up > 0 && hash != id {
-            tracing::warn!(%id, "what an interrupted copy left of it may be wrong: it is copied anew");
+            tracing::warn!(%id, "the remains of an interrupted copy may be wrong: copying the data object from the start");
             step().and_then(|()| file.set_len(0)).and_then(|()| file.rewind()).map_err(failed)?;
             // Holes took no space before, so check again for a copy without them.
             part.check_room(&holes, len_bytes)?;

@@ -32,7 +32,7 @@ impl Inner {
             .make_folder(&self.layout.trees())
             .map_err(|e| StoreError::from_os(format!("cannot make {}", self.layout.trees().display()), e));
         if let Err(error) = made.and_then(|()| replace_file(&self.temporary("tree"), &path, &bytes)) {
-            tracing::warn!(version = %id.short(), %error, "a version has no hash tree, and takes longer to open");
+            tracing::warn!(version = %id.short(), %error, "cannot write the hash tree of a version, which takes longer to open without it");
         }
     }
 }
@@ -50,12 +50,12 @@ pub(super) fn open(layout: &Layout, id: Hash) -> Result<Option<Arc<dyn Parts>>, 
         Ok(bytes) => HashTree::decode(&bytes, id, len_bytes),
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) => {
-            tracing::warn!(version = %id.short(), error = %e, "its hash tree cannot be read: its whole manifest is");
+            tracing::warn!(version = %id.short(), error = %e, "its hash tree cannot be read: reading its whole manifest instead");
             return Ok(None);
         }
     };
     if tree.is_none() {
-        tracing::warn!(version = %id.short(), "its hash tree is not that of its manifest, all of which is read");
+        tracing::warn!(version = %id.short(), "its hash tree does not belong to its manifest: reading its whole manifest instead");
     }
     Ok(tree.map(|tree| Arc::new(FileParts { path, file, len_bytes, tree }) as Arc<dyn Parts>))
 }

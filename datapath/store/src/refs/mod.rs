@@ -100,7 +100,7 @@ impl Image {
         {
             let (image, newest) = (&self.name, newest.number);
             let message =
-                format!("{image}@{newest} was made meanwhile, which what was to be made is not based on");
+                format!("{image}@{newest} was made meanwhile, and the new version is not based on it");
             return Err(StoreError::new(StoreErrorKind::InUse, message));
         }
         let version = Version {

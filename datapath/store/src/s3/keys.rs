@@ -29,16 +29,16 @@ impl KeySource {
             return None;
         }
         let lacking = if let (Some(file), Some(role)) = (set(Key::WebIdentityTokenFile), set(Key::RoleArn)) {
-            format!("the keys of the role {role} could not be had for the token in {file}")
+            format!("the keys of the role {role} could not be obtained for the token in {file}")
         } else if let Some(path) = set(Key::ContainerCredentialsRelativeUri) {
-            format!("the container's role could not be had from http://169.254.170.2{path}")
+            format!("the container's role could not be obtained from http://169.254.170.2{path}")
         } else if let (Some(url), Some(_)) =
             (set(Key::ContainerCredentialsFullUri), set(Key::ContainerAuthorizationTokenFile))
         {
-            format!("the pod's role could not be had from {url}")
+            format!("the pod's role could not be obtained from {url}")
         } else {
             let url = set(Key::MetadataEndpoint);
-            format!("the machine's role could not be had from {}", url.as_deref().unwrap_or(MACHINE))
+            format!("the machine's role could not be obtained from {}", url.as_deref().unwrap_or(MACHINE))
         };
         Some(Self { lacking: lacking.into() })
     }
@@ -71,7 +71,7 @@ mod tests {
             let builder = set.iter().fold(AmazonS3Builder::new(), with);
             KeySource::of(&builder).map(|source| source.lacking.to_string())
         };
-        let machine = "the machine's role could not be had from http://169.254.169.254";
+        let machine = "the machine's role could not be obtained from http://169.254.169.254";
         assert_eq!(asked(&[]).as_deref(), Some(machine));
         assert_eq!(asked(&[(Key::SkipSignature, "No")]).as_deref(), Some(machine));
         // A role without its token file is ignored.
@@ -81,13 +81,13 @@ mod tests {
             assert!(told.contains(words), "{told}");
         };
         named(&[(Key::MetadataEndpoint, "http://127.0.0.1:9")], "from http://127.0.0.1:9");
-        named(&[(Key::RoleArn, "arn:x"), (Key::WebIdentityTokenFile, "/t")], "arn:x could not be had");
+        named(&[(Key::RoleArn, "arn:x"), (Key::WebIdentityTokenFile, "/t")], "arn:x could not be obtained");
         named(&[(Key::ContainerCredentialsRelativeUri, "/v2/x")], "from http://169.254.170.2/v2/x");
         let pod = [
             (Key::ContainerCredentialsFullUri, "http://169.254.170.23/v1"),
             (Key::ContainerAuthorizationTokenFile, "/t"),
         ];
-        named(&pod, "the pod's role could not be had from http://169.254.170.23/v1");
+        named(&pod, "the pod's role could not be obtained from http://169.254.170.23/v1");
         for nobody in [
             &[(Key::AccessKeyId, "k"), (Key::SecretAccessKey, "s")][..],
             &[(Key::AccessKeyId, "k")],

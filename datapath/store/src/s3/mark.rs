@@ -403,7 +403,7 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
             Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
             Err(_) => {
                 let key = bucket.shown(&held.key);
-                tracing::warn!(key, "a mark was removed by somebody who took us for dead");
+                tracing::warn!(key, "another process took this process for dead and removed its mark");
                 return;
             }
         }
@@ -421,7 +421,7 @@ impl Drop for Mark {
             return;
         }
         if let Err(e) = removed.and_then(|()| self.bucket.remove(&self.held.key)) {
-            tracing::warn!(error = %e, "a mark is left in S3, and lapses by itself");
+            tracing::warn!(error = %e, "a mark stays in S3 until it expires");
         }
     }
 }

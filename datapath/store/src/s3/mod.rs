@@ -297,7 +297,7 @@ impl Inner {
             self.is_seen.store(true, Ordering::Release);
             return Ok(());
         }
-        let message = format!("{} is not the store any more that it was: open it again", self.bucket.url());
+        let message = format!("a different store is at {} now: open it again", self.bucket.url());
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
@@ -363,7 +363,9 @@ impl Inner {
                 Err(Refusal::Failed(e)) => return Err(e.into()),
                 // A repetition could apply the change twice.
                 Err(Refusal::Unknown(why)) => return Err(self.not_known(name, why)),
-                Err(_) => tracing::debug!(%name, "somebody else changed the image; once more"),
+                Err(_) => {
+                    tracing::debug!(%name, "another process changed the image at the same time; trying again")
+                }
             }
         }
         let message = format!(
@@ -587,7 +589,7 @@ impl Store for S3Store {
             let shown = self.inner.bucket.shown(&object_key(object));
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
-                format!("cannot mend {shown}: it is kept with holes, and is copied as a whole instead"),
+                format!("cannot mend {shown}: it is kept with holes, so it must be copied as a whole"),
             ));
         }
         publication::send_object(&self.inner, &damaged, patches, None, &mut |_| Ok(()))

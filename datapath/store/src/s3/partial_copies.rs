@@ -203,7 +203,7 @@ impl PartialCopies {
                 // The key was removed after the listing.
                 Err(e) if e.kind() == StoreErrorKind::NotFound => {}
                 Err(e) if matches!(e.kind(), StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat) => {
-                    tracing::warn!(error = %e, "a copy of a data object with holes is left out");
+                    tracing::warn!(error = %e, "ignoring an unreadable copy of a data object with holes");
                     damaged = Some(e);
                 }
                 Err(e) => return Err(e),
@@ -374,7 +374,7 @@ fn holes_of(
         return Err(cut());
     }
     if wanted_bytes.is_some_and(|wanted_bytes| wanted_bytes != len_bytes) {
-        return Err(damaged(&format!("it is that of an object of {len_bytes} bytes")));
+        return Err(damaged(&format!("it belongs to an object of {len_bytes} bytes")));
     }
     Ok((len_bytes, Holes::decode(&shown, &bytes, len_bytes)?))
 }

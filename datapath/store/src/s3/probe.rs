@@ -42,7 +42,7 @@ pub(super) fn must_keep_conditions(bucket: &Bucket, unique: &str) -> Result<(), 
     let kept = keeps_conditions(bucket, &key);
     // A key that is left does no harm, and the next probe tries to remove it again.
     if let Err(e) = clean_up(bucket, &name, &key) {
-        tracing::warn!(error = %e, "the key of a probe is left in S3");
+        tracing::warn!(error = %e, "cannot remove the key of a test write from S3");
     }
     kept
 }

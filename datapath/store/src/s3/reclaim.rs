@@ -180,7 +180,7 @@ impl Inner {
 
     fn want_sweep_if_possible(&self) {
         if let Err(e) = self.want_sweep() {
-            tracing::warn!(error = %e, "a later removal gives back what this one may have left");
+            tracing::warn!(error = %e, "this removal may have left space in use; a later one gives it back");
         }
     }
 

@@ -215,7 +215,10 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
         if sending.state_key.is_none() {
             return Err(lost);
         }
-        tracing::info!(key = bucket.shown(sending.key), "what was sent of it is lost: it is sent anew");
+        tracing::info!(
+            key = bucket.shown(sending.key),
+            "the server lost the parts that were sent: sending all of them again"
+        );
         sending.state_key = None;
         (parts, state) = (begin_again_from_start(bucket, sending.key, part_bytes)?, None);
     }
@@ -260,7 +263,7 @@ fn send_as(
     if let Some(state) = state
         && let Err(e) = remove_state(bucket, &state.key, &parts.upload)
     {
-        tracing::warn!(error = %e, "the state of an upload that is over is left in S3; it goes in a week");
+        tracing::warn!(error = %e, "the state of a finished upload stays in S3 for a week");
     }
     if outcome.is_err()
         && let Err(also) = bucket.abort_parts(sending.key, &parts.upload)

@@ -54,8 +54,7 @@ impl FromStr for S3Url {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         if bucket.contains('@') || bucket.contains(':') {
-            let why =
-                "keys and secrets do not belong into it, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+            let why = "keys and secrets do not belong in it: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
             return Err(invalid(why));
         }
         let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -111,7 +110,11 @@ impl S3Url {
                 self.timeout = Duration::from_secs(seconds.ok_or("its timeout must be 1 to 3600 seconds")?);
             }
             "region" | "style" => return Err(format!("'{value}' is no {name}")),
-            _ => return Err(format!("it has '{name}'; there are endpoint, region, style and timeout")),
+            _ => {
+                return Err(format!(
+                    "it has the unknown parameter '{name}'; known are endpoint, region, style and timeout"
+                ));
+            }
         }
         Ok(())
     }
