@@ -104,7 +104,7 @@ impl Certificates {
                 let failed = Some(e.to_string());
                 if failed != state.failed {
                     tracing::warn!(error = %e,
-                        "the changed certificate and key cannot be used: the previous ones stay in use until they are repaired");
+                        "the changed certificate and key cannot be used: the previous ones stay in use until the files are repaired");
                 }
                 state.failed = failed;
             }

@@ -163,7 +163,7 @@ impl ServerFiles {
             Err(error) => {
                 let told = Some(error.to_string());
                 if told != state.told {
-                    tracing::warn!(%error, "TLS files have changed and cannot be used: the previous ones stay in use until they are repaired");
+                    tracing::warn!(%error, "TLS files have changed and cannot be used: the previous ones stay in use until the files are repaired");
                 }
                 state.told = told;
                 return;

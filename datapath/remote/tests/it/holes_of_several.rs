@@ -1,4 +1,5 @@
-//! Objects of which several servers have given parts back, each others: who reads one gets what any of them has.
+//! Several servers have given back different parts of an object. A reader gets every part that any of them
+//! has.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +16,7 @@ use headwater_remote::{Limits, ServerState};
 use headwater_store::{Access, Hash, LocalDir, Store, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault};
 
-/// So that a server is not the one that reads prefer.
+/// So that reads do not prefer this server.
 const SLOW: HttpFault = HttpFault::Delay(Duration::from_millis(50));
 
 #[test]
@@ -32,7 +33,7 @@ fn a_copy_combines_the_parts_of_all_servers() {
     let copied = copied(&remote, &bytes, to.path());
     assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");
     check_copy(to.path(), &bytes, &common(&lists), &[KEPT, OWN[0], OWN[1]]);
-    // It was read once, and what is gone neither went over the network nor takes space.
+    // It was read once. The holes neither went over the network nor take space.
     let sent: u64 = servers.iter().map(FileServer::body_bytes).sum();
     assert!(sent < OBJECT_BYTES as u64 / 2, "{sent} bytes");
     let taken = fs::metadata(to.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
@@ -65,7 +66,7 @@ fn a_copy_continues_from_others_if_a_server_fails() {
     let to = tempfile::tempdir().unwrap();
     let other = listed(dirs[1].path(), &bytes);
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
-    // It gives the first block, and no longer part.
+    // This server sends the first block, and then breaks off in every longer range.
     servers[0].fail(HttpFault::BreakAfter(10_000));
     let remote = open(&[&servers[0], &servers[1]]);
     all_up(&remote);
@@ -103,7 +104,8 @@ fn a_read_with_remembered_lists_uses_servers_that_have_the_part() {
     servers[0].fail_all(SLOW);
     let remote = open(&[&servers[0], &servers[1]]);
     all_up(&remote);
-    // As a server does whose store this is: it keeps objects open, and opens them anew for who asks past caches.
+    // As in a server that serves this store: it keeps objects open, and opens them again for readers that ask
+    // past caches.
     let kept = remote.open_object(Hash::of(&bytes)).unwrap();
     object(&remote, &bytes).holes().unwrap();
     let anew = || remote.open_object_uncached(Hash::of(&bytes)).unwrap();
@@ -111,14 +113,15 @@ fn a_read_with_remembered_lists_uses_servers_that_have_the_part() {
         let mut into = vec![0; own.len()];
         kept.read_range(own.start as u64, &mut into).unwrap();
         assert!(into == bytes[own.clone()]);
-        // However often, and for the how manyeth time ever all of it is read.
+        // It is right in each repeated reading of the whole object, whatever its count is.
         for reading in [None, None, Some(0), Some(1)] {
             into.fill(0);
             anew().read_range_past_caches(own.start as u64, &mut into, reading).unwrap();
             assert!(into == bytes[own.clone()], "{reading:?}");
         }
     }
-    // A part that nobody has all of comes in pieces, and what is gone everywhere as it lies there.
+    // A range that no server has as a whole is read in pieces. What is a hole on all servers comes as one of
+    // them stores it.
     let mut into = vec![1; 300_000];
     kept.read_range(400_000, &mut into).unwrap();
     assert!(into[..150_000] == bytes[400_000..550_000] && into[200_000..] == bytes[600_000..700_000]);
@@ -137,7 +140,7 @@ fn a_failed_part_is_not_replaced_by_bytes_from_holes() {
     };
     let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(answer))], limits());
     all_up(&remote);
-    // As a server does whose store this is.
+    // As in a server that serves this store.
     let fail_fast = remote.fail_fast().unwrap();
     let open = || fail_fast.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
     open().holes().unwrap();
@@ -157,7 +160,7 @@ fn a_failed_part_is_not_replaced_by_bytes_from_holes() {
     }
     open().read_range(own.start as u64, &mut into).unwrap();
     assert!(into == bytes[own.clone()]);
-    // Where it is there no more, nobody has it.
+    // When the only server with this range has lost the object, no server has the range.
     fs::remove_file(list_of(dirs[1].path(), &bytes)).unwrap();
     fs::remove_file(dirs[1].path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
     open().read_range(own.start as u64, &mut into).unwrap();
@@ -171,7 +174,7 @@ fn parts_are_found_again_after_the_complete_server_lost_the_object() {
     let all = tempfile::tempdir().unwrap();
     with_versions(all.path(), OWN[0]);
     let servers = [&all, &one, &other].map(|dir| FileServer::start(dir.path(), None));
-    // What was heard is not asked for again all the time.
+    // What a server answered is not asked again all the time.
     let soon = Limits { wait_for_better: Duration::from_millis(1), ..limits() };
     let remote = open_urls(&servers.each_ref().map(FileServer::url), soon);
     all_up(&remote);
@@ -190,7 +193,7 @@ fn parts_are_found_again_after_the_complete_server_lost_the_object() {
 fn chunk_reads_do_not_blame_a_server_for_holes() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
-    // Nobody is asked beside the one that reads prefer.
+    // Only the server that reads prefer is asked.
     servers[1].fail_all(HttpFault::Delay(Duration::from_millis(200)));
     let late = Duration::from_secs(3600);
     let limits = Limits { hedge_after: late, hedge_after_max: late, ..limits() };
@@ -200,11 +203,11 @@ fn chunk_reads_do_not_blame_a_server_for_holes() {
     read(source.as_ref(), &bytes, 610_000, 20_000).unwrap();
     assert_eq!(remote.counters().wrong_answers, 0);
     assert_eq!(remote.status().servers[0].state, ServerState::Up);
-    // It is known now.
+    // The holes of this server are known now.
     let asked = servers[0].object_requests();
     read(object(&remote, &bytes).as_ref(), &bytes, 640_000, 20_000).unwrap();
     assert_eq!(servers[0].object_requests(), asked);
-    // It has all else.
+    // It has everything else.
     read(source.as_ref(), &bytes, 420_000, 20_000).unwrap();
     assert!(servers[0].object_requests() > asked);
 }
@@ -220,7 +223,7 @@ fn chunk_reads_wait_for_a_server_with_the_chunk() {
     let source = object(&remote, &bytes);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| read(source.as_ref(), &bytes, 610_000, 20_000));
-        // It is asked again, as somebody may have given it the bytes back.
+        // It is asked again, since the bytes may have been restored there.
         let asked = one.object_requests();
         until(&remote, "it is asked again and again", || one.object_requests() > asked + 8);
         assert!(!waiting.is_finished());
@@ -243,7 +246,8 @@ fn a_chunk_that_all_servers_gave_back_is_an_error_and_nobody_is_blamed() {
     all_up(&remote);
     let error = read(object(&remote, &bytes).as_ref(), &bytes, 800_000, 20_000).unwrap_err();
     let text = error.to_string();
-    // Not as if there were nothing of the object: who asked for several chunks at a time gets those that are there.
+    // The error does not say that the whole object is missing: a reader that asked for several chunks at a
+    // time can get those that are there.
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{text}");
     assert_eq!(text.matches("its space was given back").count(), 2, "{text}");
     let several = read(object(&remote, &bytes).as_ref(), &bytes, 540_000, 70_000).unwrap_err();
@@ -311,7 +315,7 @@ fn parts_of_a_server_that_answered_late_are_copied() {
         let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(answer))], long);
         all_up(&remote);
         let to = to.path().join(way.to_string());
-        // The version that needs all of it, which the first one has not any more.
+        // The version needs the whole object, of which the first server has only a part now.
         let copied = copied_version("debian@1", &remote, &bytes, &to);
         assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{first}: {copied:?}");
         assert!(fs::read(to.join("objects").join(Hash::of(&bytes).to_string())).unwrap() == bytes);
@@ -346,7 +350,7 @@ fn repeated_hole_requests_bypass_stale_caches() {
     let to = tempfile::tempdir().unwrap();
     let lists = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
-    // Of the time when nothing of it was there.
+    // The cache has answers from the time when the object was one hole.
     let (len, hits) = (bytes.len(), Arc::<AtomicU64>::default());
     let counted = Arc::clone(&hits);
     let cache = move |asked: &str, _: usize| {
@@ -366,7 +370,7 @@ fn repeated_hole_requests_bypass_stale_caches() {
     };
     let remote = open_urls(&[servers[0].url(), before(&servers[1], Arc::new(cache))], limits());
     all_up(&remote);
-    // What comes is wrong, and all of it is had of one server then: of that on which less is gone.
+    // Wrong bytes come, so the whole object is read from one server: the one with the smaller holes.
     assert_eq!(holes_of_copy(object(&remote, &bytes).as_ref(), &remote, &to.path().join("first")), lists[0]);
     let before = hits.load(Ordering::SeqCst);
     assert!(before > 0);
@@ -391,7 +395,7 @@ fn parts_of_a_missing_server_fail_after_one_wait() {
     let lacks = listed(holed.path(), &bytes);
     assert_eq!((source.holes().unwrap().as_ref(), remote.counters().waits), (&lacks, 0));
     assert_eq!((source.holes_uncached().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
-    // It was in vain, until it is back.
+    // The wait was in vain. Nothing is waited for again until the server is back.
     assert_eq!((source.holes_uncached().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
     other.revive();
     all_up(&remote);
@@ -422,7 +426,7 @@ fn a_wrong_hole_list_does_not_affect_other_servers() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let right = listed(dirs[1].path(), &bytes);
-    // A node of a hole is another one, and the checksum is that of this list.
+    // A node over a hole is different, and the checksum is that of this list.
     let mut wrong = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
     wrong[60] ^= 1;
     let end = wrong.len() - 32;
@@ -450,7 +454,8 @@ fn a_server_with_changing_lists_does_not_exclude_good_ones() {
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     servers[1].fail_all(SLOW);
     let asked_before = AtomicU64::new(0);
-    // That of the other one first: what it has itself is gone there, and what it gives of that is wrong.
+    // The server answers with the list of the other server first: then its own ranges look like holes, and
+    // what it sends of the other ranges is wrong.
     let answer = move |asked: &str, _: usize| {
         asked.contains(" /holes/").then(|| {
             let list = &lists[(asked_before.fetch_add(1, Ordering::SeqCst) as usize + 1) % 2];
@@ -474,7 +479,7 @@ fn a_list_is_not_blamed_for_a_wrong_length() {
     let longer = remote.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64 + 4096).unwrap();
     assert!(longer.holes_uncached().is_err());
     assert_eq!(remote.counters().wrong_answers, 0);
-    // One that is damaged is its own.
+    // A damaged list counts as a wrong answer of this server.
     let mut damaged = fs::read(list_of(dirs[0].path(), &bytes)).unwrap();
     damaged[60] ^= 1;
     put_list(dirs[0].path(), &bytes, &damaged);
@@ -491,7 +496,7 @@ fn the_wait_for_a_list_of_a_busy_server_is_limited() {
         let remote = open_urls(&[before(&server, Arc::new(answer))], limits());
         let error = found_wrong(&remote, &bytes).holes().unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{busy}: {error}");
-        // What was known before stays: it is not asked for once more before each reading.
+        // The earlier list stays in use: the server is not asked again before each reading.
         let source = object(&remote, &bytes);
         assert!(source.holes().unwrap().is_empty());
         let waits = remote.counters().waits;

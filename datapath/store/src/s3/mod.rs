@@ -297,7 +297,7 @@ impl Inner {
             self.is_seen.store(true, Ordering::Release);
             return Ok(());
         }
-        let message = format!("a different store is at {} now: open it again", self.bucket.url());
+        let message = format!("the store {} was replaced or removed: open it again", self.bucket.url());
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 

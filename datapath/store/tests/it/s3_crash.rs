@@ -1,6 +1,7 @@
-//! A machine loses its power between any two of its changes to a store in S3: nothing that was answered is lost,
-//! what was not is there as a whole or not at all, and once its marks lapse, who opens the store removes the rest. What was
-//! sent of a large object is gone on with, or given back.
+//! A machine loses its power between any two of its changes to a store in S3. Nothing that was confirmed is
+//! lost. What was not confirmed is there as a whole or not at all. When the marks of the machine have
+//! expired, the next process that opens the store removes the rest. An interrupted upload of a large object
+//! is continued, or its parts are given back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,12 +25,12 @@ use proptest::test_runner::RngSeed;
 
 use crate::s3::holed::{Lines, copy_all, holed, whole};
 
-/// The server is this program once more, in this test.
+/// The server is this program, started again by this test.
 fn served_by() -> &'static str {
     test_name(a_crash_between_any_two_s3_changes_loses_nothing)
 }
 
-/// Whose holds these are.
+/// The daemon to which these holds belong.
 const DAEMON: &str = "0f-1";
 
 fn name(text: &str) -> ImageName {
@@ -45,7 +46,7 @@ fn manifest_id(own: &[u8]) -> Hash {
     Hash::of(&manifest(own))
 }
 
-/// A version with an object of its own, which also needs those of `older`.
+/// Publishes a version with an object of its own, which also needs the objects of `older`.
 fn publish(store: &dyn Store, image: &str, own: &[u8], older: &[Hash]) -> Result<(), StoreError> {
     let mut publication = store.publish()?;
     publication.append(own)?;
@@ -69,7 +70,7 @@ fn publish(store: &dyn Store, image: &str, own: &[u8], older: &[Hash]) -> Result
     publication.commit(version).map(drop)
 }
 
-/// An import that is given up.
+/// Begins an import and abandons it.
 fn give_up(store: &dyn Store) -> Result<(), StoreError> {
     let mut publication = store.publish()?;
     publication.append(b"nobody needs this")?;
@@ -131,7 +132,7 @@ const LIFE: [Step; 23] = [
         })
     },
     |store| {
-        // Its time has come.
+        // The scheduled promotion is due.
         store.change(&name("a"), &mut |image| {
             image.promote_due(9);
             Ok(())
@@ -140,7 +141,7 @@ const LIFE: [Step; 23] = [
     |store| store.change(&name("a"), &mut |image| image.revert(Channel::Production).map(drop)),
     |store| store.change(&name("a"), &mut |image| image.retire(2, true)),
     |store| store.set_trace(manifest_id(b"two"), Some(b"a trace")),
-    // This one goes with its version.
+    // This boot trace is removed with its version.
     |store| store.set_trace(manifest_id(b"one"), Some(b"another trace")),
     |store| store.set_trace(manifest_id(b"two"), None),
     |store| store.retain(&root("a", manifest_id(b"two"))),
@@ -163,8 +164,8 @@ struct Known {
     held: Vec<Hash>,
 }
 
-/// What is known of each image. One without versions is as good as one that is not there: a removal as a whole takes away the
-/// versions first.
+/// What is known of each image. An image without versions counts as removed: the removal of a whole image
+/// removes the versions first.
 type Lists = BTreeMap<String, Known>;
 
 fn lists(store: &dyn Store) -> Lists {
@@ -197,11 +198,11 @@ fn keys(dir: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// From here on files of the server are read where they lie, since its protocol takes long, and are linked where they are kept,
-/// since it writes into no file that is there.
+/// From this size on, the test reads the server's files directly, since the server's protocol takes long. It
+/// copies them with hard links, since the server never writes to an existing file.
 const LARGE_BYTES: u64 = 1 << 20;
 
-/// The hash of an object but for its holes.
+/// The hash of an object without its holes.
 fn object_hash(store: &dyn Store, dir: &Path, id: Hash) -> Hash {
     let object = store.open_object(id).unwrap();
     let mut hashing = ObjectHashing::new(&object.holes().unwrap(), object.len_bytes());
@@ -215,10 +216,11 @@ fn object_hash(store: &dyn Store, dir: &Path, id: Hash) -> Hash {
     hashing.finish()
 }
 
-/// Where nothing may be left that no version needs. In the last one uploads are noted that are under way.
+/// The folders that may have nothing that no version needs. The last one has the notes of uploads in
+/// progress.
 const FOLDERS: [&str; 6] = ["manifests", "objects", "holed", "traces", "locks", "tmp"];
 
-/// All that is listed is there and whole, and in these folders there is nothing else.
+/// Checks that everything that is listed is there and undamaged, and that these folders have nothing else.
 fn check(store: &dyn Store, dir: &Path, folders: &[&str], when: &str) {
     let mut needed = BTreeSet::new();
     for image in store.images().unwrap() {
@@ -240,14 +242,14 @@ fn check(store: &dyn Store, dir: &Path, folders: &[&str], when: &str) {
     for folder in folders {
         for key in keys(&dir.join(folder)) {
             let key = key.file_name().unwrap().to_str().unwrap().to_owned();
-            // A copy with holes has the hash of its list after that of the object.
+            // The name of a copy with holes is the hash of the object followed by that of its list.
             let name = if *folder == "holed" { key.split('.').next().unwrap() } else { key.as_str() };
             assert!(needed.contains(name), "{folder}/{key} is left {when}");
         }
     }
 }
 
-/// As if the keys of a folder were written so long ago.
+/// Makes the keys of a folder look as if they were written this long ago.
 fn make_older(folder: &Path, age: Duration) {
     let then = SystemTime::now() - age;
     for key in keys(folder) {
@@ -255,9 +257,9 @@ fn make_older(folder: &Path, age: Duration) {
     }
 }
 
-/// By then nobody counts as alive who gave no sign of life.
+/// After this time a process that did not renew its marks counts as dead.
 const LAPSED: Duration = Duration::from_secs(700);
-/// By then nobody goes on with an upload.
+/// After this time no process continues an upload.
 const ABANDONED: Duration = Duration::from_secs(8 * 24 * 3600);
 
 const BUCKET: &str = "crash";
@@ -287,7 +289,7 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// The upload that is noted in a store: the server's name of it, and how many of its parts are there.
+/// The upload that is noted in a store: the server's name for it, and how many of its parts the note lists.
 fn noted_upload(store: &Path) -> Option<(String, usize)> {
     let state = fs::read_to_string(keys(&store.join("tmp")).first()?).unwrap();
     let mut lines = state.lines().skip(2);
@@ -295,7 +297,7 @@ fn noted_upload(store: &Path) -> Option<(String, usize)> {
     Some((upload, lines.count()))
 }
 
-/// A server of its own with one bucket, which can be put back to what it was.
+/// A server of its own with one bucket, which can be restored to an earlier state.
 struct Place {
     server: S3Server,
     served: PathBuf,
@@ -314,7 +316,8 @@ impl Place {
         Self { server, served, store, dir }
     }
 
-    /// A machine's life of so many steps, and what the server has before each of its changes: there it may end.
+    /// Runs this many steps of a machine's life, and keeps what the server has before each change: the
+    /// machine can end there.
     fn live(&self, steps: usize, mut act: impl FnMut(&dyn Store, usize)) -> Life {
         let answered = Arc::new(AtomicUsize::new(0));
         let ends = Arc::new(Mutex::new(Vec::new()));
@@ -339,7 +342,7 @@ impl Place {
         Life { states, ends }
     }
 
-    /// Gives the server what it had.
+    /// Restores the server from this copy.
     fn restore(&self, copy: &Path) {
         fs::remove_dir_all(&self.served).unwrap();
         copy_dir(copy, &self.served);
@@ -352,7 +355,8 @@ impl Place {
         })
     }
 
-    /// To the server. Of an upload that it has put together it says 403 by itself, and so what others say: that there is none.
+    /// A relay to the server. For an upload that is already complete the server answers 403, where others
+    /// answer that there is no such upload. The relay answers as the others do.
     fn relay(&self) -> HttpRelay {
         let relay = HttpRelay::start(self.server.address());
         if let Some((upload, _)) = noted_upload(&self.store)
@@ -364,8 +368,8 @@ impl Place {
     }
 }
 
-/// The lists before a life and after each of its steps. And for each change of the bucket what the server had before it, and how
-/// many steps were answered by then.
+/// The lists before a life and after each of its steps. For each change of the bucket: what the server had
+/// before it, and how many steps were confirmed by then.
 struct Life {
     states: Vec<Lists>,
     ends: Vec<(PathBuf, usize)>,
@@ -377,8 +381,9 @@ impl Life {
     }
 }
 
-/// The machine ended before this change, and the next one comes so late that it goes on with nothing. It finds what was answered,
-/// what was not as a whole or not at all, and nothing else; and the store goes on.
+/// The machine ended before this change, and the next one starts so late that it continues nothing. It finds
+/// every step that was confirmed, the other step as a whole or not at all, and nothing else. The store can
+/// still be used.
 fn end_before(place: &Place, life: &Life, changes: usize) {
     let (copy, answered) = &life.ends[changes];
     let when = life.when(changes);
@@ -391,13 +396,14 @@ fn end_before(place: &Place, life: &Life, changes: usize) {
     let allowed = &life.states[*answered..life.states.len().min(answered + 2)];
     assert!(allowed.contains(&found), "{found:?} {when}, and not one of {allowed:?}");
     check(&next, &place.store, &FOLDERS, &when);
-    // Of what is not noted only the server knows: a rule of the bucket gives it back.
+    // Parts that are not noted are known only to the server: a rule of the bucket removes them.
     assert!(noted.is_none() || !place.has_upload(), "parts are left {when}");
     publish(&next, "a", b"the store goes on", &[]).unwrap_or_else(|e| panic!("{e} {when}"));
     check(&next, &place.store, &FOLDERS, &when);
 }
 
-/// All of these instants in `make long`, and each third one, from one drawn by the day on, in `make test`.
+/// All of these instants in `make long`. In `make test` each third one, beginning with one that is chosen by
+/// the day.
 fn some(instants: std::ops::Range<usize>) -> impl Iterator<Item = usize> {
     let step = if is_long() { 1 } else { 3 };
     let day = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400) as usize;
@@ -415,12 +421,13 @@ fn a_crash_between_any_two_s3_changes_loses_nothing() {
         end_before(&place, &life, changes);
     }
 
-    // The same with a machine that lives on and reaches the server no more: a step that it answers all the same has been done.
+    // The same with a machine that lives on but cannot reach the server any more: a step that it still
+    // confirms has been done.
     let mut refused = 0;
     for (step, act) in LIFE.iter().enumerate() {
         let mut of_step = life.ends.iter().filter(|(_, answered)| *answered == step);
         let Some((before, _)) = of_step.next() else { continue };
-        // Opening changes something, too: the probe alone writes three times and removes once.
+        // Opening a store makes changes, too: the probe alone writes three times and removes once.
         for passing in some(0..of_step.count() + 7) {
             place.restore(before);
             let relay = HttpRelay::start(place.server.address());
@@ -438,10 +445,10 @@ fn a_crash_between_any_two_s3_changes_loses_nothing() {
     assert!(refused > 12, "{refused} steps were refused");
 }
 
-/// In parts of this size `src/s3/upload.rs` sends what is larger.
+/// `src/s3/upload.rs` sends larger objects in parts of this size.
 const PART_BYTES: usize = 16 << 20;
 
-/// An object of so many whole parts, each of other bytes, and a short one.
+/// An object of this many whole parts with different bytes, and a short one.
 fn in_parts(whole: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     for part in 1..=whole {
@@ -451,11 +458,11 @@ fn in_parts(whole: u8) -> Vec<u8> {
     bytes
 }
 
-/// Does a step, also once more.
+/// Does a step, and can repeat it.
 type Act<'a> = dyn Fn(&dyn Store, usize) -> Result<(), StoreError> + 'a;
 
-/// The machine ended before this change, and soon the next one does the same step. An upload that was under way, if there was one,
-/// ends whole, and of its parts only those are sent that were not noted as being there. Whether there was one.
+/// The machine ended before this change, and the next one soon does the same step. If an upload was in
+/// progress, it is completed, and only the parts that were not noted are sent. Returns whether there was one.
 fn go_on(place: &Place, life: &Life, changes: usize, act: &Act<'_>) -> bool {
     let (copy, answered) = &life.ends[changes];
     let when = life.when(changes);
@@ -470,7 +477,8 @@ fn go_on(place: &Place, life: &Life, changes: usize, act: &Act<'_>) -> bool {
     check(&next, &place.store, &FOLDERS[..5], &when);
     assert_eq!(noted_upload(&place.store), noted, "{when}");
     relay.take_seen();
-    // Where the server has put it together, it knows it no more, and the object is gone by now: the copy begins anew.
+    // If the server has completed the upload, it does not know it any more, and by now the object is removed:
+    // the copy begins again from the start.
     act(&next, *answered).unwrap_or_else(|e| panic!("{e} {when}"));
     let seen = relay.take_seen();
     let sent = seen.iter().filter(|request| request.starts_with("PUT") && request.contains("partNumber"));
@@ -487,7 +495,8 @@ fn a_crash_during_an_upload_leaves_continuable_or_discardable_parts() {
     let place = Place::start();
     let dir = tempfile::tempdir().unwrap();
     let elsewhere = LocalDir::open(dir.path(), Access::WRITE).unwrap();
-    // Four parts are sent at a time, and noted then; so there is a time when some are noted, and one is missing.
+    // Four parts are sent at a time and then noted. So there is a time when some are noted and one is
+    // missing.
     publish(&elsewhere, "c", &in_parts(4), &[]).unwrap();
     let imported = in_parts(1);
     let act: &Act<'_> = &|store, step| match step {
@@ -501,8 +510,9 @@ fn a_crash_during_an_upload_leaves_continuable_or_discardable_parts() {
         end_before(&place, &life, changes);
         gone_on += u32::from(go_on(&place, &life, changes, act));
     }
-    // Of the import before each of two parts, and before it is complete. Of the copy before each of five parts, before it is noted
-    // twice which are there, before it is complete, and before the note goes.
+    // For the import: before each of two parts, and before the completion. For the copy: before each of five
+    // parts, before the two notes of the parts that are there, before the completion, and before the removal
+    // of the note.
     assert!(gone_on >= 12, "{gone_on}");
 }
 
@@ -513,7 +523,7 @@ fn a_crash_during_a_partial_copy_keeps_all_versions_complete() {
     let dirs = [0; 3].map(|_| tempfile::tempdir().unwrap());
     let sources = [
         holed(dirs[0].path(), "c", &object, &(20_000..30_000)),
-        // What this one needs is what that one lacks, and the other way round.
+        // Each of these two needs what the other one lacks.
         holed(dirs[1].path(), "d", &object, &(100_000..110_000)),
         whole(dirs[2].path(), "e", &object),
     ];
@@ -526,7 +536,7 @@ fn a_crash_during_a_partial_copy_keeps_all_versions_complete() {
     for changes in some(0..life.ends.len()) {
         end_before(&place, &life, changes);
 
-        // And where the next one goes on at once.
+        // The same if the next machine continues at once.
         let (copy, answered) = &life.ends[changes];
         let when = life.when(changes);
         place.restore(copy);
@@ -575,7 +585,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// An operation, on the version of this number of an image.
+/// An operation, on the version with this number of an image.
 type Drawn = (Operation, &'static str, u32);
 
 fn apply(
@@ -632,7 +642,7 @@ fn apply(
     }
 }
 
-/// Does what may be refused, and then must have changed nothing.
+/// Tries an operation. If it is refused, it must have changed nothing.
 fn try_to(store: &dyn Store, drawn: Drawn, pins: &mut Vec<Pin>) {
     let before = lists(store);
     let Err(e) = apply(store, drawn, pins) else { return };
@@ -642,7 +652,7 @@ fn try_to(store: &dyn Store, drawn: Drawn, pins: &mut Vec<Pin>) {
 }
 
 proptest! {
-    // The same histories each time: each takes a server of its own.
+    // The same histories each time, since each needs a server of its own.
     #![proptest_config(ProptestConfig {
         cases: rounds(12) as u32,
         failure_persistence: None,

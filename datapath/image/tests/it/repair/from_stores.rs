@@ -25,7 +25,7 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     let sources: [Arc<dyn Store>; 1] = [Arc::new(other.clone())];
     let path = object_path(dir.path(), &version);
     let good = fs::read(&path).unwrap();
-    // Open all the time: what is repaired in place is right for who has it open.
+    // This reader is open all the time: a repair in place is visible to readers that have the object open.
     let reader = VersionReader::open(&here, version.manifest, ChunkCache::new(0)).unwrap();
 
     assert_eq!(repair_object(&here, &version, &sources), headwater_image::Repaired::default());
@@ -46,7 +46,7 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     assert!(fs::read(&path).unwrap() == good);
     assert!(check(&here, &version).is_sound());
 
-    // What is damaged there too stays, and the rest is repaired.
+    // What is damaged in the other store too stays damaged, and the rest is repaired.
     let theirs = object_path(other_dir.path(), &version);
     flip(&theirs, 100);
     flip(&path, 90);
@@ -89,7 +89,7 @@ fn a_repair_tells_how_many_places_are_done_and_that_it_reads_them_again() {
     for place in [20, 70_000, 1_000_000] {
         flip(&path, place);
     }
-    // Nobody has them: each was tried, and nothing needs to be read again.
+    // No source has the chunks: each chunk was tried, and nothing needs to be read again.
     let (done, repairing, again) = mended(&[]);
     assert_eq!((done.left.damaged_chunks, again), (3, None));
     for done in 0..=3 {
@@ -101,7 +101,7 @@ fn a_repair_tells_how_many_places_are_done_and_that_it_reads_them_again() {
         assert!(repairing.contains(&at(done, 3, 0)), "{done}: {repairing:?}");
     }
 
-    // An object that is copied as a whole has its chunks with it.
+    // If an object is copied as a whole, its chunks are repaired with it.
     fs::remove_file(&path).unwrap();
     let (done, repairing, again) = mended(&sources);
     assert_eq!((done.objects, again), (1, Some(through)));
@@ -112,7 +112,7 @@ fn a_repair_tells_how_many_places_are_done_and_that_it_reads_them_again() {
 /// The smallest chunks.
 const SMALL: usize = 4096;
 
-/// A store of such.
+/// A store with the smallest chunks.
 fn small_chunks() -> (tempfile::TempDir, LocalDir) {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalDir::open(dir.path(), Access::Write { new_chunk_bytes: SMALL as u32 }).unwrap();
@@ -147,7 +147,7 @@ fn many_chunks_are_repaired_in_little_memory_without_space() {
     assert!((1..(32 << 20) + 2 * SMALL).contains(&most), "{most} bytes at once");
 }
 
-/// A disk of which each chunk is another one.
+/// A disk on which all chunks are different.
 fn numbered_chunks(count: usize) -> Vec<u8> {
     let mut disk = vec![0; count * SMALL];
     for (chunk, number) in disk.chunks_mut(SMALL).zip(1_u64..) {
@@ -156,7 +156,7 @@ fn numbered_chunks(count: usize) -> Vec<u8> {
     disk
 }
 
-/// More chunks are damaged than are listed, so that it has a second pass.
+/// More chunks are damaged than are listed, so that the repair has a second pass.
 #[test]
 fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
     const CHUNKS: usize = DAMAGED_LISTED_MAX + 500;
@@ -166,7 +166,7 @@ fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
     import_bytes(&other, "copy", &disk);
     let path = object_path(dir.path(), &version);
     let good = fs::read(&path).unwrap();
-    // Its header, too: it is no good as a whole.
+    // The header is damaged, too, so the object cannot be used as a whole.
     File::options().write(true).open(&path).unwrap().write_all_at(&vec![0; good.len()], 0).unwrap();
     let found = check(&here, &version);
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, CHUNKS as u64));
@@ -179,7 +179,7 @@ fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
     let done = repair_object(&found);
     assert_eq!((done.chunks, done.objects, done.left.objects.len()), (CHUNKS as u64, 0, 1));
     assert_eq!((done.left.damaged_chunks, here.refusals.load(Ordering::Relaxed)), (0, 1));
-    // It is told all the same.
+    // The reason is reported nevertheless.
     assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
     assert!(done.reasons[0].contains("there is no room"), "{:?}", done.reasons);
     // The next repair looks for room again.
@@ -189,7 +189,7 @@ fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
     assert!(fs::read(&path).unwrap() == good);
 }
 
-/// Chunk by chunk, all that is still damaged is read again after each ten thousand.
+/// Without this, all that is still damaged would be read again after each ten thousand chunks.
 #[test]
 fn a_completely_damaged_object_is_copied_without_rereading() {
     const CHUNKS: usize = 35_000;
@@ -215,7 +215,7 @@ fn a_completely_damaged_object_is_copied_without_rereading() {
     let (most, read_bytes) = (2 * good.len() as u64, [here.take_read(), there.take_read()]);
     assert!(read_bytes.iter().all(|read_bytes| *read_bytes < most), "{read_bytes:?} of {}", good.len());
     assert_eq!(here.mended_bytes.load(Ordering::Relaxed), 0);
-    // Who has the old file open finds the new one.
+    // A reader that has the old file open finds the new one.
     assert!(read_all(reader.as_ref()) == disk);
 }
 
@@ -239,11 +239,11 @@ fn a_manifest_is_repaired_from_another_store_and_stays_in_use() {
     assert!(alone.to_string().contains("no other store"), "{alone}");
     assert!(repair_manifest(&here, version.manifest, &sources).unwrap());
     assert!(fs::read(&path).unwrap() == good && check(&here, &version).is_sound());
-    // Whoever holds the version still does.
+    // The pin still protects the version.
     assert!(here.remove(&"disk".parse().unwrap(), Some(1)).is_err());
     drop(pin);
 
-    // The same bytes from their source do it as well.
+    // An import of the same bytes repairs it as well.
     flip(&path, 60);
     let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
     options.unless_newest = true;
@@ -255,7 +255,7 @@ fn a_manifest_is_repaired_from_another_store_and_stays_in_use() {
     fs::remove_file(&path).unwrap();
     assert!(repair_manifest(&here, version.manifest, &sources).unwrap());
     assert!(check(&here, &version).is_sound());
-    // One that was removed does not come back.
+    // A version that was removed does not come back.
     here.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
     assert_eq!(
         repair_manifest(&here, version.manifest, &sources).unwrap_err().kind(),
@@ -299,7 +299,8 @@ fn a_round_reads_shared_chunks_once_and_reports_each_version() {
     assert_eq!((found.is_sound(), found.chunks), (true, 64));
     assert!((1..FEW_BYTES).contains(&here.take_read()));
 
-    // The next round reads all of it again, and each version is told of what is damaged in it.
+    // The next round reads the whole object again, and the report of each version names what is damaged in
+    // it.
     flip(&object_path(dir.path(), &first), 3 << 20);
     let round = VerifyRound::new(None);
     let found = check(&first, &round);
@@ -345,7 +346,7 @@ fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
     let good = fs::read(&path).unwrap();
     let (object_bytes, image_bytes) = (good.len() as u64, disk.len() as u64);
     let noting = Noting::new(here.clone());
-    // What comes of it, how many bytes were read, and of how many it told at its end.
+    // The result of a check, how many bytes it read, and the total of its last progress report.
     let verified = |version: &Version, round: &VerifyRound| {
         let mut told = Vec::new();
         let tell = &mut |at: Progress| told.push((at.done_bytes, at.total_bytes));
@@ -355,7 +356,7 @@ fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
         assert!(told.is_sorted() && told.iter().all(|(_, all)| *all == total) && done == total, "{told:?}");
         (found, noting.take_read(), total)
     };
-    // While the first version is there its chunks are all of the object.
+    // While the first version is there, its chunks are all chunks of the object.
     let round = VerifyRound::new(None);
     let mut read_bytes = 0;
     for version in [&third, &second, &first] {
@@ -366,7 +367,7 @@ fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
     assert!((object_bytes..object_bytes + FEW_BYTES).contains(&read_bytes), "{read_bytes} bytes");
 
     here.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
-    // The last of those that need it has it read as a whole, once.
+    // The last version of the round that needs the object reads it as a whole, once.
     let round = VerifyRound::new(None);
     let (found, read_bytes, total) = verified(&third, &round);
     assert!(found.is_sound() && read_bytes < object_bytes && total == image_bytes, "{read_bytes} bytes");
@@ -402,7 +403,7 @@ fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
     assert_eq!((copied.versions, copied.failed.len()), (2, 0), "{copied:?}");
 }
 
-/// What no version needs is looked at only when all chunks that are needed are right.
+/// What no version needs is checked only when all chunks that are needed are right.
 #[test]
 fn a_repair_continues_with_newly_found_damage() {
     let mut disk = vec![0; 4 << 20];

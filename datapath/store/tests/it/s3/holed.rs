@@ -1,4 +1,5 @@
-//! Copies of objects with holes: what their keys have, how several of them complete each other, and what becomes of damaged ones.
+//! Copies of objects with holes in a bucket: what their keys contain, how several copies complete each other,
+//! and what happens to damaged ones.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -9,21 +10,21 @@ use headwater_testkit::Rng;
 
 use super::*;
 
-/// One that is sent at once, and one that goes in parts.
+/// The first length is sent in one request, the second one in parts.
 const LENGTHS: [usize; 2] = [300_000, (17 << 20) + 5];
 
-/// What versions of these tests need. They are apart, with whole blocks between them.
+/// The ranges that versions of these tests need. There are whole blocks between them.
 const ONE: Range<u64> = 20_000..30_000;
 const OTHER: Range<u64> = 100_000..110_000;
 
-/// Needed by nobody who does not need everything.
+/// A range that only a version that needs the whole object needs.
 const GONE: Range<u64> = 200_000..210_000;
 
 fn manifest(object: &[u8], needed: &Range<u64>) -> Vec<u8> {
     format!("{} {} {} {}\n", Hash::of(object), object.len(), needed.start, needed.end).into_bytes()
 }
 
-/// Reads manifests as [`manifest`] makes them; others need nothing.
+/// Reads manifests as [`manifest`] makes them. Other manifests need nothing.
 pub struct Lines;
 
 impl Lines {
@@ -48,7 +49,7 @@ impl Needs for Lines {
     }
 }
 
-/// A version that needs something of an object, which is sent, or is there.
+/// Adds a version that needs a range of an object. The object is sent, or is in the store already.
 fn add(store: &dyn Store, image: &str, object: &[u8], is_sent: bool, needed: &Range<u64>) {
     let image: ImageName = name(image);
     let mut publication = store.publish().unwrap();
@@ -77,14 +78,14 @@ fn all(object: &[u8]) -> Range<u64> {
     0..object.len() as u64
 }
 
-/// A directory whose one version needs all of an object.
+/// A directory with one version, which needs the whole object.
 pub fn whole(dir: &Path, image: &str, object: &[u8]) -> LocalDir {
     let store = LocalDir::open(dir, Access::WRITE).unwrap();
     add(&store, image, object, true, &all(object));
     store
 }
 
-/// A directory that has no more of an object than its one version needs.
+/// A directory with one version. Of the object it has only what that version needs.
 pub fn holed(dir: &Path, image: &str, object: &[u8], needed: &Range<u64>) -> LocalDir {
     let store = whole(dir, image, object);
     add(&store, image, object, false, needed);
@@ -102,7 +103,8 @@ pub fn copy_all(source: &dyn Store, target: &dyn Store) -> Result<Copied, StoreE
     }
 }
 
-/// An object is what it was but for its holes, which are none of what is needed. Returns what is there, and the holes.
+/// Checks that the object has its original bytes except in its holes, and that no needed range is in a hole.
+/// Returns the bytes and the holes.
 fn must_have(store: &dyn Store, object: &[u8], needed: &[Range<u64>]) -> (Vec<u8>, Arc<Holes>) {
     let opened = store.open_object(Hash::of(object)).unwrap();
     let holes = opened.holes().unwrap();
@@ -119,12 +121,12 @@ fn must_have(store: &dyn Store, object: &[u8], needed: &[Range<u64>]) -> (Vec<u8
     (there, holes)
 }
 
-/// The list of what a directory lacks of an object.
+/// The list of the holes of an object in a directory.
 fn list_in(dir: &Path, object: &[u8]) -> Vec<u8> {
     fs::read(dir.join("holes").join(Hash::of(object).to_string())).unwrap()
 }
 
-/// The name of the key of a copy with the holes of a directory.
+/// The name of the key for a copy with the same holes as in a directory.
 fn name_of(source: &Path, object: &[u8]) -> String {
     format!("{}.{}", Hash::of(object), &Hash::of(&list_in(source, object)).to_string()[..32])
 }
@@ -133,7 +135,7 @@ fn file_of(place: &InBucket, name: &str) -> PathBuf {
     place.dir().join("holed").join(name)
 }
 
-/// All of the object is in the bucket.
+/// Checks that the bucket has the whole object.
 fn must_be_whole(place: &InBucket, object: &[u8]) {
     let key = place.dir().join("objects").join(Hash::of(object).to_string());
     assert!(fs::read(key).unwrap() == object);
@@ -142,7 +144,7 @@ fn must_be_whole(place: &InBucket, object: &[u8]) {
     }
 }
 
-/// Says whether the bytes that were read are those of the object.
+/// Tells whether the bytes that were read are those of the object.
 fn right(object: &[u8], stretch: &Range<u64>) -> impl FnMut(&[u8]) -> Result<(), StoreError> + use<> {
     let right = object[stretch.start as usize..stretch.end as usize].to_vec();
     move |bytes: &[u8]| {
@@ -151,7 +153,7 @@ fn right(object: &[u8], stretch: &Range<u64>) -> impl FnMut(&[u8]) -> Result<(),
     }
 }
 
-/// Reads a stretch and checks it, with a thread and without.
+/// Reads a range and checks it, with a thread and without.
 fn read_right(opened: &dyn Object, object: &[u8], stretch: &Range<u64>) -> Result<(), StoreError> {
     let mut into = vec![0xaa; (stretch.end - stretch.start) as usize];
     let checked = opened.read_checked(stretch.start, &mut into, &mut right(object, stretch));
@@ -170,7 +172,7 @@ fn read_right(opened: &dyn Object, object: &[u8], stretch: &Range<u64>) -> Resul
     checked
 }
 
-/// A bucket to which directories with different holes were copied, what each version needs, and the names of the keys.
+/// A bucket into which directories with different holes were copied, the object, and the names of the keys.
 fn with_two(seed: u64, len: usize) -> (InBucket, Vec<u8>, [String; 2]) {
     let object = Rng::new(seed).bytes(len);
     let dirs = [0; 2].map(|_| tempfile::tempdir().unwrap());
@@ -189,7 +191,7 @@ fn copies_keep_the_holes_and_have_zeroes_in_them() {
         let (dir, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let source = holed(dir.path(), "a", &object, &ONE);
         let list = list_in(dir.path(), &object);
-        // A crash can leave what was there, or something else.
+        // After a crash the old bytes can be there, or other ones.
         let file = dir.path().join("objects").join(Hash::of(&object).to_string());
         let file = fs::File::options().write(true).open(file).unwrap();
         file.write_all_at(&[0xaa; 7000], GONE.start).unwrap();
@@ -198,7 +200,7 @@ fn copies_keep_the_holes_and_have_zeroes_in_them() {
         let target = suite::writable(&place);
         let copied = copy_all(&source, target.as_ref()).unwrap();
         assert_eq!((copied.versions, copied.objects, copied.bytes), (1, 1, len as u64));
-        // Releases that know nothing of it read all that is whole.
+        // Releases that do not know partial copies can read every whole object.
         assert_eq!(fs::read(place.dir().join("store")).unwrap()[8], 1);
         assert_eq!(place.keys("objects"), [] as [&str; 0]);
         let key = name_of(dir.path(), &object);
@@ -223,7 +225,7 @@ fn copies_keep_the_holes_and_have_zeroes_in_them() {
         assert_eq!(copy_all(target.as_ref(), &other).unwrap().objects, 1);
         assert!(list_in(back.path(), &object) == list);
         must_have(&other, &object, &[ONE]);
-        // To another bucket the same bytes go.
+        // A copy to another bucket writes the same bytes.
         let further = InBucket::new(server().address());
         copy_all(target.as_ref(), suite::writable(&further).as_ref()).unwrap();
         assert!(fs::read(file_of(&further, &key)).unwrap() == golden);
@@ -244,7 +246,7 @@ fn copies_with_different_holes_complete_each_other_until_a_whole_one_comes() {
         let unseen = store.open_object_of(id, len as u64).unwrap();
         let retrying = store.retrying().unwrap().open_object_of(id, len as u64).unwrap();
         let all_open = [&opened, &unseen, &retrying];
-        // Also from one to the other, over what neither has.
+        // Also a read that goes from one range to the other, across a hole of both copies.
         let across = |opened: &Arc<dyn Object>| {
             let mut bytes = vec![0xaa; (OTHER.end - ONE.start) as usize];
             opened.read_range(ONE.start, &mut bytes).unwrap();
@@ -266,7 +268,7 @@ fn copies_with_different_holes_complete_each_other_until_a_whole_one_comes() {
         };
         reads_right();
         assert!(all_open.iter().all(|opened| *opened.holes().unwrap() == *holes));
-        // One that needs no more than is there takes its object from there.
+        // A version that needs no more than the bucket has uses the object that is there.
         let dir = tempfile::tempdir().unwrap();
         let less = OTHER.start..OTHER.start + 10;
         let copied = copy_all(&holed(dir.path(), "c", &object, &less), store.as_ref()).unwrap();
@@ -279,7 +281,8 @@ fn copies_with_different_holes_complete_each_other_until_a_whole_one_comes() {
         assert_eq!(place.keys("holed"), names, "whoever reads them goes on");
         assert!(store.open_object(id).unwrap().holes().unwrap().is_empty());
         reads_right();
-        // Who finds something wrong that only the whole one has looks for it.
+        // An object that was opened before, and in which a read finds wrong bytes in a range that only the
+        // whole copy has, looks for that copy.
         assert!(all_open.iter().all(|opened| *opened.holes().unwrap() == *holes));
         read_right(unseen.as_ref(), &object, &GONE).unwrap();
         assert!(unseen.holes().unwrap().is_empty());
@@ -377,13 +380,13 @@ fn a_damaged_copy_is_reported_only_without_alternatives() {
     let store = place.open(Access::Read).unwrap();
     let files = names.each_ref().map(|name| file_of(&place, name));
     let whole = files.each_ref().map(|file| fs::read(file).unwrap());
-    // Something is wrong in one of them that both have: it is read from the other.
+    // A range that both copies have is damaged in one of them: it is read from the other one.
     for (file, right) in files.iter().zip(&whole) {
         let mut wrong = right.clone();
         wrong[1000] ^= 1;
         fs::write(file, &wrong).unwrap();
         read_right(store.open_object(id).unwrap().as_ref(), &object, &(0..4096)).unwrap();
-        // Who reads all of it is told to do so once more where there is a point in that.
+        // A reader of the whole object is told to read it again if that can help.
         let opened = store.open_object(id).unwrap();
         let is_right = || {
             let mut bytes = vec![0; object.len()];
@@ -395,7 +398,7 @@ fn a_damaged_copy_is_reported_only_without_alternatives() {
         assert!(is_right() || opened.was_wrong() && is_right());
         fs::write(file, right).unwrap();
     }
-    // And in the one that alone has it.
+    // The same with a range that only this copy has.
     let mut wrong = whole[0].clone();
     wrong[25_000] ^= 1;
     fs::write(&files[0], &wrong).unwrap();
@@ -405,7 +408,7 @@ fn a_damaged_copy_is_reported_only_without_alternatives() {
     fs::write(&files[0], &whole[0]).unwrap();
     read_right(opened.as_ref(), &object, &ONE).unwrap();
 
-    // What has no list says nothing of what it has.
+    // A copy whose list is damaged does not show which ranges it has.
     let (len, end) = (object.len(), whole[0].len());
     let mut flipped = whole[0].clone();
     flipped[len + 40] ^= 1;
@@ -423,10 +426,10 @@ fn a_damaged_copy_is_reported_only_without_alternatives() {
         assert_eq!(kind(unseen.holes()), StoreErrorKind::Damaged);
         fs::write(&files[1], &whole[1]).unwrap();
     }
-    // Neither does one of another length than the version's object has.
+    // The same is true if its length is not that of the version's object.
     let unseen = store.open_object_of(id, len as u64 - 1).unwrap();
     assert_eq!(kind(unseen.read_range(0, &mut [0])), StoreErrorKind::Damaged);
-    // A copy of the same puts it right.
+    // Copying the same content again repairs it.
     fs::write(&files[0], &whole[0][..1000]).unwrap();
     let dir = tempfile::tempdir().unwrap();
     copy_all(&holed(dir.path(), "c", &object, &ONE), suite::writable(&place).as_ref()).unwrap();
@@ -458,17 +461,17 @@ fn uncached_reads_use_the_undamaged_copy() {
         let opened = store.open_object(id).unwrap();
         if !is_right(&read(opened.as_ref(), 0..4096, None)) {
             were_read_first += 1;
-            // Each of those who ask, whoever asked before.
+            // This works for each reader, whoever read before.
             for _ in 0..3 {
                 assert!(is_right(&read(anew().as_ref(), 0..4096, Some(None))));
             }
-            // All others, and all that is not asked so, read as before.
+            // All other readers, and all reads without this option, read as before.
             let opened = anew();
             assert!(!is_right(&read(opened.as_ref(), 0..4096, None)));
             read_right(opened.as_ref(), &object, &(0..4096)).unwrap();
             assert!(opened.was_wrong() && is_right(&read(opened.as_ref(), 0..4096, None)));
         }
-        // Also next to what only one has, and whichever of them that is.
+        // The same next to a range that only one copy has, for each of the copies.
         for needed in [ONE, OTHER] {
             let stretch = 0..needed.end;
             let (at, to) = (needed.start as usize, needed.end as usize);
@@ -476,7 +479,8 @@ fn uncached_reads_use_the_undamaged_copy() {
                 [read(opened.as_ref(), stretch.clone(), None), read(anew().as_ref(), stretch, Some(None))];
             assert!(tries.iter().any(|bytes| is_right(&bytes[..4096]) && bytes[at..to] == object[at..to]));
         }
-        // What only one has comes from that one, whoever's turn it is, and what none has is zeroes.
+        // A range that only one copy has comes from that copy, whichever is next in turn. What no copy has is
+        // zeroes.
         for needed in [ONE, OTHER] {
             for again in [Some(None), Some(Some(1)), Some(Some(2))] {
                 let golden = &object[needed.start as usize..needed.end as usize];
@@ -484,7 +488,7 @@ fn uncached_reads_use_the_undamaged_copy() {
             }
         }
         assert!(read(anew().as_ref(), GONE, Some(None)).iter().all(|byte| *byte == 0));
-        // Of two readings of all of it, in pieces, one is right.
+        // If the whole object is read twice in pieces, one of the readings is right.
         let readings = [1, 2].map(|reading| {
             let opened = anew();
             let mut hashing = ObjectHashing::new(&opened.holes().unwrap(), end);
@@ -579,7 +583,7 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
         let mut damaged = object.clone();
         damaged[GONE.start as usize] ^= 1;
         fs::write(&key, &damaged).unwrap();
-        // Nothing more is there when that is told, but it goes on.
+        // A call with 0 bytes reports no progress: it only shows that the copy goes on.
         let copy = |looks: &mut dyn FnMut() -> Result<(), StoreError>| {
             let mut copied = |bytes: u64| if bytes == 0 { looks() } else { Ok(()) };
             let error = store.publish().unwrap().copy_object(opened.as_ref(), &mut copied).unwrap_err();
@@ -593,7 +597,7 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
             looks += 1;
             Ok(())
         })));
-        // First at what is here, and then at the source.
+        // First the object in the bucket is read, and then the source.
         let here = len.div_ceil(1 << 20);
         assert!(looks > here, "{looks}");
 
@@ -613,14 +617,14 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
             Ok(())
         });
         relay.heal();
-        // It is not known, so that no source is blamed.
+        // The cause is unknown, so the source is not blamed.
         assert!(kind == StoreErrorKind::Io && says.contains("the server refuses it"), "{kind:?} {says}");
         assert!(!says.contains("the source does not have all of it"), "{says}");
 
-        // One that was cut short says so itself.
+        // A damaged object that was cut short is recognised by its length.
         fs::write(&key, &object[..1000]).unwrap();
         assert!(is_blamed(copy(&mut || Ok(()))));
-        // So does a source: nothing is looked at then.
+        // So is a source that was cut short: then the object in the bucket is not read.
         let theirs = dirs[1].path().join("objects").join(Hash::of(&object).to_string());
         fs::File::options().write(true).open(theirs).unwrap().set_len(1000).unwrap();
         let (kind, says) = copy(&mut || panic!("what is here is read"));
@@ -654,7 +658,7 @@ fn failed_lookups_do_not_count_as_lost_objects() {
     relay.fail("GET", "holed", Fault::Status(503), 7);
     read_right(waits.as_ref(), &object, &OTHER).unwrap();
     assert!(retrying.traffic().unwrap().waits > 0);
-    // And what is nowhere is not found.
+    // An object that is in no place is not found.
     assert_eq!(kind(store.open_object(Hash::of(b"none")).map(drop)), StoreErrorKind::NotFound);
     let none = store.open_object_of(Hash::of(b"none"), 5).unwrap();
     assert_eq!(kind(none.read_range(0, &mut [0; 5])), StoreErrorKind::NotFound);
@@ -676,7 +680,7 @@ fn a_missing_object_costs_one_listing_and_an_existing_one_none() {
         };
         let seen = of_holes(relay.take_seen());
         let list = format!("prefix=some%2Fprefix%2Fholed%2F{}.", Hash::of(&object));
-        // Before the copy.
+        // This is the request before the copy.
         assert!(seen.len() == 1 && seen[0].contains(&list), "{seen:?}");
         let opened = store.open_object(Hash::of(&object)).unwrap();
         assert!(opened.holes().unwrap().is_empty());

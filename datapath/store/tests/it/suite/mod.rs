@@ -1,4 +1,4 @@
-//! What every store is and does, on whatever it lies: publishing, removing, pins, channels, copies, damage.
+//! What every store must do, wherever it keeps its files: publishing, removing, pins, channels, copies, damage.
 //!
 //! Each function is a test that gets a place where there is no store yet. What a store keeps are files below
 //! [`Place::dir`], also those of the S3 server of the tests, so that their bytes can be looked at and changed.
@@ -26,7 +26,7 @@ pub use copies::{
 
 pub use removals::a_promotion_and_a_removal_of_its_image_at_once_lose_no_promotion;
 
-/// Where a store can be made and opened again, each time as another process would.
+/// Where a store can be made and opened again. Each time it is opened as another process would open it.
 pub trait Place {
     fn open(&self, access: Access) -> Result<Arc<dyn Store>, StoreError>;
     /// The directory of its files.
@@ -77,11 +77,11 @@ pub fn publish(
     Ok(committed.version)
 }
 
-/// All files below `dir`, with their lengths, but locks and pins.
+/// All files below `dir` with their lengths, without locks and pins.
 pub fn files(dir: &Path) -> Vec<(String, u64)> {
     let mut out = Vec::new();
     for sub in ["images", "manifests", "objects", "holes", "tmp"] {
-        // A bucket has no folders that are empty.
+        // A bucket has no empty folders.
         let Ok(entries) = fs::read_dir(dir.join(sub)) else { continue };
         for entry in entries {
             let entry = entry.unwrap();
@@ -104,7 +104,7 @@ pub fn a_version_is_published_found_and_read(place: &dyn Place) {
     publish(store.as_ref(), "debian", b"", &[Hash::of(b"object bytes")], b"manifest 2").unwrap();
     publish(store.as_ref(), "alpine", b"", &[], b"manifest 3").unwrap();
 
-    // Seen by a reader beside the writer.
+    // As a reader next to the writer sees it.
     let reader = place.open(Access::Read).unwrap();
     let names: Vec<String> = reader.images().unwrap().iter().map(|i| i.name.to_string()).collect();
     assert_eq!(names, ["alpine", "debian"]);
@@ -131,7 +131,7 @@ pub fn removing_frees_what_nobody_else_needs_and_numbers_go_on(place: &dyn Place
     let removed = store.remove(&name("a"), Some(2)).unwrap();
     assert_eq!((removed.versions.as_slice(), removed.freed_bytes), (&[2][..], 3 + 2));
     assert_eq!(publish(store.as_ref(), "a", b"", &[], b"m3").unwrap().number, 3);
-    // The manifest and the object are those of b@1 too.
+    // The manifest and the object are those of b@1, too.
     let removed = store.remove(&name("a"), None).unwrap();
     assert_eq!((removed.versions.as_slice(), removed.freed_bytes), (&[1, 3][..], 2));
     assert!(store.open_object(Hash::of(b"shared")).is_ok());
@@ -232,7 +232,7 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
         keeps_identity: false,
     };
     publication.commit(new).unwrap();
-    // The object stays for b@1; the manifest of a@1 is gone, late.
+    // The object stays for b@1. The manifest of a@1 is removed later.
     assert!(store.open_object(objects[0]).is_ok());
     let left: Vec<String> = files(place.dir()).into_iter().map(|(file, _)| file).collect();
     let (object, manifest) = (Hash::of(b"shared"), Hash::of(b"m2"));
@@ -240,7 +240,8 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
     assert_eq!(left, expected);
 }
 
-/// Its list of versions was read before the removal, and space is given back only after the pin.
+/// The pinning process read the list of versions before the removal, and the space is given back only after
+/// the pin.
 pub fn a_version_that_is_pinned_after_its_removal_stays_while_it_is(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -306,7 +307,7 @@ pub fn numbers_are_not_used_again_while_the_image_exists(place: &dyn Place) {
     drop(store);
     let store = writable(place);
     assert_eq!(publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap().number, 3);
-    // The image goes, and another one of its name begins at 1.
+    // The image is removed, and a new image of the same name begins at version 1.
     store.remove(&name("a"), None).unwrap();
     assert_eq!(files(place.dir()), []);
     assert_eq!(publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap().number, 1);
@@ -328,7 +329,7 @@ pub fn a_channel_is_durable_and_holds_its_version(place: &dyn Place) {
         assert_eq!(error.kind(), StoreErrorKind::InUse);
         assert!(error.to_string().contains(word), "{error}");
     }
-    // A change that fails half way is no change.
+    // A change that fails half way changes nothing.
     let refused = store.change(&name("a"), &mut |image| {
         image.promote(to(Channel::Production, 2, 6))?;
         image.cancel(Channel::Production).map(drop)
@@ -340,7 +341,7 @@ pub fn a_channel_is_durable_and_holds_its_version(place: &dyn Place) {
     assert_eq!(image.pointers(), [promoted]);
     assert_eq!(image.scheduled(), [to(Channel::Test, 2, 9)]);
     assert_eq!(kind(store.change(&name("b"), &mut |_| Ok(()))), StoreErrorKind::NotFound);
-    // The whole image goes with its channels, where that is asked for.
+    // If the caller asks for it, the whole image is removed with its channels.
     let error = store.remove_unless_promoted(&name("a")).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::InUse);
     for word in ["production points to version 1", "version 2 will be promoted to test", "--force"] {
@@ -373,11 +374,11 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
     };
     assert_eq!(again(&first.objects), Committed { version: first.clone(), is_new: false, production: None });
     store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
-    // What was taken out of use does not come back by itself.
+    // A version that was retired does not come back by itself.
     let second = again(&first.objects);
     assert_eq!((second.version.number, second.is_new), (2, true));
     store.change(&name("a"), &mut |image| image.retire(2, true)).unwrap();
-    // Of several at once, one made it.
+    // Of several processes at once, one made the version.
     let together = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| again(&first.objects))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
@@ -416,7 +417,7 @@ pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place)
     assert_eq!(over_first().unwrap().version.number, 3);
 }
 
-/// With its versions, in one step.
+/// The image with its first version is made in one step.
 pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Place) {
     let store = writable(place);
     let image = name("a");
@@ -451,7 +452,7 @@ pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Pl
     assert_eq!(boots(), 3);
 }
 
-/// Also of a version that is retired, and until the next change.
+/// The note of a retired version can be changed, too. It stays until the next change.
 pub fn a_note_is_changed_for_good(place: &dyn Place) {
     let store = writable(place);
     publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
@@ -480,7 +481,8 @@ pub fn a_note_is_changed_for_good(place: &dyn Place) {
     assert_eq!(told, [(1, "the first", true), (2, "", false)]);
 }
 
-/// The newest word of the source counts, also where the target had its own; a copy of single versions leaves it.
+/// The newest note of the source is taken, even if the target had its own. A copy of single versions does not
+/// change it.
 pub fn a_note_that_changed_at_the_source_comes_with_a_sync(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -504,7 +506,7 @@ pub fn a_note_that_changed_at_the_source_comes_with_a_sync(place: &dyn Place) {
     assert_eq!(copy(true), "");
 }
 
-/// Objects, versions and channels of one store come to another one, once.
+/// Objects, versions and channels of one store are copied to another one, once.
 pub fn a_version_is_copied_with_its_number_and_only_once(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -549,7 +551,7 @@ pub fn a_version_is_copied_with_its_number_and_only_once(place: &dyn Place) {
     assert_eq!(image.pointers(), theirs.pointers());
     assert_eq!(target.manifest(second.manifest).unwrap(), b"m2");
     assert_eq!(publish(target.as_ref(), "a", b"", &[], b"m3").unwrap().number, 3);
-    // Another version under the same number is not taken for the same.
+    // Another version with the same number is not taken for the same one.
     let other = publish(&source, "a", b"three", &[], b"other m3").unwrap();
     let refused = target.publish().unwrap().adopt(&name("a"), &other, b"other m3");
     let error = refused.unwrap_err();
@@ -558,7 +560,7 @@ pub fn a_version_is_copied_with_its_number_and_only_once(place: &dyn Place) {
     assert_eq!(target.image(&name("a")).unwrap().unwrap().versions.len(), 2);
 }
 
-/// An object that lies about its contents.
+/// An object whose contents do not match its hash.
 struct Lying(Hash);
 
 impl Object for Lying {
@@ -576,7 +578,7 @@ impl Object for Lying {
     }
 }
 
-/// What does not have the hash that is its name is not taken in.
+/// An object that does not have the hash that is its name is not accepted.
 pub fn a_damaged_object_is_not_copied(place: &dyn Place) {
     let store = place.open(Access::Copy { new_chunk_bytes: 4096 }).unwrap();
     let mut publication = store.publish().unwrap();
@@ -588,7 +590,7 @@ pub fn a_damaged_object_is_not_copied(place: &dyn Place) {
     assert_eq!(files(place.dir()), []);
 }
 
-/// Right bytes take the place of damaged ones, also for who has the object open.
+/// Right bytes replace damaged ones, also for readers that have the object open.
 pub fn a_damaged_object_is_mended(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"some object", &[], b"m").unwrap();
@@ -609,7 +611,7 @@ pub fn a_damaged_object_is_mended(place: &dyn Place) {
     assert!(!store.shown().is_empty());
 }
 
-/// A boot trace comes, is replaced, and goes with its version.
+/// A boot trace is written, is replaced, and is removed with its version.
 pub fn a_boot_trace_goes_with_its_version(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -622,10 +624,11 @@ pub fn a_boot_trace_goes_with_its_version(place: &dyn Place) {
     assert_eq!(store.trace(version.manifest).unwrap(), None);
 }
 
-/// Whoever writes at the same time: every version is there afterwards, each with a number of its own.
+/// Whichever processes write at the same time: afterwards every version is there, each with a number of its
+/// own.
 pub fn two_writers_on_one_image_lose_nothing(place: &dyn Place) {
     let first = writable(place);
-    // A directory has one writer: there, two threads of it.
+    // A directory has one writer, so two of its threads write there.
     let second = place.open(Access::WRITE).unwrap_or_else(|_| Arc::clone(&first));
     let each = 6;
     std::thread::scope(|scope| {
@@ -650,7 +653,8 @@ pub fn two_writers_on_one_image_lose_nothing(place: &dyn Place) {
     }
 }
 
-/// A version on its way out is not promoted, and one that is promoted does not go: one of both happens.
+/// A version that is being removed is not promoted, and one that is promoted is not removed: one of both
+/// happens.
 pub fn a_promotion_and_a_removal_at_once_leave_no_channel_without_its_version(place: &dyn Place) {
     let first = writable(place);
     let second = place.open(Access::WRITE).unwrap_or_else(|_| Arc::clone(&first));
@@ -683,7 +687,7 @@ pub fn a_promotion_and_a_removal_at_once_leave_no_channel_without_its_version(pl
     }
 }
 
-/// Times are the caller's, and going back in time harms nothing.
+/// Times come from the caller, and a clock that goes back does no harm.
 pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
     let store = writable(place);
     let at = |created_at_s: u64, manifest: &[u8]| {
@@ -724,7 +728,7 @@ fn objects_of(manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
     Ok(vec![(Hash::of(word), word.len() as u64)])
 }
 
-/// A list of versions that names other objects than the manifest does not make an incomplete version.
+/// A list of versions that names other objects than the manifest does not lead to an incomplete version.
 pub fn a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -747,7 +751,7 @@ pub fn a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied(place
     assert_eq!(copy("a").unwrap().versions, 1);
 }
 
-/// A sync brings what is missing, in any number of attempts, and a second one brings nothing.
+/// A sync copies what is missing, in any number of attempts, and a second one copies nothing.
 pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -779,7 +783,7 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
     let (copied, total_bytes) = sync(u64::MAX);
     let copied = copied.unwrap();
     assert!(total_bytes < 11, "it began from the start");
-    // The first version was there before it stopped.
+    // The first version was there before the sync stopped.
     assert_eq!((copied.versions, copied.present, copied.bytes), (2, 1, total_bytes));
     let (again, _) = sync(u64::MAX);
     let again = again.unwrap();
@@ -801,7 +805,7 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
     assert!(refused.unwrap_err().to_string().contains("chunk sizes"));
 }
 
-/// What the source changed since the last sync comes with the next one, and what it removed stays.
+/// The next sync copies what the source changed since the last one. What the source removed stays.
 pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -835,7 +839,8 @@ pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
     assert_eq!((ours("a"), ours("b")), (theirs("a"), theirs("b")));
     assert_eq!((ours("a").scheduled().len(), numbers(&ours("a"))[1]), (1, (2, true)));
 
-    // A version comes back and is tested, another one is taken out of use, and of the scheduled promotions one is off and another one on.
+    // At the source a version is restored and promoted to test, another one is retired, one scheduled
+    // promotion is cancelled, and another one is scheduled.
     change(&mut |image| {
         image.retire(2, false)?;
         image.promote(to(Channel::Test, 2, 5))?;
@@ -875,7 +880,7 @@ pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
     }
 }
 
-/// A copy whose last step fails keeps what it brought, for the next one to go on with.
+/// A copy whose last step fails keeps what it copied, and the next one continues with that.
 pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -888,7 +893,7 @@ pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place)
         headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(()))
     };
     writable(place);
-    // No manifest can be written, in a directory to no temporary file, and in a bucket not to its place.
+    // No manifest can be written: in a directory no temporary file, and in a bucket not its key.
     let tmp = place.dir().join("tmp");
     let in_the_way: Vec<_> = match tmp.exists() {
         true => (1..9).map(|number| tmp.join(format!("manifest-{number}"))).collect(),
