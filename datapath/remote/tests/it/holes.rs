@@ -1,4 +1,5 @@
-//! What of an object is gone, as servers say: lists that are damaged, cannot be had or change, and who waits for them.
+//! The holes of an object, as servers report them: lists that are damaged, missing or changing, and which
+//! reads wait for them.
 
 use std::fs;
 use std::sync::Arc;
@@ -31,13 +32,13 @@ fn a_list_that_is_damaged_counts_against_its_server() {
     let status = both.status();
     assert_eq!(both.counters().wrong_answers, 1);
     assert_eq!(status.servers[0].state, ServerState::Aside, "{status:?}");
-    // Where nobody else says what is gone it is not taken for nothing.
+    // If no other server reports holes, this is not taken for no holes.
     let alone = open(&[&distrusted]);
     let error = found_wrong(&alone, &bytes).holes().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged);
     let text = error.to_string();
     assert!(text.contains("no server gives holes/") && text.contains("list of holes"), "{text}");
-    // What it says from now on counts where nobody else says anything.
+    // What it reports from now on counts if no other server reports anything.
     put_list(dirs[0].path(), &bytes, &list);
     assert_eq!(*object(&both, &bytes).holes().unwrap(), right);
     other.kill();
@@ -62,7 +63,8 @@ fn lists_in_a_later_format_cause_no_blame() {
     }
 }
 
-/// What comes where a list is asked for: an answer without one, by its number, or with 0 the list.
+/// The answer to a request for a list, chosen by a number: an answer with an error status, a truncated list,
+/// or with 0 the list itself.
 fn instead_of_lists(which: &Arc<AtomicU64>) -> Arc<Answers> {
     let which = Arc::clone(which);
     Arc::new(move |asked: &str, _: usize| match which.load(Ordering::SeqCst) {
@@ -107,7 +109,7 @@ fn after_wrong_bytes_the_only_list_is_waited_for() {
         let fail_fast = remote.fail_fast().unwrap();
         let fails = fail_fast.open_object_of(Hash::of(&bytes), OBJECT_BYTES as u64).unwrap();
         assert_eq!(fails.holes().unwrap_err().kind(), kind, "{answer}");
-        // Others do not wait for it.
+        // Other calls do not wait for it.
         assert!(object(&remote, &bytes).holes().unwrap().is_empty());
         let waits = found_wrong(&remote, &bytes);
         std::thread::scope(|scope| {
@@ -118,7 +120,7 @@ fn after_wrong_bytes_the_only_list_is_waited_for() {
         });
     }
     assert_eq!(remote.status().servers[0].state, ServerState::Up);
-    // What it never gives is an error at last.
+    // A list that the server never gives is an error in the end.
     which.store(1, Ordering::SeqCst);
     let remote = open_urls(&url, limits());
     let error = found_wrong(&remote, &bytes).holes().unwrap_err();
@@ -130,7 +132,7 @@ fn a_copy_waits_for_no_list_where_a_cache_has_all_of_the_object() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (_, bytes) = with_versions(from.path(), OWN[0]);
     let server = FileServer::start(from.path(), None);
-    // As a cache says where what it stands before is away.
+    // A cache answers this if the server behind it is away.
     let no_list = |asked: &str, _: usize| status(504).filter(|_| asked.contains(" /holes/"));
     let remote = open_urls(&[before(&server, Arc::new(no_list))], limits());
     let copied = copied(&remote, &bytes, to.path());
@@ -214,12 +216,12 @@ fn servers_that_have_no_list_have_all_of_it() {
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
     let remote = open(&[&server]);
-    // So do some answer what they do not know.
+    // Some servers give this answer for paths that they do not know.
     for fault in [HttpFault::None, HttpFault::Status(410), HttpFault::Status(403)] {
         let object = object(&remote, &bytes);
         server.fail_all(fault);
         assert!(object.holes().unwrap().is_empty());
-        // It is known now.
+        // The list is known now.
         let before = server.requests();
         assert!(object.holes().unwrap().is_empty());
         assert_eq!(server.requests(), before);
@@ -251,7 +253,8 @@ fn after_wrong_bytes_missing_servers_are_waited_for() {
     });
     assert_eq!(*waits.holes().unwrap(), other);
     assert_eq!(remote.counters().waits, 1);
-    // The other one has fewer holes, and is back: it is to give all of it now, and nobody is to blame.
+    // The other server has fewer holes, and is back: from now on it must give all of the object, and no
+    // server is blamed.
     a.revive();
     all_up(&remote);
     assert!(waits.was_wrong());
@@ -285,7 +288,7 @@ fn an_object_that_gets_holes_while_it_is_read_is_read_once_more() {
     assert!(source.holes().unwrap().is_empty());
     give_back(&store, &bytes);
     let holes = listed(dir.path(), &bytes);
-    // It is not known yet, and what comes is not the object.
+    // The holes are not known yet, and the bytes that come are not those of the object.
     assert!(source.holes().unwrap().is_empty());
     let mut publication = target.publish().unwrap();
     headwater_store::copy_object(publication.as_mut(), source.as_ref(), &mut |_| Ok(())).unwrap();
@@ -302,7 +305,7 @@ fn a_server_that_punched_holes_during_the_read_is_not_blamed() {
     let server = FileServer::start(dirs[0].path(), None);
     let remote = open(&[&server]);
     let source = object(&remote, &bytes);
-    // Whoever reads it finds it wrong; the first time nobody is to blame.
+    // A reader finds the object wrong. The first time no server is blamed.
     for (list, blamed) in [(&lists[0], 0), (&lists[1], 0), (&lists[1], 1)] {
         source.holes().unwrap();
         source.read_range(0, &mut vec![0; OBJECT_BYTES]).unwrap();

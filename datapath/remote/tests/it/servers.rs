@@ -1,4 +1,4 @@
-//! Servers that die, hang, lie and come back, and reads that go on all the while.
+//! Servers that die, hang, send wrong bytes and come back, while reads go on.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -138,7 +138,7 @@ fn tls_is_verified_and_tokens_are_shown() {
     }
     let empty = write("empty", "\n");
     assert!(try_open(&ca, &empty).unwrap_err().to_string().contains("single word"));
-    // Never in the clear over a network.
+    // A token is never sent over a network without encryption.
     let urls = vec!["http://192.0.2.1".parse().unwrap()];
     let clear = RemoteStore::open(Options { token_file: token, ..Options::new(urls) });
     assert!(clear.unwrap_err().to_string().contains("unencrypted"));
@@ -155,13 +155,14 @@ fn a_failed_open_names_the_answer_of_each_server() {
     for part in [dead.url(), "refused".into(), other.url(), "no store at this URL".into()] {
         assert!(refused.contains(&part), "{part}: {refused}");
     }
-    // One is enough.
+    // One server is enough.
     let good = FileServer::start(dir.path(), None);
     open(&[&dead, &other, &good]);
     assert_eq!(RemoteStore::open(Options::new(Vec::new())).unwrap_err().kind(), StoreErrorKind::Invalid);
 }
 
-/// Of a server that is not to be preferred: longer than a probe of another one takes on a busy host.
+/// The delay of a server that is not to be preferred: longer than a probe of another one takes on a busy
+/// host.
 const SLOW: HttpFault = HttpFault::Delay(Duration::from_millis(200));
 
 #[test]
@@ -172,7 +173,7 @@ fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
         (HttpFault::WrongBytes, "wrong bytes"),
         (HttpFault::Short, "were asked for"),
         (HttpFault::Endless, "without a length"),
-        // Noticed with the answer, or as the beginning of the next one.
+        // The fault is noticed with this answer, or at the beginning of the next one.
         (HttpFault::TooMuch, ""),
         (HttpFault::Redirect("http://192.0.2.1/".into()), "redirects to 'http://192.0.2.1/'"),
         (HttpFault::NoRanges, "range requests"),
@@ -186,7 +187,7 @@ fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
             probe_after_max: Duration::from_secs(5),
             ..limits()
         };
-        // So that the liar is preferred, from the first probe on and on a busy host too.
+        // So that the server with wrong bytes is preferred, from the first probe on and on a busy host too.
         honest.fail_all(SLOW);
         let remote = RemoteStore::open(Options { limits, ..options(&[&liar, &honest]) }).unwrap();
         all_up(&remote);
@@ -213,7 +214,7 @@ fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
     }
 }
 
-/// A cache before a server: what it holds of objects has a wrong bit, until it is told not to use that.
+/// A cache before a server. Its copies of objects have a wrong bit, until it is told not to use them.
 struct BadCache {
     address: SocketAddr,
     past: Arc<AtomicU64>,
@@ -262,9 +263,9 @@ fn a_server_is_asked_past_a_cache_that_holds_wrong_bytes() {
     let remote = RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap();
     read(&*object(&remote, &bytes), &bytes, 1000, 100_000).unwrap();
     assert_eq!(cache.past.load(Ordering::SeqCst), 1);
-    // The server is not to blame.
+    // The server is not blamed.
     assert_eq!(remote.status().servers[0].state, ServerState::Up);
-    // It is where its own bytes are wrong.
+    // It is blamed if its own bytes are wrong.
     server.fail(HttpFault::WrongBytes);
     let error = read(&*object(&remote, &bytes), &bytes, 0, 3000).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged);
@@ -285,7 +286,7 @@ fn damage_on_every_server_is_an_error_of_that_read_alone() {
     assert_eq!(error.kind(), StoreErrorKind::Damaged);
     assert!(error.to_string().contains("no server has good bytes"), "{error}");
     assert_eq!(remote.counters().wrong_answers, 2);
-    // Both are distrusted, and used all the same where nobody else is left.
+    // Both are distrusted, but are used if no other server is left.
     a.fail(HttpFault::None);
     read(&*object, &bytes, 0, 1000).unwrap();
 }
@@ -295,7 +296,7 @@ fn a_server_killed_in_the_middle_of_reads_is_not_noticed_by_readers() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (mut a, b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    // So that the one that dies is preferred until then.
+    // So that the server that dies is preferred until then.
     b.fail_all(SLOW);
     let remote = open(&[&a, &b]);
     all_up(&remote);
@@ -353,7 +354,7 @@ fn a_server_that_breaks_off_or_hangs_costs_a_moment() {
 fn a_crawling_read_moves_to_a_server_that_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
-    // The other one is known to be gone when the read is late, or is found to be gone by it.
+    // Either the other server is known to be down when the read is late, or the read finds that out.
     for is_known in [true, false] {
         let (crawling, mut other) =
             (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -397,8 +398,8 @@ fn the_faster_server_is_preferred() {
     assert!(fast.object_requests() >= 80, "{} and {}", slow.object_requests(), fast.object_requests());
 }
 
-/// The address of a line to a server on which the first bytes of each connection take their time: over TLS, those are the handshake's.
-/// It ends with the test's process.
+/// The address of a relay to a server that delays the first bytes of each connection. Over TLS, those are the
+/// handshake's. It ends with the test's process.
 fn slow_to_begin(server: &FileServer, pause: Duration) -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, behind) = (listener.local_addr().unwrap(), server.address());
@@ -433,7 +434,7 @@ fn connection_setup_does_not_count_as_slowness() {
     let ca_file = dir.path().join("ca");
     std::fs::write(&ca_file, &tls.ca_pem).unwrap();
     let urls = vec![slow.url().parse().unwrap(), format!("https://{line}").parse().unwrap()];
-    // The one that is asked on a new connection is not given up for another one.
+    // A request on a new connection is not given up in favour of another server.
     let never = Duration::from_secs(60);
     let limits = Limits { hedge_after: never, hedge_after_max: never, ..limits() };
     let options = Options { ca_file: Some(ca_file), limits, ..Options::new(urls) };
@@ -452,13 +453,14 @@ fn a_read_on_a_new_connection_is_not_late_before_that_is_ready() {
     let bytes = store(dir.path());
     let tls = TestTls::new();
     let (other, server) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), Some(&tls)));
-    // The other one is there, and is not preferred.
+    // The other server is up, and is not preferred.
     other.fail_all(SLOW);
     let line = slow_to_begin(&server, Duration::from_secs(2));
     let ca_file = dir.path().join("ca");
     std::fs::write(&ca_file, &tls.ca_pem).unwrap();
     let urls = vec![other.url().parse().unwrap(), format!("https://{line}").parse().unwrap()];
-    // Late is what takes less than the line, and far more than an answer does. Each read is on a new connection.
+    // The limit of lateness is below the delay of the relay, and far above the time of an answer. Each read
+    // is on a new connection.
     let limits = Limits {
         hedge_after: Duration::from_millis(1500),
         hedge_after_max: Duration::from_secs(60),
@@ -538,7 +540,7 @@ fn fail_fast_reads_fail_while_all_servers_are_gone() {
     });
     all_up(&remote);
     read(&*fails, &bytes, 0, 1000).unwrap();
-    // One that is there and cannot give this is not to be waited for.
+    // Reads do not wait for a server that is up but cannot give this.
     server.fail(HttpFault::Status(500));
     let error = read(&*fails, &bytes, 0, 1000).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
@@ -561,7 +563,7 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
         server.fail(HttpFault::None);
         reading.join().unwrap().unwrap();
     });
-    // A busy server is left alone for a moment, and asked again.
+    // A busy server gets no requests for a moment, and is then asked again.
     server.fail(HttpFault::Status(503));
     std::thread::scope(|scope| {
         let before = server.object_requests();
@@ -589,7 +591,8 @@ fn the_time_in_which_a_server_was_gone_is_not_taken_for_damage() {
         };
         asked(&server, 1);
         server.kill();
-        // So long that what it breaks off then would be the end, if this counted.
+        // The server is away for as long as reads wait for a better answer. If this time counted, the next
+        // broken answer would end the read.
         std::thread::sleep(wait_for_better);
         let before = server.object_requests();
         server.revive();
@@ -615,7 +618,7 @@ fn an_object_that_is_cut_short_on_a_server_concerns_reads_of_it_alone() {
     let bytes = store(dir.path());
     let cut_dir = cut_short(dir.path(), &bytes, 1000);
     let cut = FileServer::start(cut_dir.path(), None);
-    // Nothing of the range is there; a part of it is; all of it is, and the length is wrong.
+    // The server has nothing of the range, or a part of it, or all of it with a wrong length.
     let reads = [(5000, 100), (900, 200), (0, 100)];
     let remote = open(&[&cut]);
     let alone = object(&remote, &bytes);
@@ -623,13 +626,13 @@ fn an_object_that_is_cut_short_on_a_server_concerns_reads_of_it_alone() {
         let error = read(&*alone, &bytes, at, len).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         assert!(error.to_string().contains("no server has good bytes"), "{error}");
-        // The server is there for all else: what does not wait finds it.
+        // The server can be used for everything else: calls that do not wait find it.
         assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST);
     }
     assert_eq!((remote.counters().waits, remote.counters().wrong_answers), (0, 3));
 
     let whole = FileServer::start(dir.path(), None);
-    // So that the other one is preferred.
+    // So that the other server is preferred.
     whole.fail_all(SLOW);
     let remote = open(&[&cut, &whole]);
     all_up(&remote);
@@ -655,7 +658,7 @@ fn a_file_that_always_breaks_off_fails_only_its_reads() {
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{fault:?}: {error}");
         assert!(server.object_requests() >= 3, "{fault:?}");
         assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST, "{fault:?}");
-        // Of other parts of it that is known, and found out soon.
+        // That it lacks other parts of the object is known, or is found out soon.
         let before = server.object_requests();
         assert_eq!(read(&*object, &bytes, 5000, 1000).unwrap_err().kind(), StoreErrorKind::Damaged);
         assert_eq!(server.object_requests(), before + 2, "{fault:?}");
@@ -665,7 +668,7 @@ fn a_file_that_always_breaks_off_fails_only_its_reads() {
     }
 }
 
-/// A read of an object beside the test, until it has been refused so often by the server that is there.
+/// Reads an object during the test, until the server that is up has refused this many times.
 fn reading_while(
     remote: &RemoteStore,
     bytes: &[u8],
@@ -694,10 +697,10 @@ fn data_of_a_missing_server_is_waited_for() {
     let remote = open(&[&holder, &lacking]);
     all_up(&remote);
     holder.kill();
-    // It is asked again and again: it may get it meanwhile.
+    // It is asked again and again, since it may get the object meanwhile.
     let waits = || lacking.object_requests() >= 4;
     reading_while(&remote, &bytes, waits, || holder.revive()).unwrap();
-    // So it does, and the other one does not come back.
+    // It gets the object, and the other server does not come back.
     holder.kill();
     let asked = lacking.object_requests();
     let get = || {
@@ -706,7 +709,7 @@ fn data_of_a_missing_server_is_waited_for() {
         std::fs::rename(other.path().join("new"), name(other.path())).unwrap();
     };
     reading_while(&remote, &bytes, || lacking.object_requests() >= asked + 2, get).unwrap();
-    // What no server has is not there.
+    // An object that no server has does not exist.
     holder.revive();
     all_up(&remote);
     let missing = remote.open_object_of(Hash::of(b"none"), 5).unwrap();
@@ -751,7 +754,7 @@ fn metadata_that_is_wrong_on_one_server_comes_from_another() {
         ];
         for (what, ask) in asked {
             let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-            // So that the liar is preferred, from the first probe on.
+            // So that the server with wrong bytes is preferred, from the first probe on.
             honest.fail_all(SLOW);
             let remote = open(&[&liar, &honest]);
             all_up(&remote);
@@ -764,13 +767,13 @@ fn metadata_that_is_wrong_on_one_server_comes_from_another() {
         }
     }
 
-    // Where all lie it ends.
+    // If all servers send wrong bytes, the read ends.
     let (liar, other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
     let remote = open(&[&liar, &other]);
     all_up(&remote);
     liar.fail_all(HttpFault::WrongBytes);
     other.fail_all(HttpFault::WrongBytes);
-    // A trace is advice: nobody is put aside for a wrong one.
+    // A trace is only a hint: no server is put aside for a wrong one.
     let error = remote.trace(Hash::of(MANIFEST)).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     assert_eq!(remote.counters().wrong_answers, 0);
@@ -778,7 +781,7 @@ fn metadata_that_is_wrong_on_one_server_comes_from_another() {
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
 }
 
-/// Copies the one object from these servers to a new store. Returns what came of it.
+/// Copies the one object from these servers to a new store. Returns the result.
 fn copied(remote: &RemoteStore, bytes: &[u8], to: &Path) -> Result<(), StoreError> {
     let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
     let (object, mut most) = (object(remote, bytes), 0);
@@ -799,18 +802,18 @@ fn a_copy_with_a_wrong_hash_continues_at_another_server() {
     let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    // So that the liar is preferred, from the first probe on.
+    // So that the server with wrong bytes is preferred, from the first probe on.
     honest.fail_all(SLOW);
     let remote = open(&[&liar, &honest]);
     all_up(&remote);
     liar.fail(HttpFault::WrongBytes);
-    // And the beginning that an earlier copy left is wrong, too.
+    // The beginning that an earlier copy left is wrong, too.
     drop(LocalDir::open(to.path(), Access::WRITE).unwrap());
     std::fs::write(to.path().join("tmp").join(format!("{}.part", Hash::of(&bytes))), [9; 1000]).unwrap();
     copied(&remote, &bytes, to.path()).unwrap();
     assert_eq!(remote.counters().wrong_answers, 1, "{:?}", remote.counters());
 
-    // Where all lie, it ends.
+    // If all servers send wrong bytes, the copy ends.
     honest.fail(HttpFault::WrongBytes);
     let to = tempfile::tempdir().unwrap();
     let error = copied(&remote, &bytes, to.path()).unwrap_err();
@@ -828,13 +831,13 @@ fn a_copy_is_read_past_a_cache_that_holds_wrong_bytes() {
     let remote = RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap();
     copied(&remote, &bytes, to.path()).unwrap();
     assert!(cache.past.load(Ordering::SeqCst) > 0);
-    // The server is not to blame, and is where its own bytes are wrong.
+    // The server is not blamed here. It is blamed if its own bytes are wrong.
     assert_eq!(remote.counters().wrong_answers, 0);
     assert_eq!(remote.status().servers[0].state, ServerState::Up);
     server.fail(HttpFault::WrongBytes);
     let to = tempfile::tempdir().unwrap();
     assert_eq!(copied(&remote, &bytes, to.path()).unwrap_err().kind(), StoreErrorKind::Damaged);
-    // It was read once more, as behind a server there may be several.
+    // It was read once more, since there may be several servers behind one address.
     assert_eq!(remote.counters().wrong_answers, 2);
 }
 
@@ -872,7 +875,7 @@ fn an_object_cut_short_on_one_server_is_copied_from_others() {
     let object = cut_dir.path().join("objects").join(id.to_string());
     std::fs::File::options().write(true).open(object).unwrap().set_len(1000).unwrap();
     let (cut, whole) = (FileServer::start(cut_dir.path(), None), FileServer::start(dir.path(), None));
-    // So that the one with the cut object is preferred, from the first probe on.
+    // So that the server with the cut object is preferred, from the first probe on.
     whole.fail_all(SLOW);
     let remote = open(&[&cut, &whole]);
     all_up(&remote);
@@ -901,7 +904,7 @@ fn an_endless_answer_does_not_delay_other_probes() {
         state(1) == ServerState::Down
     });
     let _pin = remote.pin(Hash::of(MANIFEST)).unwrap();
-    // It is told that the version is in use, and goes on answering for ever.
+    // The server is told that the version is in use, and its answer to that never ends.
     endless.fail_all(HttpFault::Drip(Duration::from_millis(50)));
     let before = endless.requests();
     until(&remote, "it is told of the version", || endless.requests() > before);
@@ -911,7 +914,7 @@ fn an_endless_answer_does_not_delay_other_probes() {
     let status = remote.status();
     assert!(is_slow(status.servers[0].why.as_ref().unwrap()), "{status:?}");
 
-    // Opening ends, too, where there is no other one.
+    // Opening ends, too, if there is no other server.
     let alone = Options { limits: impatient_limits(), ..options(&[&endless]) };
     let refused = RemoteStore::open(alone).unwrap_err().to_string();
     assert!(is_slow(&refused), "{refused}");

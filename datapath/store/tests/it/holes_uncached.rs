@@ -1,4 +1,5 @@
-//! Copies from a store that at first says more of its objects to be gone than is, and to one whose own object is damaged.
+//! Copies from a store that at first reports too large holes in an object, and copies to a store whose own
+//! object is damaged.
 
 use std::fs;
 use std::ops::Range;
@@ -18,23 +19,25 @@ use crate::trim::{
     BLOCK, LEFT, Lines, append, bytes, commit, holes, is_whole_but_for_holes, open, path, remove, with_two,
 };
 
-/// What an object says when it is asked once more.
+/// What an object answers when it is asked for its holes a second time.
 type Again = dyn Fn(&dyn Object) -> Result<Arc<Holes>, StoreError> + Send + Sync;
 
-/// A store one object of which says at first that more of it is gone than is, as one with several servers does of which some are not heard.
+/// A store in which one object reports too large holes at first. So does a store with several servers, if
+/// some of them have not answered yet.
 struct HalfHeard {
     store: LocalDir,
     id: Hash,
     first: Arc<Holes>,
     again: Arc<Again>,
-    /// How often that object was asked once more.
+    /// How often that object was asked for its holes a second time.
     asked: Arc<AtomicU64>,
     /// How many of its bytes were read.
     read_bytes: Arc<AtomicU64>,
 }
 
 impl HalfHeard {
-    /// Of an object with these bytes, which lacks at first what the second version of [`with_two`] does not need.
+    /// A store with an object of these bytes. At first, what the second version of [`with_two`] does not need
+    /// is reported as a hole.
     fn new(store: &LocalDir, bytes: &[u8], again: Arc<Again>) -> Self {
         let (id, first) = (Hash::of(bytes), without_the_first(bytes));
         let (asked, read_bytes) = (Arc::default(), Arc::default());
@@ -46,7 +49,7 @@ impl HalfHeard {
     }
 }
 
-/// What is gone of the object of another store with the same versions, when the first one is gone.
+/// The holes that the object has in another store with the same versions after the first version is removed.
 fn without_the_first(bytes: &[u8]) -> Arc<Holes> {
     let dir = tempfile::tempdir().unwrap();
     let (store, theirs, [first, _]) = with_two(dir.path());
@@ -73,7 +76,7 @@ impl Object for HalfHeardObject {
         self.object.len_bytes()
     }
 
-    /// Who was heard has zeroes where it has holes.
+    /// The servers that have answered send zeroes for their holes.
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.read_bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
         self.object.read_range(offset, into)?;
@@ -159,14 +162,14 @@ fn add(store: &LocalDir, bytes: &[u8], blocks: (u64, u64)) -> Version {
     commit(store.publish().unwrap(), Hash::of(bytes), bytes.len() as u64, &[blocks])
 }
 
-/// Adds a version with another object, all of which it needs.
+/// Adds a version with another object, which it needs as a whole.
 fn add_other(store: &LocalDir) -> (Version, Vec<u8>) {
     let other = bytes(2, 8 * BLOCK);
     let (publication, id) = append(store, &other);
     (commit(publication, id, other.len() as u64, &[(0, 8)]), other)
 }
 
-/// Copies all versions, and returns how far it told to be, too.
+/// Copies all versions. Also returns the progress reports.
 fn copy_all(source: &dyn Store, target: &dyn Store) -> (Copied, Vec<CopyProgress>) {
     let (what, mut told) = (everything(source).unwrap(), Vec::new());
     let copied = copy(source, target, &what, &Lines, false, &mut |at| {
@@ -195,12 +198,12 @@ fn missing_parts_are_requested_and_copied_once_more() {
     let target = open(target_dir.path());
     let (copied, told) = copy_all(&source, &target);
     assert_eq!((copied.versions, failed(&copied)), (4, vec![]), "{copied:?}");
-    // The first version and the third one need what was copied the second time.
+    // The first and the third version need what was copied the second time.
     assert_eq!(source.asked(), 1);
     assert!(holes(&target, &bytes).is_empty() && is_whole_but_for_holes(&target, &bytes));
     assert_eq!(numbers(&target), [1, 2, 3, 4]);
     assert_eq!((copied.objects, copied.bytes), (2, (bytes.len() + other.len()) as u64));
-    // It went on being told, of both times.
+    // The progress went on in both copies.
     assert!(told.iter().map(|at| at.done_bytes).is_sorted(), "{told:?}");
     let all_bytes = (2 * bytes.len() + other.len()) as u64;
     let at = told[told.len() - 1];
@@ -291,7 +294,7 @@ fn a_damaged_target_object_blocks_only_its_version() {
         let what = selected(&store, &references).unwrap();
         copy(&store, &target, &what, &Lines, false, &mut |_| Ok(())).unwrap()
     };
-    // Each of the two has something that the other has not.
+    // Each of the two stores has something that the other one lacks.
     assert!(copy_them(&[first.number, third.number]).failed.is_empty());
     remove(&target, &first);
     target.trim(&Lines).unwrap();
@@ -312,7 +315,7 @@ fn a_damaged_target_object_blocks_only_its_version() {
     assert!(is_whole_but_for_holes(&target, &other));
 
     file.write_all_at(&[bytes[at as usize]], at).unwrap();
-    // As well where what is damaged is what says which of it is gone.
+    // The same if the list of holes is damaged.
     let list = target_dir.path().join("holes").join(Hash::of(&bytes).to_string());
     let good = fs::read(&list).unwrap();
     fs::write(&list, b"nonsense").unwrap();
@@ -345,14 +348,15 @@ fn a_complete_source_object_repairs_the_target() {
         assert!(copy_them(&store, &[first.number, third.number, fifth.number]).failed.is_empty());
         remove(&target, &first);
         target.trim(&Lines).unwrap();
-        // What the source is not known to have at first.
+        // A range that the source does not seem to have at first.
         let at = 55 * BLOCK;
         file_of(&target_dir, &bytes).write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
         let gone = without_the_first(&bytes);
         let again = move |object: &dyn Object| if has_all { object.holes() } else { Ok(Arc::clone(&gone)) };
         let source = HalfHeard::new(&store, &bytes, Arc::new(again));
         let copied = copy_them(&source, &[third.number, fourth.number, fifth.number]);
-        // Of what the target lists nothing is lacking, so that nothing of it is copied, before and after it was tried.
+        // According to its list, the target lacks nothing, so nothing is copied, before the attempt and after
+        // it.
         assert_eq!((copied.present, source.asked()), (2, 1), "{copied:?}");
         assert_eq!(is_whole_but_for_holes(&target, &bytes), has_all);
         if has_all {
@@ -360,13 +364,13 @@ fn a_complete_source_object_repairs_the_target() {
             assert!(holes(&target, &bytes).is_empty());
         } else {
             assert_eq!((copied.versions, failed(&copied)), (0, vec![fourth.number]), "{copied:?}");
-            // All that the source has was read to be copied, and to see who is wrong.
+            // All that the source has was read twice: for the copy, and to find out which side is wrong.
             assert_eq!(source.read_bytes.load(Ordering::Relaxed), 2 * (8 * BLOCK + 100));
         }
     }
 }
 
-/// An object that is wrong in a block so many times, after each of which it is asked for it once more.
+/// An object in which a block is wrong this many times. After each time it is asked for its holes again.
 struct WrongAtFirst {
     object: Arc<dyn Object>,
     block: u64,
@@ -411,14 +415,14 @@ fn the_target_is_repaired_after_a_wrong_first_answer() {
     assert!(copy_all(&store, &target).0.failed.is_empty());
     remove(&store, &first);
     store.trim(&Lines).unwrap();
-    // The source has these, and has not all that is here.
+    // The source has these blocks, but does not have all blocks that the target has.
     file_of(&target_dir, &bytes).write_all_at(&[bytes[5 * BLOCK as usize] ^ 1], 5 * BLOCK).unwrap();
     let repair = |times: u64| {
         let object = store.open_object(Hash::of(&bytes)).unwrap();
         let source = WrongAtFirst { object, block: 7, times: AtomicU64::new(times) };
         copy_object(target.publish().unwrap().as_mut(), &source, &mut |_| Ok(()))
     };
-    // One that is always wrong is to blame, whatever is here.
+    // An object that is always wrong is blamed, whatever the target has.
     let object = store.open_object(Hash::of(&bytes)).unwrap();
     let liar = WrongAtFirst { object, block: 7, times: AtomicU64::new(1) };
     let error = target.publish().unwrap().copy_object(&liar, &mut |_| Ok(())).unwrap_err();
@@ -426,7 +430,7 @@ fn the_target_is_repaired_after_a_wrong_first_answer() {
     assert!(error.to_string().contains("damaged where it was to be copied from"), "{error}");
     repair(2).unwrap();
     assert!(holes(&target, &bytes).is_empty() && is_whole_but_for_holes(&target, &bytes));
-    // What only is here is wrong here, whatever the source gives.
+    // A wrong block that only the target has is the target's fault, whatever the source sends.
     file_of(&target_dir, &bytes).write_all_at(&[bytes[50 * BLOCK as usize] ^ 1], 50 * BLOCK).unwrap();
     let error = repair(0).unwrap_err();
     assert!(error.to_string().contains("damaged in the store that it is to be copied to"), "{error}");

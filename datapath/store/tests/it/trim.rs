@@ -1,4 +1,5 @@
-//! Holes in the objects of a directory: what no version needs is given back, and what one needs never is.
+//! Holes in the objects of a directory: what no version needs is given back, and what a version needs never
+//! is.
 
 use std::fs;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::suite::{files, kind, name};
 
 pub(crate) const BLOCK: u64 = 4096;
 
-/// What a manifest of these tests says: an object, its length, and a stretch that is needed, a line each.
+/// What a manifest of these tests says. Each line has an object, its length, and a needed range.
 pub(crate) struct Lines;
 
 impl Lines {
@@ -61,7 +62,7 @@ pub(crate) fn append(store: &LocalDir, bytes: &[u8]) -> (Box<dyn Publication>, H
     (publication, id)
 }
 
-/// Adds a version that needs these stretches, in blocks, of an object of this length.
+/// Adds a version that needs these ranges, in blocks, of an object of this length.
 pub(crate) fn commit(
     publication: Box<dyn Publication>,
     id: Hash,
@@ -92,7 +93,8 @@ pub(crate) fn remove(store: &LocalDir, version: &Version) {
     store.remove(&name("a"), Some(version.number)).unwrap();
 }
 
-/// A store with an object of 64 blocks and a bit, all of which its first version needs, and its second blocks 3 to 9 and 40.
+/// A store with an object of 64 blocks and a few bytes. Its first version needs all of it, and its second
+/// version blocks 3 to 9 and 40.
 pub(crate) fn with_two(dir: &Path) -> (LocalDir, Vec<u8>, [Version; 2]) {
     let store = open(dir);
     let bytes = bytes(1, 64 * BLOCK + 100);
@@ -107,7 +109,7 @@ pub(crate) fn holes(store: &dyn Store, bytes: &[u8]) -> Vec<Range<u64>> {
     holes.into_iter().map(|hole| hole.start / BLOCK..hole.end / BLOCK).collect()
 }
 
-/// Whether an object has its hash, all that is no hole is there, and holes are zeroes.
+/// Whether an object has its hash, has all bytes outside of its holes, and has zeroes in its holes.
 pub(crate) fn is_whole_but_for_holes(store: &dyn Store, bytes: &[u8]) -> bool {
     let object = store.open_object(Hash::of(bytes)).unwrap();
     let mut found = vec![0; bytes.len()];
@@ -143,10 +145,10 @@ fn trimmed_objects_keep_their_hash() {
     assert_eq!(store.trim(&Lines).unwrap(), 56 * BLOCK);
     assert_eq!((holes(&store, &bytes), blocks_of(dir.path(), &bytes)), (LEFT.to_vec(), 9));
     assert!(is_whole_but_for_holes(&store, &bytes));
-    // Releases that know nothing of it refuse the store.
+    // Releases that do not know holes refuse the store.
     assert_eq!(fs::read(dir.path().join("store")).unwrap()[8], 2);
     assert!(!dir.path().join("trim").exists());
-    // Nothing more is to be had, and other processes see the same.
+    // No more space can be given back, and other processes see the same.
     let before = files(dir.path());
     assert_eq!(store.trim(&Lines).unwrap(), 0);
     drop(store);
@@ -154,7 +156,7 @@ fn trimmed_objects_keep_their_hash() {
     assert!(is_whole_but_for_holes(&reader, &bytes) && reader.trim(&Lines).unwrap() == 0);
     let store = open(dir.path());
     assert_eq!((store.trim(&Lines).unwrap(), files(dir.path()) == before), (0, true));
-    // A third version needs less, and the list goes with the object.
+    // A third version needs less. The list is removed with the object.
     let id = Hash::of(&bytes);
     let third = commit(store.publish().unwrap(), id, bytes.len() as u64, &[(40, 41)]);
     remove(&store, &second);
@@ -174,11 +176,11 @@ fn nothing_is_trimmed_during_a_publication_or_a_use() {
     let publication = store.publish().unwrap();
     remove(&store, &first);
     assert_eq!(store.trim(&Lines).unwrap(), 0);
-    // It needs more than the versions that were left.
+    // It needs more than the remaining versions.
     commit(publication, id, bytes.len() as u64, &[(50, 60)]);
     assert_eq!(store.trim(&Lines).unwrap(), (56 - 10) * BLOCK);
     assert_eq!(holes(&store, &bytes), [1..3, 9..40, 41..50, 60..64]);
-    // A version that somebody else reads keeps all, though no list has it.
+    // A version that another process reads keeps everything, though no list of versions names it.
     let next = commit(store.publish().unwrap(), id, bytes.len() as u64, &[(4, 5)]);
     let manifest = dir.path().join("manifests").join(next.manifest.to_string());
     let copy = fs::read(&manifest).unwrap();
@@ -196,7 +198,7 @@ fn nothing_is_trimmed_during_a_publication_or_a_use() {
     assert_eq!(holes(&store, &bytes), [1..50, 60..64]);
 }
 
-/// While it is found out what versions need, one more comes, or is begun.
+/// While the needs of the versions are determined, one more version is published, or is begun.
 struct Racing<'a> {
     race: &'a (dyn Fn() + Sync),
 }
@@ -231,7 +233,7 @@ fn a_version_published_during_a_trim_is_complete() {
     assert_eq!(holes(&store, &bytes), []);
     assert_eq!(store.trim(&Lines).unwrap(), (56 - 10) * BLOCK);
     assert!(is_whole_but_for_holes(&store, &bytes));
-    // One that goes meanwhile is another reason to look again.
+    // A version that is removed meanwhile is another reason to determine them again.
     let go = || {
         if let Some(third) = third.lock().unwrap().take() {
             remove(&store, &third);
@@ -251,7 +253,7 @@ fn no_trim_continues_during_a_publication() {
     remove(&store, &first);
     store.trim(&Lines).unwrap();
     drop(store);
-    // The list is complete, and the object is being written once more.
+    // The list is complete, and the object is being written again.
     fs::write(dir.path().join("trim"), format!("{}\n", Hash::of(&bytes))).unwrap();
     fs::write(path(dir.path(), &bytes), &bytes).unwrap();
     let store = open(dir.path());
@@ -268,7 +270,7 @@ fn no_trim_continues_during_a_publication() {
 fn the_next_process_continues_an_interrupted_trim() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
-    // It died before it gave anything back.
+    // The process died before it gave anything back.
     remove(&store, &first);
     drop(store);
     let note = fs::read(dir.path().join("trim")).unwrap();
@@ -276,7 +278,7 @@ fn the_next_process_continues_an_interrupted_trim() {
     let store = open(dir.path());
     assert_eq!((store.trim(&Lines).unwrap(), blocks_of(dir.path(), &bytes)), (56 * BLOCK, 9));
     drop(store);
-    // It died after the list was written.
+    // The process died after the list was written.
     fs::write(dir.path().join("trim"), note).unwrap();
     fs::write(path(dir.path(), &bytes), &bytes).unwrap();
     assert_eq!(blocks_of(dir.path(), &bytes), 65);
@@ -285,7 +287,7 @@ fn the_next_process_continues_an_interrupted_trim() {
     assert!(blocks_of(dir.path(), &bytes) == 9 && is_whole_but_for_holes(&store, &bytes));
     assert!(!dir.path().join("trim").exists());
     drop(store);
-    // What is no note is none.
+    // A note that cannot be read is ignored.
     fs::write(dir.path().join("trim"), b"\xff\nnonsense\n").unwrap();
     assert_eq!(open(dir.path()).trim(&Lines).unwrap(), 0);
 }
@@ -331,11 +333,11 @@ fn a_copy_has_the_same_holes_until_versions_need_more() {
     let before = files(elsewhere.path());
     assert!(copy_one(&store, &target, second.number).is_empty());
     assert_eq!(files(elsewhere.path()), before);
-    // Here it is not known to be whole, so the object comes once more.
+    // The target does not know whether its object is whole, so the object is copied again.
     assert!(copy_one(&with_all, &target, first.number).is_empty());
     assert_eq!((holes(&target, &bytes), blocks_of(elsewhere.path(), &bytes)), (vec![], 65));
     assert!(is_whole_but_for_holes(&target, &bytes));
-    // The other way round: what has holes takes nothing from what has none.
+    // In the other direction: an object with holes replaces no bytes of a whole one.
     let object = store.open_object(Hash::of(&bytes)).unwrap();
     copy_object(target.publish().unwrap().as_mut(), object.as_ref(), &mut |_| Ok(())).unwrap();
     assert_eq!(holes(&target, &bytes), []);
@@ -356,7 +358,7 @@ fn stores_with_different_parts_complete_each_other() {
     remove(&two, &first);
     one.trim(&Lines).unwrap();
     two.trim(&Lines).unwrap();
-    // The number is taken at one of them.
+    // One of the two stores uses the number already.
     let listed = Version { number: 9, ..third };
     let mut publication = one.publish().unwrap();
     let object = two.open_object(id).unwrap();
@@ -367,7 +369,7 @@ fn stores_with_different_parts_complete_each_other() {
     assert!(is_whole_but_for_holes(&one, &bytes));
 }
 
-/// An object of another store; while it is read something happens.
+/// An object of another store. While it is read, a function is called.
 struct Meanwhile<F: Fn()>(Arc<dyn Object>, F);
 
 impl<F: Fn() + Send + Sync> Object for Meanwhile<F> {
@@ -409,7 +411,7 @@ fn a_copy_takes_nothing_from_one_that_came_while_it_was_made() {
             let object = whole.open_object(id).unwrap();
             copy_object(target.publish().unwrap().as_mut(), object.as_ref(), &mut |_| Ok(())).unwrap();
         };
-        // Also of the same store, another version is brought by another copy, or an import makes the object.
+        // The same with another copy of another version, or with an import of the object.
         let import = || drop(append(&target, &bytes));
         let ways: [&(dyn Fn() + Sync); 2] = [&copy_whole, &import];
         for way in ways {
@@ -421,7 +423,7 @@ fn a_copy_takes_nothing_from_one_that_came_while_it_was_made() {
             assert!(fs::read_dir(target_dir.path().join("tmp")).unwrap().next().is_none());
         }
     }
-    // Each has something that the other has not.
+    // Each of the two stores has something that the other one lacks.
     let other_dir = tempfile::tempdir().unwrap();
     let other = open(other_dir.path());
     assert!(copy_one(&whole, &other, 1).is_empty());
@@ -488,7 +490,7 @@ fn an_object_that_cannot_be_trimmed_blocks_no_other() {
     remove(&store, &third);
     assert_eq!(store.trim(&Lines).unwrap(), 62 * BLOCK);
     assert_eq!(holes(&store, &two), [1..2, 3..64]);
-    // It is kept in mind, and tried again when something is removed, or by the next process.
+    // The object is noted. It is tried again at the next removal, or by the next process.
     let note = fs::read_to_string(dir.path().join("trim")).unwrap();
     assert_eq!(note, format!("{}\n", Hash::of(&one)));
     assert_eq!(store.trim(&Lines).unwrap(), 0);
@@ -506,7 +508,8 @@ fn needed_parts_in_a_hole_list_are_not_punched_again() {
     store.trim(&Lines).unwrap();
     let list = dir.path().join("holes").join(Hash::of(&bytes).to_string());
     let old = fs::read(&list).unwrap();
-    // It came back, and the process died before the list went; a version needs it by now.
+    // The object was restored, and the process died before it removed the list. By now a version needs the
+    // object.
     let (publication, id) = append(&store, &bytes);
     commit(publication, id, bytes.len() as u64, &[(20, 24)]);
     drop(store);
@@ -564,7 +567,7 @@ fn repairs_skip_holes_and_fix_existing_bytes() {
         assert_eq!(kind(refused), StoreErrorKind::Damaged, "{at}");
     }
     assert!(is_whole_but_for_holes(&store, &bytes));
-    // From where the object is whole it is copied as a whole, and nothing of it is gone any more.
+    // From a store with the whole object, the whole object is copied, and it has no holes any more.
     flip(5 * BLOCK);
     let elsewhere = tempfile::tempdir().unwrap();
     let (other, ..) = with_two(elsewhere.path());
@@ -591,7 +594,7 @@ fn a_damaged_hole_list_is_reported_and_affects_nothing_else() {
         error.kind() == StoreErrorKind::Damaged && error.to_string().contains("list of holes"),
         "{error}"
     );
-    // What is needed can be read, nothing more is given back, and no copy is made of what is not known.
+    // The needed bytes can be read, no more space is given back, and unknown bytes are not copied.
     let mut block = vec![0; BLOCK as usize];
     object.read_range(4 * BLOCK, &mut block).unwrap();
     assert_eq!(block, bytes[4 * BLOCK as usize..][..BLOCK as usize]);
@@ -602,7 +605,7 @@ fn a_damaged_hole_list_is_reported_and_affects_nothing_else() {
     remove(&store, &second);
     assert_eq!((store.trim(&Lines).unwrap(), blocks_of(dir.path(), &bytes)), (0, 9));
     assert_eq!(fs::read(&list).unwrap(), bad);
-    // One who has it whole puts it right.
+    // A store with the whole object repairs it.
     let (other, ..) = with_two(elsewhere.path().join("other").as_path());
     let object = other.open_object(id).unwrap();
     copy_object(store.publish().unwrap().as_mut(), object.as_ref(), &mut |_| Ok(())).unwrap();
@@ -619,7 +622,7 @@ fn an_object_whose_needs_are_not_known_loses_nothing() {
     fs::write(&manifest, &good[1..]).unwrap();
     remove(&store, &first);
     assert_eq!((store.trim(&Lines).unwrap(), holes(&store, &bytes)), (0, vec![]));
-    // It is kept in mind, and found out with the next removal.
+    // The object is noted, and its needs are determined at the next removal.
     assert!(dir.path().join("trim").exists());
     fs::write(&manifest, good).unwrap();
     let third = commit(store.publish().unwrap(), Hash::of(&bytes), bytes.len() as u64, &[(40, 41)]);

@@ -1,4 +1,4 @@
-//! A server of a store that is elsewhere: what it keeps of that, and for how long.
+//! A server of a store that is elsewhere: what the server keeps of that store, and for how long.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,17 +13,18 @@ use headwater_store_server::{Limits, Options, StoreServer};
 use headwater_testkit::wait_until;
 use tokio::sync::watch;
 
-/// More than a connection of HTTP/2 is sent before its client takes some of it.
+/// More than HTTP/2 sends on a connection before the client takes some of it.
 const MANIFEST_BYTES: usize = 512 << 10;
 
-/// A store with one object, which others cut short and mend, and two versions, which holds any version that it is told to.
+/// A store with two versions and one object, which others truncate and repair. It pins any version on
+/// request.
 #[derive(Default)]
 struct Far {
     object: Mutex<Vec<u8>>,
     holes: Mutex<Arc<Holes>>,
     /// How often the object was opened past caches.
     past_caches: AtomicU64,
-    /// How it was read past caches: for the how manyeth time all of it.
+    /// The count of each reading past caches: which repetition of the whole object it belonged to.
     readings: Arc<Mutex<Vec<Option<u32>>>>,
     held: Arc<()>,
 }
@@ -181,7 +182,7 @@ fn a_repaired_object_is_seen_by_uncached_requests() {
     range(0, 1000, "");
     is_now(5000);
     range(0, 5000, "Cache-Control: max-age=0, No-Cache\r\n");
-    // The one that was opened last is the one that stays open.
+    // The object that was opened last stays open.
     range(0, 5000, "");
     is_now(9000);
     range(8000, 9000, "");
@@ -201,7 +202,7 @@ fn the_attempt_number_of_a_full_reread_is_passed_on() {
     for reading in ["1", " 20 ", "-1", "x", "99999999999"] {
         assert_eq!(served.get(&path, &format!("{past}Headwater-Reading: {reading}\r\n")).2, [7; 1000]);
     }
-    // Only of who asks past caches, and only what is a number.
+    // The count is passed on only from readers that ask past caches, and only if it is a number.
     let readings = served.far.readings.lock().unwrap().clone();
     assert_eq!(readings, [None, Some(1), Some(20), None, None, None]);
 }
@@ -236,7 +237,7 @@ fn current_holes_of_an_open_object_are_reported() {
             assert!(head.contains("cache-control: no-cache\r\n"), "{head}");
         }
     }
-    // Who found the object wrong is not answered from caches behind this server, either.
+    // A reader that found the object wrong is not answered from caches behind this server, either.
     assert_eq!(served.far.past_caches.load(Ordering::SeqCst), 2);
 }
 
@@ -259,7 +260,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// Asks over HTTP/2, and takes the head of the answer and no more.
+/// Asks over HTTP/2, and reads only the head of the answer.
 fn ask_and_take_nothing(served: &Served, path: &str) -> TcpStream {
     let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
     headers.extend_from_slice(path.as_bytes());
@@ -286,7 +287,7 @@ fn manifests_that_clients_do_not_take_fill_no_more_memory_than_they_may() {
     let slow: Vec<_> = (0..3).map(|_| ask_and_take_nothing(&served, &one)).collect();
     let (status, head, _) = served.get(&two, "");
     assert!(status == 503 && head.contains("retry-after: 1\r\n"), "{head}");
-    // What is there already is there for all, and so is what is small.
+    // What is in memory already can be sent to all clients, and so can what is small.
     assert!(served.get(&one, "").2 == vec![versions()[0].0[0]; MANIFEST_BYTES]);
     assert_eq!(served.get("/store", "").0, 200);
     drop(slow);

@@ -161,17 +161,17 @@ fn answers_to_uncached_requests_are_not_cached() {
     let (knows, past) = (format!("If-None-Match: {tag}"), "Cache-Control: no-cache");
     assert_eq!(served.ask("GET", &object, &[&knows]).status, 304);
     let all = served.get(&object).body;
-    // It may have zeroes where bytes are back.
+    // It may have zeroes in place of bytes that are there again.
     let anew = served.ask("GET", &object, &[&knows, past]);
     assert!(anew.status == 200 && anew.body == all);
     let (part, same) = ("Range: bytes=0-9", format!("If-Range: {tag}"));
     assert_eq!(served.ask("GET", &object, &[part, &same]).status, 206);
     let anew = served.ask("GET", &object, &[part, &same, past]);
     assert!(anew.status == 200 && anew.body == all);
-    // Who keeps nothing gets no more than what is asked for.
+    // A client that keeps nothing gets only what it asks for.
     let again = served.ask("GET", &object, &[part, past, "Headwater-Reading: 1"]);
     assert!(again.status == 206 && again.body == all[..10]);
-    // What is checked against its name as a whole never changes.
+    // A file that is checked against the hash in its name never changes.
     let manifest = format!("/manifests/{}", served.version.manifest);
     let knows = format!("If-None-Match: \"{}\"", served.version.manifest);
     assert_eq!(served.ask("GET", &manifest, &[&knows, past]).status, 304);
@@ -216,17 +216,18 @@ fn the_holes_of_an_object_are_served() {
     assert_eq!(answer.header("etag"), format!("\"{}\"", Hash::of(&there)));
     assert!(answer.body == there);
     let holes = Holes::decode("there", &answer.body, 1_200_000).unwrap();
-    // Whole blocks of 4 KiB behind what is needed, and before the last one, which is not full.
+    // The hole is of whole blocks of 4 KiB, after the needed bytes and before the last block, which is not
+    // full.
     assert_eq!(holes.stretches(), std::slice::from_ref(&(12_288..1_196_032)));
     assert_eq!(holes.bytes(), freed_bytes);
     let part = served.ask("GET", &path, &["Range: bytes=8-31"]);
     assert!(part.status == 206 && part.body == there[8..32], "{}", part.head);
-    // The object is as long as it was, and what is needed of it is there.
+    // The object has its old length, and its needed bytes are there.
     let object = served.get(&served.object_path());
     assert_eq!((object.status, object.body.len()), (200, served.object.len()));
     assert!(object.body[..10_000] == served.object[..10_000]);
 
-    // A list that is damaged says nothing of what is gone, and so does this answer.
+    // A damaged list does not say what the holes are. This answer must not claim to.
     let put = |bytes: &[u8]| {
         std::fs::remove_file(&list).unwrap();
         std::fs::write(&list, bytes).unwrap();
@@ -284,12 +285,12 @@ fn missing_and_forbidden_requests_are_refused_with_a_reason() {
         let answer = served.ask(method, "/store", &["Content-Length: 0"]);
         assert_eq!((answer.status, answer.header("allow")), (405, "GET, HEAD"));
     }
-    // What cannot be read is a failure without the server's secrets.
+    // If a file cannot be read, the answer is an error that does not show the server's secrets.
     std::fs::write(served.dir.path().join("store/images/debian"), b"HWREFS\n\0").unwrap();
     let answer = served.get("/images/debian");
     assert_eq!(answer.status, 500);
     assert!(!String::from_utf8(answer.body).unwrap().contains(served.dir.path().to_str().unwrap()));
-    // And it goes on.
+    // The server goes on.
     assert_eq!(served.get("/store").status, 200);
 }
 
@@ -335,7 +336,8 @@ fn a_version_that_nobody_asks_for_any_more_is_let_go() {
 fn a_store_that_does_not_answer_takes_no_more_threads_than_it_may() {
     let limits = Limits { reads: 2, read_wait: Duration::from_millis(100), ..Limits::default() };
     let served = serve(Options { limits, ..options() });
-    // Whoever opens this object waits until somebody writes it: clients give it up, their reads go on.
+    // The server cannot open this object until somebody writes it: the clients give up, and the server's
+    // reads go on.
     let id = Hash::of(b"of a store that is gone");
     let pipe = served.dir.path().join("store/objects").join(id.to_string());
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -359,7 +361,7 @@ fn a_store_that_does_not_answer_takes_no_more_threads_than_it_may() {
     while served.get("/store").status != 200 {
         assert!(std::time::Instant::now() < until + Duration::from_secs(20));
     }
-    // Reads that were given up may be in the way of one of its pieces.
+    // Reads that their clients gave up may occupy one of its pieces.
     wait_until("the object is served", || served.get(&served.object_path()).body == served.object);
 }
 
@@ -403,7 +405,7 @@ fn web_pages_do_not_read_a_store_without_tokens() {
     ] {
         let answer = open.ask("GET", "/images/", foreign);
         assert_eq!(answer.status, 400, "{foreign:?}");
-        // Who has a token says who it is.
+        // A request with a valid token is allowed, since the token identifies the client.
         let with_token = [foreign, &["Authorization: Bearer right"]].concat();
         assert_eq!(with_tokens.ask("GET", "/images/", &with_token).status, 200, "{foreign:?}");
     }
@@ -436,7 +438,7 @@ fn curl_reads_it_over_tls_with_both_versions_of_http() {
         let expected = if version == "--http2" { "2 200" } else { "1.1 200" };
         assert_eq!(String::from_utf8(told).unwrap(), expected, "{errors}");
         assert!(std::fs::read(&target).unwrap() == served.object);
-        // A download that was cut off goes on where it was.
+        // An interrupted download is continued.
         std::fs::write(&target, &served.object[..500_000]).unwrap();
         let (errors, _) = curl(&[version, "--cacert", ca, "-C", "-", "-o", out, &url]);
         assert!(std::fs::read(&target).unwrap() == served.object, "{errors}");
@@ -470,12 +472,12 @@ fn it_does_not_listen_openly_to_other_hosts() {
     assert!(Path::new(&dir.path().join("store")).exists());
 }
 
-/// Clients that do nothing are given up soon.
+/// Clients that do nothing are disconnected soon.
 fn fail_fast() -> Options {
     Options { limits: Limits { idle: Duration::from_millis(300), ..Limits::default() }, ..options() }
 }
 
-/// Whether the server ends the connection; what it sends before is left aside.
+/// Whether the server ends the connection. What it sends before that is ignored.
 fn is_ended(stream: &mut impl Read) -> bool {
     let mut bytes = [0; 4096];
     loop {
@@ -563,7 +565,8 @@ fn clients_that_keep_asking_without_a_token_are_disconnected() {
     std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
     let limits = Limits { admission: Duration::from_millis(500), ..Limits::default() };
     let served = serve(Options { token_file: Some(tokens), limits, ..options() });
-    // Whether it is still answered after so many requests, each of which comes soon after the one before.
+    // Whether the connection is still served after so many requests, each of which comes soon after the one
+    // before.
     let lasts = |header: &str| {
         let mut stream = connect(&served);
         (0..40).all(|_| {
@@ -577,7 +580,7 @@ fn clients_that_keep_asking_without_a_token_are_disconnected() {
     assert!((0..20).any(|_| lasts("Authorization: Bearer secret\r\n")));
 }
 
-/// What a connection that stays says of the store, which it asks with these headers.
+/// The answer for `/store` on a connection that stays open, asked with these headers.
 fn ask_on(stream: &mut TcpStream, headers: &str) -> String {
     write!(stream, "GET /images/ HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").unwrap();
     let mut answer = Vec::new();
@@ -597,7 +600,7 @@ fn unauthenticated_connections_make_room_if_all_are_taken() {
     let tokens = dir.path().join("tokens");
     std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
     let with_token = "Authorization: Bearer secret\r\n";
-    // Without tokens, who has asked for something is let in.
+    // Without tokens, a client is admitted when it has asked for something.
     for (token_file, let_in, refused) in [
         (Some(tokens), with_token, "Authorization: Bearer other\r\n"),
         (None, "", "Origin: http://evil.example\r\n"),
@@ -612,18 +615,18 @@ fn unauthenticated_connections_make_room_if_all_are_taken() {
         let mut guest = connect();
         assert!(ask_on(&mut guest, let_in).starts_with("HTTP/1.1 200"));
         let mut strangers: Vec<_> = (0..7).map(|_| connect()).collect();
-        // Refused, and not sent away: there was a place.
+        // The request is refused but the connection is kept, since there was a place.
         assert!(ask_on(&mut strangers[6], refused).starts_with("HTTP/1.1 4"));
         for n in 0..40 {
             let mut stranger = connect();
-            // It may have given way already.
+            // It may have been closed in favour of another one already.
             let _ = stranger.write_all([&b""[..], b"GET /store HT", PREFACE][n % 3]);
             strangers.push(stranger);
         }
         let mut other = connect();
         assert!(ask_on(&mut other, let_in).starts_with("HTTP/1.1 200"));
         assert!(ask_on(&mut guest, let_in).starts_with("HTTP/1.1 200"));
-        // Seven have places, of which one was taken last.
+        // Seven connections have places, and one of these was taken last.
         assert!(strangers[..41].iter_mut().all(is_ended));
     }
 }
@@ -665,7 +668,7 @@ fn pings_are_no_sign_of_life() {
     let asked = [PREFACE, &no_window, &frame(4, 1, 0, &[]), &frame(1, 5, 1, &headers)].concat();
     let mut stream = connect(&served);
     stream.write_all(&asked).unwrap();
-    // As long as it pings it is answered, by a client that takes nothing of what it asked for.
+    // As long as the client pings, it is answered, even if it takes nothing of what it asked for.
     let mut pings = 0;
     let mut head = [0; 9];
     while stream.read_exact(&mut head).is_ok() {

@@ -1,4 +1,5 @@
-//! Guests and front-ends that break the rules: their own disk suffers, the process and other machines go on.
+//! Guests and front-ends that break the rules. Only their own disk stops: the process and other machines go
+//! on.
 
 use crate::guest::{self, FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, PATIENCE, SIZE, WRITE, encode};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
@@ -51,7 +52,7 @@ const STATUS: (u64, u32, u16) = (FREE + 0x1000, 1, WRITE);
 const DATA: (u64, u32, u16) = (FREE + 0x2000, 512, WRITE);
 const OUTSIDE: u64 = GUEST + MEMORY_BYTES;
 
-/// Lets the guest do something that breaks its queue; then the queue can be reset and works again.
+/// Lets the guest do something that breaks its queue. After that the queue can be reset and works again.
 fn breaks(what: &str, act: impl Fn(&mut Guest)) {
     let two = Two::start();
     let mut good = Guest::start(two.good.path());
@@ -65,7 +66,7 @@ fn breaks(what: &str, act: impl Fn(&mut Guest)) {
     let used = bad.used_index();
     bad.offer(0);
     bad.kick();
-    // A broken queue takes nothing; it says where it stands, and starts anew.
+    // A broken queue takes no requests. It reports its position, and can be started again.
     bad.stop_queue();
     assert_eq!(bad.used_index(), used, "{what}");
     bad.start_queue(0);
@@ -191,7 +192,8 @@ const PIECE: u64 = FREE + 0x4_0000;
 /// As large as a buffer may be (`SIZE_MAX`).
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A request of so many bytes at sector 0, in an indirect table. Returns its status, and how many bytes were written.
+/// A request of this many bytes at sector 0, in an indirect table. Returns its status, and how many bytes
+/// were written.
 fn long_request(guest: &mut Guest, kind: u32, len: usize) -> (u8, u32) {
     guest.write(FREE, &[&kind.to_le_bytes()[..], &[0; 12]].concat());
     guest.write(STATUS.0, &[0xee]);
@@ -221,7 +223,7 @@ fn the_longest_requests_are_carried_out_and_longer_ones_are_not() {
     let all_old = old.repeat(33 * MIB / PIECE_BYTES);
     for waits in [Waits::Never, Waits::Always] {
         let options = ReferenceOptions { waits, ..Default::default() };
-        // What a driver may send at most, what is taken besides, and a sector more.
+        // The longest request that a driver may send, the longest that is accepted, and one sector more.
         for (len, status) in [(126 * PIECE_BYTES, OK), (32 * MIB, OK), (32 * MIB + 512, IOERR)] {
             let what = format!("{len} bytes, {waits:?}");
             let dir = tempfile::tempdir().unwrap();
@@ -324,7 +326,7 @@ fn a_vanished_front_end_leaves_the_disk_usable() {
     wait_until("the request reaches the disk", || disk.waiting() != 0);
     drop(guest);
     disk.release();
-    // What was taken is carried out, and the next one is served.
+    // A request that was taken is carried out, and the next one is served.
     let mut next = Guest::start(server.path());
     assert_eq!(next.request(0, 0, &[], 512), (OK, vec![9; 512]));
 }
@@ -370,7 +372,7 @@ fn memory_beyond_the_mapping_limit_is_refused() {
     let mut good = Guest::start(two.good.path());
     let file: File =
         rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap().into();
-    // Nothing is in it.
+    // The file is empty.
     file.set_len(8 << 40).unwrap();
     let region = |size: u64| {
         let mut region = guest::region(&file);
@@ -382,7 +384,7 @@ fn memory_beyond_the_mapping_limit_is_refused() {
         assert!(guest.frontend.add_mem_region(&region(size)).is_err(), "{size:#x}");
     }
     works(&mut good);
-    // The same again, before a queue runs: it takes the place of what was.
+    // The same again, before a queue runs: it replaces the earlier state.
     let again = Guest::connect(two.bad.path(), 0);
     for _ in 0..2 {
         again.frontend.set_mem_table(&[region(600 << 30)]).unwrap();
@@ -397,7 +399,7 @@ fn memory_beyond_the_mapping_limit_is_refused() {
 #[test]
 fn a_front_end_that_takes_no_interrupts_and_no_errors_holds_up_nothing() {
     let two = Two::start();
-    // Counters that block at their limit, and are at it.
+    // Event counters that are at their limit, so that a write to them blocks.
     let full = || {
         let event = EventFd::new(EFD_CLOEXEC).unwrap();
         event.write(u64::MAX - 1).unwrap();
@@ -411,7 +413,7 @@ fn a_front_end_that_takes_no_interrupts_and_no_errors_holds_up_nothing() {
     guest.offer(0);
     guest.kick();
     wait_until("it is answered", || guest.used_index() == 1);
-    // Broken, which is told by the other one.
+    // The queue is broken, which is reported through the other descriptor.
     guest.offer(SIZE);
     guest.kick();
     drop(guest);
@@ -421,7 +423,7 @@ fn a_front_end_that_takes_no_interrupts_and_no_errors_holds_up_nothing() {
 
 /// Messages that need no body: `GET_FEATURES`, `SET_OWNER`, `RESET_OWNER` and `GET_PROTOCOL_FEATURES`.
 const WITHOUT_BODY: [u8; 4] = [1, 3, 4, 15];
-/// `CHECK_DEVICE_STATE`: an error is its answer, whatever its body is.
+/// `CHECK_DEVICE_STATE`: it is always answered, with an error if its body is wrong.
 const ALWAYS_ANSWERED: [u8; 1] = [43];
 
 #[test]
@@ -438,7 +440,7 @@ fn messages_that_are_none_cost_the_connection() {
     };
     let send = |bytes: &[u8]| {
         let mut stream = UnixStream::connect(two.bad.path()).unwrap();
-        // It may be closed before it has taken all.
+        // The connection may be closed before the server has read all.
         let _ = stream.write_all(bytes);
         stream
     };
@@ -446,7 +448,8 @@ fn messages_that_are_none_cost_the_connection() {
         let bytes = rng.bytes(len);
         ends(&mut send(&bytes), &bytes);
     }
-    // A legal header with a length that is none, and each message with a short body, or none where it needs one.
+    // A legal header with an impossible length, and each message with a short body, or with none if it needs
+    // one.
     let lie = [1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
     ends(&mut send(&lie), &lie);
     for request in (0..48).filter(|request| !ALWAYS_ANSWERED.contains(request)) {
@@ -457,7 +460,7 @@ fn messages_that_are_none_cost_the_connection() {
             ends(&mut send(&empty), &empty);
         }
     }
-    // Half a header is waited for, until no more can come.
+    // The server waits for the rest of a header, until no more can come.
     for len in [1, 11] {
         let bytes = rng.bytes(len);
         let mut stream = send(&bytes);
@@ -481,7 +484,7 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     assert!(!two.bad.path().exists());
     works(&mut good);
 
-    // Whoever comes meanwhile is told at once, and not left waiting.
+    // A front-end that connects meanwhile is refused at once, and is not left waiting.
     let dir = tempfile::tempdir().unwrap();
     let server = with_patience(&dir, 600_000);
     let mut slow = UnixStream::connect(server.path()).unwrap();
@@ -490,7 +493,8 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     ends(&mut UnixStream::connect(server.path()).unwrap());
 }
 
-/// Waits for the server to end a connection. What was sent and not read makes it a reset.
+/// Waits for the server to end a connection. If bytes were sent that the server did not read, this is a
+/// reset.
 fn ends(stream: &mut UnixStream) {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     match std::io::Read::read(stream, &mut [0; 1]) {
@@ -499,7 +503,7 @@ fn ends(stream: &mut UnixStream) {
     }
 }
 
-/// A server that has so much patience with front-ends that are silent.
+/// A server that waits this long for silent front-ends.
 fn with_patience(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
     let limits = Limits { message_timeout_ms, ..Limits::default() };
     let options = Options { limits, ..Options::default() };
@@ -528,7 +532,7 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
     ends(&mut odd);
     wait_until("its place is free", || !server.is_connected());
     works(&mut Guest::start(server.path()));
-    // One that asks and takes no replies.
+    // A front-end that asks and never reads replies.
     let mut deaf = UnixStream::connect(server.path()).unwrap();
     deaf.set_nonblocking(true).unwrap();
     let ask = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
@@ -538,7 +542,7 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
     });
     wait_until("its place is free", || !server.is_connected());
     works(&mut Guest::start(server.path()));
-    // Nor one that goes on forever, a byte at a time.
+    // A front-end that sends a byte at a time without end is disconnected, too.
     let slow = UnixStream::connect(server.path()).unwrap();
     let dripping = std::thread::spawn(move || {
         let mut slow = slow;
@@ -550,7 +554,7 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
         })
     });
     assert!(!dripping.join().unwrap(), "all of it was waited for");
-    // The time is that of a message. A machine that has set up its disk may be silent as long as it likes.
+    // The limit is for one message. A machine that has set up its disk may be silent for any time.
     let mut guest = Guest::start(server.path());
     std::thread::sleep(Duration::from_millis(700));
     ends(&mut UnixStream::connect(server.path()).unwrap());
@@ -614,7 +618,7 @@ fn a_front_end_that_never_reads_does_not_keep_the_server_from_stopping() {
         server.stop();
         sender.send((server.positions().to_string(), server.path().exists()))
     });
-    // Its queue has ended in order, all the same.
+    // Its queue has ended in order nevertheless.
     assert_eq!(stood.recv_timeout(PATIENCE), Ok(("4".into(), false)));
     works(&mut good);
     drop(other);

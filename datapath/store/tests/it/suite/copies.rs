@@ -1,4 +1,4 @@
-//! Copies of stores that are damaged, or change meanwhile.
+//! Copies of stores that are damaged, or that change during the copy.
 
 use std::cell::RefCell;
 use std::fs;
@@ -10,7 +10,7 @@ use headwater_store::{
 
 use super::{Place, kind, name, objects_of, publish, writable};
 
-/// Every other version comes, and the damaged ones are named and come once they are whole.
+/// Every undamaged version is copied. The damaged ones are named, and are copied once they are repaired.
 pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -28,7 +28,7 @@ pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dy
         headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(())).unwrap()
     };
     let file = |sub: &str, bytes: &[u8]| elsewhere.path().join(sub).join(Hash::of(bytes).to_string());
-    // Wrong, cut, gone, and a manifest that is gone.
+    // A wrong object, a truncated one, a missing one, and a missing manifest.
     fs::write(file("objects", b"two"), b"2wo").unwrap();
     fs::write(file("objects", b"four"), b"fou").unwrap();
     fs::remove_file(file("objects", b"six")).unwrap();
@@ -36,7 +36,7 @@ pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dy
     let copied = sync();
     let mut failed: Vec<_> = copied.failed.iter().map(|it| format!("{}@{}", it.image, it.number)).collect();
     failed.sort();
-    // Without version 2, which is production, version 3 would be booted.
+    // Version 3 must not be copied: without version 2, which is production, machines would boot version 3.
     assert_eq!(failed, ["a@2", "a@3", "b@1", "c@1", "d@1", "d@2"], "{copied:?}");
     assert!(copied.failed.iter().all(|it| it.error.kind() == StoreErrorKind::Damaged), "{copied:?}");
     assert_eq!((copied.versions, copied.objects, copied.bytes), (2, 2, 8));
@@ -52,7 +52,7 @@ pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dy
     assert_eq!((copied.versions, copied.present, copied.failed.len()), (6, 2, 0), "{copied:?}");
     assert_eq!(place.open(Access::Read).unwrap().images().unwrap(), source.images().unwrap());
 
-    // Where production was copied earlier, it stays what it is when the source loses it.
+    // If the production version was copied earlier, it stays production when the source loses it.
     publish(&source, "a", b"eight", &[], b"m-eight").unwrap();
     fs::remove_file(file("manifests", b"m-two")).unwrap();
     let copied = sync();
@@ -61,7 +61,7 @@ pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dy
     assert_eq!((image.versions.len(), image.channel(Channel::Production).unwrap().version), (4, 2));
 }
 
-/// What is to be copied is not removed at the source before it is.
+/// A version that is to be copied cannot be removed at the source until it is copied.
 pub fn a_removal_at_the_source_waits_for_the_copy(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -72,7 +72,7 @@ pub fn a_removal_at_the_source_waits_for_the_copy(place: &dyn Place) {
     let what = headwater_store::copy::everything(&source).unwrap();
     let mut refused = 0;
     let copied = headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |at| {
-        // Each is pinned when it is read.
+        // Each version is pinned when its manifest is read.
         if at.total_bytes < 6 {
             return Ok(());
         }
@@ -86,7 +86,7 @@ pub fn a_removal_at_the_source_waits_for_the_copy(place: &dyn Place) {
     source.remove(&name("a"), Some(2)).unwrap();
 }
 
-/// What the target has already is not held at the source.
+/// A version that the target has already is not pinned at the source.
 pub fn what_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -100,7 +100,7 @@ pub fn what_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Pl
     publish(&source, "a", b"two", &[], b"m-two").unwrap();
     let mut removed = false;
     let copied = sync(&mut |at| {
-        // Version 2 is missing, and counted when all manifests are read.
+        // Version 2 is missing at the target, and is counted when all manifests are read.
         if at.total_bytes > 0 && !removed {
             removed = true;
             source.remove(&name("a"), Some(1))?;
@@ -112,9 +112,10 @@ pub fn what_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Pl
     assert_eq!(target.image(&name("a")).unwrap().unwrap().versions.len(), 2);
 }
 
-/// Production is set as soon as its version is there, and before newer ones come, where that is what it stood for.
+/// Production is set as soon as the version to which it points at the source is copied, and before newer
+/// versions are.
 pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
-    // Once with an empty target, and once with one that has the image.
+    // Once with an empty target, and once with a target that has the image.
     for (image, is_there) in [("a", false), ("b", true)] {
         let elsewhere = tempfile::tempdir().unwrap();
         let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -162,7 +163,7 @@ pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
     }
 }
 
-/// Only where channels point now, and will, counts.
+/// Only the present and the scheduled targets of channels count.
 pub fn a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -188,20 +189,21 @@ pub fn a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up(pla
     assert_eq!((copied.versions, copied.failed.len()), (2, 1), "{copied:?}");
     let image = place.open(Access::Read).unwrap().image(&name("a")).unwrap().unwrap();
     assert_eq!(image.pointers(), [to(Channel::Test, 3, 5), to(Channel::Production, 2, 6)]);
-    // The places come with their version.
+    // The channels are set together with their version.
     fs::write(&manifest, "m-one").unwrap();
     assert_eq!(sync().versions, 1);
     assert_eq!(place.open(Access::Read).unwrap().images().unwrap(), source.images().unwrap());
 }
 
-/// How many manifests are read is told until it is known what is missing; then bytes are, where there are any.
+/// The progress is the number of manifests read until the missing versions are known. After that it is the
+/// number of bytes, if there are any.
 pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     for word in ["one", "two", "three"] {
         publish(&source, "a", word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
     }
-    // It is known at once why this one does not come.
+    // It is known at once that this version cannot be copied.
     fs::remove_file(elsewhere.path().join("manifests").join(Hash::of(b"m-two").to_string())).unwrap();
     let copy = || {
         let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
@@ -223,7 +225,7 @@ pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
     assert!(told.iter().all(|at| at.read_versions == 3 || at.done_bytes == 0), "{told:?}");
     let all_bytes = "one".len() as u64 + "three".len() as u64;
     assert!(told.iter().any(|at| (at.done_bytes, at.total_bytes) == (all_bytes, all_bytes)), "{told:?}");
-    // While the last version is copied, the others have been dealt with.
+    // While the last version is copied, the others are finished.
     assert_eq!(told.last().unwrap().done_versions, 2, "{told:?}");
 
     let (copied, told) = copy();
@@ -231,7 +233,8 @@ pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
     assert!(told.iter().any(|at| at.read_versions == 3), "{told:?}");
     assert!(told.iter().all(|at| at.total_bytes == 0), "{told:?}");
 
-    // What was read of an object that is wrong does not fall back before another one begins.
+    // Bytes that were read of a damaged object are not subtracted from the progress before another object
+    // begins.
     publish(&source, "b", b"four", &[], b"m-four").unwrap();
     fs::write(elsewhere.path().join("objects").join(Hash::of(b"four").to_string()), "4our").unwrap();
     let (copied, told) = copy();
@@ -239,7 +242,7 @@ pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
     assert!(told.iter().map(|at| at.done_bytes).is_sorted(), "{told:?}");
 }
 
-/// Also one that brings no version. What is the source's already is not told of again.
+/// Also a copy that copies no version. A channel that is already as at the source is not reported again.
 pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -259,7 +262,7 @@ pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
         let to = Pointer { channel: Channel::Production, version, at_s: 3, author: "ben".into() };
         source.change(&name("a"), &mut |image| image.promote(to.clone()).map(drop)).unwrap();
     };
-    // It is set before the versions come, and moved after them.
+    // The channel is set before the versions are copied, and moved after them.
     for version in [1, 2] {
         promote(version);
         assert_eq!((sync(true), sync(true)), ((0, 3, 1), (0, 3, 0)), "to version {version}");
@@ -268,13 +271,13 @@ pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
     promote(1);
     assert_eq!((sync(false), sync(true), sync(true)), ((0, 3, 0), (0, 3, 2), (0, 3, 0)));
     assert_eq!(place.open(Access::Read).unwrap().images().unwrap(), source.images().unwrap());
-    // A number that the source does not give again is nothing that is seen.
+    // A version number that the source will not use again is not visible.
     publish(&source, "b", b"four", &[], b"m-four").unwrap();
     source.remove(&name("b"), Some(2)).unwrap();
     assert_eq!(sync(true), (0, 3, 0));
 }
 
-/// Each is told when it is done, and of what others do meanwhile nothing is.
+/// Each image is reported when it is done, and nothing is reported that other processes changed meanwhile.
 pub fn a_copy_tells_of_each_image_what_it_did_itself(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
@@ -326,7 +329,7 @@ pub fn a_copy_tells_of_each_image_what_it_did_itself(place: &dyn Place) {
     assert_eq!((&did.noted[..], &did.retired[..], did.is_followed), (&[1][..], &[][..], true));
     assert_eq!((did.booted, did.boots), (Some(2), Some(3)));
 
-    // Somebody else promotes a version of the second image when the first one is done.
+    // Another process promotes a version of the second image when the first one is done.
     add("a", "six");
     add("b", "seven");
     let promotes = |did: &CopiedImage| {
@@ -340,7 +343,7 @@ pub fn a_copy_tells_of_each_image_what_it_did_itself(place: &dyn Place) {
     assert!(did.moves.is_empty() && !did.is_followed && did.has_newest, "{did:?}");
     assert_eq!((did.booted, did.boots), (Some(1), Some(1)));
 
-    // What was done is told also where the copy ends then.
+    // What was done is reported even if the copy ends then.
     add("a", "eight");
     add("b", "nine");
     let stopped = copy(

@@ -1,4 +1,4 @@
-//! The order of commands, their window, their end before time, and PDUs that have no place.
+//! The order of commands, their window, their abortion, and PDUs that are not allowed where they come.
 
 use super::{MIB, fixture, slow};
 use crate::fixture::raw::{read10, write10};
@@ -20,7 +20,7 @@ fn commands_run_in_the_order_of_their_numbers_and_only_within_the_window() {
     for command in &commands[..3] {
         raw.pdu(&command.encode(), &[]);
     }
-    // Nothing until the first comes; an immediate one does not wait.
+    // No reply until the first command comes. An immediate command does not wait.
     let ping = raw.ping(b"hello");
     let answer = raw.take();
     assert_eq!((answer.nop().task_tag, &answer.data[..]), (ping, &b"hello"[..]));
@@ -28,7 +28,7 @@ fn commands_run_in_the_order_of_their_numbers_and_only_within_the_window() {
     for command in commands.iter().rev() {
         raw.good(command.task_tag);
     }
-    // Below and above the window: as if they had not come. Twice the same: once.
+    // Commands below and above the window are ignored. A command that is sent twice is carried out once.
     let base = raw.cmd_sn;
     for cmd_sn in [base.wrapping_sub(1), base + 128, base + 0x8000_0000] {
         let stray = ScsiCommand { cmd_sn, ..raw.scsi(&[0]) };
@@ -62,7 +62,7 @@ fn the_window_closes_when_too_many_commands_wait() {
     let numbers = answer.nop().numbers;
     assert_eq!(answer.nop().task_tag, ping);
     assert_eq!(numbers.max_cmd_sn, numbers.exp_cmd_sn.wrapping_sub(1));
-    // One that comes all the same is as if it had not.
+    // A command that is sent nevertheless is ignored.
     let base = raw.cmd_sn;
     raw.command(&read10(9, 1), 512, None);
     raw.cmd_sn = base;
@@ -79,7 +79,7 @@ fn the_window_closes_when_too_many_commands_wait() {
 fn tasks_are_aborted() {
     let fixture = slow();
     let mut raw = fixture.session(&[]);
-    // One that waits for data: gone at once, and data for it is not missed.
+    // A command that waits for data is removed at once, and the target does not wait for its data.
     let command = raw.scsi(&write10(0, 8));
     let command = ScsiCommand { write: true, expected_bytes: 4096, ..command };
     raw.pdu(&command.encode(), &[]);
@@ -89,7 +89,8 @@ fn tasks_are_aborted() {
     assert_eq!((answer.function().task_tag, answer.function().response), (function, 0));
     raw.data_out(&r2t, 0, 0, true, &[1; 4096]);
     assert_eq!(raw.read(0, 1), [0; 512]);
-    // One that the disk works on: it has ended when the function is answered, and is not answered itself.
+    // A command that the disk works on: it has ended when the function is answered, and gets no response of
+    // its own.
     fixture.disk.hold();
     let tag = raw.command(&read10(0, 1), 512, None);
     wait_until("the read to reach the disk", || fixture.disk.waiting() == 1);
@@ -99,12 +100,12 @@ fn tasks_are_aborted() {
     fixture.disk.release();
     let answer = raw.take();
     assert_eq!((answer.function().task_tag, answer.function().response), (function, 0));
-    // One that is not there; reassignment; what nobody knows.
+    // A task that does not exist, reassignment, and an unknown function.
     for (function, response) in [(1, 1), (8, 4), (3, 5), (99, 5)] {
         raw.manage(function, 0xdead, 0);
         assert_eq!(raw.take().function().response, response, "function {function}");
     }
-    // A reset takes all of them, and tells with a unit attention.
+    // A reset removes all commands, and is reported with a unit attention.
     let command = raw.scsi(&write10(0, 8));
     let command = ScsiCommand { write: true, expected_bytes: 4096, ..command };
     raw.pdu(&command.encode(), &[]);
@@ -142,7 +143,7 @@ fn misplaced_pdus_are_rejected_and_the_session_continues() {
     };
     raw.pdu(&snack.encode(), &[]);
     assert_eq!(raw.take().reject().reason, RejectReason::SnackReject as u8);
-    // An attribute that there is not, and additional headers that are none.
+    // An attribute that does not exist, and invalid additional headers.
     let command = ScsiCommand { attribute: 7, ..raw.scsi(&[0]) };
     raw.pdu(&command.encode(), &[]);
     assert_eq!(raw.take().reject().reason, RejectReason::InvalidPduField as u8);
@@ -163,7 +164,7 @@ fn misplaced_pdus_are_rejected_and_the_session_continues() {
     raw.data_out(&r2t, 0, 0, true, &[3; 4096]);
     raw.good(command.task_tag);
     assert_eq!(raw.read(0, 8), [3; 4096]);
-    // A login in the full feature phase ends it.
+    // A login in the full feature phase ends the connection.
     let request = raw.login_request();
     raw.pdu(&request.encode(), &[]);
     assert_eq!(raw.take().reject().reason, RejectReason::ProtocolError as u8);
@@ -184,7 +185,7 @@ fn ordered_commands_wait_for_those_whose_data_is_still_to_come() {
     let later = raw.scsi(&read10(1, 1));
     let later = ScsiCommand { read: true, expected_bytes: 512, ..later };
     raw.pdu(&later.encode(), &[]);
-    // Nothing is answered before the data is here, but for what is ahead of the queue.
+    // Before the data has come, only commands ahead of the queue are answered.
     let first = raw.scsi(&read10(2, 1));
     let first = ScsiCommand { attribute: 3, read: true, expected_bytes: 512, ..first };
     raw.pdu(&first.encode(), &[]);
@@ -197,7 +198,7 @@ fn ordered_commands_wait_for_those_whose_data_is_still_to_come() {
     assert_eq!(of(later.task_tag).data, [0; 512]);
 }
 
-/// Of the first block, by a wrong data digest.
+/// A write of the first block that is lost to a wrong data digest.
 fn lose_a_write(raw: &mut Raw) -> ScsiCommand {
     let lost = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(0, 1)) };
     let mut bytes = raw.encode(&lost.encode(), &[9; 512]);
@@ -207,13 +208,13 @@ fn lose_a_write(raw: &mut Raw) -> ScsiCommand {
     lost
 }
 
-/// A command is lost to a wrong data digest, and aborted: those after it go on.
+/// A command is lost to a wrong data digest, and is aborted: the commands after it go on.
 #[test]
 fn a_lost_and_aborted_command_delays_no_others() {
     let fixture = fixture();
     let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
     let lost = lose_a_write(&mut raw);
-    // Two that were sent after it, of which one is aborted as well.
+    // Two commands that were sent after it, of which one is aborted as well.
     let unwanted = raw.scsi(&[0]);
     raw.pdu(&unwanted.encode(), &[]);
     let next = raw.command(&[0], 0, None);
@@ -223,7 +224,7 @@ fn a_lost_and_aborted_command_delays_no_others() {
         assert_eq!(answer.function().task_tag, function);
         answer.function().response
     };
-    // Not before it was sent, nor under another tag.
+    // The abortion has no effect for a command number that was not sent yet, nor under another tag.
     let not_sent = raw.cmd_sn;
     assert_eq!(abort(&mut raw, 77, not_sent), 1);
     assert_eq!(abort(&mut raw, unwanted.task_tag + 77, unwanted.cmd_sn), 1);
@@ -233,7 +234,8 @@ fn a_lost_and_aborted_command_delays_no_others() {
     assert_eq!(raw.read(0, 1), [0; 512]);
 }
 
-/// A command is lost to a wrong data digest, and all that was sent is aborted: what waited for it is not carried out later.
+/// A command is lost to a wrong data digest, and everything that was sent is aborted: the commands that
+/// waited for it are not carried out later.
 #[test]
 fn commands_waiting_for_a_lost_one_are_aborted_too() {
     for function in [2, 4, 5, 6] {
@@ -242,7 +244,7 @@ fn commands_waiting_for_a_lost_one_are_aborted_too() {
         let lost = lose_a_write(&mut raw);
         let waits = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(1, 1)) };
         raw.pdu(&waits.encode(), &[8; 512]);
-        // What is no command of the disk is answered, also if it came before its turn.
+        // A PDU that is no command of the disk is answered, even if it came before its turn.
         let ping = NopOut {
             immediate: false,
             lun: [0; 8],
@@ -262,16 +264,16 @@ fn commands_waiting_for_a_lost_one_are_aborted_too() {
         assert_eq!((done.task_tag, done.response), (tag, 0));
         let pong = answers.iter().find(|answer| answer.opcode() == Opcode::NopIn).unwrap().nop();
         assert_eq!(pong.task_tag, ping.task_tag);
-        // Too late: its number counts as come.
+        // Too late: its number counts as received.
         raw.pdu(&lost.encode(), &[9; 512]);
-        // A reset is told to whoever comes next.
+        // The next command is answered with the report of the reset.
         let told = raw.command(&[0], 0, None);
         assert_eq!(raw.take().scsi().task_tag, told);
         assert_eq!(raw.read(0, 2), [0; 1024], "function {function}");
     }
 }
 
-/// Memory is counted for what is kept.
+/// The limit of memory counts what is kept.
 #[test]
 fn a_command_that_comes_again_before_its_turn_is_held_once() {
     let fixture = fixture();
@@ -285,7 +287,7 @@ fn a_command_that_comes_again_before_its_turn_is_held_once() {
         cmd_sn: raw.next_cmd_sn(),
         exp_stat_sn: 0,
     };
-    // Ten megabytes, if each were kept.
+    // This would be ten megabytes if each were kept.
     for _ in 0..160 {
         raw.pdu(&early.encode(), &[7; 64 << 10]);
     }
