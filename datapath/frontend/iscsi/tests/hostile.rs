@@ -1,4 +1,5 @@
-//! Initiators that send garbage, lie, go away or never read: each costs its own connection, and the server lives on.
+//! Initiators that send garbage or false lengths, go away or never read: each loses only its own connection,
+//! and the server goes on.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -31,7 +32,7 @@ fn garbage_ends_the_connection() {
         let len = rng.between(1, 20_000) as usize;
         let mut bytes = rng.bytes(len);
         if round % 3 == 1 {
-            // A login request, but for what follows.
+            // A login request apart from the following bytes.
             bytes[0] = 0x43;
         }
         // The server may close before all is sent.
@@ -120,7 +121,7 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
     let limits = Limits {
         half_open_logins: 50,
         login_timeout_ms: 8_000,
-        // One that only waits is not asked whether it is there.
+        // An initiator that only waits gets no keep-alive requests.
         keepalive_ms: 600_000,
         ..Limits::default()
     };
@@ -142,11 +143,12 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
     let (before, mut most) = (resident_bytes(), 0);
     for round in 0..1000 {
         let mut raw = fixture.raw();
-        // Every third has a challenge to answer.
+        // Every third connection has a challenge to answer.
         if round % 3 == 0 {
             raw.ask_for_challenge();
         }
-        // Every fourth is in the middle of a text. Of the others some say nothing more, some half of a PDU.
+        // Every fourth connection is in the middle of a text. Of the others some send nothing more, and some
+        // send half of a PDU.
         if round % 4 == 0 {
             begin_text(&mut raw);
         } else if round % 2 == 0 {
@@ -160,11 +162,13 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
         most = most.max(resident_bytes());
     }
     is_alive();
-    // Those that gave way have given back what they had. One has its thread, and a text at most.
+    // The connections that were closed for others have given back their memory. Each remaining one has its
+    // thread, and at most a text.
     let taken = most.max(resident_bytes()).saturating_sub(before);
     assert!(taken < 32 << 20, "{taken} bytes");
     wait_until("most to be closed", || fixture.server.connections() <= 51);
-    // The rest is closed when their time is over, though they stay; who is through stays.
+    // The others are closed when their time is over, even if they do not hang up. The one that has logged in
+    // stays.
     fixture.wait_for_connections(1);
     is_served(&mut working);
     drop(held);
@@ -244,7 +248,8 @@ fn guessing_a_secret_leads_nowhere() {
     }
 }
 
-/// An initiator that asks for more and more and takes nothing: its session stops, memory stays bounded, others work on.
+/// An initiator that sends more and more reads and takes no data: its session stops, memory stays bounded,
+/// and others go on.
 #[test]
 fn an_initiator_that_never_reads_stops_only_itself() {
     let _alone = alone();
@@ -273,7 +278,7 @@ fn an_initiator_that_never_reads_stops_only_itself() {
     }
     let taken = resident_bytes().saturating_sub(before);
     assert!(taken < 300 << 20, "{taken} bytes");
-    // It is cut when it has taken nothing for too long.
+    // It is disconnected when it has taken nothing for too long.
     fixture.wait_for_connections(0);
     fixture.is_alive();
 }
@@ -336,7 +341,7 @@ fn announced_data_takes_memory_only_when_it_comes() {
             let command = ScsiCommand { write: true, expected_bytes: 16 << 20, ..command };
             raw.pdu(&command.encode(), &[]);
         }
-        // Two of 16 MiB are let in, with one R2T each.
+        // Two writes of 16 MiB are admitted, with one R2T each.
         raw.take().r2t();
         raw.take().r2t();
         sessions.push(raw);
@@ -347,7 +352,8 @@ fn announced_data_takes_memory_only_when_it_comes() {
     fixture.wait_for_connections(0);
 }
 
-/// Fifty sessions that ask for 16 MiB each and take nothing share one budget; others are served, and those that wait come to their turn.
+/// Fifty sessions that ask for 16 MiB each and take nothing share one budget. Others are served, and the
+/// waiting ones get their turn.
 #[test]
 fn greedy_readers_share_one_budget() {
     let _alone = alone();
@@ -367,9 +373,9 @@ fn greedy_readers_share_one_budget() {
     }
     let taken = resident_bytes().saturating_sub(before);
     assert!(fixture.server.shared_bytes_used() <= 256 << 20);
-    // Buffers of sessions besides.
+    // This includes other buffers of the sessions.
     assert!(taken < 450 << 20, "{taken} bytes");
-    // In any order: those that wait get theirs when others have taken theirs.
+    // They are answered in any order: the waiting ones get memory when others have taken their data.
     std::thread::scope(|scope| {
         for (mut raw, tag) in greedy {
             scope.spawn(move || raw.data(tag, 16 << 20));
@@ -400,7 +406,7 @@ fn an_initiator_without_data_does_not_keep_its_memory() {
 
 #[test]
 fn a_trickling_initiator_does_not_keep_its_memory() {
-    // What stores data and what does not (VERIFY) have memory of their own.
+    // Commands that store data and commands that do not (VERIFY) have separate memory.
     for operation in [0x2a, 0x2f] {
         let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 300, ..Limits::default() };
         let fixture = Fixture::with(ReferenceDisk::new(32 * MIB), limits, None);
@@ -420,7 +426,7 @@ fn a_trickling_initiator_does_not_keep_its_memory() {
         ask(&mut other);
         let mut number = 0;
         wait_until("the slow one is gone", || {
-            // Until it is cut.
+            // This goes on until the server closes the connection.
             let pdu = slow.encode(&Raw::data_out_header(&r2t, number, number * 4), &[1; 4]);
             let _ = slow.stream.write_all(&pdu);
             number += 1;
@@ -437,7 +443,7 @@ fn missing_announced_data_does_not_keep_its_memory() {
     let limits = Limits {
         shared_bytes: 64 << 20,
         send_stall_ms: 300,
-        // One that waits for its data says nothing.
+        // An initiator that waits for its data sends nothing.
         keepalive_ms: 60_000,
         ..Limits::default()
     };
@@ -465,7 +471,7 @@ fn missing_announced_data_does_not_keep_its_memory() {
         }
         wait_until("memory is taken", || fixture.server.shared_bytes_used() > 40 << 20);
         let mut other = fixture.session(&keys);
-        // More than it has of its own for what is executed, and of what is asked for.
+        // More than the session's own share, both of executed commands and of requested data.
         const COUNT: u32 = 250;
         let mut asked = 0;
         wait_until("the silent ones are gone", || {
@@ -483,7 +489,8 @@ fn missing_announced_data_does_not_keep_its_memory() {
     }
 }
 
-/// Data that comes unasked and waits for the device: where there is no memory for it, its command is refused until there is.
+/// Unsolicited data that waits for the device: if there is no memory for it, its command is refused until
+/// there is.
 #[test]
 fn unasked_data_without_memory_is_refused_until_there_is_some() {
     let _alone = alone();
@@ -509,7 +516,7 @@ fn unasked_data_without_memory_is_refused_until_there_is_some() {
             raw.command(&write, 0, Some(&data));
         }
     }
-    // Three quarters of the budget, and as much as the least is for what comes unasked.
+    // Three quarters of the budget, and as much as the least share for unsolicited data.
     wait_until("memory is taken", || fixture.server.shared_bytes_used() > 90 << 20);
     assert!(fixture.server.shared_bytes_used() <= 112 << 20);
     fixture.disk.release();
@@ -539,7 +546,7 @@ fn commands_held_for_a_missing_one_are_bounded() {
             break;
         }
     }
-    // Without the limit it would go on waiting for the one.
+    // Without the limit, the server would go on waiting for the missing command.
     raw.ends();
     fixture.is_alive();
 }

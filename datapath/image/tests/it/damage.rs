@@ -62,13 +62,13 @@ fn damaged_chunks_are_stored_again_by_the_next_import() {
     assert_eq!((second.version.number, second.damaged_chunks), (2, 2));
     assert_eq!(second.data_bytes - second.shared_bytes, 2 << 16);
     assert!(sound(&second.version) && !sound(&first));
-    // What was stored again is found: nothing is made a third time, in this image or another one.
+    // What was stored again is found: nothing is stored a third time, for this image or another one.
     let third = again("disk");
     assert_eq!((third.version.number, third.damaged_chunks), (2, 2));
     let other = again("copy");
     assert_eq!((other.version.manifest, other.shared_bytes), (second.version.manifest, other.data_bytes));
 
-    // What is made of the sound version is sound, too.
+    // A version that is made from the undamaged version is undamaged, too.
     let mut changed = disk.clone();
     changed[3 << 20] ^= 1;
     let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
@@ -82,7 +82,7 @@ fn damaged_chunks_are_stored_again_by_the_next_import() {
     let found = verify(&store, sealed.version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert!(found.is_sound(), "{found:?}");
 
-    // An object that is cut off is the same one when all of it is stored again.
+    // An object that was cut short becomes whole when all of it is stored again.
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
     let (other_dir, fresh) = fixture::store();
     let here = import_bytes(&fresh, "disk", &disk).version;
@@ -128,7 +128,7 @@ fn a_flipped_byte_is_found_and_affects_only_its_chunk() {
         assert!(!out.exists() && partials(dir.path()).is_empty());
 
         flip(&path, at);
-        // The reader asks again, and all is well.
+        // The reader asks again and gets the right bytes.
         assert!(read_all(reader.as_ref()) == disk);
     }
     assert!(verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap().is_sound());
@@ -139,7 +139,7 @@ fn verify_continues_and_names_every_damaged_chunk() {
     let (dir, store) = store();
     let version = import_bytes(&store, "disk", &disk()).version;
     let path = object_path(dir.path(), &version);
-    // The noise is stored as it is, so chunk n starts at 16 + n * 65536.
+    // Random bytes are stored uncompressed, so chunk n starts at 16 + n * 65536.
     for chunk in [3, 9, 15] {
         flip(&path, 16 + chunk * 65_536 + 5);
     }
@@ -173,7 +173,7 @@ fn an_object_that_is_cut_anywhere_is_an_error_and_never_zeroes() {
         let error = export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {}).unwrap_err();
         assert!(!out.exists(), "{len}");
         assert!(error.to_string().contains(&version.objects[0].to_string()), "{len}: {error}");
-        // What is there is still right; what is not there is an error.
+        // The bytes that are left are still right, and a read of the missing ones is an error.
         let Ok(reader) = VersionReader::open(&store, version.manifest, ChunkCache::new(1 << 20)) else {
             continue;
         };
@@ -223,7 +223,7 @@ fn import_again_and_again(dir: &Path) {
     }
 }
 
-/// This program as a child, in the test of that name.
+/// This program as a child process, which runs only the test with this name.
 fn child(shell: &str, test: &str, dir: &Path) -> Command {
     let mut command = Command::new("sh");
     let program = std::env::current_exe().unwrap();

@@ -1,4 +1,5 @@
-//! Reading across a network, with a store that says it is remote: the disk cache, boot traces, readahead, copying.
+//! Reads of images across a network, from a store that says it is remote: the disk cache, boot traces,
+//! readahead, copying.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,23 +20,23 @@ use headwater_testkit::{run, wait_until};
 
 const CHUNK: usize = 65_536;
 
-/// What all objects of a store share.
+/// State that all objects of a store share.
 #[derive(Default)]
 struct Line {
     requests: AtomicU64,
     bytes: AtomicU64,
-    /// The next answers have a wrong bit each; a second copy is right.
+    /// Each of the next answers has a wrong bit. A repeated request is answered correctly.
     lies: AtomicU64,
     gone: AtomicBool,
-    /// Reads wait, as where all servers are gone.
+    /// Reads wait, as they do when all servers are down.
     waits: AtomicBool,
     waiting: AtomicU64,
-    /// Who has this object is away: reads of it wait, without a thread where they can.
+    /// The server that has this object is away: reads of the object wait, without a thread if they can.
     away: Mutex<Option<Hash>>,
-    /// Nobody has this object, and how often it was asked for.
+    /// No server has this object. Also how often it was asked for.
     missing: Mutex<Option<Hash>>,
     asked_in_vain: AtomicU64,
-    /// Where reads began of which was said that somebody waits for them.
+    /// The offsets of reads for which the reader said that somebody waits.
     waited_for: Mutex<BTreeSet<u64>>,
     delay_us: AtomicU64,
 }
@@ -191,7 +192,8 @@ fn setup(mib: usize) -> Setup {
 }
 
 impl Setup {
-    /// Opens the directory, which is free as soon as what an earlier reader still fetched ahead is done.
+    /// Opens the directory. It becomes free only when an earlier reader has finished what it was fetching
+    /// ahead.
     fn disk_cache(&self) -> Arc<DiskCache> {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
@@ -271,7 +273,7 @@ fn a_comparison_fetches_shared_chunks_once() {
     let (tree, path) = (tree.to_str().unwrap(), image.to_str().unwrap());
     run("e2fsprogs", "mke2fs", &["-q", "-t", "ext4", "-d", tree, path, "16M"]);
     let before = std::fs::read(&image).unwrap();
-    // What was changed without its file system being told.
+    // A byte that was changed without a write through the file system.
     let mut after = before.clone();
     let at = after.windows(11).position(|window| window == b"hello there").unwrap();
     after[at] ^= 1;
@@ -299,7 +301,8 @@ fn random_reads_fetch_only_what_they_touch() {
 #[test]
 fn second_reads_use_the_local_disk_and_replace_damage() {
     let setup = setup(16);
-    // Memory for all: else what was read ahead may have left it before it is on the disk, and comes a second time.
+    // Memory for everything: otherwise chunks that were read ahead may leave memory before they are on the
+    // disk, and are fetched again.
     let memory = 64 << 20;
     {
         let reader = setup.open(ChunkCache::with_disk(memory, setup.disk_cache()));
@@ -328,7 +331,7 @@ fn second_reads_use_the_local_disk_and_replace_damage() {
     assert_eq!(disk.counters().damaged, 3);
     assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
     wait_until("they are kept", || disk.counters().writes == 3);
-    // And they are good again.
+    // And they are right again.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     drop(reader);
     let reader = setup.open(ChunkCache::with_disk(memory, disk));
@@ -383,7 +386,7 @@ fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
     assert_eq!(trace.stored_bytes(&reader.manifest().unwrap()), 100 * CHUNK as u64);
     let before = setup.bytes();
     wait_for(&reader.prefetch(&trace, u64::MAX).unwrap());
-    // Exactly what the boot needs, and nothing is fetched when it comes.
+    // Exactly what the boot needs was fetched, and the boot itself fetches nothing.
     assert_eq!(setup.bytes() - before, 100 * CHUNK as u64);
     for chunk in &boot {
         assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
@@ -411,7 +414,7 @@ fn a_budget_is_spent_on_the_start_of_a_trace() {
     let reader = setup.open(ChunkCache::new(64 << 20));
     wait_for(&reader.prefetch(&trace, 60 * CHUNK as u64 + 5).unwrap());
     assert_eq!(setup.bytes(), 60 * CHUNK as u64);
-    // What comes first in the trace is here, and what comes later is not.
+    // The chunks at the beginning of the trace are here, and the later ones are not.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     for chunk in &boot[..60] {
         assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
@@ -457,7 +460,7 @@ fn shared_pages_count_as_read() {
     let whole = |chunk: u64| ByteRange::new(chunk * CHUNK as u64, CHUNK as u64).unwrap();
     assert!(!reader.read_shared(whole(0), &mut parts));
     for chunk in 0..128 {
-        // Lent where it is in memory, as the NBD server asks for it, and read where not.
+        // A chunk is lent if it is in memory, as the NBD server asks for it, and read if not.
         if !reader.read_shared(whole(chunk), &mut parts) {
             read_chunk(&reader, chunk as usize);
         }
@@ -492,7 +495,8 @@ fn awaited_reads_overtake_prefetches() {
 #[test]
 fn awaited_reads_overtake_prefetches_of_two_machines() {
     let setup = setup(4);
-    // No two lie side by side, so each is a read of its own; and no more than are asked for at a time.
+    // No two chunks are adjacent, so each needs a read of its own. No more than the limit are asked for at a
+    // time.
     let boot: Vec<(u64, u32)> = (0..12).map(|n| (2 * n, 0)).collect();
     let trace = Trace::of_boot(setup.manifest, &boot);
     let cache = ChunkCache::new(64 << 20);
@@ -501,7 +505,7 @@ fn awaited_reads_overtake_prefetches_of_two_machines() {
     *line.away.lock().unwrap() = Some(readers[0].outline().objects()[0].id);
     let works = readers.each_ref().map(|reader| reader.prefetch(&trace, u64::MAX).unwrap());
     for work in &works {
-        // The last byte counts when it is over.
+        // The last byte counts when the work is finished.
         wait_until("all of it was asked for", || work.progress().done_bytes == 12 * CHUNK as u64 - 1);
     }
     let waited_for = 6;
@@ -514,7 +518,7 @@ fn awaited_reads_overtake_prefetches_of_two_machines() {
     *line.away.lock().unwrap() = None;
     assert!(told.recv().unwrap().unwrap() == setup.disk[6 * CHUNK..][..4096]);
     works.iter().for_each(wait_for);
-    // Of all others it was not said, although two have asked for each.
+    // For all other chunks it was not said, although two readers have asked for each.
     assert_eq!(*line.waited_for.lock().unwrap(), BTreeSet::from([offset]));
     assert_eq!(setup.bytes(), 12 * CHUNK as u64);
 }
@@ -604,7 +608,7 @@ fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
     others.stop_readahead();
     wait_for(&copied.hydrate(&Arc::new(RateLimit::new(None))).unwrap());
     setup.far.line.waits.store(true, Ordering::SeqCst);
-    // More reads that wait than there are threads; no two lie side by side.
+    // More waiting reads than there are threads. No two of their chunks are adjacent.
     let (waiting, answers) = std::sync::mpsc::channel();
     for at in (0..other.len() as u64).step_by(2 * CHUNK) {
         let waiting = waiting.clone();
@@ -634,7 +638,7 @@ fn reads_waiting_for_missing_servers_delay_no_others() {
     let here = setup.open(Arc::clone(&cache));
     let away = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
     *setup.far.line.away.lock().unwrap() = Some(away.outline().objects()[0].id);
-    // More than there are threads, of those that read and of those that read ahead.
+    // More waiting reads than there are threads, both of readers and of reading ahead.
     let (waiting, answers) = std::sync::mpsc::channel();
     let offsets: Vec<u64> = (0..other.len() as u64).step_by(2 * CHUNK).collect();
     for at in offsets.clone() {
@@ -664,7 +668,7 @@ fn reads_waiting_for_missing_servers_delay_no_others() {
 fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
     const AT: usize = 5 * CHUNK;
     let setup = setup(1);
-    // It has rotted, so that the next version has it in an object of its own.
+    // The chunk was damaged on the disk, so the next version has it in an object of its own.
     setup.damage(AT / CHUNK);
     let newer = import_bytes(&setup.far.store, "disk", &setup.disk).version.manifest;
     let open = |cache: &Arc<ChunkCache>| {
@@ -689,13 +693,13 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
     wait_until("the older version waits for its object", || waiting() == 1);
     let second = submit(&newer).recv_timeout(Duration::from_secs(60));
     assert!(second.expect("it waits for the object of the other one").unwrap() == setup.disk[AT..][..4096]);
-    // What came is that chunk for the older one, too.
+    // The bytes that came are that chunk of the older version, too.
     let first = first.recv_timeout(Duration::from_secs(60));
     assert!(first.expect("it goes on waiting").unwrap() == setup.disk[AT..][..4096]);
     assert_eq!((cache.counters().fetches, cache.counters().joined), (2, 0));
     *line.away.lock().unwrap() = None;
 
-    // The damage is that of the older one, whichever is read first.
+    // The damage is reported for the older version, whichever is read first.
     let cache = ChunkCache::new(64 << 20);
     let [older, newer] = open(&cache);
     let before = waiting();
@@ -704,7 +708,7 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
     wait_until("both are read", || waiting() == before + 2);
     line.waits.store(false, Ordering::SeqCst);
     assert!(second.recv().unwrap().unwrap() == setup.disk[AT..][..4096]);
-    // Damaged, or right where the other one was faster.
+    // Damaged, or right if the other read was faster.
     if let Ok(read) = first.recv().unwrap() {
         assert!(read == setup.disk[AT..][..4096]);
     }
@@ -714,7 +718,7 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
 fn a_copy_is_not_whole_before_its_version_can_be_opened_again() {
     let setup = setup(4);
     let disk = setup.disk_cache();
-    // As where the disk is full: the manifest is not kept when the version is opened.
+    // As on a full disk: the manifest is not kept when the version is opened.
     let manifests = setup.cache_dir.path().join("manifests");
     std::fs::write(&manifests, "").unwrap();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, disk));
@@ -753,7 +757,7 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
     let round = VerifyRound::new(None);
     let (found, requests) = verify(&round, &cancel);
     assert!(found.as_ref().is_ok_and(|found| found.is_sound() && found.chunks == 64), "{found:?}");
-    // One more for the object itself.
+    // One more request for the object itself.
     assert!(requests <= 64 / 8 + 1, "{requests} requests");
     // What was right in a round is not read again.
     let (found, requests) = verify(&round, &cancel);
@@ -778,7 +782,7 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
 fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
     let setup = setup(24);
     let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
-    // One in each of so many groups that no thread would be left if each waited for one of them.
+    // One chunk in each of this many groups. If each waited for a thread of its own, no thread would be left.
     let damaged: Vec<usize> = (0..4).map(|n| n * 90 + 7).collect();
     let damaged_bytes: u64 = damaged.iter().map(|index| setup.damage(*index)).sum();
     let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
@@ -802,7 +806,7 @@ fn a_missing_object_delays_no_other_and_is_asked_once() {
     let manifest = import_bytes(&setup.far.store, "longer", &longer).version.manifest;
     let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
     let reader = VersionReader::open(&setup.far, manifest, cache).unwrap();
-    // Its first half is that of the other image, and is copied first.
+    // Its first half is also that of the other image, and is copied first.
     let objects: Vec<Hash> = reader.outline().objects().iter().map(|object| object.id).collect();
     assert_eq!(objects.len(), 2);
     let line = &setup.far.line;

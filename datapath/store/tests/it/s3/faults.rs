@@ -1,13 +1,13 @@
-//! Listings, removals and writes that fail, for a while or for good: what versions need stays, and what they do not need goes
-//! once the server is well again.
+//! Listings, removals and writes that fail, for a while or for good: what versions need stays, and what no
+//! version needs is removed once the server works again.
 
 use headwater_store::{Image, Removed};
 use headwater_testkit::Rng;
 
 use super::*;
 
-/// What is answered with status 200 in place of a listing: an error, the page of a proxy, a page of a listing that does not say where
-/// the next one is, and one that goes round in circles.
+/// Answers with status 200 in place of a listing: an error, the page of a proxy, a page of a listing that
+/// does not say where the next one is, and one that leads back to itself.
 const ERROR: Fault = Fault::Instead(
     "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>by the relay</Message></Error>",
 );
@@ -18,7 +18,8 @@ const IN_CIRCLES: Fault = Fault::Instead(
      </ListBucketResult>",
 );
 
-/// An image, a folder of its name and one of another, as some programs put them, and that of all images.
+/// An image, a folder of its name, a folder of another name, and the folder of all images, as some programs
+/// create them.
 const AS_FOLDERS: Fault = Fault::Instead(
     "<ListBucketResult><IsTruncated>false</IsTruncated>\
      <Contents><Key>some/prefix/images/</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified><Size>0</Size></Contents>\
@@ -28,16 +29,16 @@ const AS_FOLDERS: Fault = Fault::Instead(
      </ListBucketResult>",
 );
 
-/// Passes on.
+/// Passes the request on.
 const NONE: Fault = Fault::Delay(Duration::ZERO);
 
-/// What the version that goes in these tests has of its own, and what that takes.
+/// The object that only the removed version of these tests has, and how much space it takes.
 const OBJECT: &[u8] = b"the object that goes";
 const MANIFEST: &[u8] = b"the manifest that goes";
 const TRACE: &[u8] = b"its trace";
 const GOING_BYTES: u64 = (OBJECT.len() + MANIFEST.len() + TRACE.len()) as u64;
 
-/// The target of listings of a folder, and of those of their pages after the first.
+/// The target of requests for a listing of a folder, including its pages after the first.
 fn listing(folder: &str) -> String {
     format!("prefix=some%2Fprefix%2F{folder}%2F")
 }
@@ -46,18 +47,18 @@ fn later_page(folder: &str) -> String {
     format!("continuation-token=some%2Fprefix%2F{folder}%2F")
 }
 
-/// A store with two images that share an object, and who has it open.
+/// A store with two images that share an object, opened by two clients.
 struct Shelf {
     place: InBucket,
     relay: HttpRelay,
-    /// Whose requests the relay lets fail.
+    /// The requests of this client go through the relay, which lets them fail.
     store: S3Store,
-    /// Whose requests do not pass it.
+    /// The requests of this client do not go through the relay.
     other: Arc<dyn Store>,
 }
 
 impl Shelf {
-    /// Where requests are sent so often, and take so long.
+    /// A client that sends each request this often, and waits this long for an answer.
     fn new(attempts: u32, timeout: Duration) -> Self {
         let relay = HttpRelay::start(server().address());
         let place = InBucket::new(relay.address());
@@ -71,7 +72,7 @@ impl Shelf {
         Self { place, relay, store, other }
     }
 
-    /// Looks at all that the listed versions need.
+    /// Checks that everything that the listed versions need is there.
     fn all_is_there(&self, when: &str) {
         let must_be = |folder: &str, id: Hash| {
             let path = self.place.dir().join(folder).join(id.to_string());
@@ -86,15 +87,16 @@ impl Shelf {
         }
     }
 
-    /// As if the time had passed that marks count which could not be taken away.
+    /// Makes marks that could not be removed as old as expired ones.
     fn let_marks_lapse(&self) {
         for mark in self.place.keys("locks") {
             make_older(&self.place.dir().join("locks").join(mark), Duration::from_secs(700));
         }
     }
 
-    /// Removes a version while requests fail as `faults` says, and once more, or what was left of it, when they do not: what others
-    /// need is there all the time, and all else is gone in the end.
+    /// Removes a version while requests fail as `faults` says. Then removes it, or what was left of it,
+    /// without faults. What other versions need is there all the time, and everything else is removed in the
+    /// end.
     fn remove(&self, when: &str, faults: impl FnOnce(&HttpRelay)) -> Result<Removed, StoreError> {
         let before = files(self.place.dir());
         let version = publish(self.other.as_ref(), "a", OBJECT, &[Hash::of(b"shared")], MANIFEST).unwrap();
@@ -132,7 +134,7 @@ fn a_listing_that_fails_for_a_while_is_made_again() {
         let removed = shelf.remove(&format!("{fault:?}"), |relay| {
             for folder in FOLDERS.map(listing) {
                 relay.fail("GET", &folder, fault, 2);
-                // What is listed twice fails the second time, too.
+                // If a folder is listed twice, the second listing fails, too.
                 relay.fail("GET", &folder, NONE, 1);
                 relay.fail("GET", &folder, fault, 2);
             }
@@ -167,7 +169,7 @@ fn a_listing_that_fails_for_good_takes_nothing_for_gone() {
         assert_eq!(error.kind(), wanted, "{told}");
         assert!(told.contains("cannot list s3://") && told.contains(says), "no '{says}' in: {told}");
     }
-    // When the version is off the list, and it is looked at what can go.
+    // When the version is off the list, and the store looks for what can be removed.
     let for_space = [
         ("locks", 0),
         ("images", 1),
@@ -224,7 +226,7 @@ fn a_later_page_that_fails_takes_nothing_for_gone() {
         });
         assert_eq!(removed.unwrap().freed_bytes, 0, "{fault:?}");
     }
-    // A page that fails is asked for again, and not those before it.
+    // A page that fails is asked for again, and the pages before it are not.
     shelf.relay.take_seen();
     shelf.relay.fail("GET", &later_page("images"), Fault::Refuse, 1);
     in_pages(&shelf.relay);
@@ -257,7 +259,7 @@ fn an_empty_list_counts_as_damaged_and_keeps_objects() {
     fs::create_dir_all(shelf.place.dir().join("locks")).unwrap();
     fs::write(shelf.place.dir().join("locks/sweep"), b"sweep\n").unwrap();
     assert_eq!(kind(shelf.store.reclaim_left()), StoreErrorKind::Damaged);
-    // Nor where the store is cleaned up as it is opened.
+    // Nor if the store is cleaned up when it is opened.
     suite::writable(&shelf.place);
     fs::write(&list, whole).unwrap();
     shelf.all_is_there("after an empty list");
@@ -280,7 +282,7 @@ fn a_length_that_is_claimed_takes_no_room() {
     // In more than one piece.
     let manifest = vec![7u8; 300_000];
     let version = publish(&shelf.store, "c", OBJECT, &[], &manifest).unwrap();
-    // One that is there already is longer than the same one is, and is sent anew.
+    // The server claims another length for the manifest that is there: the manifest is sent again.
     shelf.relay.take_seen();
     shelf.relay.fail("GET", "/manifests/", CLAIM, 1);
     publish(&shelf.store, "c", OBJECT, &[], &manifest).unwrap();
@@ -288,7 +290,7 @@ fn a_length_that_is_claimed_takes_no_room() {
     assert!(shelf.relay.take_seen().iter().any(sent));
     shelf.relay.fail("GET", "/manifests/", CLAIM, 1);
     assert_eq!(kind(shelf.store.manifest(version.manifest)), StoreErrorKind::Damaged);
-    // Images of which one listing has more than a piece.
+    // So many images that their listing comes in more than one piece.
     for number in 0..500 {
         let image = Image::empty(name(&format!("d{number}")));
         let list = shelf.place.dir().join("images").join(image.name.to_string());
@@ -305,7 +307,7 @@ fn removals_end_before_their_mark_is_stale() {
     place.timeout = NEVER;
     place.stale_after = Duration::from_secs(10);
     let store = suite::writable(&place);
-    // The mark by which the server's time was found goes; the object and the manifest do not.
+    // The mark that was written to learn the server's time is removed. The object and the manifest are not.
     relay.fail("POST", "delete", NONE, 1);
     relay.fail("POST", "delete", Fault::Silence, 2);
     let removed = store.remove(&name("a"), Some(1)).unwrap();
@@ -324,7 +326,8 @@ fn keys_that_cannot_be_taken_away_go_later() {
     let shelf = Shelf::new(5, Duration::from_secs(20));
     for fault in faults {
         let removed = shelf.remove(&format!("{fault:?} for a while"), |relay| {
-            // The mark by which the server's time was found, and then what is given back.
+            // First the removal of the mark that was written to learn the server's time, and then that of
+            // what is given back.
             for (fault, times) in [(fault, 1), (NONE, 1), (fault, 4)] {
                 relay.fail("POST", "delete", fault, times);
             }
@@ -332,7 +335,7 @@ fn keys_that_cannot_be_taken_away_go_later() {
         assert_eq!(removed.unwrap().freed_bytes, GOING_BYTES, "{fault:?}");
     }
     let shelf = Shelf::new(2, Duration::from_secs(20));
-    // From the first on, or when the time is known.
+    // From the first request on, or when the time is known.
     let for_good = faults.into_iter().chain([Fault::Status(403)]).map(|fault| (1, fault));
     for (passing, fault) in for_good.chain([(0, Fault::Status(500)), (0, Fault::LoseAnswer)]) {
         let removed = shelf.remove(&format!("{fault:?} after {passing}"), |relay| {
@@ -361,10 +364,10 @@ fn an_image_whose_list_cannot_be_taken_away_gives_its_space_back() {
     assert_eq!(shelf.place.keys("locks"), [] as [&str; 0]);
 }
 
-/// What comes later than anybody waits who waits a second.
+/// An answer that comes too late for a client that waits a second.
 const LATE: Fault = Fault::Delay(Duration::from_millis(1500));
 
-/// Publishes a version while answers to writes do not come, so often each.
+/// Publishes a version while answers to writes are missing, this often each.
 fn publish_while(fault: Fault, times: u32) {
     let shelf = Shelf::new(5, Duration::from_secs(1));
     for target in ["/locks/writer", "/objects/", "/manifests/", "/images/"] {
@@ -378,7 +381,7 @@ fn publish_while(fault: Fault, times: u32) {
     assert_eq!(manifests, [Hash::of(b"a1"), version.manifest], "{fault:?}");
 }
 
-/// Removes a version while answers to writes do not come, so often each.
+/// Removes a version while answers to writes are missing, this often each.
 fn remove_while(fault: Fault, times: u32) {
     let shelf = Shelf::new(5, Duration::from_secs(1));
     let removed = shelf.remove(&format!("{fault:?}"), |relay| {
@@ -395,7 +398,7 @@ fn a_write_whose_answer_is_lost_is_made_once() {
     remove_while(Fault::LoseAnswer, 2);
 }
 
-/// Publishes a version whose object is never answered for in time.
+/// Publishes a version whose object is never answered in time.
 fn publish_in_vain(fault: Fault) {
     let shelf = Shelf::new(3, Duration::from_secs(1));
     let before = files(shelf.place.dir());
@@ -408,7 +411,7 @@ fn publish_in_vain(fault: Fault) {
     assert_eq!(files(shelf.place.dir()), before, "{fault:?}");
 }
 
-/// At the same time, as each waits most of its time.
+/// The parts run at the same time, since each waits most of the time.
 #[test]
 fn late_or_missing_answers_lose_nothing() {
     let slow_listings = || {
@@ -423,7 +426,7 @@ fn late_or_missing_answers_lose_nothing() {
     let slow_removals = || {
         let removed = Shelf::new(3, Duration::from_secs(1)).remove("removals", |relay| {
             relay.fail("POST", "delete", NONE, 1);
-            // Of the three keys that are given back; the lock is taken away after that.
+            // The answers for the three keys that are given back are missing. The lock is removed after that.
             relay.fail("POST", "delete", Fault::Silence, 9);
         });
         assert_eq!(removed.unwrap().freed_bytes, 0);
@@ -464,7 +467,7 @@ fn parts_whose_answers_are_lost_cut_or_late_make_one_object() {
         ("PUT", "partNumber=1", Fault::Status(503), 1),
         ("PUT", "partNumber=2", Fault::Delay(Duration::from_secs(4)), 1),
         ("POST", "uploadId=", Fault::Cut, 1),
-        // Of an upload that it has put together the server of these tests says 403, and others that there is none.
+        // For a completed upload the server of these tests answers 403, and others answer that there is none.
         ("POST", "uploadId=", Fault::Status(404), u32::MAX),
     ] {
         shelf.relay.fail(method, target, fault, times);
@@ -475,7 +478,7 @@ fn parts_whose_answers_are_lost_cut_or_late_make_one_object() {
     shelf.store.remove(&name("large"), None).unwrap();
     assert_eq!(files(shelf.place.dir()), before);
 
-    // A server that gets full in the middle.
+    // A server that becomes full in the middle of the upload.
     shelf.relay.take_seen();
     shelf.relay.fail("PUT", "partNumber=2", Fault::Refusal(403, "QuotaExceeded"), u32::MAX);
     let mut publication = shelf.store.publish().unwrap();
@@ -499,7 +502,7 @@ fn keys_after_the_first_page_count() {
     let store = suite::writable(&place);
     let needed = publish(store.as_ref(), "a", b"needed", &[], b"m1").unwrap();
     let going = publish(store.as_ref(), "a", b"going", &[], b"m2").unwrap();
-    // Of a manifest that comes before all others.
+    // Keys of a manifest that comes before all others in a listing.
     let first = format!("{:064x}", 1);
     let fill = |folder: String| {
         let folder = place.dir().join(folder);
@@ -526,7 +529,7 @@ fn keys_after_the_first_page_count() {
     assert_eq!(reader.manifest(going.manifest).unwrap(), b"m2");
     reader.open_object(going.objects[0]).unwrap();
     drop(pin);
-    // Images whose names come before that of the one that has versions, and objects that nobody needs.
+    // Images whose names come before that of the image with versions, and objects that no version needs.
     for number in 0..MANY {
         let image = Image::empty(name(&format!("0-{number}")));
         let list = place.dir().join("images").join(image.name.to_string());
