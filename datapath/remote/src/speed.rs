@@ -7,7 +7,7 @@ const FIRST_BYTE_ASSUMED_NS: u64 = 1_000_000;
 const BYTE_ASSUMED_PS: u64 = 10_000;
 /// Shorter answers say nothing about the rate.
 const RATE_FROM_BYTES: u64 = 32 << 10;
-/// A new sample has the weight of one part in this.
+/// The weight of a new sample is 1 / `WEIGHT`.
 const WEIGHT: u64 = 8;
 
 /// Moving averages of one server.

@@ -340,7 +340,7 @@ impl Supervisor {
         }
     }
 
-    /// If there is still no space, the next error sets the flag again.
+    /// Clears `out_of_space` and lets the guest go on. If there is still no space, the next disk error sets it again.
     fn retry(&mut self) {
         self.retry_at = None;
         self.state.send_if_modified(|state| std::mem::replace(&mut state.out_of_space, false));

@@ -1,4 +1,5 @@
-//! Clients that send garbage, lie, hang up or never read: each costs its own connection, and the server lives on.
+//! Clients that send garbage or false lengths, hang up or never read: each loses only its own connection, and
+//! the server goes on.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -140,7 +141,7 @@ fn requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step() {
         assert_eq!((found, cookie), (code, 5), "command {number} {offset}+{length}: {message}");
         assert!(!message.is_empty());
     }
-    // Refused writes: their payload, short and long, is taken and forgotten.
+    // Refused writes: their payload, short or long, is read and discarded.
     for (flags, offset, length, code) in [
         (0, MIB, 512, 28),
         (0, u64::MAX, 512, 28),
@@ -177,7 +178,7 @@ fn a_request_without_the_magic_ends_the_connection() {
     let mut raw = fixture.started(true);
     raw.request(command::READ, 0, 1, 0, 512);
     raw.send(&[0xee; 28]);
-    // What came before it may be answered; then comes the end.
+    // Requests before it may be answered. Then the connection ends.
     let mut rest = Vec::new();
     let _ = std::io::Read::read_to_end(&mut raw.0, &mut rest);
     assert!(rest.len() <= 32);
@@ -244,7 +245,7 @@ fn half_open_handshakes_are_closed_in_time() {
     silent.take::<18>();
     silent.ends();
     fixture.wait_for_connections(0);
-    // The time-out is of the handshake alone.
+    // The time-out covers only the handshake.
     let mut raw = fixture.started_in_time();
     std::thread::sleep(Duration::from_millis(2_500));
     raw.request(command::READ, 0, 1, 0, 512);
@@ -260,7 +261,7 @@ fn a_thousand_half_open_handshakes_keep_nobody_out() {
     let mut held = Vec::new();
     let (before, mut most) = (resident_bytes(), 0);
     for round in 0..1000 {
-        // Some say nothing, some half of an option.
+        // Some send nothing, and some send half of an option.
         let mut raw = fixture.raw();
         if round % 2 == 0 {
             let _ = raw.0.write_all(b"\0\0\0\x03IHAVEO");
@@ -272,11 +273,13 @@ fn a_thousand_half_open_handshakes_keep_nobody_out() {
         most = most.max(resident_bytes());
     }
     fixture.is_alive();
-    // Those that gave way have given back what they had. One has its thread, and no buffers yet.
+    // The connections that were closed for others have given back their memory. Each remaining one has its
+    // thread, and no buffers yet.
     let taken = most.max(resident_bytes()).saturating_sub(before);
     assert!(taken < 32 << 20, "{taken} bytes");
     wait_until("most to be closed", || fixture.server.connections() <= 51);
-    // The rest is closed when their time is over, though they stay; who is through stays.
+    // The others are closed when their time is over, even if they do not hang up. The one that finished its
+    // handshake stays.
     fixture.wait_for_connections(1);
     working.request(command::READ, 0, 1, 0, 512);
     working.chunk();
@@ -306,7 +309,8 @@ fn a_client_that_never_reads_is_not_served_without_end() {
     while sent < 200_000 && greedy.0.write_all(&request.encode()).is_ok() {
         sent += 1;
     }
-    // Sockets' and receive buffers hold some thousands; what was read from the device is far less than asked for.
+    // The buffers of sockets and receivers hold some thousands. The server has read far less from the device
+    // than was asked for.
     assert!(sent < 200_000, "{sent} requests were taken");
     let reads = fixture.disk.counts().reads;
     assert!(reads < 200, "{reads} reads of 64 KiB for a client that reads nothing");
@@ -316,7 +320,8 @@ fn a_client_that_never_reads_is_not_served_without_end() {
     assert_eq!(fixture.server.connections(), 0);
 }
 
-/// Fifty clients that ask for 32 MiB each and take nothing share one budget; others are served, and those that wait come to their turn.
+/// Fifty clients that ask for 32 MiB each and take nothing share one budget. Others are served, and the
+/// waiting ones get their turn.
 #[test]
 fn greedy_readers_share_one_budget() {
     let _alone = alone();
@@ -333,9 +338,9 @@ fn greedy_readers_share_one_budget() {
     }
     let taken = resident_bytes().saturating_sub(before);
     assert!(fixture.server.shared_bytes_used() <= 256 << 20);
-    // Buffers of connections besides, and the sockets' own.
+    // This includes other buffers of connections, and those of the sockets.
     assert!(taken < 450 << 20, "{taken} bytes");
-    // Those that wait get what they asked for when those before them take theirs, or go.
+    // The waiting ones get their data when those before them take theirs or leave.
     std::thread::scope(|scope| {
         for mut raw in greedy {
             scope.spawn(move || {
@@ -434,9 +439,9 @@ fn a_trickling_write_does_not_keep_its_memory() {
         other.send(&vec![2; 32 << 20]);
         other.simple()
     });
-    // Nobody would wait for all of it.
+    // Waiting for all of it would take too long.
     wait_until("the other's write is done", || {
-        // Until it is cut.
+        // This goes on until the server closes the connection.
         let _ = slow.0.write(&[1; 10]);
         writing.is_finished()
     });
@@ -506,7 +511,7 @@ fn fast_zero_of_parts_of_blocks_is_refused_before_anything_is_zero() {
         assert_eq!(raw.simple(), (95, 1));
     }
     assert!(fixture.disk.contents().iter().all(|byte| *byte == 7));
-    // The end of the disk is as good as that of a block.
+    // A range that ends with the disk counts as if it ended with a block.
     raw.request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 2, MIB - 4096, 4096);
     assert_eq!(raw.simple(), (0, 2));
 }
@@ -530,7 +535,7 @@ fn random_bytes_after_the_handshake_never_stop_the_server() {
     let mut rng = Rng::new(77);
     for _ in 0..40 {
         let mut raw = fixture.started(rng.chance(1, 2));
-        // Requests that are well-formed at their start and wild in the rest.
+        // Requests that are well-formed at their start and random in the rest.
         for _ in 0..rng.between(1, 30) {
             let mut bytes = rng.bytes(28);
             bytes[..4].copy_from_slice(&[0x25, 0x60, 0x95, 0x13]);

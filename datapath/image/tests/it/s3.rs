@@ -18,7 +18,7 @@ use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay, test_name, wait_until};
 
-/// The server is this program once more, in this test.
+/// The server is this program, started again by this test.
 fn served_by() -> &'static str {
     test_name(a_server_that_is_gone_is_no_damage)
 }
@@ -26,7 +26,7 @@ fn served_by() -> &'static str {
 struct Served {
     server: S3Server,
     store: S3Store,
-    /// Where the keys are.
+    /// The directory of the keys.
     keys: PathBuf,
     _dir: tempfile::TempDir,
 }
@@ -77,7 +77,7 @@ fn a_server_that_is_gone_is_no_damage() {
     assert!(error.to_string().contains("can be reached"), "{error}");
     served.server.revive();
     assert!(verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap().is_sound());
-    // What is gone while the server is there is damage.
+    // If the server is up and an object is missing, this is damage.
     fs::remove_file(served.keys.join("objects").join(version.objects[0].to_string())).unwrap();
     let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 64));
@@ -95,7 +95,7 @@ fn chunks_are_carried_out_of_sparse_objects_of_a_bucket_too() {
     let second = import_to(store, &disk);
     store.remove(&name, Some(first.number)).unwrap();
     assert!(second.objects.contains(&sparse));
-    // The same disk again is no new version, and leaves nothing.
+    // An import of the same disk makes no new version, and leaves nothing behind.
     let objects = || fs::read_dir(served.keys.join("objects")).unwrap().count();
     assert_eq!(objects(), 2);
     let mut options = ImportOptions::new(name.clone(), 1_700_000_000);
@@ -132,7 +132,7 @@ fn a_cancelled_upload_ends_with_the_parts_under_way() {
     let seen = Arc::new(Mutex::new(Vec::<String>::new()));
     let is_part = |request: &String| request.starts_with("PUT") && request.contains("partNumber=");
     let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
-    // As the daemon's client hangs up when the first one is under way.
+    // The daemon's client disconnects like this when the first request is in progress.
     options.cancel = Cancel::when({
         let (relay, seen) = (Arc::clone(&relay), Arc::clone(&seen));
         move || {
@@ -147,7 +147,7 @@ fn a_cancelled_upload_ends_with_the_parts_under_way() {
     assert_eq!(error.kind(), ImageErrorKind::Cancelled, "{error}");
     let mut seen = seen.lock().unwrap();
     seen.extend(relay.take_seen());
-    // A server that is slow may have been asked twice for one.
+    // If the server is slow, the same part may have been sent twice.
     let number = |it: &String| Some(it.split("partNumber=").nth(1)?.split('&').next()?.to_owned());
     let parts: BTreeSet<_> = seen.iter().filter(|it| is_part(it)).filter_map(number).collect();
     assert_eq!(parts.len(), 4, "{seen:?}");
@@ -156,13 +156,14 @@ fn a_cancelled_upload_ends_with_the_parts_under_way() {
     let keys = |dir: &str| fs::read_dir(served.keys.join(dir)).map_or(0, Iterator::count);
     assert_eq!([keys("objects"), keys("manifests"), keys("images"), keys("locks")], [0; 4]);
 
-    // What is sent is counted behind what was read, and it never said that it was through with that.
+    // Sent bytes are counted after the bytes that were read, and the progress never claims that the sending
+    // is finished.
     assert!(told.is_sorted());
     let sending: Vec<_> = told.iter().filter(|(_, total)| *total > disk_bytes).collect();
     assert_eq!(sending.first().unwrap().0, disk_bytes, "nothing is sent yet");
     assert_eq!(sending.last().unwrap().0, disk_bytes + (64 << 20));
     assert!(sending.iter().all(|(done, total)| done < total));
-    // Nobody is held up by what it left.
+    // What the import left disturbs no later import.
     let version = import_to(&store, &vec![1; 1 << 20]);
     store.remove(&"disk".parse().unwrap(), None).unwrap();
     assert_eq!((version.number, keys("objects")), (1, 0));
@@ -186,7 +187,7 @@ fn reads_of_a_silent_bucket_delay_no_others() {
     relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
     relay.take_seen();
 
-    // More reads than there are threads, or than may be on their way; no two lie side by side.
+    // More reads than there are threads, and more than may be in flight. No two of their chunks are adjacent.
     let (waiting, answers) = mpsc::channel();
     let offsets: Vec<u64> = (0..other.len() as u64).step_by(128 << 10).collect();
     for at in offsets.clone() {
@@ -276,7 +277,7 @@ fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 
-    // Where nothing else is damaged, that is found too: no copy of the version could be made.
+    // Such damage is found even if nothing else is damaged: no copy of the version could be made.
     File::options().write(true).open(&path).unwrap().write_all_at(b"rotten", 1 << 20).unwrap();
     let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 0), "{found:?}");

@@ -1,4 +1,4 @@
-//! How the state of servers changes, and whom that concerns.
+//! How the state of servers changes, and which reads notice it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn a_read_that_waits_needs_no_thread_until_its_server_is_back() {
         assert!(!go_on(number, waiting), "read {number}");
     }
     assert_eq!(remote.status().waiting, 40);
-    // One that is given up counts no more.
+    // A read that is given up does not count any more.
     waiting.pop();
     assert_eq!((remote.status().waiting, remote.counters().waits), (39, 0));
     server.revive();
@@ -68,7 +68,7 @@ fn a_read_that_waits_needs_no_thread_until_its_server_is_back() {
         until(&remote, "it is read", || waiting.is_due(Instant::now()) && go_on(number, waiting));
     }
     assert_eq!((remote.status().waiting, remote.counters().waits), (0, 39));
-    // A store that is closed keeps nobody.
+    // Closing the store ends reads that wait.
     server.kill();
     let mut waiting = Waiting::default();
     until(&remote, "the server is missed", || !go_on(0, &mut waiting));
@@ -77,19 +77,19 @@ fn a_read_that_waits_needs_no_thread_until_its_server_is_back() {
     assert!(object.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut waiting).is_err());
 }
 
-/// Waits until a thread is done, so that a read that hangs is a failure of its test.
+/// Waits until a thread is done. If a read hangs, its test fails.
 fn joined<T>(thread: std::thread::JoinHandle<T>, remote: &RemoteStore) -> T {
     until(remote, "the read ends", || thread.is_finished());
     thread.join().unwrap()
 }
 
-/// A read of what is no good on any server.
+/// A read of an object that is damaged on all servers.
 fn failing(object: &Arc<dyn Object>) -> std::thread::JoinHandle<StoreError> {
     let object = Arc::clone(object);
     std::thread::spawn(move || object.read_range(0, &mut [0; 10]).unwrap_err())
 }
 
-/// A name for which a web server answers 403, as for all that is no file.
+/// A name for which the web server answers 403, as it does for everything that is not a file.
 fn refused(dir: &Path) -> Hash {
     let name = Hash::of(b"refused");
     std::fs::create_dir(dir.join("objects").join(name.to_string())).unwrap();
@@ -111,7 +111,7 @@ fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
     let error = joined(failed, &remote);
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains("status 403"), "{error}");
-    // Of other parts of it that is known: the server is not put aside again.
+    // It is known for other parts of the object, too: the server is not put aside again.
     all_up(&remote);
     for _ in 0..3 {
         let before = server.object_requests();
@@ -122,7 +122,7 @@ fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
     read(&*good, &bytes, 0, 1000).unwrap();
 }
 
-/// Reads through what stands before a server.
+/// Opens a store through a proxy before a server.
 fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
     let url = before(server, answers).parse().unwrap();
     RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap()
@@ -140,7 +140,7 @@ fn a_server_that_refuses_the_token_is_not_said_to_have_no_list() {
     store(dir.path());
     let server = FileServer::start(dir.path(), None);
     let remote = open(&[&server]);
-    // It says what it answers, where it has none.
+    // If the server has no list, the error says what it answers.
     let text = remote.images().unwrap_err().to_string();
     assert!(text.contains("do not list") && text.contains("status 403"), "{text}");
     server.ask_for_token("sesame");
@@ -208,7 +208,8 @@ fn open_versions_are_announced_to_servers_uncached() {
         let head = "HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/64\r\n\r\na";
         Some(head.as_bytes().to_vec())
     };
-    // Each of them when it is opened, and all of them when the server is back: the next time would be in ten minutes.
+    // The server is told of each version when it is opened, and of all of them when it is back. Otherwise the
+    // next time would be in ten minutes.
     let remote = open_behind(&server, Arc::new(has_manifests));
     let _pins = [b"1", b"2"].map(|version| {
         let before = told.load(Ordering::SeqCst);
@@ -256,7 +257,7 @@ fn a_lost_directory_is_not_reported_as_missing_files() {
     let (a, b) = (FileServer::start(&at, None), FileServer::start(&at, None));
     let name = "debian".parse().unwrap();
     for servers in [&[&a][..], &[&a, &b][..]] {
-        // Each with servers that are up: the first of these reads has them put aside.
+        // Each read begins with servers that are up: the first of these reads has them put aside.
         for look in [0, 1, 2] {
             let remote = open(servers);
             all_up(&remote);
@@ -271,7 +272,7 @@ fn a_lost_directory_is_not_reported_as_missing_files() {
             std::fs::rename(&away, &at).unwrap();
             all_up(&remote);
             assert!(remote.image(&name).unwrap().is_some());
-            // What a store does not have is not there.
+            // What the store does not have is reported as missing.
             assert!(remote.image(&"other".parse().unwrap()).unwrap().is_none());
         }
     }
@@ -295,7 +296,7 @@ fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
         };
         let remote = open_behind(&server, Arc::new(answers));
         let read = reading(&remote, &bytes);
-        // More often than one that breaks off is asked, for longer than better bytes are waited for.
+        // More often than a server that breaks off is asked, and for longer than better bytes are waited for.
         until(&remote, "it is asked again", || read.is_finished() || asked_times.load(Ordering::SeqCst) >= 5);
         is_back.store(true, Ordering::SeqCst);
         joined(read, &remote).unwrap();
@@ -321,7 +322,7 @@ fn a_crawling_server_does_not_keep_reads_from_others() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (crawling, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    // So that the other one is preferred, by all of many reads.
+    // So that many reads all prefer the other server.
     good.fail_all(HttpFault::Delay(Duration::from_millis(200)));
     let remote = open(&[&crawling, &good]);
     all_up(&remote);
@@ -335,7 +336,7 @@ fn a_server_with_wrong_bytes_is_asked_again_if_others_hang() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (hanging, gave) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    // Nobody is given up.
+    // No server is given up.
     let limits = Limits { stall: Duration::from_secs(3600), ..limits() };
     let remote = RemoteStore::open(Options { limits, ..options(&[&hanging, &gave]) }).unwrap();
     all_up(&remote);
@@ -351,7 +352,7 @@ fn a_server_with_wrong_bytes_is_asked_again_if_others_hang() {
     });
     let again = joined(read, &remote).unwrap();
     assert!(again == bytes[..1000]);
-    // After the other one all the same.
+    // It was asked nevertheless, after the other server.
     assert!(hanging.object_requests() > hung);
     assert!(remote.counters().hedges_won >= 1, "{:?}", remote.counters());
 }
@@ -361,7 +362,7 @@ fn a_fault_is_recorded_if_another_server_answers() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (mut first, second) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    // So that the first one is preferred, from the first probe on and on a busy host too.
+    // So that the first server is preferred, from the first probe on and on a busy host too.
     second.fail_all(HttpFault::Delay(Duration::from_millis(200)));
     let [is_asked, may_answer] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let (asked_now, answers_now) = (Arc::clone(&is_asked), Arc::clone(&may_answer));

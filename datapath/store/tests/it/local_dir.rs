@@ -1,4 +1,5 @@
-//! The directory store from outside: the suite of all stores, and what only a directory has: one writer, orphans.
+//! The directory store from outside: the suite of all stores, and what only a directory has, such as its one
+//! writer and orphaned files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,7 @@ fn a_tree_or_trace_that_cannot_be_removed_keeps_no_other_one_there() {
     for sub in ["trees", "traces"] {
         let names = (0u8..20).map(|number| dir.path().join(sub).join(Hash::of(&[number]).to_string()));
         for (number, path) in names.enumerate() {
-            // No file, and so not removed as one; the system lists them in any order.
+            // This is not a file, so it is not removed as one. The system lists entries in any order.
             let made = if number % 5 == 0 { fs::create_dir(path) } else { fs::write(path, b"advice") };
             made.unwrap();
         }
@@ -79,7 +80,7 @@ fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     publish(&store, "a", b"object", &[], b"m").unwrap();
-    // Named like an object, and removed like none.
+    // It has the name of an object, but it is a directory and so is not removed.
     let in_the_way = dir.path().join("objects").join(Hash::of(b"in the way").to_string());
     fs::create_dir(&in_the_way).unwrap();
     let removed = store.remove(&name("a"), Some(1)).unwrap();
@@ -168,7 +169,7 @@ fn a_boot_trace_is_kept_by_readers_too_and_goes_with_its_version() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     let version = publish(&store, "debian", b"object", &[], b"manifest").unwrap();
-    // As a store of an earlier release is.
+    // A store of an earlier release looks like this.
     fs::remove_dir(dir.path().join("traces")).unwrap();
     assert_eq!(store.trace(version.manifest).unwrap(), None);
     store.set_trace(version.manifest, None).unwrap();
@@ -214,7 +215,7 @@ fn a_directory_of_another_program_is_not_taken_over() {
     let object = format!("objects/{}", Hash::of(b"of another program"));
     for file in [object.as_str(), "tmp/report.txt", "tmp/store", "images/a", "traces/a", "lock", "spare"] {
         let dir = tempfile::tempdir().unwrap();
-        // As Git LFS has them.
+        // A repository with Git LFS looks like this.
         for folder in ["objects", "tmp"] {
             fs::create_dir(dir.path().join(folder)).unwrap();
         }
@@ -241,13 +242,13 @@ fn a_pin_waits_for_a_removal_that_may_fail() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     let version = publish(&store, "a", b"object", &[], b"m").unwrap();
-    // As a removal holds it, which then finds another version of the image in use.
+    // A removal has the manifest open like this, and then finds another version of the image in use.
     let manifest = dir.path().join("manifests").join(version.manifest.to_string());
     let removal = std::fs::File::open(&manifest).unwrap();
     removal.try_lock().unwrap();
     std::thread::scope(|scope| {
         let pinning = scope.spawn(|| store.pin(version.manifest));
-        // It has the manifest open as well, and looks again and again.
+        // The pin also has the manifest open, and checks again and again.
         wait_until("the pin waits", || {
             assert!(!pinning.is_finished(), "it does not wait for the removal");
             let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -268,7 +269,7 @@ fn an_object_that_is_copied_twice_at_once_is_right() {
     let store = writable(dir.path());
     let (mut first, mut second) = (store.publish().unwrap(), store.publish().unwrap());
     let mut calls = 0;
-    // The second copy is made, from its beginning to its end, when the first has a piece.
+    // When the first copy has one piece, the second copy is made from beginning to end.
     let copied = &mut |_| {
         calls += 1;
         if calls == 2 {
@@ -298,7 +299,7 @@ fn only_the_next_copy_uses_the_part_of_a_failed_copy() {
         };
         store.publish().unwrap().copy_object(object.as_ref(), copied).unwrap_err()
     };
-    // A repair in a daemon: nobody goes on with it.
+    // A repair in a daemon: no process continues it.
     let store = writable(dir.path());
     stop_at_second(&store);
     assert!(!part.exists());
@@ -308,14 +309,14 @@ fn only_the_next_copy_uses_the_part_of_a_failed_copy() {
     stop_at_second(&store);
     assert!(part.metadata().unwrap().len() > 0);
     fs::remove_file(&part).unwrap();
-    // Where it grows, the disk is always full.
+    // Whatever is added to this file, the disk is full.
     std::os::unix::fs::symlink("/dev/full", &part).unwrap();
     let full = store.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(()));
     assert_eq!(kind(full), StoreErrorKind::NoSpace);
     assert!(!part.is_symlink(), "the part of a copy that filled the disk stays");
     drop(store);
 
-    // What nobody went on with for a week goes, also where only copies write.
+    // What no process continued for a week is removed, even if only copies write.
     let tmp = dir.path().join("tmp");
     let (old, new) = (format!("{id}.part"), format!("{}.part", Hash::of(b"new")));
     for (name, days) in [(&old, 8), (&new, 6), (&"copy-1".to_owned(), 0)] {
@@ -329,12 +330,12 @@ fn only_the_next_copy_uses_the_part_of_a_failed_copy() {
 
 const MIB: u64 = 1 << 20;
 
-/// An object of 3 MiB in another store, which notes where it is read and can be cut off.
+/// An object of 3 MiB in another store. It notes which ranges are read, and can become unreadable.
 struct Noting {
     id: Hash,
     bytes: Vec<u8>,
     reads: Mutex<Vec<u64>>,
-    /// Nothing can be read from here on.
+    /// From this offset on, reads fail.
     cut_at: AtomicU64,
 }
 
@@ -345,12 +346,13 @@ impl Noting {
         Self { id, bytes, reads, cut_at: AtomicU64::new(u64::MAX) }
     }
 
-    /// Where it was read since the last time.
+    /// The offsets of the reads since the last call.
     fn take_reads(&self) -> Vec<u64> {
         std::mem::take(&mut *self.reads.lock().unwrap())
     }
 
-    /// Opens a store to copy to it, and copies it there. Returns how many bytes the copy said are there.
+    /// Opens a store for copying and copies the object into it. Returns how many bytes are there according to
+    /// the progress.
     fn copy_to(&self, dir: &Path) -> Result<u64, StoreError> {
         let store = LocalDir::open(dir, Access::Copy { new_chunk_bytes: 65_536 })?;
         let mut publication = store.publish()?;
@@ -382,7 +384,8 @@ impl Object for Noting {
     }
 }
 
-/// A store to which the first MiB of an object was copied before its source was gone for a while, the object, and what is there of it.
+/// A store into which the first MiB of an object was copied before the source failed for a while. Also the
+/// object, and the file with its first part.
 fn interrupted() -> (tempfile::TempDir, Noting, PathBuf) {
     let (dir, source) = (tempfile::tempdir().unwrap(), Noting::new());
     source.cut_at.store(MIB, Ordering::Relaxed);
@@ -394,7 +397,7 @@ fn interrupted() -> (tempfile::TempDir, Noting, PathBuf) {
     (dir, source, part)
 }
 
-/// The object is whole in the store, and nothing else is.
+/// Checks that the store has the whole object, and nothing else.
 fn must_have(dir: &Path, source: &Noting) {
     assert_eq!(files(dir), [(format!("objects/{}", source.id), 3 * MIB)]);
     let path = dir.join("objects").join(source.id.to_string());
@@ -418,7 +421,7 @@ fn a_copy_with_a_wrong_leftover_part_starts_again() {
     assert_eq!(source.copy_to(dir.path()).unwrap(), 3 * MIB);
     assert_eq!(source.take_reads(), [MIB, 2 * MIB, 0, MIB, 2 * MIB]);
     must_have(dir.path(), &source);
-    // More than the object has is not gone on with at all.
+    // A part that is longer than the object is not continued at all.
     let (dir, source, part) = interrupted();
     fs::write(&part, vec![7_u8; source.bytes.len() + 1]).unwrap();
     assert_eq!(source.copy_to(dir.path()).unwrap(), 3 * MIB);
@@ -447,7 +450,7 @@ fn an_open_object_is_right_after_a_whole_copy() {
         publish(store, "a", b"the object", &[], b"m").unwrap();
     }
     let id = Hash::of(b"the object");
-    // Also for a reader in another process.
+    // This is true for a reader in another process, too.
     let reader = LocalDir::open(dir.path(), Access::Read).unwrap();
     let opened = [store.open_object(id).unwrap(), reader.open_object(id).unwrap()];
     let path = dir.path().join("objects").join(id.to_string());
@@ -474,7 +477,7 @@ fn an_open_object_is_right_after_a_whole_copy() {
             right(object.as_ref()).unwrap();
         }
     }
-    // What is removed stays readable for who has it open.
+    // What is removed stays readable for readers that have it open.
     store.remove(&name("a"), None).unwrap();
     assert!(!path.exists());
     right(opened[0].as_ref()).unwrap();

@@ -1,5 +1,5 @@
-//! The store in S3, against a real server on loopback: the suite of all stores, several writers, holders that die,
-//! and a network and a server that fail.
+//! The store in S3, against a real server on loopback: the suite of all stores, several writers, holders that
+//! die, and failures of the network and of the server.
 
 mod changes;
 mod faults;
@@ -22,7 +22,7 @@ use headwater_store::{
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay, test_name, wait_until};
 
-/// The server is this program once more, in this test.
+/// The server is this program, started again by this test.
 fn served_by() -> &'static str {
     test_name(temporary_failures_are_retried)
 }
@@ -163,7 +163,7 @@ fn permanent_failures_end_with_advice() {
         }
         assert_eq!(relay.take_seen().len(), requests, "{fault:?}");
     }
-    // And it goes on when the server is well again.
+    // Reads go on when the server works again.
     opened.read_range(0, &mut [0; 10]).unwrap();
 }
 
@@ -179,7 +179,7 @@ fn volume_reads_wait_only_for_temporary_failures() {
         assert_eq!(kind(read()), wanted, "{status}");
         relay.heal();
     }
-    // An object that was cut short says so itself, whether the range begins before its end or after it.
+    // If an object was cut short, the error says so, whether the range begins before its end or after it.
     let key = place.dir().join("objects").join(Hash::of(&object).to_string());
     fs::write(&key, &object[..1000]).unwrap();
     for offset in [0, 2000] {
@@ -187,7 +187,7 @@ fn volume_reads_wait_only_for_temporary_failures() {
     }
     fs::write(&key, &object).unwrap();
     assert_eq!(store.traffic().unwrap().waits, 0);
-    // More often than a request is sent.
+    // More often than a request is repeated.
     relay.fail("GET", "/objects/", Fault::Status(503), 7);
     read().unwrap();
     assert_eq!(store.traffic().unwrap().waits, 1);
@@ -217,7 +217,7 @@ fn prefetches_leave_capacity_for_awaited_reads() {
     };
     let mut ahead: Vec<Waiting> = (0..9).map(|_| read(ReadFor::Later)).collect();
     are_asked_for(6);
-    // One that somebody waits for by now is asked for as well.
+    // A read that somebody waits for by now is sent as well.
     assert!(!ahead[8].is_due(Instant::now()));
     ahead[8].set_read_for(ReadFor::Now);
     assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut ahead[8]).unwrap());
@@ -226,10 +226,10 @@ fn prefetches_leave_capacity_for_awaited_reads() {
     are_asked_for(8);
     let later = read(ReadFor::Now);
     assert!(!later.is_due(Instant::now()));
-    // Copies have room of their own, and no more.
+    // Copies have places of their own, and no more than these.
     let _copies: Vec<Waiting> = (0..3).map(|_| read(ReadFor::Copy)).collect();
     are_asked_for(10);
-    // What is given up makes room.
+    // Reads that are given up free their places.
     drop(ahead);
     assert!(later.is_due(Instant::now()));
 }
@@ -252,7 +252,7 @@ fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
     assert_eq!(kind(ended), StoreErrorKind::Io);
     relay.heal();
     assert_eq!(kind(opened.read_range(0, &mut [0; 10])), StoreErrorKind::Io);
-    // What others look at is put in order all the same.
+    // A closed store still removes its marks, which other processes look at.
     drop(pin);
     assert_eq!(place.keys(&format!("pins/{}", Hash::of(b"manifest"))), [] as [&str; 0]);
 }
@@ -314,7 +314,7 @@ fn a_prefix_with_other_things_is_not_taken_over() {
     assert!(error.to_string().contains("holiday.jpg"), "{error}");
     assert_eq!(kind(place.open(Access::Read)), StoreErrorKind::NotFound);
     fs::remove_file(place.dir().join("holiday.jpg")).unwrap();
-    // Nor one whose keys have names as those of a store.
+    // A prefix whose keys have the names of a store's keys is not taken for a store, either.
     let object = format!("objects/{}", Hash::of(b"of another program"));
     for key in [object.as_str(), "storefront.html", "store-1/a", "tmp/report.txt", "images/a", "locks/a"] {
         let path = place.dir().join(key);
@@ -350,13 +350,13 @@ fn leftover_marks_are_distinguished_from_foreign_keys() {
     let hint = "delete the keys that are left below pins/ and locks/";
     let told = refused();
     assert!(told.contains("(it holds pins/") && told.contains(hint), "{told}");
-    // Beside something else they are no sign of a store.
+    // Next to other keys they do not show that there is a store.
     let other = place.dir().join("pins.txt");
     fs::write(&other, b"of another program").unwrap();
     let told = refused();
     assert!(told.contains("is not empty") && !told.contains(hint), "{told}");
     fs::remove_file(other).unwrap();
-    // Who lets go leaves nothing.
+    // A holder that releases its mark leaves nothing behind.
     drop(pin);
     assert_eq!(suite::writable(&place).images().unwrap(), []);
 }
@@ -364,7 +364,7 @@ fn leftover_marks_are_distinguished_from_foreign_keys() {
 #[test]
 fn a_store_that_another_process_makes_at_the_same_time_is_taken_for_one() {
     let (place, relay, object) = behind_a_relay();
-    // As it is looked for it is not there yet, and it is when other keys are found.
+    // At the first check the key is not there yet, and it is there when other keys are found.
     relay.fail("GET", "/prefix/store", Fault::Status(404), 1);
     let store = place.open(Access::Write { new_chunk_bytes: 8192 }).unwrap();
     assert_eq!(store.chunk_bytes(), suite::writable(&place.direct()).chunk_bytes());
@@ -378,7 +378,7 @@ fn a_length_that_the_source_has_not_is_no_lack_of_room() {
     for (image, word, manifest) in [("a", b"short", b"m-short"), ("b", b"right", b"m-right")] {
         publish(source.as_ref(), image, word, &[], manifest).unwrap();
     }
-    // More than any disk or bucket takes.
+    // More than any disk or bucket can store.
     let objects_of = |manifest: &[u8]| -> Result<Vec<(Hash, u64)>, StoreError> {
         let word = manifest.strip_prefix(b"m-").unwrap();
         Ok(vec![(Hash::of(word), if word == b"short" { 1 << 60 } else { 5 })])
@@ -437,14 +437,14 @@ fn a_writer_that_died_holds_nobody_up_for_ever_and_is_cleaned_up_after() {
     let store = suite::writable(&place);
     publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let before = files(place.dir());
-    // As a process that was killed leaves it.
+    // A process that was killed leaves this.
     fs::create_dir_all(place.dir().join("locks")).unwrap();
     let writer = place.dir().join("locks/writer-dead-1");
     fs::write(&writer, b"dead\n").unwrap();
     for (folder, bytes) in [("objects", b"orphan"), ("manifests", b"parent")] {
         fs::write(place.dir().join(folder).join(Hash::of(bytes).to_string()), bytes).unwrap();
     }
-    // For as long as it may live, nothing is given back, and an image is not removed as a whole.
+    // As long as that process may be alive, no space is given back, and no image is removed as a whole.
     suite::writable(&place);
     assert_eq!(files(place.dir()).len(), before.len() + 2);
     let error = store.remove(&name("a"), None).unwrap_err();
@@ -479,7 +479,7 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
     store.remove(&name("a"), Some(1)).unwrap();
     assert!(!place.dir().join("objects").join(Hash::of(b"object").to_string()).exists());
 
-    // One that lives is waited for.
+    // A process that is alive is waited for.
     fs::write(&lock, b"alive\n").unwrap();
     let since = Instant::now();
     let freeing = std::thread::spawn({
@@ -494,7 +494,7 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
     freeing.join().unwrap();
 }
 
-/// A need of a version of image `a`.
+/// A hold on a version of image `a`.
 fn root(manifest: Hash, daemon: &str, purpose: RetentionPurpose) -> RetentionRoot {
     let (image, daemon) = (name("a"), daemon.to_owned());
     RetentionRoot {
@@ -507,7 +507,7 @@ fn root(manifest: Hash, daemon: &str, purpose: RetentionPurpose) -> RetentionRoo
     }
 }
 
-/// How many there are. The server leaves empty folders.
+/// The number of holds. The server leaves empty folders.
 fn holds_in(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().map(Result::unwrap);
     entries.map(|entry| if entry.path().is_dir() { holds_in(&entry.path()) } else { 1 }).sum()
@@ -524,7 +524,7 @@ fn a_held_version_stays_while_its_daemon_is_off() {
     one.retain(&held).unwrap();
     one.retain(&held).unwrap();
     drop(one);
-    // It does not lapse.
+    // The hold does not expire.
     let key = place.dir().join(format!("holds/{}/a/disk.d1.disk-1", first.manifest));
     assert_eq!(fs::read_to_string(&key).unwrap(), "machine 'lab' of d1\n");
     make_older(&key, NEVER);
@@ -538,10 +538,10 @@ fn a_held_version_stays_while_its_daemon_is_off() {
             assert!(told.contains(says), "no {says} in {told}");
         }
     }
-    // Other versions, and the same one of another image, are not its.
+    // The hold protects neither other versions nor the same version of another image.
     other.remove(&name("a"), Some(2)).unwrap();
     other.remove(&name("b"), None).unwrap();
-    // Nor is it given back where the list of its image is lost.
+    // The version is not removed even if the list of its image is lost.
     let list = fs::read(place.dir().join("images/a")).unwrap();
     fs::remove_file(place.dir().join("images/a")).unwrap();
     publish(other.as_ref(), "b", b"third", &[], b"m3").unwrap();
@@ -557,7 +557,7 @@ fn a_held_version_stays_while_its_daemon_is_off() {
     assert_eq!(holds_in(&place.dir().join("holds")), 0);
     other.remove(&name("a"), None).unwrap();
     assert_eq!(files(place.dir()), []);
-    // What is gone cannot be held any more, and nothing is left of the attempt.
+    // A removed version cannot be held any more, and the attempt leaves nothing behind.
     assert_eq!(kind(other.retain(&held)), StoreErrorKind::NotFound);
     assert_eq!(holds_in(&place.dir().join("holds")), 0);
 }
@@ -571,7 +571,7 @@ fn a_held_version_stays_under_every_number_with_its_bytes() {
     publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let held = root(first.manifest, "d1", RetentionPurpose::Disk);
     store.retain(&held).unwrap();
-    // By which number the holder opens it is not in the hold.
+    // The hold does not say by which number the holder opened the version.
     for number in [1, 3] {
         let refused = store.remove(&name("a"), Some(number)).unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::InUse);
@@ -624,7 +624,7 @@ fn a_suspended_removal_spares_versions_published_meanwhile() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
     let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
-    // It has forgotten the version and looks which objects nobody needs.
+    // It has removed the version from the list, and looks for objects that no version needs.
     relay.fail("GET", "objects", Fault::Silence, u32::MAX);
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
@@ -632,7 +632,7 @@ fn a_suspended_removal_spares_versions_published_meanwhile() {
         make_older(&place.dir().join("locks/exclusive"), Duration::from_secs(700));
         publish(other.as_ref(), "b", &object, &[], b"manifest").unwrap();
         relay.heal();
-        // The version is gone; what it needed is left to others.
+        // The version is removed. What it needed is left for a later removal.
         assert_eq!(removing.join().unwrap().unwrap().freed_bytes, 0);
     });
     let version = store.resolve(&"b".parse().unwrap()).unwrap();
@@ -672,7 +672,7 @@ fn a_suspended_image_removal_spares_the_new_list() {
 #[test]
 fn a_stale_writer_cannot_commit_after_the_reclaim_check() {
     let (mut place, relay, _) = behind_a_relay();
-    // It cannot go on before it is let.
+    // It cannot go on before the test lets it.
     place.timeout = NEVER;
     let store = suite::writable(&place);
     fs::create_dir_all(place.dir().join("locks")).unwrap();
@@ -702,7 +702,7 @@ fn a_stale_writer_cannot_commit_during_an_image_removal() {
     let writer = place.dir().join("locks/writer-dead-1");
     fs::write(&writer, b"dead-1\n").unwrap();
     make_older(&writer, Duration::from_secs(700));
-    // What it added to the list after this would go with the list.
+    // Whatever a publication adds to the list after this would be lost with the list.
     relay.fail("PUT", "/images/a", Fault::Silence, u32::MAX);
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), None));
@@ -766,7 +766,8 @@ fn a_copy_considered_dead_publishes_nothing_without_objects() {
     let refused = copy(&mut |at| {
         if at.total_bytes > 0 && at.done_bytes == at.total_bytes && !slept {
             slept = true;
-            // The object is there. The host sleeps for longer than its mark lasts, and another one removes a version.
+            // The object is there. The host sleeps for longer than its mark lasts, and another host removes a
+            // version.
             let locks = place.keys("locks");
             let writer = locks.into_iter().find(|key| key.starts_with("writer-")).unwrap();
             make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
@@ -779,13 +780,13 @@ fn a_copy_considered_dead_publishes_nothing_without_objects() {
     assert_eq!(place.keys("objects"), [] as [&str; 0], "it was not reclaimed");
     assert_eq!(kind(refused), StoreErrorKind::Locked);
     assert!(target.image(&name("a")).unwrap().is_none_or(|image| image.versions.is_empty()));
-    // Once more, and it is whole.
+    // A repeated copy makes it whole.
     assert_eq!(copy(&mut |_| Ok(())).unwrap().objects, 1);
     let version = target.resolve(&"a".parse().unwrap()).unwrap();
     assert!(target.open_object(version.objects[0]).is_ok());
 }
 
-/// Puts somebody else's exclusive lock in place of the one that is held, as who takes its holder for dead does.
+/// Replaces the exclusive lock by one of another process, as a process does that considers the holder dead.
 fn take_the_lock(place: &InBucket) {
     server().replace(&place.url.bucket, "some/prefix/locks/exclusive", b"successor\n");
 }
@@ -819,7 +820,7 @@ fn a_removal_considered_dead_stops_removing() {
         let id = Hash::of(&[orphan]);
         fs::write(place.dir().join("objects").join(id.to_string()), [orphan]).unwrap();
     }
-    // The first eight of a batch of 32 go; the others wait until the lock is taken.
+    // The first eight of a batch of 32 are removed. The others wait until the lock is taken.
     for (method, target) in [("POST", "delete"), ("DELETE", "/objects/")] {
         relay.fail(method, target, Fault::Delay(Duration::ZERO), 8);
         relay.fail(method, target, Fault::Silence, u32::MAX);
@@ -863,7 +864,7 @@ fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
     let (store, published) = (Arc::new(store), Arc::new(published));
     for writer in 0..4u8 {
         let (store, published) = (Arc::clone(&store), Arc::clone(&published));
-        // Not joined: one that is blocked would block this test.
+        // Not joined: if the thread hangs, this test would hang too.
         std::thread::spawn(move || {
             publish(store.as_ref().as_ref(), "a", &[writer; 9], &[], &[writer; 7]).unwrap();
             published.fetch_add(1, Ordering::SeqCst);
@@ -881,7 +882,7 @@ fn marks_are_renewed_while_they_are_held() {
     let store = suite::writable(&place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let pin = store.pin(version.manifest).unwrap();
-    // As one that was set long ago.
+    // As if it was set long ago.
     let folder = format!("pins/{}", version.manifest);
     let mark = place.dir().join(&folder).join(&place.keys(&folder)[0]);
     make_older(&mark, Duration::from_secs(700));
