@@ -702,6 +702,9 @@ export interface MachineList {
   total: number;
 }
 
+/** An order of machines: the largest first, but names and states from a to z. Machines that are equal are in the order of names. */
+export type MachineSort = "name" | "state" | "ram" | "disk" | "cache" | "iops" | "boot";
+
 /** What a machine does. */
 export type MachineState = "created" | "starting" | "booting" | "running" | "stopping" | "stopped" | "crashed" | "lost" | "unknown";
 

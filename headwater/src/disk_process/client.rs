@@ -312,9 +312,12 @@ impl DiskClient {
 
     /// Has the process end if it serves this daemon alone and no disk is open, and waits for that.
     pub async fn end_if_unused(&self, patience: Duration) {
-        if let Ok(true) = self.call::<bool>("end the disk process", Call::Quit).await
-            && tokio::time::timeout(patience, self.ended()).await.is_err()
-        {
+        let ending = async {
+            if let Ok(true) = self.call::<bool>("end the disk process", Call::Quit).await {
+                self.ended().await;
+            }
+        };
+        if tokio::time::timeout(patience, ending).await.is_err() {
             tracing::warn!("the disk process does not end");
         }
     }

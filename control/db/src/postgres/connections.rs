@@ -22,6 +22,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take. The server gives up before.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 
+/// How long the first answer on a connection that was idle may take.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How many readers work at once; others wait.
 const MAX_READERS: usize = 8;
 
@@ -106,11 +109,18 @@ impl Connections {
     ) -> Result<(PostgresUnit, usize), DbError> {
         let idle = self.idle().pop();
         let begun = match idle {
-            // The server may have ended it meanwhile.
-            Some(connection) => match self.begin_on(connection, statements.clone()).await {
-                Err(DbError::Away { .. }) => self.begin_on(self.connect().await?, statements).await,
-                begun => begun,
-            },
+            // The server may have ended it meanwhile, or a firewall may have forgotten it: then nothing answers.
+            Some(connection) => {
+                let begun = self.begin_on(connection, statements.clone());
+                match tokio::time::timeout(IDLE_TIMEOUT, begun).await {
+                    Ok(Err(DbError::Away { .. })) => self.begin_on(self.connect().await?, statements).await,
+                    Ok(begun) => begun,
+                    Err(_) => {
+                        self.idle().clear();
+                        self.begin_on(self.connect().await?, statements).await
+                    }
+                }
+            }
             None => self.begin_on(self.connect().await?, statements).await,
         };
         let (mut unit, rows) = begun?;

@@ -134,6 +134,24 @@ async fn connections_that_the_server_ended_are_replaced() {
 }
 
 #[tokio::test]
+async fn an_idle_connection_that_does_not_answer_is_replaced() {
+    let (name, db) = fresh().await;
+    drop(db.read().await.unwrap());
+    // Its server process stands still, as if the network had swallowed the connection.
+    let find = format!("SELECT pid FROM pg_stat_activity WHERE datname = '{name}'");
+    let found = Postgres::shared().sql("postgres", &find);
+    let pids: Vec<&str> = found.split_whitespace().collect();
+    assert!(!pids.is_empty());
+    let signal = |name: &str| {
+        assert!(std::process::Command::new("kill").arg(name).args(&pids).status().unwrap().success());
+    };
+    signal("-STOP");
+    let read = tokio::time::timeout(std::time::Duration::from_secs(40), db.read()).await;
+    signal("-CONT");
+    assert_eq!(read.expect("it waits for the dead one").unwrap().machines().list().await.unwrap().len(), 0);
+}
+
+#[tokio::test]
 async fn text_with_the_character_nul_is_kept_with_another_in_its_place() {
     let server = Postgres::shared();
     let db = open(server, &server.new_database()).await.unwrap();

@@ -69,7 +69,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use headwater_api::{JobEvent, Machine, MaintenanceSession, Problem, ProblemKind};
+use headwater_api::{JobEvent, Machine, MachineSort, MaintenanceSession, Problem, ProblemKind};
 use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Content, Ref, ResponseBuilder};
@@ -109,7 +109,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         (name = "access", description = "Named tokens and their roles"),
         (name = "daemon", description = "The daemon and its history"),
     ),
-    components(schemas(JobEvent, Problem)),
+    components(schemas(JobEvent, MachineSort, Problem)),
     modifiers(&TokenScheme),
 )]
 struct Description;

@@ -30,6 +30,28 @@ fn the_types_of_the_web_console_are_those_of_the_description() {
 }
 
 #[test]
+fn every_schema_that_is_named_is_described() {
+    fn names(value: &serde_json::Value, found: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(object) => {
+                let named = object.get("$ref").and_then(|name| name.as_str());
+                found.extend(named.map(str::to_owned));
+                object.values().for_each(|inner| names(inner, found));
+            }
+            serde_json::Value::Array(array) => array.iter().for_each(|inner| names(inner, found)),
+            _ => {}
+        }
+    }
+    let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
+    let mut found = Vec::new();
+    names(&described, &mut found);
+    assert!(found.len() > 100, "{} references", found.len());
+    for name in found {
+        assert!(described.pointer(name.trim_start_matches('#')).is_some(), "{name}");
+    }
+}
+
+#[test]
 fn parameters_are_where_clients_put_them() {
     let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
     let mut seen = 0;
