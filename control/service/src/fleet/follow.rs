@@ -60,7 +60,7 @@ impl Service {
         loop {
             let Some(host) = self.host_of(link).await? else { return Ok(false) };
             if !*has_place {
-                self.find_place(link, host).await?;
+                self.find_place(link).await?;
                 *has_place = true;
                 continue;
             }
@@ -89,16 +89,15 @@ impl Service {
 
     /// Finds from which event on the node's history is to be copied: not what was before it joined. A node whose database was
     /// restored counts from an earlier number.
-    async fn find_place(&self, link: &Link, mut host: HostRecord) -> Result<(), Problem> {
+    async fn find_place(&self, link: &Link) -> Result<(), Problem> {
         let path = "/api/v1/events?limit=1";
         let events: EventList = link.ask(&Caller::daemon(), Method::GET, path, None).await?;
         let newest = events.events.iter().map(|event| event.id).max().unwrap_or(0);
-        if host.seen_event != BEFORE_FIRST && host.seen_event <= newest {
-            return Ok(());
-        }
-        host.seen_event = newest;
         let mut repo = self.db().write().await.map_err(|e| problem(&e))?;
-        repo.hosts().update(&host).await.map_err(|e| problem(&e))?;
+        let host = repo.hosts().by_id(link.host).await.map_err(|e| problem(&e))?;
+        let is_place = |host: &HostRecord| host.seen_event == BEFORE_FIRST || host.seen_event > newest;
+        let Some(host) = host.filter(is_place) else { return Ok(()) };
+        repo.hosts().update(&HostRecord { seen_event: newest, ..host }).await.map_err(|e| problem(&e))?;
         repo.save().await.map_err(|e| problem(&e))
     }
 
