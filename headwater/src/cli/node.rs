@@ -42,6 +42,11 @@ pub enum NodeCommand {
         /// Its name
         host: String,
     },
+    /// Let a node in that is refused because the controller's database is an old copy: what the copy says counts from then on
+    Accept {
+        /// Its name
+        host: String,
+    },
     /// Remove a host from the fleet: its node is not let in any more
     Remove {
         /// Its name

@@ -396,6 +396,12 @@ impl Client {
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(&request)?)).await?).await
     }
 
+    /// Lets the node of a host in although the controller's database is an old copy.
+    pub async fn accept_host(&self, name: &str) -> anyhow::Result<Host> {
+        let path = format!("/api/v1/hosts/{}/accept", escape(name));
+        json(self.send(Method::POST, &path, None).await?).await
+    }
+
     /// Removes a host.
     pub async fn remove_host(&self, name: &str, force: bool) -> anyhow::Result<()> {
         let path = format!("/api/v1/hosts/{}?force={force}", escape(name));

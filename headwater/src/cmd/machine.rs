@@ -520,13 +520,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         }
     }
     show::pairs(&pairs)?;
-    let events = client.events(Some(&format!("machine {name}")), None, 10).await?.events;
-    let rows = events
-        .into_iter()
-        .rev()
-        .map(|event| vec![show::time(event.at_ms), event.caller, event.action, event.detail]);
-    show::line("")?;
-    show::table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
+    show::latest_events(client.events(Some(&format!("machine {name}")), None, 10).await?)
 }
 
 #[cfg(test)]

@@ -64,6 +64,12 @@ pub async fn run(
         }
         NodeCommand::Cordon { host } => set(&client()?, &host, true, json).await?,
         NodeCommand::Uncordon { host } => set(&client()?, &host, false, json).await?,
+        NodeCommand::Accept { host } => {
+            let accepted = client()?.accept_host(&host).await?;
+            let text =
+                format!("the node of host {host} is let in the next time it connects, within a minute");
+            if json { show::json(&accepted)? } else { show::line(&text)? }
+        }
         NodeCommand::Remove { host, force } => {
             client()?.remove_host(&host, force).await?;
             let text = format!("removed host {host}");
@@ -135,11 +141,5 @@ async fn show_one(client: &Client, host: &Host) -> anyhow::Result<()> {
         ("joined", show::time(host.joined_at_ms)),
         ("seen", seen(host)),
     ])?;
-    let events = client.events(Some(&format!("host {}", host.name)), None, 10).await?.events;
-    let rows = events
-        .into_iter()
-        .rev()
-        .map(|event| vec![show::time(event.at_ms), event.caller, event.action, event.detail]);
-    show::line("")?;
-    show::table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
+    show::latest_events(client.events(Some(&format!("host {}", host.name)), None, 10).await?)
 }

@@ -6,6 +6,7 @@ pub mod progress;
 use std::io::{ErrorKind, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
+use headwater_api::EventList;
 pub use headwater_api::words::time;
 use serde::Serialize;
 
@@ -79,6 +80,17 @@ pub fn table_text(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     }
     let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     lines.join("\n")
+}
+
+/// The events of one subject, which are given newest first, oldest first below an empty line.
+pub fn latest_events(list: EventList) -> anyhow::Result<()> {
+    let rows = list
+        .events
+        .into_iter()
+        .rev()
+        .map(|event| vec![time(event.at_ms), event.caller, event.action, event.detail]);
+    line("")?;
+    table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
 }
 
 /// Writes names with their values.

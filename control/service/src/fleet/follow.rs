@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use axum::http::Method;
-use headwater_api::{EventList, Machine, Problem};
+use headwater_api::{EventList, Machine, Problem, ProblemKind};
 use headwater_db::{DbError, HostRecord, MachineRecord, NewEvent};
 use uuid::Uuid;
 
@@ -76,8 +76,7 @@ impl Service {
         let list = link.list().await?;
         self.take_states(link, &list).await.map_err(|e| problem(&e))?;
         if !*is_told {
-            self.tell_node(link, list).await?;
-            *is_told = true;
+            *is_told = self.tell_node(link, list).await?;
         }
         Ok(true)
     }
@@ -112,8 +111,9 @@ impl Service {
         Ok(())
     }
 
-    /// Has the node know all its machines, and what they boot. `list` is what it has.
-    async fn tell_node(&self, link: &Link, list: Vec<Machine>) -> Result<(), Problem> {
+    /// Has the node know all its machines, and what they boot. `list` is what it has. Returns whether all was done that can be done now.
+    async fn tell_node(&self, link: &Link, list: Vec<Machine>) -> Result<bool, Problem> {
+        let mut is_done = true;
         let machines = self.db().read().await.map_err(|e| problem(&e))?.machines().of_host(link.host).await;
         let machines = machines.map_err(|e| problem(&e))?;
         let known: HashMap<Uuid, Machine> = list.into_iter().map(|machine| (machine.uuid, machine)).collect();
@@ -125,12 +125,16 @@ impl Service {
                 continue;
             }
             let name = &record.name;
-            // It may be in the middle of being created or removed.
-            let _turn = self.lock(record.uuid).await;
+            // It may be in the middle of being created, started or removed, which can take minutes.
+            let Some(_turn) = self.try_lock(record.uuid) else {
+                is_done = false;
+                continue;
+            };
             if matches!(self.record_of(record.uuid, name).await, Err(LifecycleError::Unknown(_))) {
                 continue;
             }
             if let Err(problem) = self.assign(link, record).await {
+                is_done &= problem.kind != ProblemKind::Unavailable;
                 tracing::warn!(host = link.name, machine = name, "a node does not take a machine: {problem}");
             }
         }
@@ -144,7 +148,7 @@ impl Service {
                 );
             }
         }
-        Ok(())
+        Ok(is_done)
     }
 
     /// Has the node know one machine.
@@ -152,7 +156,7 @@ impl Service {
         // With its user data, which lists do not have.
         let whole = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
         let body = serde_json::to_vec(&AssignedMachine::of(&whole)).map_err(|error| {
-            Problem::new(headwater_api::ProblemKind::Failed, format!("cannot describe a machine: {error}"))
+            Problem::new(ProblemKind::Failed, format!("cannot describe a machine: {error}"))
         })?;
         link.ask(&Caller::daemon(), Method::PUT, MACHINES, Some(body)).await
     }

@@ -123,7 +123,7 @@ impl Link {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<T, Problem> {
-        let is_change = method == Method::POST || method == Method::PATCH || method == Method::DELETE;
+        let is_change = method != Method::GET;
         let limit = if is_change { CHANGE_TIMEOUT } else { QUESTION_TIMEOUT };
         let answered = async {
             let answer = self.send(caller, method, path, body.map_or_else(Body::empty, Body::from)).await?;
@@ -132,7 +132,7 @@ impl Link {
             Ok((status, bytes.map_err(|error| self.broken(&error))?))
         };
         let answered = tokio::time::timeout(limit, answered).await;
-        let (status, bytes) = answered.map_err(|late| self.broken(&late))??;
+        let (status, bytes) = answered.map_err(|_| self.late(limit))??;
         let odd = |error: serde_json::Error| {
             let message =
                 format!("the node of host '{}' answers {status} with something else: {error}", self.name);
@@ -186,6 +186,13 @@ impl Link {
     /// Has the next list asked from the node.
     pub(crate) fn forget_list(&self) {
         self.lists.is_stale.store(true, Ordering::Release);
+    }
+
+    fn late(&self, limit: Duration) -> Problem {
+        let message =
+            format!("the node of host '{}' has not answered within {} s", self.name, limit.as_secs());
+        Problem::new(ProblemKind::Unavailable, message)
+            .advise("it may still be done: look again ('headwater machine list')")
     }
 
     fn broken(&self, error: &dyn std::error::Error) -> Problem {

@@ -170,7 +170,7 @@ pub(super) fn old_copy(counted: u64, seen: u64) -> Problem {
          an old copy"
     );
     Problem::new(ProblemKind::Conflict, message)
-        .advise("restore the newest copy; docs/fleet.md says what is left if there is none")
+        .advise("restore the newest copy; if there is none, 'headwater node accept HOST' on the controller lets the node in")
 }
 
 /// A request of the controller, with the caller that it names, and whether it asks for a console.
@@ -228,7 +228,7 @@ async fn assign(
 }
 
 /// What of a machine its controller keeps: that is changed there.
-const KEPT: [(&str, &Method); 10] = [
+const KEPT: [(&str, &Method); 11] = [
     ("/api/v1/machines", &Method::POST),
     ("/api/v1/machines/{machine}", &Method::PATCH),
     ("/api/v1/machines/{machine}", &Method::DELETE),
@@ -238,6 +238,7 @@ const KEPT: [(&str, &Method); 10] = [
     ("/api/v1/join-tokens", &Method::POST),
     ("/api/v1/hosts/{host}", &Method::PATCH),
     ("/api/v1/hosts/{host}", &Method::DELETE),
+    ("/api/v1/hosts/{host}/accept", &Method::POST),
     ("/api/v1/images/{image}/edit", &Method::POST),
 ];
 

@@ -165,9 +165,10 @@ async fn give_to_node(
     let name = record.name.clone();
     let problem = match service.give_to_node(&record).await {
         Ok(()) => return Ok(record),
-        // The node may have it, and is told of it when it is connected again.
+        // The node may have it, and is told of it again.
         Err(problem) if problem.kind == ProblemKind::Unavailable => {
             tracing::warn!(machine = name, "the host of a new machine does not answer: {problem}");
+            service.boots_changed();
             return Ok(record);
         }
         Err(problem) => problem,

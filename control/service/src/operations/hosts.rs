@@ -12,10 +12,15 @@ use crate::answer::{Explain, Failure};
 use crate::caller::Caller;
 use crate::extract::{Body, Name, Parameters};
 
+/// How many connections of a node an old copy of the database may have missed: more than there ever are.
+const ACCEPTED_CONNECTIONS: u64 = 1 << 32;
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("there is no host '{0}'")]
     Unknown(String),
+    #[error("cannot accept host '{0}': it is that of the controller, which has no node")]
+    OwnAccepted(String),
     #[error("cannot remove host '{0}': it is that of the controller")]
     Own(String),
     #[error("cannot remove host '{host}': it has {} machine(s): {}", .machines.len(), .machines.join(", "))]
@@ -28,7 +33,7 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Unknown(_) => ProblemKind::NotFound,
-            Self::Own(_) | Self::HasMachines { .. } => ProblemKind::Conflict,
+            Self::Own(_) | Self::OwnAccepted(_) | Self::HasMachines { .. } => ProblemKind::Conflict,
             Self::Db(source) => source.kind(),
         }
     }
@@ -36,7 +41,7 @@ impl Explain for Error {
     fn advice(&self) -> Option<String> {
         match self {
             Self::Unknown(_) => Some("'headwater node list' shows all".to_owned()),
-            Self::Own(_) => None,
+            Self::Own(_) | Self::OwnAccepted(_) => None,
             Self::HasMachines { .. } => Some(
                 "remove them first; --force forgets them here, and leaves them as they are on that host"
                     .to_owned(),
@@ -109,6 +114,43 @@ pub(super) async fn set_host(
         Ok::<_, Error>(())
     });
     set.await?;
+    Ok(Json(shown(&service, &name).await?))
+}
+
+/// Lets the node of a host in although the database here is older than the node's last connection.
+#[utoipa::path(
+    post,
+    path = "/api/v1/hosts/{host}/accept",
+    security(("token" = ["admin"])),
+    tag = "hosts",
+    params(("host" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, body = Host),
+        (status = 404, description = "No such host", body = Problem),
+        (status = 409, description = "It is the controller's own", body = Problem),
+    ),
+)]
+pub(crate) async fn accept_host(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(name): Name,
+) -> Result<Json<Host>, Failure> {
+    let (handle, named) = (service.clone(), name.clone());
+    let accepted = service.to_the_end(async move {
+        let mut repo = handle.db().write().await?;
+        let found = repo.hosts().list().await?.into_iter().find(|host| host.name == named);
+        let mut host = found.ok_or_else(|| Error::Unknown(named.clone()))?;
+        if host.fingerprint.is_none() {
+            return Err(Error::OwnAccepted(named));
+        }
+        host.generation = host.generation.saturating_add(ACCEPTED_CONNECTIONS);
+        repo.hosts().update(&host).await?;
+        let detail = "its node is let in although the database may be an old copy";
+        repo.events().append(handle.event(&caller, format!("host {named}"), "accepted", detail)).await?;
+        repo.save().await?;
+        Ok(())
+    });
+    accepted.await?;
     Ok(Json(shown(&service, &name).await?))
 }
 

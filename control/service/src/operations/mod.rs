@@ -18,7 +18,7 @@ mod export_image;
 mod get_openapi;
 mod get_stats;
 mod get_status;
-mod hosts;
+pub(crate) mod hosts;
 mod import_image;
 mod list_catalogs;
 mod list_claims;
@@ -182,6 +182,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(create_console_ticket::create_console_ticket))
         .routes(routes!(hosts::list_hosts))
         .routes(routes!(hosts::show_host, hosts::set_host, hosts::remove_host))
+        .routes(routes!(hosts::accept_host))
         .routes(routes!(create_join_token::create_join_token))
 }
 

@@ -142,11 +142,11 @@ pub(super) async fn go_on(
             let name = match add(&service, &caller, &catalog).await {
                 Ok(name) => name,
                 // Somebody has made a machine of that name meanwhile.
-                Err(problem) if problem.kind == ProblemKind::Conflict && conflicts < CONFLICTS_MAX => {
+                Err(Added::NameTaken(_)) if conflicts < CONFLICTS_MAX => {
                     conflicts += 1;
                     continue;
                 }
-                Err(problem) => return Err(problem),
+                Err(Added::NameTaken(problem) | Added::Failed(problem)) => return Err(problem),
             };
             plan.report.created.push(name);
         } else if members.len() > target {
@@ -173,15 +173,23 @@ pub(super) async fn go_on(
     }
 }
 
+/// Why no machine was added.
+enum Added {
+    /// Somebody else has made a machine of that name meanwhile.
+    NameTaken(Problem),
+    Failed(Problem),
+}
+
 /// Makes one machine more.
-async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String, Problem> {
-    let record = service.catalog(catalog).await.map_err(|e| problem(&e))?;
-    let rule = NameRule::parse(&record.name_rule)?;
-    let taken = service.names_taken().await.map_err(|e| problem(&e))?;
+async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String, Added> {
+    let record = service.catalog(catalog).await.map_err(|e| Added::Failed(problem(&e)))?;
+    let rule = NameRule::parse(&record.name_rule).map_err(Added::Failed)?;
+    let taken = service.names_taken().await.map_err(|e| Added::Failed(problem(&e)))?;
     let name =
         (record.first_number..=u32::MAX).map(|number| rule.name(number)).find(|name| !taken.contains(name));
     let Some(name) = name else {
-        return Err(Problem::new(ProblemKind::Conflict, format!("catalog '{catalog}' has no name left")));
+        let message = format!("catalog '{catalog}' has no name left");
+        return Err(Added::Failed(Problem::new(ProblemKind::Conflict, message)));
     };
     let request = CreateMachine {
         name: name.clone(),
@@ -200,8 +208,9 @@ async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String
         boot: None,
         mac: None,
     };
-    create_machine::make(service, caller, request).await.map_err(|failure| failure.0)?;
-    Ok(name)
+    let Err(failure) = create_machine::make(service, caller, request).await else { return Ok(name) };
+    let taken = service.names_taken().await.map_err(|e| Added::Failed(problem(&e)))?;
+    Err(if taken.contains(&name) { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
 }
 
 /// The machines that may go, those that go first first. Refused if these are too few.
@@ -237,9 +246,10 @@ async fn removable(
         let (catalog, count, has) = (catalog.to_owned(), request.count, members.len());
         return Err(Error::Kept { catalog, count, has, kept });
     }
-    // Members are in the order of their numbers. A stable sort: free before kept, off before on.
+    let is_away = |machine: &MachineRecord| !service.is_own(machine) && service.link(machine.host).is_none();
+    // Members are in the order of their numbers. A stable sort: free before kept, those whose node can be asked first, off before on.
     free.reverse();
-    free.sort_by_key(|machine| (is_kept(machine), machine.state.is_active()));
+    free.sort_by_key(|machine| (is_kept(machine), is_away(machine), machine.state.is_active()));
     Ok(free.into_iter().take(excess).map(|machine| machine.name.clone()).collect())
 }
 

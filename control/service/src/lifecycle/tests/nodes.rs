@@ -14,6 +14,7 @@ use crate::fleet::protocol::{
     FromNode, JOIN_PREFIX, Join, PROTOCOL, ToNode, read_line, wait_until_ready, write_line,
 };
 use crate::operations::create_machine;
+use crate::operations::hosts::accept_host;
 
 /// Its certificates are the public keys of nodes.
 struct PlainAuthority;
@@ -248,6 +249,14 @@ async fn joins_and_connections_are_refused_with_a_reason() {
         repo.hosts().by_id(Uuid::from_u128(2)).await.unwrap().unwrap().generation
     };
     assert_eq!(counted, 1);
+    // An admin lets it in, and it goes on counting from there.
+    let host = crate::extract::Name("b".to_owned());
+    let state = axum::extract::State(pair.controller.service.clone());
+    let accepted = accept_host(state, Caller::admin("anna"), host).await;
+    assert_eq!(accepted.map_err(|failure| failure.0).unwrap().0.name, "b");
+    let _connection = pair.connect().await;
+    let events = pair.controller.events().await;
+    assert!(events.iter().any(|it| it.subject == "host b" && it.action == "accepted" && it.caller == "anna"));
 }
 
 #[tokio::test]
