@@ -148,6 +148,10 @@ impl Servers {
                 || !self.is_any_busy()
                 || !self.while_busy.tell(&why)
             {
+                // A busy server may be back since the question above: then it is not busy, and can be used.
+                if self.wait_for_first_answer().is_ok() {
+                    return Ok(());
+                }
                 // Reads wait for all of these, even for those that give wrong answers.
                 return Err(StoreError::new(
                     StoreErrorKind::Unreachable,

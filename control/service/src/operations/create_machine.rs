@@ -165,7 +165,7 @@ async fn give_to_node(
     let name = record.name.clone();
     let problem = match service.give_to_node(&record).await {
         Ok(()) => return Ok(record),
-        // The node may have it, and is told of it again.
+        // The node may have it. The controller sends it again.
         Err(problem) if problem.kind == ProblemKind::Unavailable => {
             tracing::warn!(machine = name, "the host of a new machine does not answer: {problem}");
             service.boots_changed();
