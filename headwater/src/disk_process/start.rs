@@ -22,6 +22,9 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a service manager may take to start the process again.
 const RESTART_PATIENCE: Duration = Duration::from_secs(15);
 
+/// How often a process may end while a daemon begins to use it.
+const MAX_ENDS: u32 = 3;
+
 /// How often it is looked whether it does.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -33,18 +36,31 @@ pub fn connect(
     say: &dyn Fn(&str),
 ) -> anyhow::Result<DiskClient> {
     let socket = data_dir.disks_socket();
+    let mut ends = 0;
     loop {
         if !is_there(data_dir)? {
+            // One that ends listens no longer, and keeps its lock to the last: a new one would find that.
+            if socket.exists() && !is_gone_soon(data_dir) {
+                return Err(does_not_end());
+            }
             say("starting the disk process");
             start(data_dir, log)?;
         }
-        let begun = client::begin(&socket, settings.clone(), say);
-        let client = begun.map_err(|error| anyhow::Error::new(Failure::from(&error).into_problem()))?;
-        match client {
-            Begun::Ready(client) => return Ok(client),
-            Begun::Ends { restarted } => {
+        match client::begin(&socket, settings.clone(), say) {
+            Ok(Begun::Ready(client)) => return Ok(client),
+            // Nobody used it, so it ended after it was found.
+            Err(error)
+                if error.kind() == ProblemKind::Unavailable && ends < MAX_ENDS && is_gone_soon(data_dir) =>
+            {
+                tracing::info!(%error, "the disk process has ended: another one is started");
+                ends += 1;
+            }
+            Err(error) => return Err(Failure::from(&error).into_problem().into()),
+            Ok(Begun::Ends { restarted }) => {
                 say("waiting for the end of an earlier disk process");
-                wait_until_gone(data_dir)?;
+                if !is_gone_soon(data_dir) {
+                    return Err(does_not_end());
+                }
                 let begun = Instant::now();
                 while restarted && !is_there(data_dir)? && begun.elapsed() < RESTART_PATIENCE {
                     std::thread::sleep(LOOK_INTERVAL);
@@ -66,17 +82,21 @@ fn is_there(data_dir: &DataDir) -> anyhow::Result<bool> {
     }
 }
 
-fn wait_until_gone(data_dir: &DataDir) -> anyhow::Result<()> {
+/// Waits for the end of a process that ends.
+fn is_gone_soon(data_dir: &DataDir) -> bool {
     let begun = Instant::now();
     // Its lock goes last, with all that it has.
     while server::lock(data_dir).is_err() {
         if begun.elapsed() > START_PATIENCE {
-            let message = "the disk process has the settings of an earlier daemon, and does not end";
-            return Err(Problem::new(ProblemKind::Conflict, message).into());
+            return false;
         }
         std::thread::sleep(LOOK_INTERVAL);
     }
-    Ok(())
+    true
+}
+
+fn does_not_end() -> anyhow::Error {
+    Problem::new(ProblemKind::Conflict, "an earlier disk process does not end").into()
 }
 
 fn start(data_dir: &DataDir, (filter, format): (&str, LogFormat)) -> anyhow::Result<()> {

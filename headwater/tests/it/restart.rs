@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -224,6 +224,25 @@ fn the_disk_process_of_a_daemon_cannot_leave_its_files() {
     let opened = open(&inside, "6f1c2a54-0000-4000-8000-000000000002");
     assert!(opened["done"].is_object(), "{opened}");
     ask(serde_json::json!({ "close": { "uuid": "6f1c2a54-0000-4000-8000-000000000002" } }));
+}
+
+#[test]
+fn a_daemon_that_finds_a_disk_process_at_its_end_starts_another() {
+    let dir = short_dir();
+    // A process that nobody used: it listens, then no longer, and its lock goes last.
+    let (socket, lock) = (dir.path().join("disks.sock"), dir.path().join("disks.lock"));
+    let listener = UnixListener::bind(socket).unwrap();
+    let lock = std::fs::File::create(lock).unwrap();
+    lock.lock().unwrap();
+    let ending = std::thread::spawn(move || {
+        let found = listener.accept().unwrap();
+        drop(listener);
+        std::thread::sleep(Duration::from_millis(300));
+        drop((found, lock));
+    });
+    let daemon = Daemon::start_in(dir, |_| {});
+    ending.join().unwrap();
+    daemon.with_tiny_machine("vm");
 }
 
 #[test]
