@@ -780,7 +780,7 @@ export interface PinRequest {
   version: string;
 }
 
-/** The body of every failed request, and the error that ends a job. */
+/** Why a task or a request failed. */
 export interface Problem {
   /** What to do about it. */
   advice?: string;
@@ -793,6 +793,18 @@ export interface Problem {
   /** After how many seconds the same request may work; the answer has it as `Retry-After` too. */
   retry_after_s?: number;
 }
+
+/** The body of every failed request: the members of RFC 9457, and those of the problem. */
+export type ProblemDetails = Problem & {
+  /** The message, its causes and the advice in one line. */
+  detail: string;
+  /** The status of the answer. */
+  status: number;
+  /** The same for each problem of a kind. */
+  title: string;
+  /** `tag:headwater,2026:problem/KIND`. An identifier: nothing can be loaded from there. */
+  type: string;
+};
 
 /** What a program needs to know about a failure. A kind exists only where a caller acts differently. */
 export type ProblemKind = "invalid" | "unauthorized" | "forbidden" | "not_found" | "conflict" | "no_space" | "damaged" | "unavailable" | "cancelled" | "failed";

@@ -66,7 +66,7 @@ pub use machine::{
 };
 pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
-pub use problem::{Problem, ProblemKind};
+pub use problem::{Problem, ProblemDetails, ProblemKind};
 pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
 pub use sort::{MachineSort, Position};
 pub use status::{HostRam, Status};

@@ -48,6 +48,38 @@ impl ProblemKind {
         }
     }
 
+    /// The name of the kind in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Invalid => "invalid",
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::NoSpace => "no_space",
+            Self::Damaged => "damaged",
+            Self::Unavailable => "unavailable",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// The kind in a few words.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Invalid => "The request is invalid",
+            Self::Unauthorized => "The caller is not known",
+            Self::Forbidden => "The caller's role does not allow this",
+            Self::NotFound => "The subject does not exist",
+            Self::Conflict => "The request conflicts with the present state",
+            Self::NoSpace => "There is not enough disk or memory",
+            Self::Damaged => "Data is damaged",
+            Self::Unavailable => "A required part is not available",
+            Self::Cancelled => "The work was cancelled",
+            Self::Failed => "The operation failed",
+        }
+    }
+
     /// The exit code of the command line (`docs/exit-codes.md`).
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -62,7 +94,7 @@ impl ProblemKind {
     }
 }
 
-/// The body of every failed request, and the error that ends a job.
+/// Why a task or a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// For programs.
@@ -121,6 +153,40 @@ impl Problem {
     }
 }
 
+/// The body of every failed request: the members of RFC 9457, and those of the problem.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ProblemDetails {
+    /// `tag:headwater,2026:problem/KIND`. An identifier: nothing can be loaded from there.
+    #[serde(rename = "type")]
+    pub type_uri: String,
+    /// The same for each problem of a kind.
+    pub title: &'static str,
+    /// The status of the answer.
+    pub status: u16,
+    /// The message, its causes and the advice in one line.
+    pub detail: String,
+    /// The problem.
+    #[serde(flatten)]
+    pub problem: Problem,
+}
+
+impl ProblemDetails {
+    /// Of a body that is a [`ProblemDetails`] (RFC 9457, section 3).
+    pub const CONTENT_TYPE: &str = "application/problem+json";
+
+    /// The body of an answer with a status.
+    pub fn new(problem: Problem, status: u16) -> Self {
+        let kind = problem.kind;
+        Self {
+            type_uri: format!("tag:headwater,2026:problem/{}", kind.name()),
+            title: kind.title(),
+            status,
+            detail: problem.to_string(),
+            problem,
+        }
+    }
+}
+
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.message)?;
@@ -139,6 +205,26 @@ impl std::error::Error for Problem {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_each_kind_is_its_json() {
+        use ProblemKind as Kind;
+        let kinds = [
+            Kind::Invalid,
+            Kind::Unauthorized,
+            Kind::Forbidden,
+            Kind::NotFound,
+            Kind::Conflict,
+            Kind::NoSpace,
+            Kind::Damaged,
+            Kind::Unavailable,
+            Kind::Cancelled,
+            Kind::Failed,
+        ];
+        for kind in kinds {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
 
     #[test]
     fn a_problem_reads_as_one_line() {

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use headwater_api::{Problem, ProblemKind};
+use headwater_api::{Problem, ProblemDetails, ProblemKind};
 use headwater_db::DbError;
 
 use crate::backend::BackendError;
@@ -45,16 +45,29 @@ impl<E: Explain + 'static> From<E> for Failure {
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
+impl Failure {
+    /// The answer with a status that is not the one of the problem's kind.
+    pub(crate) fn with_status(self, status: StatusCode) -> Response {
         let Self(problem) = self;
         if problem.kind == ProblemKind::Failed {
             tracing::error!("{problem}");
         }
-        let status =
-            StatusCode::from_u16(problem.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let after = problem.retry_after_s.map(|seconds| (header::RETRY_AFTER, HeaderValue::from(seconds)));
-        (status, after.into_iter().collect::<HeaderMap>(), Json(problem)).into_response()
+        let content_type = HeaderValue::from_static(ProblemDetails::CONTENT_TYPE);
+        let mut headers = HeaderMap::new();
+        if let Some(seconds) = problem.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        let mut response =
+            (status, headers, Json(ProblemDetails::new(problem, status.as_u16()))).into_response();
+        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+        response
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.kind.http_status());
+        self.with_status(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR))
     }
 }
 
@@ -100,5 +113,43 @@ impl Explain for DbError {
 
     fn retry_after_s(&self) -> Option<u32> {
         matches!(self, DbError::Away { .. }).then_some(RETRY_AFTER_S)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failure_has_the_members_of_rfc_9457() {
+        let mut problem = Problem::new(ProblemKind::Unavailable, "cannot write").advise("try again");
+        problem.causes.push("the database is away".to_owned());
+        problem.retry_after_s = Some(5);
+        let response = Failure(problem).into_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+        assert_eq!(response.headers()[header::RETRY_AFTER], "5");
+        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        let expected = serde_json::json!({
+            "type": "tag:headwater,2026:problem/unavailable",
+            "title": "A required part is not available",
+            "status": 503,
+            "detail": "cannot write: the database is away (try again)",
+            "kind": "unavailable",
+            "message": "cannot write",
+            "causes": ["the database is away"],
+            "advice": "try again",
+            "retry_after_s": 5,
+        });
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&body).unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn a_status_of_its_own_is_in_the_body_too() {
+        let failure = Failure(Problem::new(ProblemKind::Invalid, "no such method"));
+        let response = failure.with_status(StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(response.status(), 405);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 16).await.unwrap();
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&body).unwrap()["status"], 405);
     }
 }

@@ -67,12 +67,14 @@ use std::path::Path;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::{Json, Router};
-use headwater_api::{JobEvent, Machine, MachineSort, MaintenanceSession, Problem, ProblemKind};
+use headwater_api::{
+    JobEvent, Machine, MachineSort, MaintenanceSession, Problem, ProblemDetails, ProblemKind,
+};
 use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
-use utoipa::openapi::{Content, Ref, ResponseBuilder};
+use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -109,7 +111,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         (name = "access", description = "Named tokens and their roles"),
         (name = "daemon", description = "The daemon and its history"),
     ),
-    components(schemas(JobEvent, MachineSort, Problem)),
+    components(schemas(JobEvent, MachineSort, Problem, ProblemDetails)),
     modifiers(&TokenScheme),
 )]
 struct Description;
@@ -275,16 +277,23 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in methods.into_iter().flatten() {
             for (status, description) in refusals {
-                let refusal = || {
-                    let body = Content::new(Some(Ref::from_schema_name("Problem")));
-                    let response = ResponseBuilder::new().description(description);
-                    response.content("application/json", body).build().into()
-                };
+                let refusal = || ResponseBuilder::new().description(description).build().into();
                 operation.responses.responses.entry(status.to_owned()).or_insert_with(refusal);
+            }
+            for (status, response) in &mut operation.responses.responses {
+                if let (true, RefOr::T(response)) = (is_failure(status), response) {
+                    let body = Content::new(Some(Ref::from_schema_name("ProblemDetails")));
+                    let content = (ProblemDetails::CONTENT_TYPE.to_owned(), RefOr::T(body));
+                    response.content = [content].into();
+                }
             }
         }
     }
     described
+}
+
+fn is_failure(status: &str) -> bool {
+    status.starts_with(['4', '5'])
 }
 
 /// All operations over a service.
@@ -310,7 +319,7 @@ async fn no_such_method(method: Method, uri: Uri) -> Response {
     let problem = Problem::new(ProblemKind::Invalid, format!("{} does not know {method}", uri.path()));
     let failure = Failure(problem.advise("/api/v1/openapi.json describes what there is"));
     // The router adds the header `Allow`.
-    (StatusCode::METHOD_NOT_ALLOWED, failure).into_response()
+    failure.with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 async fn log(request: Request, next: Next) -> Response {

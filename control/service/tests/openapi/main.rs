@@ -77,9 +77,9 @@ fn every_operation_tells_how_it_is_refused() {
     for (path, methods) in described["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
             for status in ["400", "401", "403", "500"] {
-                let content = &operation["responses"][status]["content"]["application/json"];
+                let content = &operation["responses"][status]["content"]["application/problem+json"];
                 let schema = &content["schema"]["$ref"];
-                assert_eq!(schema, "#/components/schemas/Problem", "{status} of {method} {path}");
+                assert_eq!(schema, "#/components/schemas/ProblemDetails", "{status} of {method} {path}");
             }
         }
     }
