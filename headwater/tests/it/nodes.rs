@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::Command;
 
-use crate::support::{Daemon, Ran, headwater, run, short_dir};
+use crate::support::{Daemon, Ran, headwater, run, short_dir, tiny_disk};
 use headwater_testkit::wait_until;
 use serde_json::Value;
 
@@ -289,4 +289,46 @@ fn a_catalog_is_spread_over_hosts_that_are_not_cordoned() {
     daemon.cli(&["catalog", "scale", "class", "0", "--force"]).ok();
     assert!(hosts("catalog:class").is_empty());
     daemon.cli(&["node", "remove", "b"]).ok();
+}
+
+#[test]
+fn a_roll_moves_machines_of_nodes_and_takes_them_back() {
+    let controller = Controller::start();
+    let daemon = &controller.daemon;
+    let import = |number: u8| {
+        let disk = daemon.path().join("tiny.raw");
+        let mut bytes = tiny_disk();
+        // Another version.
+        bytes[512] = number;
+        std::fs::write(&disk, bytes).unwrap();
+        daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    };
+    import(1);
+    let node = controller.node("b");
+    let list = daemon.cli(&["--json", "node", "list"]).ok();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let own = list["hosts"].as_array().unwrap().iter().find(|host| host["own"] == true).unwrap();
+    daemon.cli(&["node", "cordon", own["name"].as_str().unwrap()]).ok();
+    let small = ["--memory", "67109864", "--disk", "1G"];
+    let create = ["catalog", "create", "class", "tiny@1", "--count", "2", "--name", "class-#", "--start"];
+    daemon.cli(&[&create[..], &small].concat()).ok();
+    for name in ["class-1", "class-2"] {
+        daemon.wait_for(name, "running");
+    }
+    import(2);
+    let before = node.machine("class-2")["pid"].clone();
+    // No agent answers in a boot sector, so the canary is taken back.
+    let roll = ["catalog", "roll", "class", "--to", "tiny@2"];
+    let checked = [&roll[..], &["--health", "true", "--health-timeout", "1s"]].concat();
+    daemon.cli(&checked).fails(1, &["class-1", "cannot be checked", "taken back to tiny@1"]);
+    daemon.wait_for("class-1", "running");
+    assert_eq!(node.machine("class-1")["version"], "tiny@1");
+    assert_eq!(node.machine("class-2")["pid"], before, "a machine that is no canary was touched");
+
+    let rolled = daemon.cli(&[&roll[..], &["--batch", "1"]].concat()).ok();
+    assert!(rolled.contains("2 machines of class moved from tiny@1 to tiny@2\n"), "{rolled}");
+    for name in ["class-1", "class-2"] {
+        assert_eq!(node.machine(name)["version"], "tiny@2");
+    }
+    daemon.cli(&["machine", "stop", "class-1", "class-2", "--force"]).ok();
 }

@@ -11,6 +11,7 @@
 
 mod roll;
 mod roll_plan;
+mod roll_remote;
 mod scale;
 
 use std::collections::HashMap;

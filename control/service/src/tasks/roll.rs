@@ -30,7 +30,7 @@ use crate::retention::{ReferenceKind, Referrer};
 pub(super) const KIND: &str = "roll";
 
 /// How often it looks whether somebody cancelled it while it waits.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// How much of what a health command printed is logged.
 const OUTPUT_CHARS: usize = 1000;
@@ -280,15 +280,15 @@ impl Service {
         let left = |why: &str| Stage::Left { why: why.to_owned() };
         if machine.boot == BootFrom::Network {
             left("boots from the network: it takes the version when it is switched on again")
-        } else if !self.is_own(machine) {
-            left("is on another host: it takes the version when it is reset")
+        } else if !self.is_own(machine) && self.link(machine.host).is_none() {
+            left("is on a host that is not connected: it takes the version when it is reset")
         } else if editing.contains(&machine.uuid) {
             left("edits an image")
         } else if machine.pin.is_some() {
             left("is pinned to a version")
         } else if machine.cache.persistent {
             left("keeps its disk: it takes the version when it is reset")
-        } else if self.active(machine.uuid).is_none() {
+        } else if !self.is_on(machine) {
             left(IS_OFF)
         } else if machine.version.as_deref() == Some(to) {
             left("runs that version")
@@ -370,7 +370,7 @@ impl Service {
                 Err(error) => return failed(format!("cannot be pinned: {}", problem(&error))),
             };
             let name = &record.name;
-            let moved = if self.active(record.uuid).is_some() {
+            let moved = if self.is_on(&record) {
                 self.reset(name, caller).await
             } else if record.wanted == Wanted::Running {
                 // It was on when the daemon ended.
@@ -380,7 +380,10 @@ impl Service {
             };
             match moved {
                 Ok(record) if record.version.as_deref() == Some(&*plan.to) => {
-                    return self.wait_until_healthy(member, plan, control).await;
+                    if self.is_own(&record) {
+                        return self.wait_until_healthy(member, plan, control).await;
+                    }
+                    return self.wait_until_healthy_there(&record, (member, plan), caller, control).await;
                 }
                 // Somebody started it at the same time, before it was pinned.
                 Ok(_) => {}
@@ -392,7 +395,7 @@ impl Service {
     }
 
     /// Somebody stopped a machine: it is not the roll's to start it.
-    async fn leave_off(&self, member: &Member, plan: &Plan) -> Stage {
+    pub(super) async fn leave_off(&self, member: &Member, plan: &Plan) -> Stage {
         match self.unpin_after_roll(member, plan).await {
             Ok(_) => Stage::Left { why: IS_OFF.to_owned() },
             Err(error) => Stage::Failed { why: format!("is off: {}", problem(&error)) },
@@ -476,7 +479,7 @@ impl Service {
             // It is reset when its holder releases it, and boots the version from before then.
             return Ok(());
         }
-        let returned = if self.active(record.uuid).is_some() {
+        let returned = if self.is_on(&record) {
             self.reset(&record.name, caller).await
         } else if record.wanted == Wanted::Running {
             self.start(&record.name, caller).await
@@ -583,7 +586,7 @@ async fn unpin(
 }
 
 /// Waits until somebody cancels the roll, or the daemon stops.
-async fn ended(control: &JobControl) {
+pub(super) async fn ended(control: &JobControl) {
     while !control.is_cancelled() {
         tokio::time::sleep(LOOK).await;
     }

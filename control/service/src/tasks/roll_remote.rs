@@ -1,0 +1,113 @@
+//! Machines of other hosts in a roll: their nodes say whether they are up, and run the health command.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Method;
+use headwater_api::{ExecRequest, ExecResult, MachineState, Problem, ProblemKind, Wanted};
+use headwater_db::MachineRecord;
+use tokio::time::Instant;
+
+use super::roll::{LOOK, ended};
+use super::roll_plan::{Member, Plan, Stage};
+use crate::Service;
+use crate::backend::JobControl;
+use crate::caller::Caller;
+
+/// The most of an answer of a health command that is read: its output does not count.
+const ANSWER_MAX_BYTES: usize = 64 << 20;
+
+impl Service {
+    /// Whether a machine is on, as far as is known here.
+    pub(super) fn is_on(&self, record: &MachineRecord) -> bool {
+        match self.is_own(record) {
+            true => self.active(record.uuid).is_some(),
+            false => {
+                matches!(record.state, MachineState::Starting | MachineState::Booting | MachineState::Running)
+            }
+        }
+    }
+
+    /// Waits until a machine of another host is up, also if its guest restarts, and checks it.
+    pub(super) async fn wait_until_healthy_there(
+        &self,
+        record: &MachineRecord,
+        (member, plan): (&Member, &Plan),
+        caller: &Caller,
+        control: &JobControl,
+    ) -> Stage {
+        let failed = |why: String| Stage::Failed { why };
+        let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
+        loop {
+            if control.is_cancelled() {
+                return failed("was not waited for".to_owned());
+            }
+            // A node that is away may be back in time.
+            let seen = match self.link(record.host) {
+                Some(link) => link.machine(&record.name).await,
+                None => None,
+            };
+            match seen {
+                Some(seen) if seen.state == MachineState::Running => break,
+                Some(seen) if seen.wanted == Wanted::Stopped && is_off(seen.state) => {
+                    return match seen.reason {
+                        Some(reason) => failed(format!("is off: {reason}")),
+                        None => self.leave_off(member, plan).await,
+                    };
+                }
+                _ => {}
+            }
+            if Instant::now() >= end {
+                return failed(format!("was not up within {} s", plan.request.boot_s));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        let Some(command) = &plan.request.health else { return Stage::Healthy };
+        let limit = Duration::from_secs(plan.request.health_s);
+        let checking =
+            tokio::time::timeout(limit + LOOK * 30, self.check_there(record, command, limit, caller));
+        let checked = tokio::select! {
+            checked = checking => checked,
+            () = ended(control) => return failed("was not waited for".to_owned()),
+        };
+        match checked {
+            Ok(Ok(0)) => Stage::Healthy,
+            Ok(Ok(code)) => failed(format!("is not healthy: the command ended with {code}")),
+            Ok(Err(problem)) => failed(format!("cannot be checked: {problem}")),
+            Err(_) => failed(format!("did not answer its check within {} s", limit.as_secs())),
+        }
+    }
+
+    /// Runs the health command through the node, and gives its exit code.
+    async fn check_there(
+        &self,
+        record: &MachineRecord,
+        command: &str,
+        limit: Duration,
+        caller: &Caller,
+    ) -> Result<i32, Problem> {
+        let odd = |why: String| Problem::new(ProblemKind::Failed, why);
+        let link = self.link_to(record, "check").await.map_err(|e| crate::answer::problem(&e))?;
+        let argv = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
+        let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let request = ExecRequest { argv, timeout_ms, stdin_base64: None };
+        let body = serde_json::to_vec(&request).map_err(|e| odd(e.to_string()))?;
+        let path = format!("/api/v1/machines/{}/exec", record.name);
+        let answer = link.send(caller, Method::POST, &path, Body::from(body)).await?;
+        let status = answer.status();
+        let body = axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX_BYTES).await;
+        let body = body.map_err(|e| odd(format!("the answer of host '{}' broke off: {e}", link.name)))?;
+        if status.is_success() {
+            let result: ExecResult = serde_json::from_slice(&body).map_err(|e| odd(e.to_string()))?;
+            return Ok(result.exit_code);
+        }
+        Err(serde_json::from_slice(&body).unwrap_or_else(|e| odd(e.to_string())))
+    }
+}
+
+fn is_off(state: MachineState) -> bool {
+    matches!(
+        state,
+        MachineState::Created | MachineState::Stopped | MachineState::Crashed | MachineState::Lost
+    )
+}
