@@ -120,11 +120,6 @@ impl DataDir {
         self.0.join("tls")
     }
 
-    /// The authority that signs the certificates of nodes, and its key.
-    pub fn fleet(&self) -> PathBuf {
-        self.0.join("fleet")
-    }
-
     /// Keys of persistent write caches.
     pub fn keys(&self) -> PathBuf {
         self.0.join("keys")

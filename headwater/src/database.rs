@@ -27,12 +27,26 @@ pub struct DatabaseArgs {
     /// Use the database although the daemon of another host had it last and did not give it up: that host is gone for good
     #[arg(long, requires = "database")]
     pub take_over_database: bool,
+    /// Be one of several controllers: wait while another one has the database, and take it over within seconds when that one ends or
+    /// fails
+    #[arg(long, requires = "database", conflicts_with = "take_over_database")]
+    pub standby: bool,
 }
 
 /// A PostgreSQL database, and how it is taken.
+#[derive(Clone)]
 pub struct Shared {
     pub place: Place,
-    pub taking: Taking,
+    pub usage: Usage,
+}
+
+/// How a daemon uses a database that others reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// It is the only one.
+    Alone(Taking),
+    /// Others wait for it, or it waits for another one.
+    InTurn,
 }
 
 impl DatabaseArgs {
@@ -50,8 +64,12 @@ impl DatabaseArgs {
 
     /// The PostgreSQL database, if it is not SQLite.
     pub fn shared(&self) -> anyhow::Result<Option<Shared>> {
-        let taking = if self.take_over_database { Taking::IfOver } else { Taking::IfFree };
-        Ok(self.place()?.map(|place| Shared { place, taking }))
+        let usage = match (self.standby, self.take_over_database) {
+            (true, _) => Usage::InTurn,
+            (false, true) => Usage::Alone(Taking::IfOver),
+            (false, false) => Usage::Alone(Taking::IfFree),
+        };
+        Ok(self.place()?.map(|place| Shared { place, usage }))
     }
 
     fn place(&self) -> anyhow::Result<Option<Place>> {

@@ -41,8 +41,8 @@ pub mod sqlite;
 
 pub use error::DbError;
 pub use record::{
-    CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent, NewTask,
-    PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
+    AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
+    NewTask, PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
 };
 pub use repository::{
     CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, MachineRepository,

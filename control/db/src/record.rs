@@ -172,6 +172,21 @@ pub struct JoinTokenRecord {
     pub used_by: Option<String>,
 }
 
+/// The authority that signs the certificates of nodes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AuthorityRecord {
+    /// Its private key, in PEM.
+    pub key: String,
+    /// Its certificate, in PEM.
+    pub certificate: String,
+}
+
+impl std::fmt::Debug for AuthorityRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthorityRecord").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
 /// What a disk is kept for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {

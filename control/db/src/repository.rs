@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::{
-    CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent, NewTask,
-    PersistentDisk, SessionRecord, TaskRecord, TokenRecord,
+    AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
+    NewTask, PersistentDisk, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -132,6 +132,12 @@ pub trait HostRepository: Send {
 
     /// Stores what a machine boots: its image and its pin. Returns whether the machine exists.
     async fn set_boot(&mut self, machine: Uuid, image: &str, pin: Option<&str>) -> Result<bool, DbError>;
+
+    /// The authority that signs the certificates of nodes.
+    async fn authority(&mut self) -> Result<Option<AuthorityRecord>, DbError>;
+
+    /// Adds the authority. There must be none.
+    async fn add_authority(&mut self, authority: &AuthorityRecord) -> Result<(), DbError>;
 
     /// Adds a token, and removes those that ended before `ended_ms`.
     async fn add_token(&mut self, token: &JoinTokenRecord, ended_ms: u64) -> Result<(), DbError>;

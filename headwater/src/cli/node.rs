@@ -15,8 +15,10 @@ pub enum NodeCommand {
     },
     /// Make this host a node of a controller, while no daemon runs here; 'headwater serve' connects it from then on
     Join {
-        /// The controller's port for nodes, https://HOST:PORT; the port is 9472 unless given
-        url: String,
+        /// The controller's port for nodes, https://HOST:PORT; the port is 9472 unless given. Several for controllers of one database
+        /// ('serve --standby')
+        #[arg(required = true, value_name = "URL")]
+        urls: Vec<String>,
         /// The token, as 'headwater node token' prints it on the controller; '-' reads it from the standard input, where no other user
         /// of this host sees it
         #[arg(long, value_name = "TOKEN")]

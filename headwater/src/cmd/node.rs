@@ -23,17 +23,17 @@ pub async fn run(
     json: bool,
 ) -> anyhow::Result<u8> {
     match command {
-        NodeCommand::Join { url, token, name } => {
+        NodeCommand::Join { urls, token, name } => {
             let token = if token == "-" { read_token()? } else { token };
             let data_dir = data_dir()?;
             let _lock = data_dir.lock()?;
             let own = daemon::own_host(&data_dir)?;
             let own = OwnHost { name: name.unwrap_or(own.name.clone()), ..own };
-            let fleet = join::join(&data_dir, &url, &token, own).await?;
+            let fleet = join::join(&data_dir, &urls, &token, own).await?;
             if json {
                 show::json(&fleet)?;
             } else {
-                let (name, controller) = (&fleet.name, &fleet.controller);
+                let (name, controller) = (&fleet.name, fleet.controllers());
                 show::line(&format!(
                     "this host is '{name}' of the fleet of {controller}: start 'headwater serve'"
                 ))?;

@@ -70,6 +70,10 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         tell_to_wait();
     };
     let warning = options.offer.as_ref().filter(|_| options.boot.is_none()).and_then(store::offered_to_all);
+    if args.database.standby {
+        // It may stand by for months, which is no start that takes too long.
+        tell(NotifyState::Ready);
+    }
     let mut daemon = starting::start(data_dir, options, &mut signals, say).await?;
     if let Some(warning) = warning {
         tracing::warn!("{warning}");
@@ -89,33 +93,19 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     );
     tell(NotifyState::Ready);
     let mut reloading = settings.map(Reloading);
-    let disks_ended = daemon.disks_ended();
-    tokio::pin!(disks_ended);
-    let signal = loop {
+    let (disks_ended, database_lost) = (daemon.disks_ended(), daemon.database_lost());
+    tokio::pin!(disks_ended, database_lost);
+    let why = loop {
         tokio::select! {
-            signal = signals.next() => break Some(signal),
-            () = &mut disks_ended => break None,
+            signal = signals.next() => break Why::Told(signal),
+            () = &mut disks_ended => break Why::DisksEnded,
+            why = &mut database_lost => break Why::DatabaseLost(why),
             () = reload.next() => if let Some(reloading) = &mut reloading {
                 reloading.reload(&mut daemon);
             },
         }
     };
-    match signal {
-        // Whoever presses Ctrl-C wants it all to end.
-        Some(signal) if daemon.keeps_machines() && signal == "SIGTERM" && !disks_go_down().await => {
-            tracing::info!(signal, "stopping: requests in flight are finished, and machines stay on");
-        }
-        Some(signal) => {
-            daemon.keep_no_machines();
-            tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
-        }
-        None => {
-            daemon.keep_no_machines();
-            tracing::error!("the disk process has ended, and with it the disks: all machines are ended");
-            // Their guests wait for disks that never come back.
-            tokio::spawn(daemon.hurry());
-        }
-    }
+    prepare_end(&mut daemon, &why).await;
     tell(NotifyState::Stopping);
     let hurry = daemon.hurry();
     tokio::spawn(async move {
@@ -125,7 +115,54 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     });
     stop(daemon).await;
     tracing::info!("stopped");
-    if signal.is_some() { Ok(0) } else { Err(disks_ended_error().into()) }
+    match why {
+        Why::Told(_) => Ok(0),
+        Why::DisksEnded => Err(disks_ended_error().into()),
+        Why::DatabaseLost(why) => Err(database_lost_error(why).into()),
+    }
+}
+
+/// Decides what becomes of the machines.
+async fn prepare_end(daemon: &mut Daemon, why: &Why) {
+    match &why {
+        // Whoever presses Ctrl-C wants it all to end.
+        Why::Told(signal) if daemon.keeps_machines() && *signal == "SIGTERM" && !disks_go_down().await => {
+            tracing::info!(signal, "stopping: requests in flight are finished, and machines stay on");
+        }
+        Why::Told(signal) => {
+            daemon.keep_no_machines();
+            tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
+        }
+        Why::DatabaseLost(why) => {
+            // Other controllers leave the machines of this host alone, and its next start takes them over.
+            daemon.keep_all_machines();
+            tracing::error!("ending, because another controller may have the database: {why}");
+        }
+        Why::DisksEnded => {
+            daemon.keep_no_machines();
+            tracing::error!("the disk process has ended, and with it the disks: all machines are ended");
+            // Their guests wait for disks that never come back.
+            tokio::spawn(daemon.hurry());
+        }
+    }
+}
+
+/// Why a daemon ends.
+enum Why {
+    /// By a signal, with its name.
+    Told(&'static str),
+    /// Its disk process has ended.
+    DisksEnded,
+    /// Another controller may have its database.
+    DatabaseLost(String),
+}
+
+fn database_lost_error(why: String) -> Problem {
+    let mut problem = Problem::new(ProblemKind::Conflict, "another controller may have the database");
+    problem.causes.push(why);
+    problem.advise(
+        "machines of this host stay on; start the daemon again with --standby, and it waits for its turn",
+    )
 }
 
 /// Why a daemon ends whose disk process has ended.

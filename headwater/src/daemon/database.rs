@@ -2,17 +2,25 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
-use headwater_db::postgres::{Holder, PostgresDatabase};
+use headwater_db::postgres::{Holder, Place, PostgresDatabase, Taking};
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::adapters::retention::DaemonName;
 use crate::data_dir::DataDir;
-use crate::database::Shared;
+use crate::database::{Shared, Usage};
+
+/// How often a daemon on standby looks whether the database is free.
+const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// For how long one of several controllers goes on without the database. Another one may have it by then, without this one knowing.
+const AWAY_LIMIT: Duration = Duration::from_secs(30);
 
 /// An open database.
 pub struct OpenDatabase {
@@ -25,6 +33,10 @@ pub struct OpenDatabase {
 struct Lease {
     database: PostgresDatabase,
     keeper: JoinHandle<()>,
+    /// Whether other daemons wait for it.
+    is_in_turn: bool,
+    /// Why the database is not this daemon's any more.
+    lost: watch::Receiver<Option<String>>,
 }
 
 impl Drop for Lease {
@@ -45,28 +57,77 @@ impl OpenDatabase {
     }
 
     async fn open_this(data_dir: &DataDir, shared: Option<Shared>) -> anyhow::Result<Self> {
-        let Some(Shared { place, taking }) = shared else {
+        let Some(Shared { place, usage }) = shared else {
             let repository = SqliteDatabase::open(&data_dir.database()).await?;
             return Ok(Self { repository: Arc::new(repository), lease: None });
         };
         let DaemonName { id, place: name } = DaemonName::here(data_dir.identity()?, data_dir.path());
         let holder = Holder { id, name: name.trim_start_matches("of ").to_owned() };
-        let database = PostgresDatabase::open_for(place, &holder, taking).await.map_err(explained)?;
+        let (database, limit) = match usage {
+            Usage::Alone(taking) => {
+                (PostgresDatabase::open_for(place, &holder, taking).await.map_err(explained)?, None)
+            }
+            Usage::InTurn => (wait_for(place, &holder).await.map_err(explained)?, Some(AWAY_LIMIT)),
+        };
         let renewing = database.clone();
-        let keeper = tokio::spawn(async move { renewing.keep_lease().await });
-        let lease = Some(Lease { database: database.clone(), keeper });
+        let (losing, lost) = watch::channel(None);
+        let keeper = tokio::spawn(async move {
+            let error = renewing.keep_lease(limit).await;
+            losing.send_replace(Some(error.to_string()));
+        });
+        let lease =
+            Some(Lease { database: database.clone(), keeper, is_in_turn: usage == Usage::InTurn, lost });
         Ok(Self { repository: Arc::new(database), lease })
     }
 
-    /// Closes it. A daemon that leaves no machine on gives it up for others.
+    /// Waits until the database is not this daemon's any more, and says why.
+    pub fn lost(&self) -> impl Future<Output = String> + Send + 'static {
+        let lost = self.lease.as_ref().map(|lease| lease.lost.clone());
+        async move {
+            match lost {
+                Some(mut lost) => {
+                    let why = lost.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+                    match why {
+                        Some(why) => why,
+                        // The keeper ended with the database, in order.
+                        None => std::future::pending().await,
+                    }
+                }
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Closes it. A daemon that leaves no machine on gives it up for others, and so does one of several controllers.
     pub async fn close(self, leaves_machines_on: bool) {
         if let Some(lease) = &self.lease
-            && !leaves_machines_on
+            && (lease.is_in_turn || !leaves_machines_on)
             && let Err(error) = lease.database.end_lease().await
         {
             tracing::warn!("the database is not given up, and only this host's daemon can use it: {error}");
         }
         self.repository.close().await;
+    }
+}
+
+/// Waits until no other daemon has a database, and takes it. A server that does not answer is waited for, too.
+async fn wait_for(place: Place, holder: &Holder) -> Result<PostgresDatabase, DbError> {
+    let mut told = None;
+    loop {
+        let error = match PostgresDatabase::open_for(place.clone(), holder, Taking::IfOver).await {
+            Ok(database) => return Ok(database),
+            Err(error @ (DbError::Held { .. } | DbError::Away { .. })) => error,
+            Err(error) => return Err(error),
+        };
+        let why = match &error {
+            DbError::Held { name, .. } => format!("the daemon of {name} has the database"),
+            other => other.to_string(),
+        };
+        if told.as_ref() != Some(&why) {
+            tracing::info!("standing by: {why}");
+            told = Some(why);
+        }
+        tokio::time::sleep(STANDBY_INTERVAL).await;
     }
 }
 

@@ -46,10 +46,10 @@ use crate::cli::LogFormat;
 use crate::daemon::database::OpenDatabase;
 use crate::daemon::exports::Offer;
 use crate::daemon::network::{Ports, host_name};
-use crate::daemon::nodes::Nodes;
+use crate::daemon::nodes::BoundNodes;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
-use crate::database::Shared;
+use crate::database::{Shared, Usage};
 use crate::disk_process::{self, DiskClient, Settings};
 use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials, NamedServers};
@@ -154,6 +154,39 @@ async fn offer_store(
     }
 }
 
+/// Waits until no other controller has the database, if that is how it is used. The ports are not open before that: a node that finds a
+/// port closed asks the next controller.
+async fn stand_by(
+    data_dir: &DataDir,
+    database: Option<&Shared>,
+    step: &watch::Sender<&'static str>,
+) -> anyhow::Result<Option<OpenDatabase>> {
+    match database {
+        Some(shared) if shared.usage == Usage::InTurn => {
+            step.send_replace("standing by until no other controller has the database");
+            OpenDatabase::open(data_dir, Some(shared.clone())).await.map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+async fn run_offer(offer: StoreServer, stopped: watch::Receiver<bool>) -> std::io::Result<()> {
+    offer.run(stopped).await;
+    Ok(())
+}
+
+/// Opens the database, unless that is done.
+async fn open_database(
+    data_dir: &DataDir,
+    waited: Option<OpenDatabase>,
+    database: Option<Shared>,
+) -> anyhow::Result<OpenDatabase> {
+    match waited {
+        Some(database) => Ok(database),
+        None => OpenDatabase::open(data_dir, database).await,
+    }
+}
+
 /// Begins what a daemon does by itself once it serves.
 async fn go_on(service: &Service, resume: bool, left_tasks: Vec<i64>) -> anyhow::Result<()> {
     // The first look at the hypervisor takes seconds: not when the first machine starts.
@@ -203,8 +236,8 @@ impl Daemon {
         let named = NamedServers::new(servers, options.credentials.clone())?;
         let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
         let own = options.listen.map(|_| load()).transpose()?;
-        let nodes = Nodes::open(&data_dir, options.nodes, options.database.as_ref()).await?;
-        let nodes_url = nodes.url();
+        let waited = stand_by(&data_dir, options.database.as_ref(), &step).await?;
+        let nodes = BoundNodes::open(&data_dir, options.nodes, options.database.as_ref()).await?;
         let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
@@ -212,7 +245,10 @@ impl Daemon {
             data_dir.open_to_group()?;
         }
         step.send_replace("opening the database");
-        let database = OpenDatabase::open(&data_dir, options.database).await?;
+        let in_turn = waited.is_some();
+        let database = open_database(&data_dir, waited, options.database).await?;
+        let nodes = nodes.with_database(&*database.repository).await?;
+        let nodes_url = nodes.url();
         let known = match options.new_store {
             true => StoreKnown::default(),
             false => StoreKnown::of(&*database.repository, options.history_counts).await?,
@@ -235,7 +271,9 @@ impl Daemon {
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
         let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives: disk_process.is_some() };
-        let service = service(&data_dir, images, database.repository.clone(), disks.clone(), hypervisor)?;
+        let host = OwnHost { owns_database: !in_turn, ..own_host(&data_dir)? };
+        let service =
+            service(&data_dir, host, images, database.repository.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
         service.is_reached_at(reachable.clone());
         step.send_replace("looking for what an earlier daemon left");
@@ -249,22 +287,17 @@ impl Daemon {
         let (stop, stopped) = watch::channel(false);
         let mut servers = nodes.serve(&service, &stopped);
         servers.push(tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone())));
-        if let Some((port, own)) = api.zip(own) {
+        servers.extend(api.zip(own).map(|(port, own)| {
             let tokens = server::Tokens { own, named: service.clone() };
-            servers.push(tokio::spawn(server::serve_tcp(port, router.clone(), tokens, stopped.clone())));
-        }
-        if let Some(port) = console {
-            servers.push(tokio::spawn(web::serve(port, router, service.clone(), stopped.clone())));
-        }
+            tokio::spawn(server::serve_tcp(port, router.clone(), tokens, stopped.clone()))
+        }));
+        servers.extend(
+            console.map(|port| tokio::spawn(web::serve(port, router, service.clone(), stopped.clone()))),
+        );
         if let (Some(boot), Some(offer)) = (boot, &offer) {
             servers.push(boot.serve(service.clone(), store.clone(), offer.address(), stopped.clone()).await?);
         }
-        if let Some(offer) = offer {
-            servers.push(tokio::spawn(async move {
-                offer.run(stopped).await;
-                Ok(())
-            }));
-        }
+        servers.extend(offer.map(|offer| tokio::spawn(run_offer(offer, stopped))));
         let scrub = |scrub| Scrubbing::start(store.clone(), scrub, options.scrub_pause, service.clone());
         let scrubbing = options.scrub.map(scrub).transpose()?;
         go_on(&service, options.resume, left_tasks).await?;
@@ -345,9 +378,19 @@ impl Daemon {
         }
     }
 
+    /// Waits until another daemon may have the database, and says why. Never returns if no other daemon can.
+    pub fn database_lost(&self) -> impl Future<Output = String> + Send + 'static {
+        self.database.lost()
+    }
+
     /// Whether machines stay on when the daemon stops.
     pub fn keeps_machines(&self) -> bool {
         self.keep_machines
+    }
+
+    /// From now on, a stop leaves all machines on.
+    pub fn keep_all_machines(&mut self) {
+        self.keep_machines = true;
     }
 
     /// From now on, a stop switches all machines off.
@@ -675,12 +718,13 @@ pub fn own_host(data_dir: &DataDir) -> anyhow::Result<OwnHost> {
 
 fn service(
     data_dir: &DataDir,
+    host: OwnHost,
     images: StoredImages,
     db: Arc<dyn Database>,
     disks: Arc<dyn DiskHost>,
     hypervisor: Qemu,
-) -> anyhow::Result<Service> {
-    Ok(Service::new(Parts {
+) -> Service {
+    Service::new(Parts {
         db,
         images: Arc::new(images),
         disks,
@@ -688,6 +732,6 @@ fn service(
         clock: Arc::new(SystemClock),
         random: Arc::new(SystemRandom),
         data_dir: data_dir.path().to_owned(),
-        host: own_host(data_dir)?,
-    }))
+        host,
+    })
 }

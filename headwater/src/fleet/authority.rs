@@ -1,11 +1,9 @@
 //! The authority of a fleet, and the certificate of its controller.
 
-use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
-
 use anyhow::Context;
 use aws_lc_rs::digest::{SHA256, digest};
 use headwater_api::{Problem, ProblemKind};
+use headwater_db::{AuthorityRecord, Database};
 use headwater_service::fleet::controller::{self, Issued};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -16,7 +14,6 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::daemon::network::fingerprint;
 use crate::fleet::CONTROLLER_NAME;
-use crate::replace::replace;
 
 /// The length of a public key on the curve P-256, uncompressed.
 const PUBLIC_KEY_BYTES: usize = 65;
@@ -38,25 +35,29 @@ pub struct ControllerCertificate {
 }
 
 impl Authority {
-    /// The authority in a directory, which is made if there is none. `url` is where nodes reach the controller.
-    pub fn load_or_make(dir: &Path, url: String) -> anyhow::Result<Self> {
-        let (key_path, pem_path) = (dir.join("ca-key.pem"), dir.join("ca.pem"));
-        let failed = || format!("cannot make an authority for nodes in {}", dir.display());
-        if !pem_path.try_exists().with_context(|| format!("cannot look for {}", pem_path.display()))? {
-            let key = KeyPair::generate().with_context(failed)?;
-            let certificate = parameters_of_authority().self_signed(&key).with_context(failed)?;
-            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(failed)?;
-            // The certificate last: if it exists, the pair is complete.
-            replace(&key_path, key.serialize_pem().as_bytes(), 0o600).with_context(failed)?;
-            replace(&pem_path, certificate.pem().as_bytes(), 0o600).with_context(failed)?;
-        }
-        let read = |path: &Path| {
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    /// The authority in a database, which is made if there is none. `url` is where nodes reach the controller.
+    pub async fn load_or_make(database: &dyn Database, url: String) -> anyhow::Result<Self> {
+        let failed = "cannot read the authority for nodes from the database";
+        let mut unit = database.write().await.context(failed)?;
+        let known = unit.hosts().authority().await.context(failed)?;
+        let record = match known {
+            Some(record) => record,
+            None => {
+                let made = new_authority().context("cannot make an authority for nodes")?;
+                let failed = "cannot write the authority for nodes to the database";
+                unit.hosts().add_authority(&made).await.context(failed)?;
+                unit.save().await.context(failed)?;
+                made
+            }
         };
-        let (pem, key_pem) = (read(&pem_path)?, read(&key_path)?);
+        Self::from_record(&record, url)
+    }
+
+    fn from_record(record: &AuthorityRecord, url: String) -> anyhow::Result<Self> {
+        let pem = record.certificate.clone();
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
-        let certificate = certificate.map_err(|error| damaged(&pem_path, &error.to_string()))?;
-        let key = KeyPair::from_pem(&key_pem).map_err(|error| damaged(&key_path, &error.to_string()))?;
+        let certificate = certificate.map_err(|error| damaged("certificate", &error.to_string()))?;
+        let key = KeyPair::from_pem(&record.key).map_err(|error| damaged("key", &error.to_string()))?;
         let issuer = Issuer::new(parameters_of_authority(), key);
         Ok(Self { issuer, certificate, pem, url })
     }
@@ -147,24 +148,32 @@ fn parameters_of_authority() -> CertificateParams {
     parameters
 }
 
-fn damaged(path: &Path, why: &str) -> anyhow::Error {
-    let message = format!("{} is not what this program wrote there: {why}", path.display());
+fn new_authority() -> Result<AuthorityRecord, rcgen::Error> {
+    let key = KeyPair::generate()?;
+    let certificate = parameters_of_authority().self_signed(&key)?;
+    Ok(AuthorityRecord { key: key.serialize_pem(), certificate: certificate.pem() })
+}
+
+fn damaged(what: &str, why: &str) -> anyhow::Error {
+    let message = format!("the {what} of the authority for nodes in the database cannot be used: {why}");
     Problem::new(ProblemKind::Damaged, message)
-        .advise("restore the directory from a backup; without it, all nodes have to join again")
+        .advise("restore the database from a backup; without it, all nodes have to join again")
         .into()
 }
 
 #[cfg(test)]
 mod tests {
+    use headwater_db::sqlite::SqliteDatabase;
     use headwater_service::fleet::controller::Authority as _;
 
     use super::*;
 
-    #[test]
-    fn an_authority_stays_the_same_and_signs_public_keys() {
+    #[tokio::test]
+    async fn an_authority_stays_the_same_and_signs_public_keys() {
         let dir = tempfile::tempdir().unwrap();
-        let make = || Authority::load_or_make(&dir.path().join("fleet"), "https://a:1".to_owned()).unwrap();
-        let (first, second) = (make(), make());
+        let database = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+        let make = async || Authority::load_or_make(&database, "https://a:1".to_owned()).await.unwrap();
+        let (first, second) = (make().await, make().await);
         assert_eq!(first.fingerprint(), second.fingerprint());
         assert_eq!(first.fingerprint().len(), 64);
         let key = KeyPair::generate().unwrap();
@@ -176,8 +185,12 @@ mod tests {
         for odd in ["", "04", &digits[2..], &"zz".repeat(PUBLIC_KEY_BYTES)] {
             assert!(first.issue("node-1", odd).is_err(), "{odd}");
         }
-        std::fs::write(dir.path().join("fleet/ca-key.pem"), "nothing").unwrap();
-        let error = Authority::load_or_make(&dir.path().join("fleet"), String::new()).err().unwrap();
-        assert!(error.to_string().contains("ca-key.pem is not what this program wrote"), "{error}");
+        let record = new_authority().unwrap();
+        let odd = AuthorityRecord { key: "nothing".to_owned(), ..record };
+        let error = Authority::from_record(&odd, String::new()).err().unwrap().to_string();
+        assert!(
+            error.contains("the key of the authority for nodes in the database cannot be used"),
+            "{error}"
+        );
     }
 }

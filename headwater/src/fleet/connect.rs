@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The pauses between attempts: the first, and the longest. Each is twice as long as the one before.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(8);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// The longest pause of a node that is not let in: somebody has to do something first.
 const PAUSE_REFUSED: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ pub async fn keep_connected(
                 // The same again and again is in the log once.
                 if told.as_ref() != Some(&text) {
                     tracing::warn!(
-                        controller = joined.fleet.controller,
+                        controller = joined.fleet.controllers(),
                         "no connection to the controller, and it is tried again: {text}"
                     );
                     told = Some(text);
@@ -92,19 +92,38 @@ async fn connect_once(
     stop: watch::Receiver<bool>,
 ) -> Result<(), Problem> {
     let config = config(joined)?;
-    let address = address(&joined.fleet.controller)
-        .map_err(|error| Problem::new(ProblemKind::Invalid, format!("{error:#}")))?;
-    let stream = connect(&address, config).await?;
+    let invalid = |error| Problem::new(ProblemKind::Invalid, format!("{error:#}"));
+    let addresses = joined.fleet.controllers.iter().map(|url| address(url));
+    let addresses = addresses.collect::<anyhow::Result<Vec<_>>>().map_err(invalid)?;
+    let stream = connect_any(&addresses, &config).await?;
     // With TLS 1.3 the certificate is refused after the handshake of this side.
     let served = service.serve_controller(stream, stop).await;
     served.map_err(|problem| match problem.message.contains("fatal alert") {
-        true => not_accepted(&address.url(), &problem.message),
+        true => not_accepted(&joined.fleet.controllers(), &problem.message),
         false => problem,
     })
 }
 
+/// Connects to the first address where the controller answers. A controller on standby does not.
+pub async fn connect_any(
+    addresses: &[Address],
+    config: &Arc<ClientConfig>,
+) -> Result<TlsStream<TcpStream>, Problem> {
+    let mut problems: Vec<Problem> = Vec::new();
+    for address in addresses {
+        match connect(address, Arc::clone(config)).await {
+            Ok(stream) => return Ok(stream),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    // A refusal says more than a server that is away.
+    let first = problems.iter().position(|problem| problem.kind != ProblemKind::Unavailable).unwrap_or(0);
+    let nothing = || Problem::new(ProblemKind::Invalid, "this host knows no controller");
+    Err(if problems.is_empty() { nothing() } else { problems.swap_remove(first) })
+}
+
 /// Connects, with a handshake.
-pub async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, Problem> {
+async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, Problem> {
     let url = address.url();
     let unreachable = |why: String| {
         let message = format!("cannot reach the controller at {url}: {why}");
@@ -150,7 +169,7 @@ fn explain(error: &Error, url: &str) -> Problem {
             .advise("set the clock of this host"),
         Error::InvalidCertificate(_) => {
             problem(format!("the server at {url} is not the controller of this fleet"))
-                .advise("see whether the URL is right; a controller that lost its directory 'fleet' has another authority, and its nodes have to join again")
+                .advise("see whether the URL is right; a controller with a new database has another authority, and its nodes have to join again")
         }
         Error::AlertReceived(_) => not_accepted(url, &error.to_string()),
         _ => problem(format!("cannot speak TLS with {url}: {error}"))

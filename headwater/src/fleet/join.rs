@@ -17,18 +17,19 @@ use tokio_rustls::rustls::crypto::{verify_tls12_signature, verify_tls13_signatur
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
+use crate::client::server::Address;
 use crate::data_dir::DataDir;
 use crate::fleet::authority::hash_of;
-use crate::fleet::connect::{address, client_config, connect, verifier_of};
+use crate::fleet::connect::{address, client_config, connect_any, verifier_of};
 use crate::fleet::membership::{self, Fleet, Joined};
 use crate::fleet::{ALPN, provider};
 
-/// Joins the fleet of the controller at `url`. The daemon does not run; it goes on as a node when it is started.
-pub async fn join(data_dir: &DataDir, url: &str, token: &str, own: OwnHost) -> anyhow::Result<Fleet> {
+/// Joins the fleet whose controller answers at one of the URLs. The daemon does not run; it goes on as a node when it is started.
+pub async fn join(data_dir: &DataDir, urls: &[String], token: &str, own: OwnHost) -> anyhow::Result<Fleet> {
     let token = JoinText::parse(token)?;
-    let address = address(url)?;
+    let addresses = urls.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
     if let Some(joined) = membership::load(data_dir)? {
-        let Fleet { controller, name } = joined.fleet;
+        let (controller, name) = (joined.fleet.controllers(), joined.fleet.name);
         let message = format!("this host has joined the fleet of {controller} already, as '{name}'");
         let dir = membership::dir_of(data_dir);
         let advice = format!(
@@ -43,7 +44,7 @@ pub async fn join(data_dir: &DataDir, url: &str, token: &str, own: OwnHost) -> a
     let verifier = Arc::new(Pinned { authority: token.authority });
     let mut config = client_config(verifier)?.with_no_client_auth();
     config.alpn_protocols = vec![ALPN.to_vec()];
-    let mut stream = connect(&address, Arc::new(config)).await?;
+    let mut stream = connect_any(&addresses, &Arc::new(config)).await?;
     let join = Join {
         protocol: PROTOCOL,
         secret: token.secret,
@@ -57,7 +58,8 @@ pub async fn join(data_dir: &DataDir, url: &str, token: &str, own: OwnHost) -> a
     write_line(&mut stream, &FromNode::Join(join)).await?;
     match read_line(&mut stream, "the controller").await? {
         ToNode::Joined { certificate, authority } => {
-            let fleet = Fleet { controller: address.url(), name: own.name };
+            let controllers = addresses.iter().map(Address::url).collect();
+            let fleet = Fleet { controllers, name: own.name };
             let joined = Joined { fleet: fleet.clone(), certificate, key: key.serialize_pem(), authority };
             membership::save(data_dir, &joined)?;
             Ok(fleet)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use headwater_db::Database;
 use headwater_service::Service;
 use headwater_service::fleet::controller::{Authority as _, NodePeer};
 use headwater_service::server::{ListenError, keep_alive};
@@ -16,7 +17,6 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use crate::daemon::network::{fingerprint, host_name};
-use crate::data_dir::DataDir;
 use crate::fleet::authority::Authority;
 use crate::fleet::{ALPN, provider};
 
@@ -32,16 +32,15 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The pause after a connection could not be accepted: there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A port that is bound.
-pub struct NodePort {
+/// A port that is bound. Nobody is answered yet.
+pub struct BoundPort {
     listener: TcpListener,
-    tls: TlsAcceptor,
-    authority: Arc<Authority>,
+    url: String,
 }
 
-impl NodePort {
-    /// Binds it. The authority is made the first time.
-    pub async fn bind(address: SocketAddr, data_dir: &DataDir) -> anyhow::Result<Self> {
+impl BoundPort {
+    /// Binds it.
+    pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Failed { what: address.to_string(), source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
@@ -49,11 +48,26 @@ impl NodePort {
             true => format!("https://{}:{}", host_name(), bound.port()),
             false => format!("https://{bound}"),
         };
-        let authority = Arc::new(Authority::load_or_make(&data_dir.fleet(), url)?);
-        let tls = TlsAcceptor::from(config(&authority).context("cannot serve nodes")?);
-        Ok(Self { listener, tls, authority })
+        Ok(Self { listener, url })
     }
 
+    /// With the authority of the database, which is made the first time.
+    pub async fn with_authority(self, database: &dyn Database) -> anyhow::Result<NodePort> {
+        let Self { listener, url } = self;
+        let authority = Arc::new(Authority::load_or_make(database, url).await?);
+        let tls = TlsAcceptor::from(config(&authority).context("cannot serve nodes")?);
+        Ok(NodePort { listener, tls, authority })
+    }
+}
+
+/// A port that can serve nodes.
+pub struct NodePort {
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    authority: Arc<Authority>,
+}
+
+impl NodePort {
     /// Where nodes reach it.
     pub fn url(&self) -> String {
         self.authority.url()

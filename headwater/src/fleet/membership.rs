@@ -29,10 +29,17 @@ pub struct Joined {
 /// The fleet of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fleet {
-    /// The URL of its controller.
-    pub controller: String,
+    /// The URLs of its controllers, of which a single controller answers at a time.
+    pub controllers: Vec<String>,
     /// The name of the host there.
     pub name: String,
+}
+
+impl Fleet {
+    /// Its controllers, for a message.
+    pub fn controllers(&self) -> String {
+        self.controllers.join(" and ")
+    }
 }
 
 /// Its directory.

@@ -1,6 +1,6 @@
 //! Sockets, TLS and certificates between a controller and its nodes. The protocol on top of them is in `control/service/src/fleet`.
 //!
-//! The controller has an authority of its own, in `DIR/fleet`. It signs the certificate of the port for nodes, and one for each node that
+//! The controller has an authority of its own, in its database. It signs the certificate of the port for nodes, and one for each node that
 //! joins. A join token has the fingerprint of the authority, so that a node knows its controller from the first connection on.
 
 pub mod authority;

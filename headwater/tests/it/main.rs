@@ -11,6 +11,7 @@ mod channels;
 mod claims;
 mod cli;
 mod configuration;
+mod controllers;
 mod damage;
 mod database;
 mod doctor;

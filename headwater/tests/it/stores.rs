@@ -36,7 +36,7 @@ pub fn in_bucket(bucket: &str) -> String {
     format!("s3://{bucket}/golden?endpoint=http://{}", server().address())
 }
 
-fn with_keys(command: &mut Command) -> &mut Command {
+pub fn with_keys(command: &mut Command) -> &mut Command {
     command
         .env("AWS_ACCESS_KEY_ID", KEY_ID)
         // The URL names the server.

@@ -18,6 +18,13 @@ CREATE TABLE hosts (
     seen_at_ms   BIGINT
 );
 
+-- The authority that signs the certificates of nodes, with its key, both in PEM. All controllers of the database have the same one.
+CREATE TABLE authorities (
+    purpose     TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    key         TEXT    NOT NULL,
+    certificate TEXT    NOT NULL
+);
+
 -- Tokens with which nodes join, once. The secret itself is not stored.
 CREATE TABLE join_tokens (
     hash          TEXT COLLATE "C" NOT NULL PRIMARY KEY,

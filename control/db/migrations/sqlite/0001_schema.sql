@@ -17,6 +17,13 @@ CREATE TABLE hosts (
     seen_at_ms   INTEGER
 ) STRICT;
 
+-- The authority that signs the certificates of nodes, with its key, both in PEM. All controllers of the database have the same one.
+CREATE TABLE authorities (
+    purpose     TEXT    NOT NULL PRIMARY KEY,
+    key         TEXT    NOT NULL,
+    certificate TEXT    NOT NULL
+) STRICT;
+
 -- Tokens with which nodes join, once. The secret itself is not stored.
 CREATE TABLE join_tokens (
     hash          TEXT    NOT NULL PRIMARY KEY,

@@ -23,10 +23,10 @@ use crate::sql::{Row, Statement};
 const RESOURCE: &str = "controller";
 
 /// How long a lease lasts, in seconds.
-pub const LEASE_S: i64 = 30;
+pub const LEASE_S: i64 = 4;
 
 /// How often a lease is renewed.
-pub const RENEW_INTERVAL: Duration = Duration::from_secs(10);
+pub const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A daemon that uses a database.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ mod place;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use sqlx::migrate::MigrateError;
@@ -76,8 +77,10 @@ impl PostgresDatabase {
         Ok(Self { connections: Arc::new(connections), fence: Arc::default(), saved: Arc::default() })
     }
 
-    /// Renews the lease as long as this is polled. The database may be away meanwhile.
-    pub async fn keep_lease(&self) {
+    /// Renews the lease until another daemon has it. The database may be away meanwhile, but not for longer than `limit`.
+    pub async fn keep_lease(&self, limit: Option<Duration>) -> DbError {
+        let mut renewed_at = Instant::now();
+        let mut told = None;
         loop {
             tokio::time::sleep(RENEW_INTERVAL).await;
             let renewed = async {
@@ -85,10 +88,22 @@ impl PostgresDatabase {
                 lease::renew(&mut unit).await?;
                 unit.save().await
             };
-            match renewed.await {
-                Ok(()) => {}
-                Err(error @ DbError::Away { .. }) => tracing::warn!("the lease is not renewed now: {error}"),
-                Err(error) => tracing::error!("the lease is not renewed: {error}"),
+            let error = match renewed.await {
+                Ok(()) => {
+                    (renewed_at, told) = (Instant::now(), None);
+                    continue;
+                }
+                Err(error @ DbError::Lost { .. }) => return error,
+                Err(error) => error,
+            };
+            if limit.is_some_and(|limit| renewed_at.elapsed() > limit) {
+                return error;
+            }
+            let text = error.to_string();
+            // The same again and again is in the log once.
+            if told.as_ref() != Some(&text) {
+                tracing::warn!("the lease on the database is not renewed now: {text}");
+                told = Some(text);
             }
         }
     }

@@ -6,10 +6,13 @@ use headwater_api::name::natural;
 use uuid::Uuid;
 
 use crate::error::DbError;
-use crate::record::{HostRecord, JoinTokenRecord};
+use crate::record::{AuthorityRecord, HostRecord, JoinTokenRecord};
 use crate::repository::HostRepository;
 use crate::sql::Unit;
 use crate::sql::statement::{Insert, Row, Statement};
+
+/// What the authority signs.
+const NODES: &str = "nodes";
 
 pub(super) struct Hosts<'a>(pub(super) &'a mut Unit);
 
@@ -92,6 +95,22 @@ impl HostRepository for Hosts<'_> {
     async fn set_boot(&mut self, machine: Uuid, image: &str, pin: Option<&str>) -> Result<bool, DbError> {
         let update = Statement::new("UPDATE machines SET image = $1, pin = $2 WHERE uuid = $3");
         self.0.changes_one(update.bind(image).bind(pin).bind(machine)).await
+    }
+
+    async fn authority(&mut self) -> Result<Option<AuthorityRecord>, DbError> {
+        let find = Statement::new("SELECT key, certificate FROM authorities WHERE purpose = $1");
+        let found = self.0.row(find.bind(NODES)).await?;
+        let authority =
+            |row: &Row| Ok(AuthorityRecord { key: row.get("key")?, certificate: row.get("certificate")? });
+        found.as_ref().map(authority).transpose()
+    }
+
+    async fn add_authority(&mut self, authority: &AuthorityRecord) -> Result<(), DbError> {
+        let insert = Insert::into("authorities")
+            .set("purpose", NODES)
+            .set("key", &authority.key)
+            .set("certificate", &authority.certificate);
+        self.0.add(insert, || "authority of nodes".to_owned()).await
     }
 
     async fn add_token(&mut self, token: &JoinTokenRecord, ended_ms: u64) -> Result<(), DbError> {

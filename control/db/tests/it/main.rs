@@ -50,6 +50,7 @@ suite!(
     machines_are_listed_in_pages,
     events_and_tasks_are_filtered,
     hosts_have_names_and_certificates_of_their_own,
+    there_is_one_authority_of_nodes,
     a_join_token_is_forgotten_after_its_end,
     what_a_machine_boots_is_replaced,
 );

@@ -1,6 +1,7 @@
 //! What is particular to PostgreSQL: a real server, which is wrong, away, full or another program.
 
 use std::io::{Read as _, Write as _};
+use std::time::Duration;
 
 use headwater_db::postgres::{Holder, Place, PostgresDatabase, Taking};
 use headwater_db::{Database, DbError};
@@ -174,6 +175,8 @@ async fn one_daemon_has_a_database_and_a_second_one_is_told_who() {
     let open =
         async |host: &str, taking| PostgresDatabase::open_for(place.clone(), &holder(host), taking).await;
     let first = open("a", Taking::IfFree).await.unwrap();
+    // Nobody renews it here.
+    server.sql(&name, "UPDATE leases SET until = now() + interval '1 h'");
     for taking in [Taking::IfFree, Taking::IfOver] {
         let refused = open("b", taking).await.unwrap_err().to_string();
         let is_named = refused.contains("used by the daemon of host a (/var/lib/headwater), for");
@@ -201,6 +204,34 @@ async fn one_daemon_has_a_database_and_a_second_one_is_told_who() {
     let before = open("c", Taking::IfFree).await.unwrap();
     let after = open("c", Taking::IfFree).await.unwrap();
     assert!(before.write().await.is_err() && after.write().await.is_ok());
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_until_another_daemon_has_it() {
+    let server = Postgres::shared();
+    let name = server.new_database();
+    let place = Place::parse(&server.url(&name)).unwrap();
+    let first = PostgresDatabase::open_for(place.clone(), &holder("a"), Taking::IfFree).await.unwrap();
+    let renewing = first.clone();
+    let keeper = tokio::spawn(async move { renewing.keep_lease(None).await });
+    let over = "UPDATE leases SET until = '2000-01-01'";
+    server.sql(&name, over);
+    while server.sql(&name, "SELECT until > now() FROM leases").trim() != "t" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // As if the first one had stood still for longer than the lease lasts.
+    let second = async {
+        loop {
+            server.sql(&name, over);
+            match PostgresDatabase::open_for(place.clone(), &holder("b"), Taking::IfOver).await {
+                Ok(second) => return second,
+                Err(error) => assert!(matches!(error, DbError::Held { .. }), "{error}"),
+            }
+        }
+    };
+    let _second = second.await;
+    let lost = keeper.await.unwrap().to_string();
+    assert!(lost.contains("was taken over by the daemon of host b"), "{lost}");
 }
 
 #[tokio::test]

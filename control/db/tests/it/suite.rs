@@ -10,8 +10,9 @@ use headwater_api::{
 };
 use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
-    CatalogRecord, ClaimRecord, Database, DbError, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
+    AuthorityRecord, CatalogRecord, ClaimRecord, Database, DbError, HostRecord, JoinTokenRecord,
+    MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord,
+    TokenRecord,
 };
 use uuid::Uuid;
 
@@ -783,6 +784,20 @@ pub async fn hosts_have_names_and_certificates_of_their_own(db: &dyn Database) {
     assert_eq!(repo.hosts().by_id(first.id).await.unwrap().as_ref(), Some(&first));
     assert_eq!(repo.hosts().by_id(Uuid::from_u128(3)).await.unwrap(), None);
     assert_eq!(repo.hosts().list().await.unwrap(), [host(2, "node-2", Some("bb")), first]);
+}
+
+pub async fn there_is_one_authority_of_nodes(db: &dyn Database) {
+    let authority = |key: &str| AuthorityRecord { key: key.to_owned(), certificate: "public".to_owned() };
+    let mut repo = db.write().await.unwrap();
+    assert_eq!(repo.hosts().authority().await.unwrap(), None);
+    repo.hosts().add_authority(&authority("first")).await.unwrap();
+    repo.save().await.unwrap();
+    let twice = db.write().await.unwrap().hosts().add_authority(&authority("second")).await.unwrap_err();
+    assert!(matches!(twice, DbError::Taken { .. }), "{twice:?}");
+    let mut repo = db.read().await.unwrap();
+    let found = repo.hosts().authority().await.unwrap();
+    assert_eq!(found, Some(authority("first")));
+    assert!(!format!("{found:?}").contains("first"), "the key is shown");
 }
 
 pub async fn a_join_token_is_forgotten_after_its_end(db: &dyn Database) {

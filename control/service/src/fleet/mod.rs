@@ -68,7 +68,8 @@ pub struct OwnHost {
     pub memory_bytes: u64,
     /// Its processors.
     pub cpus: u32,
-    /// Whether no other daemon has the same database. Then the host without a certificate in it is this one, whatever its identity was.
+    /// Whether no other daemon uses the same database in turn. Then the host without a certificate in it is this one, whatever its
+    /// identity was.
     pub owns_database: bool,
 }
 
@@ -138,7 +139,8 @@ impl Service {
                     name,
                     fingerprint: None,
                     state: HostState::Up,
-                    cordoned: false,
+                    // Machines are to go on while controllers change, so they belong on nodes.
+                    cordoned: !host.owns_database,
                     memory_bytes: host.memory_bytes,
                     cpus: host.cpus,
                     generation: 0,
@@ -151,8 +153,27 @@ impl Service {
                 host.id
             }
         };
+        if !host.owns_database {
+            self.note_other_controllers(id, &known).await?;
+        }
         // Nobody has asked before.
         let _ = self.fleet().own.set(id);
+        Ok(())
+    }
+}
+
+impl Service {
+    /// Notes that the hosts of other controllers are lost: one controller runs at a time.
+    async fn note_other_controllers(&self, own: Uuid, known: &[HostRecord]) -> Result<(), DbError> {
+        let is_other = |host: &&HostRecord| {
+            host.id != own && host.fingerprint.is_none() && host.state != HostState::Lost
+        };
+        for host in known.iter().filter(is_other) {
+            let mut repo = self.db().write().await?;
+            let Some(host) = repo.hosts().by_id(host.id).await? else { continue };
+            repo.hosts().update(&HostRecord { state: HostState::Lost, ..host }).await?;
+            repo.save().await?;
+        }
         Ok(())
     }
 }
