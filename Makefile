@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo outlive test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo outlive fleet test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -81,6 +81,12 @@ outlive: rust ## kill the daemon five times while three machines write: they go 
 	cargo build --release --locked --package headwater
 	guest/build
 	demo/outlive
+
+fleet: rust ## two controllers, PostgreSQL, two nodes: kill the controller and the database during a roll, and see machines and roll go on
+	@xtask/need $(MACHINE_TOOLS) debugfs=e2fsprogs setpriv=util-linux /usr/bin/pg_ctlcluster=postgresql
+	cargo build --release --locked --package headwater
+	guest/build
+	demo/fleet
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)

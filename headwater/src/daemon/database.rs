@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
@@ -18,6 +18,9 @@ use crate::database::{Shared, Usage};
 
 /// How often a daemon on standby looks whether the database is free.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// For how long the server must have answered before a lease counts as over.
+const RENEWAL_TIME: Duration = Duration::from_secs(5);
 
 /// For how long one of several controllers goes on without the database. Another one may have it by then, without this one knowing.
 const AWAY_LIMIT: Duration = Duration::from_secs(30);
@@ -111,10 +114,20 @@ impl OpenDatabase {
 }
 
 /// Waits until no other daemon has a database, and takes it. A server that does not answer is waited for, too.
+///
+/// After the server was away, all leases are over. The daemon that has the database renews its lease then, so it gets the time for that.
 async fn wait_for(place: Place, holder: &Holder) -> Result<PostgresDatabase, DbError> {
     let mut told = None;
+    let mut answers_since: Option<Instant> = None;
     loop {
-        let error = match PostgresDatabase::open_for(place.clone(), holder, Taking::IfOver).await {
+        let is_long = answers_since.is_some_and(|since| since.elapsed() > RENEWAL_TIME);
+        let taking = if is_long { Taking::IfOver } else { Taking::IfFree };
+        let opened = PostgresDatabase::open_for(place.clone(), holder, taking).await;
+        answers_since = match &opened {
+            Err(DbError::Held { .. }) => answers_since.or_else(|| Some(Instant::now())),
+            _ => None,
+        };
+        let error = match opened {
             Ok(database) => return Ok(database),
             Err(error @ (DbError::Held { .. } | DbError::Away { .. })) => error,
             Err(error) => return Err(error),

@@ -361,12 +361,19 @@ impl Service {
         control: &JobControl,
     ) -> Stage {
         let failed = |why: String| Stage::Failed { why };
-        for _ in 0..STARTS_MAX {
+        let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
+        let mut starts = 0;
+        while starts < STARTS_MAX {
             let record = match self.pin_for_roll(member, plan).await {
                 Ok(Pinned::Here(record)) => record,
                 Ok(Pinned::Gone) => return Stage::Left { why: "was removed".to_owned() },
                 Ok(Pinned::ByOther) => return Stage::Left { why: "was pinned to a version".to_owned() },
                 Ok(Pinned::Claimed) => return Stage::Left { why: IS_CLAIMED.to_owned() },
+                Err(error @ DbError::Away { .. }) if may_wait(end, control) => {
+                    tracing::warn!(machine = member.machine, "a roll waits: {error}");
+                    tokio::time::sleep(LOOK).await;
+                    continue;
+                }
                 Err(error) => return failed(format!("cannot be pinned: {}", problem(&error))),
             };
             let name = &record.name;
@@ -386,7 +393,11 @@ impl Service {
                     return self.wait_until_healthy_there(&record, (member, plan), caller, control).await;
                 }
                 // Somebody started it at the same time, before it was pinned.
-                Ok(_) => {}
+                Ok(_) => starts += 1,
+                Err(error) if passes(&error) && may_wait(end, control) => {
+                    tracing::warn!(machine = member.machine, "a roll waits: {}", problem(&error));
+                    tokio::time::sleep(LOOK).await;
+                }
                 Err(LifecycleError::Unknown(_)) => return Stage::Left { why: "was removed".to_owned() },
                 Err(error) => return failed(format!("did not start: {}", problem(&error))),
             }
@@ -488,6 +499,12 @@ impl Service {
         };
         match returned {
             Err(LifecycleError::Unknown(_)) => Ok(()),
+            Err(error @ LifecycleError::Away { .. }) if self.is_lost(record.host).await? => {
+                tracing::error!(
+                    "a roll does not take a machine back, because its host is lost; reset it later: {error}"
+                );
+                Ok(())
+            }
             returned => returned.map(drop),
         }
     }
@@ -583,6 +600,21 @@ async fn unpin(
         repo.machines().set_pin(member.uuid, None).await?;
     }
     Ok(found)
+}
+
+/// Whether an error may be over soon: the database, or a node, is away.
+fn passes(error: &LifecycleError) -> bool {
+    let is_unavailable = error.kind() == ProblemKind::Unavailable;
+    match error {
+        LifecycleError::Away { .. } | LifecycleError::Db(DbError::Away { .. }) => true,
+        LifecycleError::Remote { .. } => is_unavailable,
+        _ => false,
+    }
+}
+
+/// Whether there is time to wait for what is away.
+fn may_wait(end: Instant, control: &JobControl) -> bool {
+    Instant::now() < end && !control.is_cancelled()
 }
 
 /// Waits until somebody cancels the roll, or the daemon stops.

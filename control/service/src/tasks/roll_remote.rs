@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Method;
-use headwater_api::{ExecRequest, ExecResult, MachineState, Problem, ProblemKind, Wanted};
-use headwater_db::MachineRecord;
+use headwater_api::{ExecRequest, ExecResult, HostState, MachineState, Problem, ProblemKind, Wanted};
+use headwater_db::{DbError, MachineRecord};
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::roll::{LOOK, ended};
 use super::roll_plan::{Member, Plan, Stage};
@@ -26,6 +27,12 @@ impl Service {
                 matches!(record.state, MachineState::Starting | MachineState::Booting | MachineState::Running)
             }
         }
+    }
+
+    /// Whether nothing was heard of a host for longer than a restart of its node takes.
+    pub(super) async fn is_lost(&self, host: Uuid) -> Result<bool, DbError> {
+        let found = self.db().read().await?.hosts().by_id(host).await?;
+        Ok(found.is_none_or(|host| host.state == HostState::Lost))
     }
 
     /// Waits until a machine of another host is up, also if its guest restarts, and checks it.
