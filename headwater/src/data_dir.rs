@@ -14,6 +14,9 @@ use crate::failure::{Locked, invalid};
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 
+/// The directory in a data directory that is being restored. It is not there after that.
+pub const RESTORING: &str = "restoring";
+
 /// The layout of a data directory.
 #[derive(Clone, Debug)]
 pub struct DataDir(PathBuf);
@@ -178,6 +181,13 @@ impl DataDir {
         builder.recursive(true).mode(0o700);
         builder.create(&self.0).with_context(failed)?;
         self.check_owner(rustix::process::geteuid().as_raw()).with_context(failed)?;
+        if self.0.join(RESTORING).exists() {
+            let why = "a restore of it did not end, so it is not complete";
+            let advice = "remove what is in it (not 'store' and 'cache'), and restore again";
+            return Err(
+                anyhow::Error::new(Problem::new(ProblemKind::Conflict, why).advise(advice)).context(failed())
+            );
+        }
         let path = self.0.join("lock");
         let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
         let mut options = File::options();

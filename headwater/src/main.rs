@@ -18,6 +18,7 @@
 //! Start reading at `cli/mod.rs`, then `daemon/mod.rs`.
 
 mod adapters;
+mod backup;
 mod caches;
 mod cli;
 mod client;

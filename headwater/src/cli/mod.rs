@@ -1,5 +1,6 @@
 //! The command line: the commands, and their flags.
 
+mod backup;
 mod cache;
 mod complete;
 mod config;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
+pub use self::backup::{BackupArgs, RestoreArgs};
 pub use self::cache::CacheCommand;
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
@@ -91,6 +93,10 @@ pub enum Command {
     /// List, follow and cancel tasks: work that outlives the command that began it
     #[command(subcommand)]
     Task(TaskCommand),
+    /// Copy the database, keys and certificates of this host's daemon to one file, also while it runs
+    Backup(BackupArgs),
+    /// Fill an empty data directory from a file of 'headwater backup'
+    Restore(RestoreArgs),
     /// Let other hosts run machines too: join, list, cordon and remove them
     #[command(subcommand)]
     Node(NodeCommand),

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod attach;
+mod backup;
 mod cache;
 mod catalog;
 mod channels;
@@ -77,6 +78,16 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Task(command) => on_one_core(task::run(client()?, command, json)),
         Command::Node(command) => on_one_core(node::run(client, data_dir, command, json)),
         Command::Token(command) => on_one_core(token::run(client()?, command, json)),
+        Command::Backup(args) => {
+            own_only();
+            backup::refuse_remote(cli.context.as_deref())?;
+            on_one_core(backup::write(DataDir::of_daemon(cli.data_dir)?, args, json))
+        }
+        Command::Restore(args) => {
+            own_only();
+            backup::refuse_remote(cli.context.as_deref())?;
+            on_one_core(backup::restore(data_dir()?, args, json))
+        }
         Command::Login(args) => on_one_core(context::login(args, json)),
         Command::Context(command) => context::run(command, json),
         Command::Size(SizeCommand::Advise(args)) => size::advise(&args, json).map(|()| 0),

@@ -2,6 +2,7 @@
 
 mod api;
 mod attach;
+mod backup;
 mod bad_input;
 mod boot;
 mod busy_servers;

@@ -8,13 +8,13 @@ use headwater_testkit::wait_until;
 use serde_json::Value;
 
 /// A controller that offers its store.
-struct Controller {
-    daemon: Daemon,
-    flags: Vec<String>,
+pub struct Controller {
+    pub daemon: Daemon,
+    pub flags: Vec<String>,
 }
 
 impl Controller {
-    fn start() -> Self {
+    pub fn start() -> Self {
         // The port for nodes stays the same over a restart.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let store = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -42,7 +42,7 @@ impl Controller {
         self.daemon.cli(&["node", "token"]).ok().trim().to_owned()
     }
 
-    fn again(dir: tempfile::TempDir, flags: Vec<String>) -> Self {
+    pub fn again(dir: tempfile::TempDir, flags: Vec<String>) -> Self {
         let daemon = Daemon::start_in(dir, |command| {
             command.args(&flags);
         });
@@ -56,12 +56,12 @@ impl Controller {
         hosts.iter().find(|host| host["name"] == name).cloned().unwrap_or_default()
     }
 
-    fn wait_for_host(&self, name: &str, state: &str) {
+    pub fn wait_for_host(&self, name: &str, state: &str) {
         wait_until(format!("host {name} is {state}"), || self.host(name)["state"] == state);
     }
 
     /// A node that has joined and is connected.
-    fn node(&self, name: &str) -> Daemon {
+    pub fn node(&self, name: &str) -> Daemon {
         let dir = short_dir();
         join(dir.path(), &self.url(), &self.token(), name).ok();
         let node = self.start_node(dir);

@@ -1,5 +1,6 @@
 //! SQLite: one file, write-ahead log, one writer.
 
+mod copy;
 mod migrations;
 
 use std::path::Path;
@@ -17,6 +18,8 @@ use sqlx::{ConnectOptions as _, Connection as _, Sqlite};
 use crate::error::DbError;
 use crate::repository::{Database, Repository};
 use crate::sql::{Row, Statement, Transaction, Unit};
+
+pub use self::copy::{check, copy, known_format};
 
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
 pub const BUSY_TIMEOUT_MS: u64 = 10_000;
@@ -62,7 +65,7 @@ impl SqliteDatabase {
         let writer = turns.connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
         let all = migrations::all();
         if let Err(e) = all.run(&writer).await {
-            let known = all.iter().map(|migration| migration.version).max().unwrap_or(0);
+            let known = known_format();
             let path = path.display().to_string();
             return Err(match e {
                 MigrateError::VersionMissing(change) if change > known => {

@@ -24,6 +24,38 @@ async fn what_was_saved_is_there_after_reopening() {
 }
 
 #[tokio::test]
+async fn a_copy_is_whole_while_others_write() {
+    use headwater_db::sqlite;
+
+    let (dir, db) = fresh().await;
+    let from = dir.path().join("headwater.db");
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&suite::machine("saved")).await.unwrap();
+    repo.save().await.unwrap();
+    // A change that is under way is in no copy, and waits for none.
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&suite::machine("not saved")).await.unwrap();
+    let to = dir.path().join("copy.db");
+    assert_eq!(sqlite::copy(&from, &to).await.unwrap(), sqlite::known_format());
+    repo.save().await.unwrap();
+    let copy = SqliteDatabase::open(&to).await.unwrap();
+    let mut repo = copy.read().await.unwrap();
+    assert_eq!(repo.machines().by_name("saved").await.unwrap(), Some(suite::machine("saved")));
+    assert_eq!(repo.machines().list().await.unwrap().len(), 1);
+    drop(repo);
+    copy.close().await;
+    // A copy takes the place of nothing.
+    let full = sqlite::copy(&from, &to).await.unwrap_err();
+    assert!(std::error::Error::source(&full).unwrap().to_string().contains("already exists"), "{full:?}");
+    let mut bytes = std::fs::read(&to).unwrap();
+    let half = bytes.len() / 2;
+    bytes[half..].fill(0xa5);
+    std::fs::write(&to, bytes).unwrap();
+    assert!(sqlite::check(&to).await.is_err());
+    assert!(sqlite::copy(&dir.path().join("none"), &dir.path().join("x")).await.is_err());
+}
+
+#[tokio::test]
 async fn nothing_of_a_removed_machine_can_be_read_any_more() {
     let (dir, db) = fresh().await;
     let (key, text) = ("the private host key of that machine", "the user data of that machine");

@@ -1,0 +1,175 @@
+//! Fills a data directory from a backup.
+//!
+//! ```text
+//!   lock DIR -> DIR/restoring/: write all files, compare their checksums, open the database -> rename to DIR, the database last
+//! ```
+//! A daemon refuses a directory in which there is `restoring`, so a restore that was interrupted is never taken for a data directory.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use headwater_api::{Problem, ProblemKind};
+use headwater_db::sqlite::{self, SqliteDatabase};
+use headwater_db::{Database, NewEvent};
+
+use super::{Contents, DATABASE, copy, damaged};
+use crate::data_dir::{DataDir, RESTORING};
+use crate::show;
+
+/// Names that may be in a data directory before it is filled. They are not changed.
+const MAY_BE_THERE: [&str; 5] = ["cache", "lock", "lost+found", "run", "store"];
+
+/// A directory that is being filled. All that a restore has made is removed if it fails.
+struct Filling {
+    dir: PathBuf,
+    /// What was there before.
+    before: Option<Vec<String>>,
+    is_done: bool,
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        // The reason of the failure matters, and not what cannot be removed.
+        let _ = std::fs::remove_dir_all(self.dir.join(RESTORING));
+        let was_there = |name: &str| self.before.iter().flatten().any(|it| it == name);
+        for name in ["cache", "run"].into_iter().filter(|name| !was_there(name)) {
+            let _ = std::fs::remove_dir(self.dir.join(name));
+        }
+        if !was_there("lock") {
+            let _ = std::fs::remove_file(self.dir.join("lock"));
+        }
+        if self.before.is_none() {
+            let _ = std::fs::remove_dir(&self.dir);
+        }
+    }
+}
+
+/// What was restored.
+pub struct Restored {
+    /// What was in the backup.
+    pub contents: Contents,
+    /// The other hosts of the fleet.
+    pub nodes: Vec<String>,
+}
+
+/// Fills `data_dir` from a backup. A directory that is in use or not empty is refused and not changed.
+pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> anyhow::Result<Restored> {
+    let contents = Contents::read(&mut from)?;
+    if let Some(format) = contents.database_format.filter(|format| *format > sqlite::known_format()) {
+        let known = sqlite::known_format();
+        let message = format!(
+            "the database of the backup has format {format}, and this release reads formats up to {known}: it was made by release {}",
+            contents.release
+        );
+        let advice = "use that release, or a later one";
+        return Err(Problem::new(ProblemKind::Damaged, message).advise(advice).into());
+    }
+    let before = entries(data_dir.path())?;
+    refuse_full(data_dir.path(), before.as_deref())?;
+    let _lock = data_dir.lock()?;
+    let mut filling = Filling { dir: data_dir.path().to_owned(), before, is_done: false };
+    // A daemon may have come and gone in between.
+    refuse_full(data_dir.path(), entries(data_dir.path())?.as_deref())?;
+    let staged = data_dir.path().join(RESTORING);
+    let failed = || format!("cannot write to {}", staged.display());
+    DirBuilder::new().mode(0o700).create(&staged).with_context(failed)?;
+    for file in &contents.files {
+        let path = staged.join(&file.name);
+        let parent = path.parent().unwrap_or(&staged);
+        DirBuilder::new().recursive(true).mode(0o700).create(parent).with_context(failed)?;
+        let mut out =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(failed)?;
+        let part = &mut (&mut from).take(file.size_bytes);
+        let (len, sha256) = copy(part, |bytes| out.write_all(bytes), u64::MAX)
+            .with_context(|| format!("cannot restore {}", file.name))?;
+        if (len, &sha256) != (file.size_bytes, &file.sha256) {
+            return Err(damaged(&format!("{} has another checksum", file.name)));
+        }
+        out.sync_all().with_context(failed)?;
+        File::open(parent).and_then(|dir| dir.sync_all()).with_context(failed)?;
+    }
+    if from.read(&mut [0]).with_context(|| "cannot read the backup".to_owned())? > 0 {
+        return Err(damaged("something follows its last file"));
+    }
+    let nodes = match contents.database_format {
+        Some(_) => look_at_database(&staged.join(DATABASE), &contents, now_ms).await?,
+        None => Vec::new(),
+    };
+    put_in_place(&staged, data_dir.path()).with_context(|| {
+        format!("cannot fill {}: remove what is in it, and restore again", data_dir.path().display())
+    })?;
+    filling.is_done = true;
+    Ok(Restored { contents, nodes })
+}
+
+/// The names in a directory. `None`: there is no such directory.
+fn entries(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
+    let listed = std::fs::read_dir(dir).and_then(|entries| {
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    });
+    match listed {
+        Ok(names) => Ok(Some(names)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e).with_context(|| format!("cannot list {}", dir.display())),
+    }
+}
+
+fn refuse_full(dir: &Path, names: Option<&[String]>) -> anyhow::Result<()> {
+    let is_odd = |name: &&String| !MAY_BE_THERE.contains(&name.as_str());
+    let Some(first) = names.into_iter().flatten().filter(is_odd).min() else { return Ok(()) };
+    let message = format!("cannot restore into {}: it is not empty, it has '{first}'", dir.display());
+    let advice = match first == RESTORING {
+        true => {
+            "an earlier restore did not end: remove what is in it (not 'store' and 'cache'), and restore again"
+        }
+        false => {
+            "choose another directory with --data-dir; or stop its daemon and move what is in it away, except 'store' and 'cache'"
+        }
+    };
+    Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into())
+}
+
+/// Checks the database, brings it up to date, and notes in its history where it comes from. Returns the other hosts of the fleet.
+async fn look_at_database(path: &Path, contents: &Contents, now_ms: u64) -> anyhow::Result<Vec<String>> {
+    sqlite::check(path).await?;
+    let database = SqliteDatabase::open(path).await?;
+    let user = rustix::process::geteuid().as_raw();
+    let event = NewEvent {
+        at_ms: now_ms,
+        caller: format!("uid {user}"),
+        subject: "daemon".to_owned(),
+        action: "restored".into(),
+        detail: format!("from the backup of {} on host {}", show::time(contents.made_at_ms), contents.host),
+    };
+    let noted = async {
+        let mut repo = database.write().await?;
+        repo.events().append(event).await?;
+        let hosts = repo.hosts().list().await?;
+        repo.save().await?;
+        Ok::<_, headwater_db::DbError>(hosts)
+    };
+    let noted = noted.await;
+    database.close().await;
+    // The host of the daemon itself has no certificate.
+    let nodes = noted?.into_iter().filter(|host| host.fingerprint.is_some());
+    Ok(nodes.map(|host| host.name).collect())
+}
+
+/// Moves all files to their place, the database last: without it no daemon takes the directory for complete.
+fn put_in_place(staged: &Path, dir: &Path) -> std::io::Result<()> {
+    let mut names: Vec<_> =
+        std::fs::read_dir(staged)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;
+    names.sort_by_key(|name| name == DATABASE);
+    for name in names {
+        std::fs::rename(staged.join(&name), dir.join(&name))?;
+    }
+    File::open(dir)?.sync_all()?;
+    std::fs::remove_dir(staged)?;
+    File::open(dir)?.sync_all()
+}
