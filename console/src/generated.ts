@@ -97,8 +97,11 @@ export interface Catalog {
   old: string[];
   /** The version that they boot in place of that, as `IMAGE@NUMBER`; a machine's own pin goes before it. */
   pin?: string;
+  ready_hours?: Hours;
   /** Files that a seal also removes in the guests of its machines. */
   seal_removes?: string[];
+  /** After how many seconds a free machine that is not to be ready is switched off; 0: never. */
+  stop_idle_s?: number;
   /** How it reaches its disk. */
   transport: DiskTransport;
   /** Its cloud-init user data. */
@@ -234,8 +237,11 @@ export interface CreateCatalog {
   name_rule?: string;
   /** How its network card is connected: `user` or `bridge:NAME`. */
   network?: string;
+  ready_hours?: Hours;
   /** Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
+  /** After how many seconds a free machine that is not to be ready is switched off; 0: never. With hours, 900 unless given. */
+  stop_idle_s?: number;
   /** How it reaches its disk. */
   transport?: DiskTransport;
   /** Its cloud-init user data. */
@@ -472,6 +478,8 @@ export interface HostRam {
 
 /** Whether the node of a host is connected. */
 export type HostState = "joined" | "up" | "lost";
+
+export type Hours = string;
 
 /** What makes a guest a machine of its own. Given to it on the seed disk at every start. */
 export interface Identity {
@@ -1040,8 +1048,13 @@ export interface SetCatalog {
   image?: string;
   /** How many of its machines are kept on, fresh and unclaimed. */
   keep_ready?: number;
+  /** Keep them on at all hours again. */
+  ready_always?: boolean;
+  ready_hours?: Hours;
   /** All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
+  /** After how many seconds a free machine that is not to be ready is switched off; 0: never. */
+  stop_idle_s?: number;
 }
 
 /** What to change of a host. */

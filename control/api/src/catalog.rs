@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::hours::Hours;
 use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
 use crate::platform::{Display, Firmware, Network};
 use crate::problem::{Problem, ProblemKind};
@@ -49,6 +50,13 @@ pub struct CreateCatalog {
     /// How many of its machines are kept on, fresh and unclaimed; 0.
     #[serde(default)]
     pub keep_ready: u32,
+    /// The hours in which so many are kept on, as `mon-fri 07:00-19:00 Europe/Berlin`; always unless given. Without a time zone, that of the
+    /// daemon's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_hours: Option<Hours>,
+    /// After how many seconds a free machine that is not to be ready is switched off; 0: never. With hours, 900 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_idle_s: Option<u64>,
     /// Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seal_removes: Vec<String>,
@@ -71,10 +79,25 @@ pub struct SetCatalog {
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_ready: Option<u32>,
+    /// The hours in which so many are kept on, as `mon-fri 07:00-19:00 Europe/Berlin`. Without a time zone, that of the daemon's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_hours: Option<Hours>,
+    /// Keep them on at all hours again.
+    #[serde(default)]
+    pub ready_always: bool,
+    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_idle_s: Option<u64>,
     /// All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal_removes: Option<Vec<String>>,
 }
+
+/// The longest time that a free machine which is not to be ready stays on, in seconds.
+pub const MAX_STOP_IDLE_S: u64 = 7 * 86_400;
+
+/// That time of a catalog with hours, unless it is given, in seconds.
+pub const DEFAULT_STOP_IDLE_S: u64 = 900;
 
 /// The most paths that a seal removes for one catalog.
 pub const SEAL_REMOVES_MAX: usize = 100;
@@ -142,6 +165,12 @@ pub struct Catalog {
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default)]
     pub keep_ready: u32,
+    /// The hours in which so many are kept on. Absent: always.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_hours: Option<Hours>,
+    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    #[serde(default)]
+    pub stop_idle_s: u64,
     /// Files that a seal also removes in the guests of its machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seal_removes: Vec<String>,

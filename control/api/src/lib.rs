@@ -26,6 +26,7 @@ mod claim;
 pub mod event;
 pub mod filter;
 pub mod host;
+pub mod hours;
 pub mod image;
 pub mod job;
 pub mod machine;
@@ -46,12 +47,14 @@ pub use access::{
     TokenList,
 };
 pub use catalog::{
-    Catalog, CatalogList, CreateCatalog, SEAL_REMOVES_MAX, SetCatalog, check_guest_path, check_seal_removes,
+    Catalog, CatalogList, CreateCatalog, DEFAULT_STOP_IDLE_S, MAX_STOP_IDLE_S, SEAL_REMOVES_MAX, SetCatalog,
+    check_guest_path, check_seal_removes,
 };
 pub use claim::{Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
 pub use host::{CreateJoinToken, Host, HostList, HostState, JoinToken, SetHost};
+pub use hours::Hours;
 pub use image::{
     ChangedFile, Channel, ChannelMove, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, NoteRequest,

@@ -42,7 +42,7 @@ pub mod sqlite;
 pub use error::DbError;
 pub use record::{
     AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
+    NewTask, PersistentDisk, PoolRecord, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
 };
 pub use repository::{
     CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, MachineRepository,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, DiskTransport, HostState, Identity, MachineState, Role, TaskState, Wanted,
+    BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, Role, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -123,10 +123,27 @@ pub struct CatalogRecord {
     pub first_number: u32,
     /// How many of its machines are kept on, fresh and unclaimed.
     pub keep_ready: u32,
+    /// The hours in which so many are kept on. `None`: always.
+    pub ready_hours: Option<Hours>,
+    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    pub stop_idle_s: u64,
     /// Paths that a seal also removes in their guests. None has a line break.
     pub seal_removes: Vec<String>,
     /// When it was created.
     pub created_at_ms: u64,
+}
+
+/// How many machines of a catalog are kept ready, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRecord {
+    /// The catalog.
+    pub catalog: String,
+    /// So many.
+    pub keep_ready: u32,
+    /// The hours in which they are. `None`: always.
+    pub ready_hours: Option<Hours>,
+    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    pub stop_idle_s: u64,
 }
 
 /// A computer that runs machines.

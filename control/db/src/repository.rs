@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::error::DbError;
 use crate::record::{
     AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, SessionRecord, TaskRecord, TokenRecord,
+    NewTask, PersistentDisk, PoolRecord, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -170,11 +170,11 @@ pub trait CatalogRepository: Send {
     /// Sets or takes away its pin. Returns whether the catalog exists.
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError>;
 
-    /// The catalogs that keep machines ready, each with how many.
-    async fn pools(&mut self) -> Result<Vec<(String, u32)>, DbError>;
+    /// The catalogs that keep machines ready, or switch off those that are not to be, by name.
+    async fn pools(&mut self) -> Result<Vec<PoolRecord>, DbError>;
 
-    /// Sets how many of its machines are kept ready. Returns whether the catalog exists.
-    async fn set_keep_ready(&mut self, name: &str, count: u32) -> Result<bool, DbError>;
+    /// Sets how many of its machines are kept ready, and when. Returns whether the catalog exists.
+    async fn set_pool(&mut self, pool: &PoolRecord) -> Result<bool, DbError>;
 
     /// Removes a catalog without machines. Returns whether it existed.
     async fn remove(&mut self, name: &str) -> Result<bool, DbError>;

@@ -130,6 +130,8 @@ fn alone(record: CatalogRecord) -> Catalog {
         name_rule: record.name_rule,
         first_number: record.first_number,
         keep_ready: record.keep_ready,
+        ready_hours: record.ready_hours,
+        stop_idle_s: record.stop_idle_s,
         seal_removes: record.seal_removes,
         created_at_ms: record.created_at_ms,
     }

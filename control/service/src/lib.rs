@@ -46,6 +46,7 @@ pub mod backend;
 mod caller;
 mod catalogs;
 mod claims;
+mod clock_hours;
 mod console;
 mod damage;
 mod extract;

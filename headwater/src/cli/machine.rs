@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::platform::{Display, Firmware, Network};
-use headwater_api::{Batch, BootFrom, CacheSettings, DiskTransport, MachineSort, Problem, RollRequest};
+use headwater_api::{
+    Batch, BootFrom, CacheSettings, DiskTransport, Hours, MachineSort, Problem, RollRequest,
+};
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
 
 use crate::caches::{LimitArgs, NewLimits};
 use crate::cli::complete;
+use crate::failure::invalid;
 
 /// A machine's write cache and size.
 #[derive(Debug, Args)]
@@ -309,6 +312,9 @@ pub enum CatalogCommand {
         /// Keep so many of its machines on, fresh, for 'catalog claim'
         #[arg(long, value_name = "COUNT", default_value_t = 0, conflicts_with = "persistent")]
         keep_ready: u32,
+        /// When they are kept on
+        #[command(flatten)]
+        hours: ReadyHoursArgs,
         /// Start the machines that are made
         #[arg(long, requires = "count")]
         start: bool,
@@ -329,7 +335,7 @@ pub enum CatalogCommand {
         name: String,
     },
     /// Have a catalog's machines boot something else from their next boot on, have more of them be ready to be claimed, or change what a seal removes in their guests
-    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args(["from", "stop_idle"]))]
     Set {
         /// Its name
         #[arg(add = complete::catalogs())]
@@ -347,6 +353,12 @@ pub enum CatalogCommand {
         /// Keep so many of its machines on, fresh, for 'catalog claim'
         #[arg(long, value_name = "COUNT", group = "change")]
         keep_ready: Option<u32>,
+        /// When they are kept on
+        #[command(flatten)]
+        hours: ReadyHoursArgs,
+        /// Keep them on at all hours again
+        #[arg(long, conflicts_with = "from", group = "change")]
+        always: bool,
     },
     /// Give a machine that is on and fresh to somebody, and print its name; nobody else gets it before it was reset
     Claim {
@@ -400,4 +412,40 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
+}
+
+/// When machines of a catalog are kept on.
+#[derive(Clone, Debug, Args)]
+pub struct ReadyHoursArgs {
+    /// Keep machines ready from this time of day, such as 07:00
+    #[arg(long, value_name = "HH:MM", requires = "to")]
+    pub from: Option<String>,
+    /// Until this time, such as 19:00. If it is not later than --from, on the next day
+    #[arg(long, value_name = "HH:MM", requires = "from")]
+    pub to: Option<String>,
+    /// On these days: mon-fri, sat,sun or daily
+    #[arg(long, value_name = "DAYS", default_value = "daily", requires = "from")]
+    pub days: String,
+    /// By the clock of this time zone, such as Europe/Berlin [default: that of the daemon's host]
+    #[arg(long, value_name = "ZONE", requires = "from")]
+    pub zone: Option<String>,
+    /// Switch a free machine off that is not to be ready for so long, such as 15m, or never [default: never; 15m with --from]
+    #[arg(long, value_name = "TIME", value_parser = idle_span)]
+    pub stop_idle: Option<u64>,
+}
+
+impl ReadyHoursArgs {
+    /// The hours, if they are given.
+    pub fn hours(&self) -> anyhow::Result<Option<Hours>> {
+        let Some((from, to)) = self.from.as_ref().zip(self.to.as_ref()) else { return Ok(None) };
+        Hours::new(&self.days, from, to, self.zone.as_deref()).map(Some).map_err(invalid)
+    }
+}
+
+/// A time, or `never`.
+fn idle_span(text: &str) -> Result<u64, String> {
+    match text {
+        "never" | "0" => Ok(0),
+        text => super::task::span(text),
+    }
 }

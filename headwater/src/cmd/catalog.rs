@@ -23,6 +23,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             name_rule,
             first,
             keep_ready,
+            hours,
             start,
             seal_removes,
             machine,
@@ -30,7 +31,8 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let what = channels::behind_store(&image);
             let rule = NamesOfMachines { name_rule, first };
             let made = creation(name, image, persistent, rule, &machine)?;
-            let request = CreateCatalog { keep_ready, seal_removes, ..made };
+            let (ready_hours, stop_idle_s) = (hours.hours()?, hours.stop_idle);
+            let request = CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, ..made };
             let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
             if !json {
@@ -54,10 +56,25 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let catalog = client.catalog(&name).await?;
             if json { show::json(&catalog)? } else { show_one(&client, catalog).await? }
         }
-        CatalogCommand::Set { name, image, seal_removes, seal_removes_nothing, keep_ready } => {
+        CatalogCommand::Set {
+            name,
+            image,
+            seal_removes,
+            seal_removes_nothing,
+            keep_ready,
+            hours,
+            always,
+        } => {
             let what = channels::behind_store(image.as_deref().unwrap_or_default());
             let is_list_set = seal_removes_nothing || !seal_removes.is_empty();
-            let request = SetCatalog { image, keep_ready, seal_removes: is_list_set.then_some(seal_removes) };
+            let request = SetCatalog {
+                image,
+                keep_ready,
+                ready_hours: hours.hours()?,
+                ready_always: always,
+                stop_idle_s: hours.stop_idle,
+                seal_removes: is_list_set.then_some(seal_removes),
+            };
             let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
             if json {
                 show::json(&catalog)?;
@@ -102,8 +119,13 @@ fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> an
     if request.image.is_some() {
         told_next(catalog)?;
     }
-    if let Some(count) = request.keep_ready {
-        show::line(&format!("{count} machines of {} are kept ready to be claimed", catalog.name))?;
+    let is_pool_set = request.ready_hours.is_some() || request.ready_always || request.stop_idle_s.is_some();
+    if request.keep_ready.is_some() || is_pool_set {
+        show::line(&format!(
+            "machines of {} that are kept ready to be claimed: {}",
+            catalog.name,
+            ready_text(catalog)
+        ))?;
     }
     if is_list_set {
         let what = removed_text(catalog);
@@ -160,6 +182,8 @@ fn creation(
         name_rule: names.name_rule,
         first_number: names.first,
         keep_ready: 0,
+        ready_hours: None,
+        stop_idle_s: None,
         name,
         image,
         cache: args.cache_settings(CacheSettings { persistent, ..CacheSettings::default() })?,
@@ -172,6 +196,16 @@ fn creation(
         user_data: machine::user_data(args)?,
         seal_removes: Vec::new(),
     })
+}
+
+/// How many machines are kept ready, when, and when others are switched off.
+fn ready_text(catalog: &Catalog) -> String {
+    let hours = catalog.ready_hours.as_ref().map(|hours| format!(" {hours}")).unwrap_or_default();
+    let idle = match catalog.stop_idle_s {
+        0 => String::new(),
+        idle_s => format!(", others are switched off after {idle_s} s"),
+    };
+    format!("{}{hours}{idle}", catalog.keep_ready)
 }
 
 fn removed_text(catalog: &Catalog) -> String {
@@ -244,7 +278,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("display", catalog.display.to_string()),
         ("network", machine::network_text(&catalog.network)),
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
-        ("kept ready", catalog.keep_ready.to_string()),
+        ("kept ready", ready_text(&catalog)),
         ("a seal also removes", removed_text(&catalog)),
         ("created", show::time(catalog.created_at_ms)),
     ])?;

@@ -73,3 +73,46 @@ fn a_claim_ends_when_the_guest_switches_itself_off_or_the_time_is_over() {
     daemon.cli(&["catalog", "claim", "kept", "--for", "x"]).fails(2, &["keep their disks"]);
     daemon.cli(&["catalog", "set", "kept", "--keep-ready", "1"]).fails(2, &["keep their disks"]);
 }
+
+#[test]
+fn a_pool_is_ready_in_its_hours_only() {
+    // A day that is neither today nor next to it, whatever the time zone.
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    // 1970-01-01 was a Thursday.
+    let day =
+        ["thu", "fri", "sat", "sun", "mon", "tue", "wed"][usize::try_from(seconds / 86_400 + 3).unwrap() % 7];
+    let hours = ["--from", "00:00", "--to", "24:00", "--days", day, "--zone", "Europe/Berlin"];
+    let daemon = with_class(&[&["--count", "2", "--keep-ready", "1"], &hours[..]].concat());
+    let shown = daemon.cli(&["catalog", "show", "class"]).ok();
+    let kept = format!("1 {day} 00:00-24:00 Europe/Berlin, others are switched off after 900 s");
+    assert!(shown.contains(&kept), "{shown}");
+    let on = || -> usize {
+        let list: Value = serde_json::from_str(&daemon.cli(&["--json", "machine", "list"]).ok()).unwrap();
+        list["machines"].as_array().unwrap().iter().filter(|machine| machine["state"] == "running").count()
+    };
+    daemon.cli(&["catalog", "claim", "class", "--for", "x"]).fails(4, &["none is ready"]);
+    daemon.cli(&["catalog", "set", "class", "--always"]).ok();
+    wait_until("a machine is ready", || on() == 1);
+    let set = [&["catalog", "set", "class"], &hours[..], &["--stop-idle", "1s"]].concat();
+    daemon.cli(&set).ok();
+    wait_until("it is switched off", || on() == 0);
+    let history = daemon.cli(&["events", "--subject", "catalog class"]).ok();
+    assert!(
+        history.contains(&format!("1 kept ready {day} 00:00-24:00 Europe/Berlin, stop idle 1 s")),
+        "{history}"
+    );
+    for (more, told) in [
+        (&["--from", "7", "--to", "19:00"][..], "'7' is not a time of day"),
+        (&["--from", "07:00", "--to", "07:00"], "have no length"),
+        (&["--from", "07:00", "--to", "19:00", "--days", "mo"], "names no days"),
+        (&["--from", "07:00", "--to", "19:00", "--zone", "Europe/Atlantis"], "there is no time zone"),
+        (&["--from", "07:00"], "--to"),
+        (&["--zone", "UTC"], "--from"),
+        (&["--stop-idle", "8d"], "604800 s"),
+        (&["--stop-idle", "soon"], "soon"),
+    ] {
+        let refused = daemon.cli(&[&["catalog", "set", "class"], more].concat());
+        assert!(refused.code == 2 && refused.err.contains(told), "{refused:?}");
+    }
+    assert!(daemon.cli(&["catalog", "show", "class"]).ok().contains("after 1 s"));
+}

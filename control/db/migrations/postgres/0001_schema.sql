@@ -40,6 +40,8 @@ CREATE TABLE catalogs (
     image            TEXT COLLATE "C" NOT NULL,
     pin              TEXT COLLATE "C",
     keep_ready       BIGINT  NOT NULL,
+    ready_hours      TEXT,
+    stop_idle_s      BIGINT  NOT NULL,
     cache_mode       TEXT    NOT NULL,
     cache_ram_bytes  BIGINT  NOT NULL,
     cache_disk_bytes BIGINT  NOT NULL,

@@ -39,6 +39,8 @@ CREATE TABLE catalogs (
     image            TEXT    NOT NULL,
     pin              TEXT,
     keep_ready       INTEGER NOT NULL,
+    ready_hours      TEXT,
+    stop_idle_s      INTEGER NOT NULL,
     cache_mode       TEXT    NOT NULL,
     cache_ram_bytes  INTEGER NOT NULL,
     cache_disk_bytes INTEGER NOT NULL,

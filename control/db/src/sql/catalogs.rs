@@ -1,16 +1,31 @@
 //! The statements that read and change catalogs.
 
 use async_trait::async_trait;
+use headwater_api::Hours;
 use headwater_api::name::natural;
 
 use crate::error::DbError;
-use crate::record::CatalogRecord;
+use crate::record::{CatalogRecord, PoolRecord};
 use crate::repository::CatalogRepository;
 use crate::sql::Unit;
 use crate::sql::hardware::Hardware;
-use crate::sql::statement::{Insert, Row, Statement, Value};
+use crate::sql::statement::{Insert, Row, Statement, Value, unreadable};
 
 pub(super) struct Catalogs<'a>(pub(super) &'a mut Unit);
+
+fn ready_hours(row: &Row) -> Result<Option<Hours>, DbError> {
+    let text: Option<String> = row.get("ready_hours")?;
+    text.map(|text| Hours::parse(&text).map_err(|_| unreadable("ready_hours", &text))).transpose()
+}
+
+fn pool(row: &Row) -> Result<PoolRecord, DbError> {
+    Ok(PoolRecord {
+        catalog: row.get("name")?,
+        keep_ready: row.count("keep_ready")?,
+        ready_hours: ready_hours(row)?,
+        stop_idle_s: row.number("stop_idle_s")?,
+    })
+}
 
 fn record(row: &Row) -> Result<CatalogRecord, DbError> {
     let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
@@ -29,6 +44,8 @@ fn record(row: &Row) -> Result<CatalogRecord, DbError> {
         name_rule: row.get("name_rule")?,
         first_number: row.count("first_number")?,
         keep_ready: row.count("keep_ready")?,
+        ready_hours: ready_hours(row)?,
+        stop_idle_s: row.number("stop_idle_s")?,
         seal_removes: seal_removes.lines().map(str::to_owned).collect(),
         created_at_ms: row.number("created_at_ms")?,
     })
@@ -54,6 +71,8 @@ impl CatalogRepository for Catalogs<'_> {
             .set("name_rule", &catalog.name_rule)
             .set("first_number", catalog.first_number)
             .set("keep_ready", catalog.keep_ready)
+            .set("ready_hours", &catalog.ready_hours.as_ref().map(ToString::to_string))
+            .set("stop_idle_s", catalog.stop_idle_s)
             .set("seal_removes", catalog.seal_removes.join("\n"))
             .set("created_at_ms", catalog.created_at_ms);
         self.0.add(hardware.set_in(insert), || format!("catalog '{}'", catalog.name)).await
@@ -82,14 +101,21 @@ impl CatalogRepository for Catalogs<'_> {
         self.set(name, "pin", pin).await
     }
 
-    async fn pools(&mut self) -> Result<Vec<(String, u32)>, DbError> {
-        let pools =
-            Statement::new("SELECT name, keep_ready FROM catalogs WHERE keep_ready > 0 ORDER BY name");
-        self.0.all(pools, |row| Ok((row.get("name")?, row.count("keep_ready")?))).await
+    async fn pools(&mut self) -> Result<Vec<PoolRecord>, DbError> {
+        let pools = Statement::new(
+            "SELECT name, keep_ready, ready_hours, stop_idle_s FROM catalogs WHERE keep_ready > 0 OR stop_idle_s > 0 ORDER BY name",
+        );
+        self.0.all(pools, pool).await
     }
 
-    async fn set_keep_ready(&mut self, name: &str, count: u32) -> Result<bool, DbError> {
-        self.set(name, "keep_ready", count).await
+    async fn set_pool(&mut self, pool: &PoolRecord) -> Result<bool, DbError> {
+        let text = "UPDATE catalogs SET keep_ready = $1, ready_hours = $2, stop_idle_s = $3 WHERE name = $4";
+        let statement = Statement::new(text)
+            .bind(pool.keep_ready)
+            .bind(&pool.ready_hours.as_ref().map(ToString::to_string))
+            .bind(pool.stop_idle_s)
+            .bind(&pool.catalog);
+        self.0.changes_one(statement).await
     }
 
     async fn remove(&mut self, name: &str) -> Result<bool, DbError> {

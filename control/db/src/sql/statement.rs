@@ -223,6 +223,6 @@ impl Row {
 }
 
 /// A stored value that its column cannot have.
-fn unreadable(column: &'static str, found: &str) -> DbError {
+pub(crate) fn unreadable(column: &'static str, found: &str) -> DbError {
     DbError::Unreadable { column, found: found.to_owned() }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
-    BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, HostState, Identity, MachineSort,
+    BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, HostState, Hours, Identity, MachineSort,
     MachineState, Position, Role, TaskState, Wanted,
 };
 use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
     AuthorityRecord, CatalogRecord, ClaimRecord, Database, DbError, HostRecord, JoinTokenRecord,
-    MachineRecord, NewEvent, NewTask, PersistentDisk, Purpose, Secret, SessionRecord, TaskRecord,
+    MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, Secret, SessionRecord, TaskRecord,
     TokenRecord,
 };
 use uuid::Uuid;
@@ -187,6 +187,8 @@ pub fn catalog(name: &str) -> CatalogRecord {
         name_rule: "web-##".to_owned(),
         first_number: 7,
         keep_ready: 3,
+        ready_hours: Some(Hours::parse("mon-fri 07:00-19:00 Europe/Berlin").unwrap()),
+        stop_idle_s: 600,
         seal_removes: vec!["/etc/licence key".to_owned(), "/srv/*.token".to_owned()],
         created_at_ms: 5,
     }
@@ -206,9 +208,19 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
     assert_eq!(repo.catalogs().by_name("nobody").await.unwrap(), None);
     let names: Vec<String> = repo.catalogs().list().await.unwrap().into_iter().map(|it| it.name).collect();
     assert_eq!(names, ["attic", "lab"]);
-    assert!(repo.catalogs().set_keep_ready("attic", 0).await.unwrap());
-    assert!(!repo.catalogs().set_keep_ready("nobody", 1).await.unwrap());
-    assert_eq!(repo.catalogs().pools().await.unwrap(), [("lab".to_owned(), 3)]);
+    let pool = |catalog: &CatalogRecord| PoolRecord {
+        catalog: catalog.name.clone(),
+        keep_ready: catalog.keep_ready,
+        ready_hours: catalog.ready_hours.clone(),
+        stop_idle_s: catalog.stop_idle_s,
+    };
+    assert_eq!(repo.catalogs().pools().await.unwrap(), [pool(&catalog("attic")), pool(&lab)]);
+    let idle = PoolRecord { keep_ready: 0, ready_hours: None, ..pool(&catalog("attic")) };
+    assert!(repo.catalogs().set_pool(&idle).await.unwrap());
+    assert_eq!(repo.catalogs().pools().await.unwrap(), [idle.clone(), pool(&lab)]);
+    assert!(repo.catalogs().set_pool(&PoolRecord { stop_idle_s: 0, ..idle.clone() }).await.unwrap());
+    assert!(!repo.catalogs().set_pool(&PoolRecord { catalog: "nobody".to_owned(), ..idle }).await.unwrap());
+    assert_eq!(repo.catalogs().pools().await.unwrap(), [pool(&lab)]);
     member.image = "debian:test".to_owned();
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(member.clone()));
     assert_eq!(member.reference(), "debian:test");

@@ -8,6 +8,7 @@
 //! boot begins with a pristine disk: so nobody gets a machine that somebody else has used. The rows are checked and written in one
 //! transaction, so that a machine has one holder.
 
+mod plan;
 mod pool;
 
 use std::collections::{HashMap, HashSet};
@@ -16,9 +17,9 @@ use std::time::Duration;
 
 use headwater_api::{
     BootFrom, CacheSettings, Claim, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS,
-    MachineState, ProblemKind, Wanted,
+    MAX_STOP_IDLE_S, MachineState, ProblemKind, Wanted,
 };
-use headwater_db::{ClaimRecord, DbError, MachineRecord, Repository};
+use headwater_db::{ClaimRecord, DbError, MachineRecord, PoolRecord, Repository};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -42,6 +43,12 @@ impl ClaimsState {
     fn resetting(&self) -> MutexGuard<'_, HashSet<Uuid>> {
         self.resetting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// How many machines of a catalog are too many.
+    #[cfg(test)]
+    pub(crate) fn pool_excess(&self, catalog: &str) -> usize {
+        self.pool.excess(catalog)
+    }
 }
 
 /// Why a machine cannot be claimed or released.
@@ -63,6 +70,8 @@ pub(crate) enum ClaimError {
     NoneReady { catalog: String, machines: usize, claimed: usize },
     #[error("cannot claim a machine of catalog '{catalog}': the claim with the key '{key}' has ended")]
     KeyEnded { catalog: String, key: String },
+    #[error("cannot switch idle machines of catalog '{0}' off after more than {MAX_STOP_IDLE_S} s")]
+    LongIdle(String),
     #[error("there is no claim '{0}', and no claimed machine of that name")]
     Unknown(String),
     #[error("cannot claim a machine: there are no random numbers")]
@@ -78,7 +87,9 @@ pub(crate) enum ClaimError {
 impl Explain for ClaimError {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Invalid { .. } | Self::Persistent(_) | Self::PersistentPool(_) => ProblemKind::Invalid,
+            Self::Invalid { .. } | Self::Persistent(_) | Self::PersistentPool(_) | Self::LongIdle(_) => {
+                ProblemKind::Invalid
+            }
             Self::NoneReady { .. } | Self::KeyEnded { .. } => ProblemKind::Conflict,
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
@@ -90,7 +101,7 @@ impl Explain for ClaimError {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::Invalid { .. } | Self::Stopping(_) | Self::Random(_) => None,
+            Self::Invalid { .. } | Self::LongIdle(_) | Self::Stopping(_) | Self::Random(_) => None,
             Self::Persistent(_) | Self::PersistentPool(_) => {
                 Some("make a catalog without --persistent for that".to_owned())
             }
@@ -114,11 +125,15 @@ impl Explain for ClaimError {
 }
 
 /// Refuses to keep machines ready whose disks outlive a reset of the guest.
-pub(crate) fn check_pool(catalog: &str, cache: &CacheSettings, keep_ready: u32) -> Result<(), ClaimError> {
-    match keep_ready > 0 && cache.persistent {
-        true => Err(ClaimError::PersistentPool(catalog.to_owned())),
-        false => Ok(()),
+pub(crate) fn check_pool(pool: &PoolRecord, cache: &CacheSettings) -> Result<(), ClaimError> {
+    let is_pool = pool.keep_ready > 0 || pool.stop_idle_s > 0 || pool.ready_hours.is_some();
+    if is_pool && cache.persistent {
+        return Err(ClaimError::PersistentPool(pool.catalog.clone()));
     }
+    if pool.stop_idle_s > MAX_STOP_IDLE_S {
+        return Err(ClaimError::LongIdle(pool.catalog.clone()));
+    }
+    Ok(())
 }
 
 fn check(catalog: &str, request: &ClaimRequest) -> Result<(), ClaimError> {
@@ -227,6 +242,9 @@ impl Service {
         };
         for machine in members.iter().filter(is_ready) {
             let Some(active) = self.active(machine.uuid) else { continue };
+            if self.claims_state().pool.is_stopping(machine.uuid) {
+                continue;
+            }
             if active.boot_time().is_none() || active.is_used() {
                 continue;
             }

@@ -5,14 +5,15 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef, NameRule};
 use headwater_api::platform::Platform;
-use headwater_api::{Catalog, CreateCatalog, Problem, ProblemKind, check_seal_removes};
-use headwater_db::{CatalogRecord, DbError};
+use headwater_api::{Catalog, CreateCatalog, DEFAULT_STOP_IDLE_S, Problem, ProblemKind, check_seal_removes};
+use headwater_db::{CatalogRecord, DbError, PoolRecord};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
 use crate::claims::check_pool;
+use crate::clock_hours;
 use crate::extract::Body;
 use crate::retention::{ReferenceKind, Referrer};
 
@@ -82,8 +83,8 @@ pub(super) async fn create_catalog(
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
     name::check_machine(&request.name)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
-    let CreateCatalog { firmware, display, network, .. } = request;
-    let platform = Platform { firmware, display, network };
+    let CreateCatalog { firmware, display, ref network, .. } = request;
+    let platform = Platform { firmware, display, network: network.clone() };
     let plan = VmPlan {
         name: &request.name,
         memory_bytes: request.memory_bytes,
@@ -95,7 +96,8 @@ pub(super) async fn create_catalog(
     let failed = |source| Error::Backend { catalog: request.name.clone(), source };
     service.hypervisor().check(plan).await.map_err(failed)?;
     service.disks().check(&request.cache).await.map_err(failed)?;
-    check_pool(&request.name, &request.cache, request.keep_ready)?;
+    let pool = pool_of(&request).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
+    check_pool(&pool, &request.cache)?;
     let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
     NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_seal_removes(&request.seal_removes)
@@ -104,7 +106,9 @@ pub(super) async fn create_catalog(
         seal_removes: request.seal_removes,
         name_rule,
         first_number: request.first_number,
-        keep_ready: request.keep_ready,
+        keep_ready: pool.keep_ready,
+        ready_hours: pool.ready_hours,
+        stop_idle_s: pool.stop_idle_s,
         name: request.name,
         image: request.image,
         pin: None,
@@ -119,6 +123,18 @@ pub(super) async fn create_catalog(
     let handle = service.clone();
     let record = service.to_the_end(async move { create(&handle, &caller, record).await }).await?;
     Ok((StatusCode::CREATED, Json(service.changed_catalog_view(record).await)))
+}
+
+/// How many machines are kept ready, and when.
+fn pool_of(request: &CreateCatalog) -> Result<PoolRecord, Problem> {
+    let ready_hours = request.ready_hours.clone().map(clock_hours::settled).transpose()?;
+    let usual = if ready_hours.is_some() { DEFAULT_STOP_IDLE_S } else { 0 };
+    Ok(PoolRecord {
+        catalog: request.name.clone(),
+        keep_ready: request.keep_ready,
+        ready_hours,
+        stop_idle_s: request.stop_idle_s.unwrap_or(usual),
+    })
 }
 
 async fn create(service: &Service, caller: &Caller, record: CatalogRecord) -> Result<CatalogRecord, Failure> {

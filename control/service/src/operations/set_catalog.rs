@@ -3,8 +3,10 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
-use headwater_api::{Catalog, Problem, ProblemKind, SetCatalog, check_seal_removes};
-use headwater_db::CatalogRecord;
+use headwater_api::{
+    Catalog, DEFAULT_STOP_IDLE_S, Hours, Problem, ProblemKind, SetCatalog, check_seal_removes,
+};
+use headwater_db::{CatalogRecord, PoolRecord};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -12,6 +14,7 @@ use crate::backend::BackendError;
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
 use crate::claims::check_pool;
+use crate::clock_hours;
 use crate::extract::{Body, Name};
 use crate::retention::{ReferenceKind, Referrer};
 
@@ -37,26 +40,31 @@ pub(super) async fn set_catalog(
     Name(name): Name,
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
-    let SetCatalog { image, keep_ready, seal_removes } = request;
-    if image.is_none() && keep_ready.is_none() && seal_removes.is_none() {
-        let nothing = "nothing is to change of the catalog: give 'image', 'keep_ready' or 'seal_removes'";
+    let SetCatalog { image, keep_ready, ready_hours, ready_always, stop_idle_s, seal_removes } = request;
+    if ready_always && ready_hours.is_some() {
+        let both = "'ready_hours' and 'ready_always' contradict each other: give one of them";
+        return Err(Failure(Problem::new(ProblemKind::Invalid, both)));
+    }
+    let ready_hours = ready_hours.map(clock_hours::settled).transpose().map_err(Failure)?;
+    let pool = SetPool { keep_ready, ready_hours, ready_always, stop_idle_s };
+    if image.is_none() && pool == SetPool::default() && seal_removes.is_none() {
+        let nothing = "nothing is to change of the catalog: give 'image', 'keep_ready', 'ready_hours', 'ready_always', 'stop_idle_s' or \
+                       'seal_removes'";
         return Err(Failure(Problem::new(ProblemKind::Invalid, nothing.to_owned())));
     }
     let reference = image.as_deref().map(ImageRef::parse).transpose().map_err(Failure)?;
     check_seal_removes(seal_removes.as_deref().unwrap_or_default()).map_err(Failure)?;
     let mut record = service.catalog(&name).await?;
-    if let Some(count) = keep_ready {
-        check_pool(&name, &record.cache, count)?;
-    }
+    check_pool(&pool.of(&record), &record.cache)?;
     if let (Some(reference), Some(image)) = (reference, image) {
         service.is_not_busy(&name).await?;
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_image(&handle, &caller, name, reference, image).await };
         record = service.to_the_end(work).await?;
     }
-    if let Some(count) = keep_ready {
+    if pool != SetPool::default() {
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
-        let work = async move { set_keep_ready(&handle, &caller, name, count).await };
+        let work = async move { set_pool(&handle, &caller, name, pool).await };
         record = service.to_the_end(work).await?;
     }
     if let Some(paths) = seal_removes {
@@ -67,20 +75,56 @@ pub(super) async fn set_catalog(
     Ok(Json(service.changed_catalog_view(record).await))
 }
 
-async fn set_keep_ready(
+/// A change of how many machines are kept ready, and when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct SetPool {
+    keep_ready: Option<u32>,
+    ready_hours: Option<Hours>,
+    ready_always: bool,
+    stop_idle_s: Option<u64>,
+}
+
+impl SetPool {
+    /// What it makes of a catalog.
+    fn of(&self, record: &CatalogRecord) -> PoolRecord {
+        let ready_hours = match self.ready_always {
+            true => None,
+            false => self.ready_hours.clone().or_else(|| record.ready_hours.clone()),
+        };
+        // Hours without an end of machines would begin once, and never end.
+        let is_first = record.ready_hours.is_none() && record.stop_idle_s == 0 && ready_hours.is_some();
+        let usual = if is_first { DEFAULT_STOP_IDLE_S } else { record.stop_idle_s };
+        PoolRecord {
+            catalog: record.name.clone(),
+            keep_ready: self.keep_ready.unwrap_or(record.keep_ready),
+            ready_hours,
+            stop_idle_s: self.stop_idle_s.unwrap_or(usual),
+        }
+    }
+}
+
+async fn set_pool(
     service: &Service,
     caller: &Caller,
     name: String,
-    count: u32,
+    change: SetPool,
 ) -> Result<CatalogRecord, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
-    repo.catalogs().set_keep_ready(&name, count).await?;
-    let detail = format!("{} -> {count} kept ready", record.keep_ready);
+    let before = SetPool::default().of(&record);
+    let pool = change.of(&record);
+    repo.catalogs().set_pool(&pool).await?;
+    let words = |pool: &PoolRecord| {
+        let hours = pool.ready_hours.as_ref().map_or_else(|| "always".to_owned(), ToString::to_string);
+        format!("{} kept ready {hours}, stop idle {} s", pool.keep_ready, pool.stop_idle_s)
+    };
+    let detail = format!("{} -> {}", words(&before), words(&pool));
     repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
-    record.keep_ready = count;
+    record.keep_ready = pool.keep_ready;
+    record.ready_hours = pool.ready_hours;
+    record.stop_idle_s = pool.stop_idle_s;
     Ok(record)
 }
 

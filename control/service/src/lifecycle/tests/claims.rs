@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use headwater_api::{Claim, ClaimRequest};
-use headwater_db::CatalogRecord;
+use headwater_api::{Claim, ClaimRequest, Hours};
+use headwater_db::{CatalogRecord, PoolRecord};
 
 use super::*;
 use crate::answer::Explain;
@@ -33,6 +33,8 @@ async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
         name_rule: "class-#".to_owned(),
         first_number: 1,
         keep_ready,
+        ready_hours: None,
+        stop_idle_s: 0,
         seal_removes: Vec::new(),
         created_at_ms: 0,
     };
@@ -91,6 +93,59 @@ async fn machines_are_kept_ready_and_one_that_is_claimed_is_replaced() {
         fixture.events().await.iter().filter(|event| event.action == action).count()
     };
     assert_eq!((said("claimed").await, said("claim ended").await), (2, 2));
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_pool_follows_the_clock_and_leaves_machines_that_are_used() {
+    const HOUR_MS: u64 = 3_600_000;
+    let fixture = Fixture::new().await;
+    class(&fixture, 4, 3).await;
+    // Monday, 2026-11-30, 06:59 in Berlin.
+    let monday_ms = 1_795_996_800_000 + 6 * HOUR_MS - 60_000;
+    fixture.host.now_ms.store(monday_ms, Ordering::SeqCst);
+    let pool = PoolRecord {
+        catalog: "class".to_owned(),
+        keep_ready: 3,
+        ready_hours: Some(Hours::parse("mon-fri 07:00-19:00 Europe/Berlin").unwrap()),
+        stop_idle_s: 600,
+    };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.catalogs().set_pool(&pool).await.unwrap();
+    repo.save().await.unwrap();
+    let on = || fixture.service.active_map().len();
+    let keeping = keep(&fixture.service);
+    // A claim that waits gets a machine before the hours, too.
+    let early = claim(&fixture, waiting("anna")).await.unwrap();
+    assert_eq!(on(), 1);
+    fixture.host.now_ms.store(monday_ms + 60_000, Ordering::SeqCst);
+    until("three are ready beside the claimed one", async || on() == 4).await;
+    // Somebody works in one of them without a claim.
+    let all_on = || fixture.service.active_map().values().cloned().collect::<Vec<_>>();
+    let free = all_on().into_iter().find(|it| it.name != early.machine).unwrap();
+    until("it is up", async || {
+        fixture.service.record(&free.name).await.unwrap().state == MachineState::Running
+    })
+    .await;
+    free.use_it();
+    // 19:00: those that nobody has are switched off ten minutes later, and no machine is started.
+    fixture.host.now_ms.store(monday_ms + 60_000 + 12 * HOUR_MS, Ordering::SeqCst);
+    until("the pool has seen the end of its hours", async || {
+        fixture.service.keep_pools().await.unwrap();
+        fixture.service.claims_state().pool_excess("class") == 2
+    })
+    .await;
+    assert_eq!(on(), 4);
+    fixture.host.now_ms.store(monday_ms + 60_000 + 12 * HOUR_MS + 600_000, Ordering::SeqCst);
+    until("two are left", async || on() == 2).await;
+    let mut left: Vec<_> = all_on().iter().map(|it| it.name.clone()).collect();
+    left.sort();
+    let mut expected = vec![early.machine.clone(), free.name.clone()];
+    expected.sort();
+    assert_eq!(left, expected);
+    // A machine that is given back in the evening is reset and not kept on.
+    fixture.service.release(&Caller::admin("broker"), &early.machine).await.unwrap();
+    until("it is off", async || on() == 1).await;
     keeping.abort();
 }
 

@@ -71,6 +71,8 @@ impl Fixture {
             seal_removes: Vec::new(),
             platform: record.platform.clone(),
             keep_ready: 0,
+            ready_hours: None,
+            stop_idle_s: 0,
             created_at_ms: 0,
         };
         repo.catalogs().add(&catalog).await.unwrap();
