@@ -157,10 +157,14 @@ export interface ChannelRequest {
 
 /** A claim. */
 export interface Claim {
+  /** Where others reach the guest, as its agent says, IPv4 first. Empty if it has not said so yet. */
+  addresses?: string[];
   /** The catalog. */
   catalog: string;
   /** Who asked for it. */
   claimed_by: string;
+  /** The command that opens its console. */
+  console?: string;
   /** When. */
   created_at_ms: number;
   /** Why it has ended. Its machine is being reset, and the claim is gone after that. */
@@ -177,6 +181,10 @@ export interface Claim {
   mac: string;
   /** The machine. */
   machine: string;
+  /** What of the guest ends it. */
+  reset_on?: ResetOn;
+  /** The secret that the guest knows, only in the answer to the request that made it. */
+  secret?: string;
 }
 
 /** All claims. */
@@ -191,6 +199,10 @@ export interface ClaimRequest {
   for: string;
   /** A request with the key of a claim that lasts is answered with that claim: a client that lost the answer asks again. */
   key?: string;
+  /** When it ends by itself. */
+  reset_on?: ResetOn;
+  /** Make a secret that the guest and the holder alone know. The guest needs the agent of QEMU, and gets it in `/run/headwater/claim.json`. */
+  secret?: boolean;
   /** For how long, in seconds. Without it, until it is released or the guest switches itself off. */
   ttl_s?: number;
   /** How long to wait for a machine if none is ready; a machine that is off is started then. At most 3,600. */
@@ -913,6 +925,9 @@ export interface Removed {
   /** The names of what is gone. */
   removed: string[];
 }
+
+/** What of a guest ends its claim, besides its release and the end of its time. */
+export type ResetOn = "shutdown" | "logoff";
 
 /** Whether a version is taken out of use, or brought back. */
 export interface RetireRequest {

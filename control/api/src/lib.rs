@@ -50,7 +50,9 @@ pub use catalog::{
     Catalog, CatalogList, CreateCatalog, DEFAULT_STOP_IDLE_S, MAX_STOP_IDLE_S, SEAL_REMOVES_MAX, SetCatalog,
     check_guest_path, check_seal_removes,
 };
-pub use claim::{Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS};
+pub use claim::{
+    Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS, OneTimeSecret, ResetOn,
+};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
 pub use host::{CreateJoinToken, Host, HostList, HostState, JoinToken, SetHost};

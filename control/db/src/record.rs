@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, Role, TaskState, Wanted,
+    BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, ResetOn, Role,
+    TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -290,6 +291,8 @@ pub struct ClaimRecord {
     pub created_at_ms: u64,
     /// When it ends.
     pub expires_at_ms: Option<u64>,
+    /// What of the guest ends it.
+    pub reset_on: ResetOn,
     /// Why it has ended.
     pub ended: Option<String>,
 }

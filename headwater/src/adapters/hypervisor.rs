@@ -1,5 +1,6 @@
 //! Machines under QEMU.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -312,6 +313,14 @@ impl Vm for QemuVm {
 
     async fn screenshot(&self) -> Result<Vec<u8>, BackendError> {
         self.guest.screenshot().await.map_err(failed)
+    }
+
+    async fn addresses(&self) -> Result<Vec<IpAddr>, BackendError> {
+        self.guest.agent().addresses(AGENT_PATIENCE).await.map_err(failed)
+    }
+
+    async fn users(&self) -> Result<usize, BackendError> {
+        self.guest.agent().users(AGENT_PATIENCE).await.map_err(failed)
     }
 
     async fn exec(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::platform::{Display, Firmware, Network};
 use headwater_api::{
-    Batch, BootFrom, CacheSettings, DiskTransport, Hours, MachineSort, Problem, RollRequest,
+    Batch, BootFrom, CacheSettings, DiskTransport, Hours, MachineSort, Problem, ResetOn, RollRequest,
 };
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
@@ -377,6 +377,13 @@ pub enum CatalogCommand {
         /// A text that is the same if this is tried again: the answer is the same claim then
         #[arg(long)]
         key: Option<String>,
+        /// Make a secret that the guest and the holder alone know, and print it in a second line. The guest needs the agent of QEMU, and finds
+        /// it in /run/headwater/claim.json
+        #[arg(long)]
+        secret: bool,
+        /// End the claim when the guest is off (shutdown), or also when its last user has logged off (logoff)
+        #[arg(long, value_name = "WHEN", default_value = "shutdown", value_parser = ResetOn::parse)]
+        reset_on: ResetOn,
     },
     /// List who has which machine
     Claims {

@@ -82,19 +82,10 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 show_change(&catalog, &request, is_list_set)?;
             }
         }
-        CatalogCommand::Claim { catalog, holder, ttl, wait, key } => {
-            let request = ClaimRequest { holder, ttl_s: ttl, wait_s: wait, key };
+        CatalogCommand::Claim { catalog, holder, ttl, wait, key, secret, reset_on } => {
+            let request = ClaimRequest { holder, ttl_s: ttl, wait_s: wait, key, secret, reset_on };
             let claim = client.claim(&catalog, &request).await?;
-            if json {
-                show::json(&claim)?;
-            } else {
-                let until = claim.expires_at_ms.map_or_else(
-                    || "until it is released or switches itself off".to_owned(),
-                    |end| format!("until {}", show::time(end)),
-                );
-                show::aside(&format!("claimed for {} {until}\n", show::printable(&claim.holder)));
-                show::line(&claim.machine)?;
-            }
+            if json { show::json(&claim)? } else { show_claim(&claim)? }
         }
         CatalogCommand::Claims { catalog } => {
             let list = client.claims(catalog.as_deref()).await?;
@@ -249,18 +240,39 @@ fn show_list(catalogs: &[Catalog]) -> anyhow::Result<()> {
     show::table(&["CATALOG", "IMAGE", "PINNED TO", "NEXT", "MACHINES", "OLD"], catalogs.iter().map(row))
 }
 
+/// The machine, and its secret if it has one, alone on the standard output: a script reads them from there.
+fn show_claim(claim: &Claim) -> anyhow::Result<()> {
+    let until = claim.expires_at_ms.map_or_else(
+        || "until it is released or switches itself off".to_owned(),
+        |end| format!("until {}", show::time(end)),
+    );
+    let addresses: Vec<String> = claim.addresses.iter().map(ToString::to_string).collect();
+    let at = match addresses.is_empty() {
+        true => "its guest has not said its addresses".to_owned(),
+        false => format!("its addresses: {}", addresses.join(", ")),
+    };
+    let holder = show::printable(&claim.holder);
+    show::aside(&format!(
+        "claimed for {holder} {until}; {at}; its console: {}\n",
+        show::printable(&claim.console)
+    ));
+    show::line(&claim.machine)?;
+    claim.secret.as_ref().map_or(Ok(()), |secret| show::line(&secret.0))
+}
+
 fn show_claims(claims: &[Claim]) -> anyhow::Result<()> {
     let row = |claim: &Claim| {
         vec![
             claim.machine.clone(),
             claim.catalog.clone(),
             show::printable(&claim.holder),
+            claim.addresses.first().map_or_else(|| "-".to_owned(), ToString::to_string),
             show::time(claim.created_at_ms),
             claim.expires_at_ms.map_or_else(|| "-".to_owned(), show::time),
             claim.ended.as_deref().map_or_else(|| "claimed".to_owned(), |why| format!("is reset: {why}")),
         ]
     };
-    show::table(&["MACHINE", "CATALOG", "FOR", "SINCE", "UNTIL", "STATE"], claims.iter().map(row))
+    show::table(&["MACHINE", "CATALOG", "FOR", "ADDRESS", "SINCE", "UNTIL", "STATE"], claims.iter().map(row))
 }
 
 async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {

@@ -116,3 +116,51 @@ fn a_pool_is_ready_in_its_hours_only() {
     }
     assert!(daemon.cli(&["catalog", "show", "class"]).ok().contains("after 1 s"));
 }
+
+/// With the Debian guest, whose agent answers.
+#[test]
+fn a_guest_knows_the_secret_of_its_claim_and_its_addresses_are_told() {
+    let daemon = Daemon::start();
+    daemon.cli(&["image", "import", &crate::guests::guest(), "--name", "debian"]).ok();
+    let create = ["catalog", "create", "desk", "debian", "--count", "1", "--ram", "64M", "--disk", "2G"];
+    daemon.cli(&[&create[..], &["--keep-ready", "1"]].concat()).ok();
+    let claim = |more: &[&str]| {
+        daemon
+            .cli(&[&["--json", "catalog", "claim", "desk", "--for", "anna", "--wait", "600s"], more].concat())
+    };
+    let claimed: Value = serde_json::from_str(&claim(&["--secret", "--reset-on", "logoff"]).ok()).unwrap();
+    let secret = claimed["secret"].as_str().unwrap();
+    let sh = |script: &str| {
+        daemon.cli(&["machine", "exec", "desk-01", "--", "sh", "-c", script]).ok().trim().to_owned()
+    };
+    assert_eq!(claimed["console"], "headwater machine console desk-01");
+    let note: Value = serde_json::from_str(&sh("cat /run/headwater/claim.json")).unwrap();
+    assert_eq!((note["secret"].as_str(), &note["claim"]), (Some(secret), &claimed["id"]));
+    assert_eq!(sh("stat -c %a:%U /run/headwater/claim.json"), "600:root");
+    // Its address, now or a moment later.
+    let claims =
+        || -> Value { serde_json::from_str(&daemon.cli(&["--json", "catalog", "claims"]).ok()).unwrap() };
+    wait_until("the address of the guest is known", || claims()["claims"][0]["addresses"][0] == "10.0.2.15");
+    assert_eq!(claims()["claims"][0]["secret"], Value::Null);
+    assert!(daemon.cli(&["catalog", "claims"]).ok().contains("10.0.2.15"));
+    assert!(!daemon.cli(&["events"]).ok().contains(secret));
+    let run = daemon.path();
+    let files = std::process::Command::new("grep").args(["-rl", secret]).arg(run).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&files.stdout), "", "a file has the secret");
+    // A session as systemd knows it, which ends.
+    sh("mkdir -p /run/systemd/sessions; printf 'CLASS=user\\nSTATE=active\\n' >/run/systemd/sessions/test");
+    // Whoever reads it changes the time of its last access.
+    sh("touch -a -d 2001-01-01 /run/systemd/sessions/test");
+    let accessed = "stat -c %X /run/systemd/sessions/test";
+    let before = sh(accessed);
+    wait_until("the daemon has looked for sessions", || sh(accessed) != before);
+    assert_eq!(claims()["claims"][0]["ended"], Value::Null);
+    sh("rm /run/systemd/sessions/test");
+    wait_until("the claim ends with the session", || {
+        daemon.history("desk-01").contains("of anna: its user has logged off")
+    });
+    // An image whose program refuses.
+    wait_until("the claim is gone", || claims()["claims"].as_array().unwrap().is_empty());
+    let again = claim(&[]).ok();
+    assert!(!again.contains("\"secret\""), "{again}");
+}

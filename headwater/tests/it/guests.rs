@@ -21,7 +21,7 @@ const RAM_BYTES: u64 = 64 << 20;
 const USER_DATA: &str = "#!/bin/sh\nsleep 3\nhostname >/var/tmp/applied\n";
 
 /// The Debian guest, built unless it is there.
-fn guest() -> String {
+pub fn guest() -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/build");
     let output = Command::new(&script).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.unwrap_or_else(|e| panic!("cannot run {}: {e}", script.display()));

@@ -12,6 +12,7 @@ mod abandoned_exec;
 mod connection;
 mod freeze;
 mod generalise;
+mod guest_facts;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

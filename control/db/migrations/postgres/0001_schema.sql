@@ -143,6 +143,7 @@ CREATE TABLE claims (
     claimed_by    TEXT    NOT NULL,
     created_at_ms BIGINT  NOT NULL,
     expires_at_ms BIGINT,
+    reset_on      TEXT    NOT NULL,
     ended         TEXT
 );
 

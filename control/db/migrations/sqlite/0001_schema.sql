@@ -142,6 +142,7 @@ CREATE TABLE claims (
     claimed_by    TEXT    NOT NULL,
     created_at_ms INTEGER NOT NULL,
     expires_at_ms INTEGER,
+    reset_on      TEXT    NOT NULL,
     ended         TEXT
 ) STRICT;
 

@@ -1,17 +1,19 @@
 //! The statements that read and change claims.
 
 use async_trait::async_trait;
+use headwater_api::ResetOn;
 use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::ClaimRecord;
 use crate::repository::ClaimRepository;
 use crate::sql::Unit;
-use crate::sql::statement::{Insert, Row, Statement};
+use crate::sql::statement::{Insert, Row, Statement, unreadable};
 
 pub(super) struct Claims<'a>(pub(super) &'a mut Unit);
 
 fn record(row: &Row) -> Result<ClaimRecord, DbError> {
+    let reset_on: String = row.get("reset_on")?;
     Ok(ClaimRecord {
         id: row.uuid("id")?,
         machine: row.uuid("machine")?,
@@ -20,6 +22,7 @@ fn record(row: &Row) -> Result<ClaimRecord, DbError> {
         claimed_by: row.get("claimed_by")?,
         created_at_ms: row.number("created_at_ms")?,
         expires_at_ms: row.maybe_number("expires_at_ms")?,
+        reset_on: ResetOn::parse(&reset_on).map_err(|_| unreadable("reset_on", &reset_on))?,
         ended: row.get("ended")?,
     })
 }
@@ -35,6 +38,7 @@ impl ClaimRepository for Claims<'_> {
             .set("claimed_by", &claim.claimed_by)
             .set("created_at_ms", claim.created_at_ms)
             .set("expires_at_ms", claim.expires_at_ms)
+            .set("reset_on", claim.reset_on.name())
             .set("ended", &claim.ended);
         self.0.add(insert, || format!("claim of machine {}", claim.machine)).await
     }

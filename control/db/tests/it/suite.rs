@@ -6,7 +6,7 @@ use std::time::Duration;
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, HostState, Hours, Identity, MachineSort,
-    MachineState, Position, Role, TaskState, Wanted,
+    MachineState, Position, ResetOn, Role, TaskState, Wanted,
 };
 use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
@@ -381,6 +381,7 @@ pub async fn a_machine_has_one_claim(db: &dyn Database) {
         claimed_by: "uid 0".to_owned(),
         created_at_ms: u64::try_from(number).unwrap(),
         expires_at_ms: Some(9),
+        reset_on: ResetOn::Logoff,
         ended: None,
     };
     let mut repo = db.write().await.unwrap();
@@ -673,6 +674,7 @@ pub async fn machines_are_listed_in_pages(db: &dyn Database) {
         claimed_by,
         created_at_ms: 0,
         expires_at_ms,
+        reset_on: ResetOn::Shutdown,
         ended: None,
     };
     repo.claims().add(&claim).await.unwrap();

@@ -1,5 +1,6 @@
 //! Running machines, as the service needs it.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,6 +183,12 @@ pub trait Vm: Send + Sync + 'static {
 
     /// What its display shows now, as a PNG.
     async fn screenshot(&self) -> Result<Vec<u8>, BackendError>;
+
+    /// The addresses by which others reach the guest, as its agent says.
+    async fn addresses(&self) -> Result<Vec<IpAddr>, BackendError>;
+
+    /// How many users are logged in, as its agent says.
+    async fn users(&self) -> Result<usize, BackendError>;
 
     /// Runs a command in the guest, through its agent, which reads `input`.
     async fn exec(

@@ -8,16 +8,17 @@
 //! boot begins with a pristine disk: so nobody gets a machine that somebody else has used. The rows are checked and written in one
 //! transaction, so that a machine has one holder.
 
+mod handover;
 mod plan;
 mod pool;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headwater_api::{
     BootFrom, CacheSettings, Claim, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS,
-    MAX_STOP_IDLE_S, MachineState, ProblemKind, Wanted,
+    MAX_STOP_IDLE_S, MachineState, OneTimeSecret, ProblemKind, ResetOn, Wanted,
 };
 use headwater_db::{ClaimRecord, DbError, MachineRecord, PoolRecord, Repository};
 use tokio::time::Instant;
@@ -27,6 +28,7 @@ use crate::Service;
 use crate::answer::{Explain, problem};
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
+use crate::lifecycle::Active;
 
 /// How often a claim that waits looks for a machine.
 const LOOK: Duration = Duration::from_millis(100);
@@ -70,6 +72,8 @@ pub(crate) enum ClaimError {
     NoneReady { catalog: String, machines: usize, claimed: usize },
     #[error("cannot claim a machine of catalog '{catalog}': the claim with the key '{key}' has ended")]
     KeyEnded { catalog: String, key: String },
+    #[error("cannot claim machine '{machine}' with a secret: {why}")]
+    Secret { machine: String, why: String },
     #[error("cannot switch idle machines of catalog '{0}' off after more than {MAX_STOP_IDLE_S} s")]
     LongIdle(String),
     #[error("there is no claim '{0}', and no claimed machine of that name")]
@@ -93,7 +97,7 @@ impl Explain for ClaimError {
             Self::NoneReady { .. } | Self::KeyEnded { .. } => ProblemKind::Conflict,
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
-            Self::Random(_) => ProblemKind::Failed,
+            Self::Random(_) | Self::Secret { .. } => ProblemKind::Failed,
             Self::Catalog(e) => e.kind(),
             Self::Db(e) => e.kind(),
         }
@@ -108,6 +112,10 @@ impl Explain for ClaimError {
             Self::NoneReady { catalog, .. } => Some(format!(
                 "wait for one with --wait, or have some ready: 'headwater catalog set {catalog} --keep-ready COUNT', 'headwater catalog scale'"
             )),
+            Self::Secret { .. } => Some(
+                "the image needs qemu-guest-agent, and /etc/headwater/claimed, if it is there, must end with 0; or claim without --secret"
+                    .to_owned(),
+            ),
             Self::KeyEnded { .. } => Some("use another key for another claim".to_owned()),
             Self::Unknown(_) => Some("'headwater catalog claims' shows all".to_owned()),
             Self::Catalog(e) => e.advice(),
@@ -161,18 +169,22 @@ fn view(claim: ClaimRecord, machine: &MachineRecord) -> Claim {
         catalog: machine.catalog.clone().unwrap_or_default(),
         machine: machine.name.clone(),
         mac: machine.mac.clone(),
+        addresses: Vec::new(),
+        console: format!("headwater machine console {}", machine.name),
+        secret: None,
         holder: claim.holder,
         key: claim.key,
         claimed_by: claim.claimed_by,
         created_at_ms: claim.created_at_ms,
         expires_at_ms: claim.expires_at_ms,
+        reset_on: claim.reset_on,
         ended: claim.ended,
     }
 }
 
 /// What one look for a machine found.
 enum Found {
-    Claimed(Claim),
+    Claimed(Box<Claim>),
     /// How many machines there are, and how many of them are claimed.
     None(usize, usize),
 }
@@ -193,13 +205,13 @@ impl Service {
         let end = Instant::now() + wait;
         let _demand = (!wait.is_zero()).then(|| self.demand(&catalog));
         loop {
-            let (service, caller) = (self.clone(), caller.clone());
+            let (service, asking) = (self.clone(), caller.clone());
             let (of, wish) = (catalog.clone(), request.clone());
             // To the end: a client that hangs up must not leave a claim that nobody hears of in the middle.
             let found =
-                self.to_the_end(async move { service.look_and_claim(&caller, &of, wish).await }).await?;
+                self.to_the_end(async move { service.look_and_claim(&asking, &of, wish).await }).await?;
             let (machines, claimed) = match found {
-                Found::Claimed(claim) => return Ok(claim),
+                Found::Claimed(claim) => return self.complete(caller, *claim, request.secret).await,
                 Found::None(machines, claimed) => (machines, claimed),
             };
             if self.is_stopping() {
@@ -210,6 +222,36 @@ impl Service {
             }
             tokio::time::sleep(LOOK).await;
         }
+    }
+
+    /// Adds what the holder of a claim is given besides the machine.
+    async fn complete(&self, caller: Caller, mut claim: Claim, secret: bool) -> Result<Claim, ClaimError> {
+        let machine = self.db().read().await?.machines().by_name(&claim.machine).await?;
+        // It may have ended by itself meanwhile, and its claim with it.
+        let Some(active) = machine.and_then(|machine| self.active(machine.uuid)) else { return Ok(claim) };
+        claim.addresses = self.addresses_of(&active).await;
+        if !secret {
+            return Ok(claim);
+        }
+        let service = self.clone();
+        // To the end: a guest that got a secret which nobody hears of is reset.
+        self.to_the_end(async move {
+            match service.hand_over(&claim, &active).await {
+                Ok(secret) => {
+                    claim.secret = Some(OneTimeSecret(secret));
+                    Ok(claim)
+                }
+                Err(why) => {
+                    let records = service.db().read().await?.claims().list().await?;
+                    if let Some(record) = records.into_iter().find(|record| record.id == claim.id) {
+                        let told = "its secret could not be given to the guest";
+                        service.end_claim(&caller, &record, told).await?;
+                    }
+                    Err(ClaimError::Secret { machine: claim.machine, why })
+                }
+            }
+        })
+        .await
     }
 
     async fn look_and_claim(
@@ -226,7 +268,7 @@ impl Service {
             let machine = repo.machines().by_uuid(claim.machine).await?;
             return match machine.filter(|it| it.catalog.as_deref() == Some(catalog) && claim.ended.is_none())
             {
-                Some(machine) => Ok(Found::Claimed(view(claim.clone(), &machine))),
+                Some(machine) => Ok(Found::Claimed(Box::new(view(claim.clone(), &machine)))),
                 None => Err(ClaimError::KeyEnded { catalog: catalog.to_owned(), key: key.clone() }),
             };
         }
@@ -257,6 +299,7 @@ impl Service {
                 claimed_by: caller.principal.clone(),
                 created_at_ms: now_ms,
                 expires_at_ms: request.ttl_s.map(|ttl| now_ms.saturating_add(ttl.saturating_mul(1000))),
+                reset_on: request.reset_on,
                 ended: None,
             };
             repo.claims().add(&claim).await?;
@@ -269,7 +312,7 @@ impl Service {
                 self.end_claim(&Caller::daemon(), &claim, "the machine was switched off").await?;
                 return Ok(found);
             }
-            return Ok(Found::Claimed(view(claim, machine)));
+            return Ok(Found::Claimed(Box::new(view(claim, machine))));
         }
         Ok(found)
     }
@@ -290,7 +333,8 @@ impl Service {
             let is_meant =
                 |machine: &MachineRecord| catalog.is_none_or(|it| machine.catalog.as_deref() == Some(it));
             if let Some(machine) = machine.filter(is_meant) {
-                views.push(view(claim, &machine));
+                let known = self.active(machine.uuid).and_then(|active| active.guest().addresses());
+                views.push(Claim { addresses: known.unwrap_or_default(), ..view(claim, &machine) });
             }
         }
         Ok(views)
@@ -379,9 +423,31 @@ impl Service {
                 self.end_claim(&daemon, &claim, "its time is over").await?;
             } else if self.is_off(claim.machine).await? {
                 self.end_claim(&daemon, &claim, "the machine is off").await?;
+            } else if let Some(active) = self.active(claim.machine) {
+                self.look_at_guest(claim, &active);
             }
         }
         Ok(())
+    }
+
+    /// Asks the guest of a claimed machine for what is not known yet, and ends the claim if its user has logged off.
+    fn look_at_guest(&self, claim: ClaimRecord, active: &Arc<Active>) {
+        drop(self.learn_addresses(active));
+        if claim.reset_on != ResetOn::Logoff {
+            return;
+        }
+        let (service, active, under_way) = (self.clone(), Arc::clone(active), self.begin_operation());
+        // Beside the rest: a guest may take its time.
+        tokio::spawn(async move {
+            let _under_way = under_way;
+            if !service.has_logged_off(&active).await {
+                return;
+            }
+            let ended = service.end_claim(&Caller::daemon(), &claim, "its user has logged off").await;
+            if let Err(error) = ended {
+                tracing::warn!(machine = %claim.machine, "the claim of a user who has logged off goes on: {error}");
+            }
+        });
     }
 
     /// Whether a machine is off, and nobody is about to switch it on again.

@@ -1,9 +1,9 @@
 //! Which machines of a pool are started and switched off: pure.
 //!
 //! ```text
-//!   wanted = --keep-ready within the hours, else 0; plus a machine for each claim that waits
-//!   fewer are ready  --> machines that are off are started, a few at a time
-//!   more are ready   --> those that are too many for longer than --stop-idle are switched off
+//!   wanted = --keep-ready within the hours, else 0; plus a machine for each claim that waits.
+//!   fewer are ready  --> machines that are off are started, a few at a time.
+//!   more are ready   --> machines that are too many for longer than --stop-idle are switched off.
 //! ```
 //! A machine that somebody has, or has worked in, is never switched off here.
 
@@ -14,7 +14,7 @@ use uuid::Uuid;
 /// How many machines of one catalog are started, and how many are switched off, at a time.
 pub(super) const AT_A_TIME: usize = 4;
 
-/// What a machine of a pool does.
+/// The state of a machine of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberState {
     /// It can be started. A machine that crashed last may do so again.
@@ -97,7 +97,7 @@ pub(super) fn plan(pool: &Pool, now_ms: u64, excess_since: &mut HashMap<Uuid, u6
         pool.machines.iter().rev().filter(|member| member.state == MemberState::Free).collect();
     // The same ones as before, else a machine would never be too many for long. Of others those with the highest numbers.
     free.sort_by_key(|member| excess_since.get(&member.uuid).copied().unwrap_or(u64::MAX));
-    // Those that start are left to come up.
+    // A machine that is being started comes up first.
     let excess: Vec<&Member> = free.into_iter().take(ready - pool.wanted).collect();
     let since: HashMap<Uuid, u64> = excess
         .iter()

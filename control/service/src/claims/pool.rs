@@ -129,6 +129,13 @@ impl Service {
                 repo.claims().list().await?.into_iter().map(|claim| claim.machine).collect();
             let members = lendable(self, &mut *repo, &catalog).await?;
             drop(repo);
+            for machine in &members {
+                // A claim is not to wait for what the guest says.
+                if let Some(active) = self.active(machine.uuid).filter(|active| active.boot_time().is_some())
+                {
+                    drop(self.learn_addresses(&active));
+                }
+            }
             for step in self.pool_steps(&catalog, wanted, &members, &claimed) {
                 self.take_step(step);
             }

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::{Disk, Vm};
 use crate::lifecycle::alarm::RaisedAlarm;
+use crate::lifecycle::guest_facts::GuestFacts;
 
 /// A boot that ends with a restart of the guest before this counts as quick.
 const QUICK_BOOT: Duration = Duration::from_secs(10);
@@ -41,6 +42,7 @@ pub struct Active {
     console_client: Mutex<String>,
     /// Somebody worked in its guest.
     is_used: AtomicBool,
+    guest: GuestFacts,
 }
 
 /// How long it took until the guest was up, and what was read from the image until then.
@@ -83,6 +85,7 @@ impl Active {
             console: Arc::new(Semaphore::new(1)),
             console_client: Mutex::default(),
             is_used: AtomicBool::new(false),
+            guest: GuestFacts::default(),
         }
     }
 
@@ -137,6 +140,11 @@ impl Active {
             }
             _ => Err(holder.clone()),
         }
+    }
+
+    /// What its guest said.
+    pub(crate) fn guest(&self) -> &GuestFacts {
+        &self.guest
     }
 
     /// Notes that somebody works in its guest: nobody else is to get the machine before it is reset.

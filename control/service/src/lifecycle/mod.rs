@@ -33,6 +33,7 @@ pub(crate) mod boot;
 pub(crate) mod disk_readers;
 mod error;
 mod generalise;
+pub(crate) mod guest_facts;
 mod limits;
 pub(crate) mod maintenance;
 pub(crate) mod pending_events;

@@ -20,7 +20,7 @@ mod slow_store;
 mod targets;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -190,6 +190,10 @@ struct Host {
     execs_hang: AtomicBool,
     exec_hangs: Notify,
     exec_goes_on: Notify,
+    /// What commands in guests read, how they end, and the addresses of all guests.
+    exec_inputs: Mutex<Vec<String>>,
+    exec_code: AtomicI32,
+    addresses: Mutex<Vec<std::net::IpAddr>>,
     /// A start waits while this is set.
     starts_wait: AtomicBool,
     start_waits: Notify,
@@ -459,12 +463,25 @@ impl Vm for FakeVm {
     async fn screenshot(&self) -> Result<Vec<u8>, BackendError> {
         Ok(b"a PNG".to_vec())
     }
-    async fn exec(&self, _: &[String], _: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
+    async fn addresses(&self) -> Result<Vec<std::net::IpAddr>, BackendError> {
+        Ok(self.1.addresses.lock().unwrap().clone())
+    }
+    async fn users(&self) -> Result<usize, BackendError> {
+        Ok(0)
+    }
+    async fn exec(&self, _: &[String], input: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
         if self.1.execs_hang.load(Ordering::SeqCst) {
             self.1.exec_hangs.notify_one();
             std::future::pending::<()>().await;
         }
-        unused()
+        if input.is_empty() {
+            return unused();
+        }
+        let input = String::from_utf8(input).unwrap();
+        self.1.exec_inputs.lock().unwrap().push(input.clone());
+        // As a guest that says what it read.
+        let exit_code = self.1.exec_code.load(Ordering::SeqCst);
+        Ok(ExecOutput { exit_code, stderr: input.into_bytes(), ..ExecOutput::default() })
     }
 }
 

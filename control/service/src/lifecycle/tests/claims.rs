@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use headwater_api::{Claim, ClaimRequest, Hours};
+use headwater_api::{Claim, ClaimRequest, Hours, ResetOn};
 use headwater_db::{CatalogRecord, PoolRecord};
 
 use super::*;
@@ -10,7 +10,8 @@ use crate::answer::Explain;
 use crate::claims::ClaimError;
 
 fn wish(holder: &str) -> ClaimRequest {
-    ClaimRequest { holder: holder.to_owned(), ttl_s: None, wait_s: None, key: None }
+    let holder = holder.to_owned();
+    ClaimRequest { holder, ttl_s: None, wait_s: None, key: None, secret: false, reset_on: ResetOn::Shutdown }
 }
 
 fn waiting(holder: &str) -> ClaimRequest {
@@ -212,6 +213,77 @@ async fn a_claim_that_is_asked_for_again_is_the_same() {
     assert_eq!(error.kind(), ProblemKind::Conflict);
     fixture.host.starts_wait.store(false, Ordering::SeqCst);
     fixture.host.go_on.notify_waiters();
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_holder_gets_addresses_and_a_secret_that_is_nowhere_else() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 1, 1).await;
+    fixture.host.addresses.lock().unwrap().push("192.0.2.7".parse().unwrap());
+    let keeping = keep(&fixture.service);
+    let wish = ClaimRequest { secret: true, key: Some("job 7".to_owned()), ..waiting("anna") };
+    let claimed = claim(&fixture, wish.clone()).await.unwrap();
+    assert_eq!(claimed.console, format!("headwater machine console {}", claimed.machine));
+    assert_eq!(claimed.addresses, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
+    let secret = claimed.secret.clone().unwrap().0;
+    assert_eq!(secret.len(), 32);
+    let given = || fixture.host.exec_inputs.lock().unwrap().clone();
+    let noted: serde_json::Value = serde_json::from_str(&given()[0]).unwrap();
+    assert_eq!((noted["secret"].as_str(), noted["for"].as_str()), (Some(secret.as_str()), Some("anna")));
+    // No later answer has the secret, and no copy is left.
+    assert_eq!(claims(&fixture).await[0].secret, None);
+    assert!(!format!("{claimed:?}").contains(&secret));
+    let events = format!("{:?}", fixture.events().await);
+    assert!(!events.contains(&secret), "{events}");
+    // A client that lost the answer gets another secret for the same machine.
+    let again = claim(&fixture, wish).await.unwrap();
+    assert_eq!(again.id, claimed.id);
+    assert_ne!(again.secret.unwrap().0, secret);
+    assert_eq!(given().len(), 2);
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_claim_whose_guest_does_not_take_its_secret_ends() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 1, 1).await;
+    let keeping = keep(&fixture.service);
+    fixture.host.exec_code.store(3, Ordering::SeqCst);
+    let refused = claim(&fixture, ClaimRequest { secret: true, ..waiting("anna") }).await.unwrap_err();
+    assert_eq!(refused.kind(), ProblemKind::Failed);
+    let given = fixture.host.exec_inputs.lock().unwrap().pop().unwrap();
+    let secret = serde_json::from_str::<serde_json::Value>(&given).unwrap()["secret"].to_string();
+    let told = refused.to_string();
+    assert!(told.contains("exit code 3") && told.contains("(secret)"), "{told}");
+    assert!(!told.contains(secret.trim_matches('"')), "{told}");
+    // Its machine is reset, and somebody else can have it.
+    until("the claim is gone", async || claims(&fixture).await.is_empty()).await;
+    claim(&fixture, waiting("bert")).await.unwrap();
+    keeping.abort();
+}
+
+#[tokio::test]
+async fn a_claim_ends_when_its_user_logs_off_if_that_is_asked_for() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 2, 2).await;
+    let keeping = keep(&fixture.service);
+    let logoff =
+        claim(&fixture, ClaimRequest { reset_on: ResetOn::Logoff, ..waiting("anna") }).await.unwrap();
+    let other = claim(&fixture, waiting("bert")).await.unwrap();
+    let active = fixture.service.record(&logoff.machine).await.unwrap().uuid;
+    let active = fixture.service.active(active).unwrap();
+    // Nobody has logged in yet: it goes on.
+    assert!(!active.guest().saw_users(0));
+    assert!(!active.guest().saw_users(2));
+    // The next look of the daemon finds nobody.
+    until("the claim ended", async || claims(&fixture).await.len() == 1).await;
+    assert_eq!(claims(&fixture).await[0].id, other.id);
+    let events = fixture.events().await;
+    assert!(
+        events.iter().any(|event| event.detail.contains("of anna: its user has logged off")),
+        "{events:?}"
+    );
     keeping.abort();
 }
 

@@ -1,0 +1,111 @@
+//! Questions to the agent about its guest: its addresses, and who is logged in.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Agent, Exec, MAX_ANSWER_BYTES};
+use crate::error::Result;
+
+/// The most addresses that are read from an answer.
+const ADDRESSES_MAX: usize = 16;
+
+/// Prints how many sessions of users systemd knows; nothing without systemd.
+const SESSIONS: &str = "\
+[ -d /run/systemd/sessions ] || exit
+n=0
+for s in /run/systemd/sessions/*; do
+  [ -f \"$s\" ] && grep -q ^CLASS=user \"$s\" && ! grep -q ^STATE=closing \"$s\" && n=$((n + 1))
+done
+echo $n";
+
+/// A network card, of which only the addresses matter.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Interface {
+    #[serde(default)]
+    ip_addresses: Vec<Address>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Address {
+    ip_address: String,
+}
+
+/// A session in the guest.
+#[derive(Deserialize)]
+struct User {
+    #[expect(dead_code, reason = "an answer without it is another answer")]
+    user: String,
+}
+
+impl Agent {
+    /// The addresses by which others can reach the guest, those of IPv4 first. None yet if it has not configured its network.
+    pub async fn addresses(&self, patience: Duration) -> Result<Vec<IpAddr>> {
+        let asked = "guest-network-get-interfaces";
+        let interfaces: Vec<Interface> =
+            self.call_within(asked, json!({}), MAX_ANSWER_BYTES, patience).await?;
+        Ok(reachable(interfaces))
+    }
+
+    /// How many users are logged in, each as often as they are.
+    pub async fn users(&self, patience: Duration) -> Result<usize> {
+        let asked = self.call_within::<Vec<User>>("guest-get-users", json!({}), MAX_ANSWER_BYTES, patience);
+        let known = asked.await.map(|users| users.len());
+        if matches!(known, Ok(1..)) {
+            return known;
+        }
+        // The agent reads utmp, which newer systems do not have.
+        let command = ["sh", "-c", SESSIONS].map(str::to_owned).to_vec();
+        let output = self.exec(&Exec { command, input: Vec::new(), timeout: patience }).await;
+        let counted =
+            output.ok().and_then(|output| String::from_utf8_lossy(&output.stdout).trim().parse().ok());
+        counted.map_or(known, Ok)
+    }
+}
+
+fn reachable(interfaces: Vec<Interface>) -> Vec<IpAddr> {
+    let all = interfaces.into_iter().flat_map(|interface| interface.ip_addresses);
+    let mut found: Vec<IpAddr> = all
+        .filter_map(|address| address.ip_address.parse().ok())
+        .filter(|address| match address {
+            IpAddr::V4(v4) => !(v4.is_loopback() || v4.is_link_local() || v4.is_unspecified()),
+            IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified()),
+        })
+        .collect();
+    // Stable: the order of the guest within each.
+    found.sort_by_key(IpAddr::is_ipv6);
+    found.truncate(ADDRESSES_MAX);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_guest_itself_are_left_out() {
+        // What qemu-ga 9.2 answers in a Debian guest.
+        let answer = r#"[
+            {"name":"lo","ip-addresses":[{"ip-address-type":"ipv4","ip-address":"127.0.0.1","prefix":8},
+                {"ip-address-type":"ipv6","ip-address":"::1","prefix":128}],"hardware-address":"00:00:00:00:00:00"},
+            {"name":"ens3","ip-addresses":[{"ip-address-type":"ipv6","ip-address":"fec0::5054:ff:fe12:3456","prefix":64},
+                {"ip-address-type":"ipv4","ip-address":"10.0.2.15","prefix":24},
+                {"ip-address-type":"ipv6","ip-address":"fe80::5054:ff:fe12:3456","prefix":64},
+                {"ip-address-type":"ipv4","ip-address":"not an address","prefix":24}],"hardware-address":"52:54:00:12:34:56"},
+            {"name":"down0","hardware-address":"02:00:00:00:00:01"}]"#;
+        let found = reachable(serde_json::from_str(answer).unwrap());
+        let text: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(text, ["10.0.2.15", "fec0::5054:ff:fe12:3456"]);
+    }
+
+    #[test]
+    fn a_guest_with_many_addresses_gives_a_few() {
+        let many = (0..1000).map(|n| Address { ip_address: format!("10.0.{}.{}", n / 250, n % 250 + 1) });
+        let found = reachable(vec![Interface { ip_addresses: many.collect() }]);
+        assert_eq!((found.len(), found[0].to_string()), (ADDRESSES_MAX, "10.0.0.1".to_owned()));
+    }
+}
