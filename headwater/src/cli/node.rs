@@ -20,9 +20,9 @@ pub enum NodeCommand {
         #[arg(required = true, value_name = "URL")]
         urls: Vec<String>,
         /// The token, as 'headwater node token' prints it on the controller; '-' reads it from the standard input, where no other user
-        /// of this host sees it
+        /// of this host sees it. Without a token, a host that has joined gets other URLs for the controllers of its fleet
         #[arg(long, value_name = "TOKEN")]
-        token: String,
+        token: Option<String>,
         /// What to call this host: 1 to 63 of a-z, 0-9 and '-' [default: its host name]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,

@@ -24,12 +24,18 @@ pub async fn run(
 ) -> anyhow::Result<u8> {
     match command {
         NodeCommand::Join { urls, token, name } => {
-            let token = if token == "-" { read_token()? } else { token };
+            let token = match token {
+                Some(token) if token == "-" => Some(read_token()?),
+                token => token,
+            };
             let data_dir = data_dir()?;
             let _lock = data_dir.lock()?;
             let own = daemon::own_host(&data_dir)?;
             let own = OwnHost { name: name.unwrap_or(own.name.clone()), ..own };
-            let fleet = join::join(&data_dir, &urls, &token, own).await?;
+            let fleet = match token {
+                Some(token) => join::join(&data_dir, &urls, &token, own).await?,
+                None => join::set_controllers(&data_dir, &urls)?,
+            };
             if json {
                 show::json(&fleet)?;
             } else {

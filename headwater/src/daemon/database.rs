@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use crate::adapters::retention::DaemonName;
 use crate::data_dir::DataDir;
 use crate::database::{Shared, Usage};
+use crate::fleet::authority::Authority;
 
 /// How often a daemon on standby looks whether the database is free.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
@@ -81,6 +82,19 @@ impl OpenDatabase {
         let lease =
             Some(Lease { database: database.clone(), keeper, is_in_turn: usage == Usage::InTurn, lost });
         Ok(Self { repository: Arc::new(database), lease })
+    }
+
+    /// The database, if other controllers wait for it.
+    pub fn turn(&self) -> Option<PostgresDatabase> {
+        self.lease.as_ref().filter(|lease| lease.is_in_turn).map(|lease| lease.database.clone())
+    }
+
+    /// Whose images are held in a store: those of the data directory, or those of all controllers of the database.
+    pub async fn identity(&self, data_dir: &DataDir) -> anyhow::Result<String> {
+        match self.turn() {
+            Some(_) => Ok(Authority::load_or_make(&*self.repository, String::new()).await?.identity()),
+            None => data_dir.identity(),
+        }
     }
 
     /// Waits until the database is not this daemon's any more, and says why.

@@ -154,6 +154,9 @@ async fn offer_store(
     }
 }
 
+/// The step of a controller on standby.
+const STANDING_BY: &str = "standing by until no other controller has the database";
+
 /// Waits until no other controller has the database, if that is how it is used. The ports are not open before that: a node that finds a
 /// port closed asks the next controller.
 async fn stand_by(
@@ -163,7 +166,7 @@ async fn stand_by(
 ) -> anyhow::Result<Option<OpenDatabase>> {
     match database {
         Some(shared) if shared.usage == Usage::InTurn => {
-            step.send_replace("standing by until no other controller has the database");
+            step.send_replace(STANDING_BY);
             OpenDatabase::open(data_dir, Some(shared.clone())).await.map(Some)
         }
         _ => Ok(None),
@@ -231,12 +234,32 @@ impl Daemon {
         step: watch::Sender<&'static str>,
     ) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
+        let waited = stand_by(&data_dir, options.database.as_ref(), &step).await?;
+        let turn = waited.as_ref().and_then(OpenDatabase::turn);
+        let started = Self::start_locked(data_dir, lock, waited, options, step).await;
+        if started.is_err()
+            && let Some(turn) = turn
+            && let Err(error) = turn.end_lease().await
+        {
+            tracing::warn!(
+                "the database is not given up, and other controllers wait for a few seconds: {error}"
+            );
+        }
+        started
+    }
+
+    async fn start_locked(
+        data_dir: DataDir,
+        lock: DataDirLock,
+        waited: Option<OpenDatabase>,
+        options: Options,
+        step: watch::Sender<&'static str>,
+    ) -> anyhow::Result<Self> {
         // Before anything is changed: most mistakes in an invocation are here.
         let servers = options.store.iter().chain(&options.repair_from);
         let named = NamedServers::new(servers, options.credentials.clone())?;
         let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
         let own = options.listen.map(|_| load()).transpose()?;
-        let waited = stand_by(&data_dir, options.database.as_ref(), &step).await?;
         let nodes = BoundNodes::open(&data_dir, options.nodes, options.database.as_ref()).await?;
         let ports = Ports::bind(options.listen, options.console, options.tls, &data_dir).await?;
         let unix = server::bind_unix(&data_dir.socket()).await?;
@@ -268,7 +291,7 @@ impl Daemon {
         let issued = boot.as_ref().map(boot::Opened::issued);
         let offer = offer_store(&store, options.offer.as_ref(), issued.as_deref()).await?;
         let offer_url = offer.as_ref().map(StoreServer::url);
-        let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
+        let daemon = DaemonName::here(database.identity(&data_dir).await?, data_dir.path());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
         let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives: disk_process.is_some() };
         let host = OwnHost { owns_database: !in_turn, ..own_host(&data_dir)? };

@@ -6,7 +6,7 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::daemon::{Daemon, Options};
+use crate::daemon::{Daemon, Options, STANDING_BY};
 use crate::data_dir::DataDir;
 use crate::signals::EndSignals;
 
@@ -37,6 +37,7 @@ pub async fn start(
     let (steps, step) = watch::channel("beginning");
     let mut starting = tokio::spawn(Daemon::start(data_dir, options, steps));
     let mut slow = tokio::time::interval_at(Instant::now() + PATIENCE, SAID_AGAIN);
+    let mut is_standing_by = false;
     loop {
         tokio::select! {
             started = &mut starting => return started.context("the start broke off")?,
@@ -47,7 +48,14 @@ pub async fn start(
                 let _ = tokio::time::timeout(PATIENCE, &mut starting).await;
                 return Err(EndedAtStart { signal, step }.into());
             }
-            _ = slow.tick() => say(&format!("still starting: {}", *step.borrow())),
+            _ = slow.tick() => {
+                let step = *step.borrow();
+                // A controller may stand by for months.
+                if step != STANDING_BY || !is_standing_by {
+                    say(&format!("still starting: {step}"));
+                }
+                is_standing_by = step == STANDING_BY;
+            }
         }
     }
 }

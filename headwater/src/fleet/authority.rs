@@ -76,6 +76,11 @@ impl Authority {
         Ok(ControllerCertificate { chain, key: key.map_err(|error| anyhow::anyhow!("{failed}: {error}"))? })
     }
 
+    /// A name for all controllers that have it: the first 16 bytes of the hash of its certificate.
+    pub fn identity(&self) -> String {
+        hash_of(&self.certificate).chars().take(32).collect()
+    }
+
     /// Its certificate.
     pub fn der(&self) -> &CertificateDer<'static> {
         &self.certificate

@@ -95,13 +95,32 @@ async fn connect_once(
     let invalid = |error| Problem::new(ProblemKind::Invalid, format!("{error:#}"));
     let addresses = joined.fleet.controllers.iter().map(|url| address(url));
     let addresses = addresses.collect::<anyhow::Result<Vec<_>>>().map_err(invalid)?;
-    let stream = connect_any(&addresses, &config).await?;
-    // With TLS 1.3 the certificate is refused after the handshake of this side.
-    let served = service.serve_controller(stream, stop).await;
-    served.map_err(|problem| match problem.message.contains("fatal alert") {
-        true => not_accepted(&joined.fleet.controllers(), &problem.message),
-        false => problem,
-    })
+    let mut problems = Vec::new();
+    for address in &addresses {
+        let served = match connect(address, Arc::clone(&config)).await {
+            Ok(stream) => service.serve_controller(stream, stop.clone()).await,
+            Err(problem) => Err(problem),
+        };
+        match served {
+            Ok(()) => return Ok(()),
+            // With TLS 1.3 the certificate is refused after the handshake of this side.
+            Err(problem) if problem.message.contains("fatal alert") => {
+                problems.push(not_accepted(&address.url(), &problem.message));
+            }
+            // A controller that has lost its database refuses; the next one may have it.
+            Err(problem) => problems.push(problem),
+        }
+    }
+    Err(worst(problems))
+}
+
+/// The problem that says most: a refusal says more than a server that is away.
+fn worst(mut problems: Vec<Problem>) -> Problem {
+    let first = problems.iter().position(|problem| problem.kind != ProblemKind::Unavailable).unwrap_or(0);
+    match problems.is_empty() {
+        true => Problem::new(ProblemKind::Invalid, "this host knows no controller"),
+        false => problems.swap_remove(first),
+    }
 }
 
 /// Connects to the first address where the controller answers. A controller on standby does not.
@@ -116,10 +135,7 @@ pub async fn connect_any(
             Err(problem) => problems.push(problem),
         }
     }
-    // A refusal says more than a server that is away.
-    let first = problems.iter().position(|problem| problem.kind != ProblemKind::Unavailable).unwrap_or(0);
-    let nothing = || Problem::new(ProblemKind::Invalid, "this host knows no controller");
-    Err(if problems.is_empty() { nothing() } else { problems.swap_remove(first) })
+    Err(worst(problems))
 }
 
 /// Connects, with a handshake.

@@ -71,6 +71,20 @@ pub async fn join(data_dir: &DataDir, urls: &[String], token: &str, own: OwnHost
     }
 }
 
+/// Replaces the URLs of the controllers of a host that has joined. The daemon does not run.
+pub fn set_controllers(data_dir: &DataDir, urls: &[String]) -> anyhow::Result<Fleet> {
+    let addresses = urls.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
+    let Some(mut joined) = membership::load(data_dir)? else {
+        let message = "this host has joined no fleet, so it needs a token";
+        return Err(Problem::new(ProblemKind::Invalid, message)
+            .advise("make one with 'headwater node token' on the controller, and pass it with --token")
+            .into());
+    };
+    joined.fleet.controllers = addresses.iter().map(Address::url).collect();
+    membership::save(data_dir, &joined)?;
+    Ok(joined.fleet)
+}
+
 /// Refuses a host with machines of its own: their names may be those of machines of the fleet. Forgets how many connections an
 /// earlier controller has counted.
 async fn has_nothing(data_dir: &DataDir) -> anyhow::Result<()> {

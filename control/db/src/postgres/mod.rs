@@ -38,6 +38,9 @@ const WRITE: &str =
 /// How a reader begins.
 const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
+/// How long one renewal of the lease may take.
+const RENEW_LIMIT: Duration = Duration::from_secs(10);
+
 /// The oldest release of PostgreSQL that is used: 13.
 const OLDEST: i64 = 130_000;
 
@@ -88,7 +91,12 @@ impl PostgresDatabase {
                 lease::renew(&mut unit).await?;
                 unit.save().await
             };
-            let error = match renewed.await {
+            let renewed = tokio::time::timeout(RENEW_LIMIT, renewed).await;
+            let renewed = renewed.unwrap_or_else(|_| {
+                let why = format!("it has not answered within {} s", RENEW_LIMIT.as_secs());
+                Err(DbError::Away { place: self.connections.place.to_string(), why })
+            });
+            let error = match renewed {
                 Ok(()) => {
                     (renewed_at, told) = (Instant::now(), None);
                     continue;

@@ -414,6 +414,9 @@ impl Service {
     pub(crate) async fn look_after_claims(&self) -> Result<(), DbError> {
         let claims = self.db().read().await?.claims().list().await?;
         for claim in claims {
+            if self.is_elsewhere(claim.machine).await? {
+                continue;
+            }
             if claim.ended.is_some() {
                 self.reset_after(&claim);
                 continue;
@@ -461,6 +464,12 @@ impl Service {
         Ok(is_idle && machine.is_none_or(|machine| !machine.state.is_active()))
     }
 
+    /// Whether a machine is of another host, whose daemon looks after it.
+    async fn is_elsewhere(&self, machine: Uuid) -> Result<bool, DbError> {
+        let machine = self.db().read().await?.machines().by_uuid(machine).await?;
+        Ok(machine.is_some_and(|machine| !self.is_own(&machine)))
+    }
+
     /// Forgets the claims of machines that ended with an earlier daemon.
     pub(crate) async fn end_claims_of_former(&self) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
@@ -469,8 +478,12 @@ impl Service {
             if self.active(claim.machine).is_some() {
                 continue;
             }
-            repo.claims().remove(claim.id).await?;
             let machine = repo.machines().by_uuid(claim.machine).await?;
+            // The controller of that host knows what became of it.
+            if machine.as_ref().is_some_and(|machine| !self.is_own(machine)) {
+                continue;
+            }
+            repo.claims().remove(claim.id).await?;
             if let Some(machine) = machine {
                 let detail = format!("of {}: the daemon ended, and the machine with it", claim.holder);
                 let subject = format!("machine {}", machine.name);

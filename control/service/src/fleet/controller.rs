@@ -66,6 +66,9 @@ pub trait Authority: Send + Sync + 'static {
     fn issue(&self, host: &str, public_key: &str) -> Result<Issued, String>;
 }
 
+/// How often it is looked whether nodes are back.
+const LINK_INTERVAL: Duration = Duration::from_millis(200);
+
 fn refused(kind: ProblemKind, message: impl Into<String>) -> Problem {
     Problem::new(kind, message)
 }
@@ -351,6 +354,30 @@ impl Service {
         let event = self.event(&Caller::daemon(), format!("host {}", record.name), "lost", why);
         repo.events().append(event).await?;
         repo.save().await
+    }
+
+    /// Waits until each node that was connected before is connected again, or its host is lost.
+    pub(crate) async fn nodes_are_back(&self) {
+        loop {
+            let hosts = async { self.db().read().await?.hosts().list().await };
+            match hosts.await {
+                Ok(hosts) => {
+                    let is_awaited = |host: &HostRecord| {
+                        host.fingerprint.is_some()
+                            && host.state == HostState::Up
+                            && self.link(host.id).is_none()
+                    };
+                    if !hosts.iter().any(is_awaited) {
+                        return;
+                    }
+                }
+                Err(error) => tracing::warn!("cannot see which nodes are awaited, and tries again: {error}"),
+            }
+            if self.is_stopping() {
+                return;
+            }
+            tokio::time::sleep(LINK_INTERVAL).await;
+        }
     }
 
     /// Looks for hosts that do not come back after a start of the controller.

@@ -53,6 +53,11 @@ pub(crate) async fn forward(State(service): State<Service>, request: Request, ne
         Ok(None) => return next.run(request).await,
         Err(error) => return Failure::from(error).into_response(),
     };
+    if request.method() != Method::GET
+        && let Err(error) = service.must_have_database().await
+    {
+        return Failure::from(error).into_response();
+    }
     let sent = if path == ATTACH {
         attach(&link, &caller, request).await
     } else {

@@ -36,7 +36,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use headwater_api::HostState;
+use headwater_api::{BootFrom, HostState};
 use headwater_db::{DbError, HostRecord, MachineRecord};
 use uuid::Uuid;
 
@@ -104,7 +104,8 @@ impl Service {
 
     /// Whether a machine is run by this daemon.
     pub(crate) fn is_own(&self, record: &MachineRecord) -> bool {
-        record.host == self.own_host()
+        // A machine that boots from the network runs on no host.
+        record.boot == BootFrom::Network || record.host == self.own_host()
     }
 
     /// The machines that this daemon runs, by name.
@@ -117,8 +118,7 @@ impl Service {
         let host = self.host_parts().clone();
         let mut repo = self.db().write().await?;
         let known = repo.hosts().list().await?;
-        let found =
-            known.iter().find(|it| it.id == host.id || (host.owns_database && it.fingerprint.is_none()));
+        let found = known.iter().find(|it| it.id == host.id).or_else(|| former_self(&host, &known));
         let now_ms = self.now_ms();
         let id = match found {
             Some(found) => {
@@ -176,6 +176,13 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// The host of this daemon under an earlier identity: with a database of its own, the only host that is no node.
+fn former_self<'a>(own: &OwnHost, known: &'a [HostRecord]) -> Option<&'a HostRecord> {
+    let mut without_node = known.iter().filter(|host| host.fingerprint.is_none());
+    let first = without_node.next().filter(|_| own.owns_database)?;
+    without_node.next().is_none().then_some(first)
 }
 
 /// The name, or one with a number if another host has it.

@@ -72,6 +72,12 @@ impl Service {
         Err(LifecycleError::Elsewhere { what, machine: record.name.clone(), host })
     }
 
+    /// Refuses to have a node change something while another controller may have the database.
+    pub(crate) async fn must_have_database(&self) -> Result<(), DbError> {
+        // A unit of changes begins only while the database is this daemon's.
+        self.db().write().await.map(drop)
+    }
+
     /// Has the node of a machine start, stop or reset it: `how` is the end of the path.
     pub(crate) async fn change_remote(
         &self,
@@ -81,6 +87,7 @@ impl Service {
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let link = self.link_to(&record, what).await?;
+        self.must_have_database().await?;
         let _turn = if how.contains("force=true") { None } else { Some(self.lock(record.uuid).await) };
         // The node may have an earlier pin of the machine or of its catalog.
         let record = self.record_of(record.uuid, &record.name).await?;
@@ -101,6 +108,7 @@ impl Service {
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let link = self.link_to(&record, "change").await?;
+        self.must_have_database().await?;
         let _turn = self.lock(record.uuid).await;
         let failed = |source| refused("change", &record, &link, source);
         let path = format!("/api/v1/machines/{}", record.name);
@@ -135,6 +143,7 @@ impl Service {
         caller: &Caller,
     ) -> Result<(), LifecycleError> {
         let link = self.link_to(&record, "remove").await?;
+        self.must_have_database().await?;
         let turn = self.lock(record.uuid).await;
         let path = format!("/api/v1/machines/{}?force={force}", record.name);
         let removed: Result<(), Problem> = link.ask(caller, Method::DELETE, &path, None).await;
@@ -252,9 +261,6 @@ impl SeenOnNodes {
     pub(crate) fn complete(&mut self, host: Uuid, view: &mut Machine) {
         let Some(its) = self.hosts.get(&host) else { return };
         view.host = Some(its.name.clone());
-        if its.fingerprint.is_none() {
-            return;
-        }
         if its.state == HostState::Lost {
             let since =
                 its.seen_at_ms.map_or_else(String::new, |at_ms| format!(" since {}", words::time(at_ms)));
@@ -263,6 +269,7 @@ impl SeenOnNodes {
             view.reason = Some(format!("host '{}' is lost{since}; it was {was} then", its.name));
             return;
         }
+        // Machines of this daemon are not among them.
         let Some(seen) = self.machines.remove(&(host, view.uuid)) else { return };
         view.wanted = seen.wanted;
         view.state = seen.state;

@@ -192,7 +192,7 @@ async fn remove(service: &Service, caller: &Caller, name: &str, force: bool) -> 
     let mut repo = service.db().write().await?;
     let found = repo.hosts().list().await?.into_iter().find(|host| host.name == name);
     let host = found.ok_or_else(|| Error::Unknown(name.to_owned()))?;
-    if host.fingerprint.is_none() {
+    if host.id == service.own_host() {
         return Err(Error::Own(host.name));
     }
     let mut machines = repo.machines().list().await?;

@@ -196,6 +196,12 @@ fn text_of(value: &impl Serialize) -> Option<String> {
     serde_json::to_string(value).ok()
 }
 
+/// Begins work when the nodes that an earlier daemon had are back: without them, it would fail.
+async fn after_nodes(service: Service, work: impl Future<Output = Outcome>) -> Outcome {
+    service.nodes_are_back().await;
+    work.await
+}
+
 impl Service {
     /// Notes a task, and returns its number.
     async fn add_task(&self, what: &Work, plan: Option<String>) -> Result<i64, DbError> {
@@ -344,12 +350,12 @@ impl Service {
             let service = self.clone();
             match (task.kind.as_str(), task.plan.as_deref()) {
                 (scale::KIND, plan @ Some(_)) if let Some(plan) = stored::<scale::Plan>(plan) => {
-                    let work = scale::go_on(service, caller, id, plan, control.clone());
-                    self.spawn_task(Some(id), control, work);
+                    let work = scale::go_on(service.clone(), caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, after_nodes(service, work));
                 }
                 (roll::KIND, plan @ Some(_)) if let Some(plan) = stored::<roll_plan::Plan>(plan) => {
-                    let work = roll::go_on(service, caller, id, plan, control.clone());
-                    self.spawn_task(Some(id), control, work);
+                    let work = roll::go_on(service.clone(), caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, after_nodes(service, work));
                 }
                 _ => {
                     let why = "the daemon ended while it ran, and it does not go on by itself";

@@ -49,6 +49,10 @@ impl Service {
             if control.is_cancelled() {
                 return failed("was not waited for".to_owned());
             }
+            let found = async { self.db().read().await?.machines().by_uuid(record.uuid).await };
+            if let Ok(None) = found.await {
+                return Stage::Left { why: "was removed".to_owned() };
+            }
             // A node that is away may be back in time.
             let seen = match self.link(record.host) {
                 Some(link) => link.machine(&record.name).await,
