@@ -970,6 +970,8 @@ export interface RollReport {
 
 /** The version that a catalog's machines are to run, and how carefully they are moved to it. */
 export interface RollRequest {
+  /** No machine is moved before this time, in milliseconds since 1970 UTC. */
+  at_ms?: number;
   /** How many of the others go at once. */
   batch?: Batch;
   /** How long a machine may take until it is up, in seconds. */
@@ -986,6 +988,7 @@ export interface RollRequest {
   pause_s?: number;
   /** `IMAGE@NUMBER`, or a channel, which means the version that it points to now. */
   to: string;
+  window?: Hours;
 }
 
 /** One value of a metric. */

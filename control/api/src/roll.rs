@@ -3,6 +3,8 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
+use crate::hours::Hours;
+
 /// How many machines a catalog is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -123,6 +125,12 @@ pub struct RollRequest {
     /// So many machines besides the canaries may fail before all are taken back.
     #[serde(default)]
     pub max_failures: u32,
+    /// No machine is moved before this time, in milliseconds since 1970 UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_ms: Option<u64>,
+    /// Machines are moved in these hours only, as `sun 02:00-05:00 Europe/Berlin`. Without a time zone, that of the daemon's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<Hours>,
 }
 
 impl RollRequest {

@@ -36,7 +36,6 @@ pub(crate) fn contain(hours: &Hours, now_ms: u64) -> Result<bool, Problem> {
     Ok(hours.contain(day, minute))
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "rolls that wait for their hours say when these begin"))]
 /// When these hours begin next, after an instant that is not in them.
 pub(crate) fn next(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
     let zone = zone_of(hours)?;

@@ -282,6 +282,12 @@ pub struct RollArgs {
     /// So many machines besides the canaries may fail before all are taken back
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub max_failures: u32,
+    /// Move no machine before this time: 2026-12-24T03:00Z, or +90m, +12h, +7d from now
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<String>,
+    /// Move machines in these hours of the week only, such as 'sun 02:00-05:00 Europe/Berlin' [default zone: that of the daemon's host]
+    #[arg(long, value_name = "HOURS", value_parser = Hours::parse)]
+    pub window: Option<Hours>,
     /// Return at once; 'headwater task wait' follows the roll
     #[arg(long)]
     pub no_wait: bool,

@@ -5,10 +5,11 @@ use headwater_api::{
     SetCatalog,
 };
 use headwater_block::size;
+use headwater_service::backend::{Clock as _, SystemClock};
 
 use crate::cli::{CatalogCommand, MachineArgs, RollArgs};
 use crate::client::Client;
-use crate::cmd::{channels, machine, task};
+use crate::cmd::{channels, machine, task, when};
 use crate::show;
 use crate::show::progress::{Shown, said_if_slow};
 
@@ -143,6 +144,8 @@ async fn roll(client: &Client, args: RollArgs, json: bool) -> anyhow::Result<()>
         health_s: args.health_timeout,
         boot_s: args.boot_timeout,
         max_failures: args.max_failures,
+        at_ms: args.at.as_deref().map(|at| when::parse(at, SystemClock.now_ms())).transpose()?,
+        window: args.window,
     };
     if args.no_wait {
         let id = client.begin_roll(&args.name, &request).await?;

@@ -152,6 +152,46 @@ fn a_roll_goes_on_after_the_daemon_was_killed_and_can_be_cancelled() {
 }
 
 #[test]
+fn a_roll_waits_for_its_hours_and_its_time() {
+    let daemon = Daemon::start();
+    class(&daemon, "2");
+    let before = machines(&daemon);
+    let roll = ["catalog", "roll", "class", "--to", "tiny@2", "--no-wait"];
+    for (more, told) in [
+        (&["--window", "sun 02:00-02:00"][..], "have no length"),
+        (&["--window", "sun 02:00-05:00 Mars/Olympus"], "there is no time zone 'Mars/Olympus'"),
+        (&["--at", "2020-01-01T00:00Z"], "that time is over"),
+        (&["--at", "+400d"], "the time until it begins is longer than"),
+        (&["--at", "soon"], "'soon' is not a time"),
+    ] {
+        let refused = daemon.cli(&[&roll[..], more].concat());
+        assert!(refused.code == 2 && refused.err.contains(told), "{refused:?}");
+    }
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["pin"], serde_json::Value::Null);
+    let hours = format!("{} 02:00-05:00 Europe/Berlin", support::another_day());
+    let id = json(&daemon, &[&roll[..], &["--window", &hours]].concat())["id"].to_string();
+    let shown = || daemon.cli(&["task", "show", &id]).ok();
+    wait_until("the task says that it waits", || shown().contains("waits until") && shown().contains(&hours));
+    daemon.cli(&["catalog", "scale", "class", "9"]).fails(4, &["task", "changes it"]);
+    // It waits over a restart of the daemon, too, and its catalog stays at the version from before.
+    let dir = daemon.kill();
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert_eq!(machines(&daemon), before);
+    daemon.cli(&["machine", "reset", "class-07", "--wait"]).ok();
+    assert_eq!(versions(&daemon), ["tiny@1", "tiny@1"]);
+    daemon.cli(&["task", "cancel", &id]).ok();
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["pin"], serde_json::Value::Null);
+    // A machine that is switched on while a roll waits is moved, and one that is switched off is not.
+    daemon.cli(&["machine", "stop", "class-08", "--force"]).ok();
+    let begun = json(&daemon, &[&roll[..], &["--at", "+30s", "--window", "daily 00:00-24:00"]].concat());
+    daemon.cli(&["machine", "start", "class-08"]).ok();
+    daemon.cli(&["machine", "stop", "class-07", "--force"]).ok();
+    daemon.cli(&["task", "wait", &begun["id"].to_string()]).ok();
+    assert_eq!(versions(&daemon), ["tiny@1", "tiny@2"]);
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["pin"], "tiny@2");
+}
+
+#[test]
 fn events_are_followed_as_they_come() {
     use std::io::{BufRead, BufReader};
     let daemon = Daemon::start();

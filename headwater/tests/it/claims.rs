@@ -76,11 +76,7 @@ fn a_claim_ends_when_the_guest_switches_itself_off_or_the_time_is_over() {
 
 #[test]
 fn a_pool_is_ready_in_its_hours_only() {
-    // A day that is neither today nor next to it, whatever the time zone.
-    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    // 1970-01-01 was a Thursday.
-    let day =
-        ["thu", "fri", "sat", "sun", "mon", "tue", "wed"][usize::try_from(seconds / 86_400 + 3).unwrap() % 7];
+    let day = support::another_day();
     let hours = ["--from", "00:00", "--to", "24:00", "--days", day, "--zone", "Europe/Berlin"];
     let daemon = with_class(&[&["--count", "2", "--keep-ready", "1"], &hours[..]].concat());
     let shown = daemon.cli(&["catalog", "show", "class"]).ok();

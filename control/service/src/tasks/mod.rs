@@ -38,9 +38,12 @@ use crate::caller::Caller;
 pub(crate) use self::roll::begin as begin_roll;
 pub(crate) use self::scale::begin as begin_scale;
 
-/// Whether a task changes the machines of a catalog.
+/// Whether a task changes the machines of a catalog now. A roll that waits for its hours does not.
 pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Result<bool, DbError> {
-    Ok(scale::changing(repo, catalog).await?.is_some())
+    let Some(id) = scale::changing(repo, catalog).await? else { return Ok(false) };
+    let task = repo.tasks().by_id(id).await?.filter(|task| task.kind == roll::KIND);
+    let plan = task.and_then(|task| stored::<roll_plan::Plan>(task.plan.as_deref()));
+    Ok(plan.is_none_or(|plan| plan.waits_until_ms.is_none()))
 }
 
 /// How many long operations run at once; further ones wait their turn. Tasks with a plan mostly wait for machines, and do not count.

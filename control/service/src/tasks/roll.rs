@@ -16,13 +16,14 @@ use headwater_db::{DbError, MachineRecord, Purpose, Repository};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::roll_plan::{CANCELLED, Member, Next, Plan, Stage};
+use super::roll_plan::{CANCELLED, Gate, Member, Next, Plan, Stage};
 use super::scale::changing;
 use super::{Outcome, Work, answer};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::JobControl;
 use crate::caller::Caller;
+use crate::clock_hours;
 use crate::lifecycle::LifecycleError;
 use crate::retention::{ReferenceKind, Referrer};
 
@@ -36,6 +37,7 @@ pub(super) const LOOK: Duration = Duration::from_secs(1);
 const OUTPUT_CHARS: usize = 1000;
 
 /// The longest times of a request, in seconds.
+const WAIT_MAX_S: u64 = 366 * 86_400;
 const PAUSE_MAX_S: u64 = 7 * 86_400;
 const BOOT_MAX_S: u64 = 86_400;
 const HEALTH_MAX_S: u64 = 3_600;
@@ -57,6 +59,8 @@ enum Error {
     Runs { catalog: String, to: String },
     #[error("cannot roll catalog '{catalog}': {what} is longer than {limit_s} s")]
     Long { catalog: String, what: &'static str, limit_s: u64 },
+    #[error("cannot roll catalog '{catalog}' at {at}: that time is over")]
+    Over { catalog: String, at: String },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -65,7 +69,9 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Busy { .. } | Self::Runs { .. } => ProblemKind::Conflict,
-            Self::OtherImage { .. } | Self::Retired { .. } | Self::Long { .. } => ProblemKind::Invalid,
+            Self::OtherImage { .. } | Self::Retired { .. } | Self::Long { .. } | Self::Over { .. } => {
+                ProblemKind::Invalid
+            }
             Self::Db(e) => e.kind(),
         }
     }
@@ -77,6 +83,7 @@ impl Explain for Error {
                 "'headwater image versions {image}' shows its versions; 'headwater catalog set' changes the image"
             )),
             Self::Retired { to, .. } => Some(format!("'headwater image retire --undo {to}' brings it back")),
+            Self::Over { .. } => Some("leave the time out to begin now".to_owned()),
             Self::Runs { .. } | Self::Long { .. } => None,
             Self::Db(e) => e.advice(),
         }
@@ -95,9 +102,16 @@ pub(crate) async fn begin(
     service: &Service,
     caller: Caller,
     catalog: String,
-    request: RollRequest,
+    mut request: RollRequest,
 ) -> Result<Response, Failure> {
+    let now_ms = service.now_ms();
+    if let Some(at_ms) = request.at_ms.filter(|at_ms| *at_ms < now_ms) {
+        return Err(Error::Over { catalog, at: headwater_api::words::time(at_ms) }.into());
+    }
+    let wait_s = request.at_ms.unwrap_or(now_ms).saturating_sub(now_ms) / 1000;
+    request.window = request.window.map(clock_hours::settled).transpose().map_err(Failure)?;
     let limits = [
+        ("the time until it begins", wait_s, WAIT_MAX_S),
         ("the pause", request.pause_s, PAUSE_MAX_S),
         ("the time for a boot", request.boot_s, BOOT_MAX_S),
         ("the time for the health command", request.health_s, HEALTH_MAX_S),
@@ -142,9 +156,6 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
         return Err(Error::Retired { catalog, to }.into());
     }
     let machines = service.members(&catalog).await?;
-    let disks = service.db().read().await?.persistent_disks().list().await?;
-    let editing = disks.iter().filter(|disk| disk.purpose == Purpose::MaintenanceSession);
-    let editing: HashSet<Uuid> = editing.map(|disk| disk.machine).collect();
     let means = match &record.pin {
         Some(pin) => pin.clone(),
         None => match service.images().resolve(&its).await {
@@ -153,12 +164,7 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
             Err(_) => to.clone(),
         },
     };
-    let claimed = service.holders().await?;
-    let stage = |machine: &MachineRecord| match service.stage_of(machine, &to, &editing) {
-        Stage::Pending if claimed.contains_key(&machine.uuid) => Stage::Left { why: IS_CLAIMED.to_owned() },
-        stage => stage,
-    };
-    let stages: Vec<_> = machines.iter().map(stage).collect();
+    let stages = service.stages_of(&machines, &to).await?;
     if means == to && !stages.contains(&Stage::Pending) {
         return Err(Error::Runs { catalog, to }.into());
     }
@@ -179,6 +185,7 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
         members: named.map(member).collect(),
         pause_until_ms: 0,
         back: None,
+        waits_until_ms: None,
     };
     service.retain_for_roll(&plan).await.map_err(|e| Failure(e.during(tried)))?;
     Ok(plan)
@@ -195,6 +202,19 @@ fn is_of(version: &str, image: &str) -> bool {
 fn most_common(versions: Vec<String>) -> Option<String> {
     let count = |version: &String| versions.iter().filter(|it| *it == version).count();
     versions.iter().max_by_key(|version| count(version)).cloned()
+}
+
+/// Whether it is the time of a roll.
+fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
+    if let Some(at_ms) = request.at_ms.filter(|at_ms| *at_ms > now_ms) {
+        return Ok(Gate::Closed(at_ms));
+    }
+    match &request.window {
+        Some(hours) if !clock_hours::contain(hours, now_ms)? => {
+            Ok(Gate::Closed(clock_hours::next(hours, now_ms)?.unwrap_or(u64::MAX)))
+        }
+        _ => Ok(Gate::Open),
+    }
 }
 
 /// Does what is left.
@@ -216,7 +236,15 @@ pub(super) async fn go_on(
         if service.is_stopping() {
             return Err(super::stopped());
         }
-        match plan.next(service.now_ms(), control.is_asked_to_stop()) {
+        let gate = gate(&plan.request, service.now_ms())?;
+        if gate == Gate::Open && plan.waits_until_ms.take().is_some() {
+            if !plan.has_begun() {
+                // Days may have passed: machines were made, removed, stopped and started.
+                service.look_again(&mut plan).await.map_err(|e| problem(&e))?;
+            }
+            continue;
+        }
+        match plan.next(service.now_ms(), control.is_asked_to_stop(), gate) {
             Next::Move(members) => {
                 members.iter().for_each(|member| plan.set(&member.machine, Stage::Moving));
                 control.report_doing(plan.in_words());
@@ -233,6 +261,10 @@ pub(super) async fn go_on(
                 }
                 plan.pause_until_ms =
                     service.now_ms().saturating_add(plan.request.pause_s.saturating_mul(1000));
+            }
+            Next::Hold(until_ms) => {
+                plan.waits_until_ms = Some(until_ms);
+                tokio::time::sleep(LOOK).await;
             }
             Next::Wait(until_ms) => {
                 let left = Duration::from_millis(until_ms.saturating_sub(service.now_ms()));
@@ -295,6 +327,35 @@ impl Service {
         } else {
             Stage::Pending
         }
+    }
+
+    /// Looks again which machines a roll moves that has moved none.
+    async fn look_again(&self, plan: &mut Plan) -> Result<(), DbError> {
+        let machines = self.members(&plan.catalog).await?;
+        let stages = self.stages_of(&machines, &plan.to).await?;
+        let named = machines.into_iter().zip(stages);
+        let member = |(machine, stage): (MachineRecord, _)| Member {
+            uuid: machine.uuid,
+            machine: machine.name,
+            stage,
+        };
+        plan.members = named.map(member).collect();
+        Ok(())
+    }
+
+    /// Which of these machines a roll to a version moves.
+    async fn stages_of(&self, machines: &[MachineRecord], to: &str) -> Result<Vec<Stage>, DbError> {
+        let disks = self.db().read().await?.persistent_disks().list().await?;
+        let editing = disks.iter().filter(|disk| disk.purpose == Purpose::MaintenanceSession);
+        let editing: HashSet<Uuid> = editing.map(|disk| disk.machine).collect();
+        let claimed = self.holders().await?;
+        let stage = |machine: &MachineRecord| match self.stage_of(machine, to, &editing) {
+            Stage::Pending if claimed.contains_key(&machine.uuid) => {
+                Stage::Left { why: IS_CLAIMED.to_owned() }
+            }
+            stage => stage,
+        };
+        Ok(machines.iter().map(stage).collect())
     }
 
     /// Both versions stay in the store while the roll begins; from then on the database says who needs them.

@@ -69,6 +69,18 @@ pub(super) struct Plan {
     pub(super) pause_until_ms: u64,
     /// Why all are taken back, once that is decided.
     pub(super) back: Option<String>,
+    /// It moves no machine before this time, because its hours have not come. `None` while it may move some.
+    #[serde(default)]
+    pub(super) waits_until_ms: Option<u64>,
+}
+
+/// Whether it is the time of a roll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// Machines may be moved.
+    Open,
+    /// Not before this time.
+    Closed(u64),
 }
 
 /// What is next.
@@ -78,6 +90,8 @@ pub(super) enum Next {
     Move(Vec<Member>),
     /// Wait until that time.
     Wait(u64),
+    /// Move no machine before that time: the hours of the roll come then.
+    Hold(u64),
     /// Decide that all are taken back.
     TakeBack(String),
     /// Take these machines back, together.
@@ -109,7 +123,7 @@ impl Plan {
     }
 
     /// What is next at a time.
-    pub(super) fn next(&self, now_ms: u64, cancelled: bool) -> Next {
+    pub(super) fn next(&self, now_ms: u64, cancelled: bool, gate: Gate) -> Next {
         let in_work = |stage: &Stage| {
             matches!(stage, Stage::Moving | Stage::Healthy | Stage::Failed { .. } | Stage::Returning)
         };
@@ -151,11 +165,20 @@ impl Plan {
         if pending.is_empty() {
             return Next::Finish;
         }
+        // Machines on their way go on, and machines that are not healthy go back, at any time.
+        if let Gate::Closed(until_ms) = gate {
+            return Next::Hold(until_ms);
+        }
         if now_ms < self.pause_until_ms {
             return Next::Wait(self.pause_until_ms);
         }
         let size = if is_canary_round { canaries - healthy } else { self.request.batch.of(self.movable()) };
         Next::Move(pending.into_iter().take(size).collect())
+    }
+
+    /// Whether it has moved a machine.
+    pub(super) fn has_begun(&self) -> bool {
+        self.members.iter().any(|it| !matches!(it.stage, Stage::Pending | Stage::Left { .. }))
     }
 
     /// How many machines are or were to be moved.
@@ -178,6 +201,11 @@ impl Plan {
         let returned = self.count(|stage| *stage == Stage::Returned);
         if let Some(why) = &self.back {
             return format!("taking machines back to {}, {returned} done: {why}", self.from);
+        }
+        if let Some(until_ms) = self.waits_until_ms {
+            let hours = self.request.window.as_ref().map(|hours| format!(" ({hours})")).unwrap_or_default();
+            let until = headwater_api::words::time(until_ms);
+            return format!("waits until {until}{hours}; {on} of {} machines on {}", self.movable(), self.to);
         }
         let waits =
             if moving.is_empty() { String::new() } else { format!("; waits for {}", moving.join(", ")) };
@@ -226,6 +254,7 @@ mod tests {
             members: (1..=machines).map(member).collect(),
             pause_until_ms: 0,
             back: None,
+            waits_until_ms: None,
         }
     }
 
@@ -239,6 +268,8 @@ mod tests {
             health_s: 1,
             boot_s: 1,
             max_failures,
+            at_ms: None,
+            window: None,
         }
     }
 
@@ -250,7 +281,7 @@ mod tests {
     fn play(mut plan: Plan, fails: &[&str]) -> Vec<String> {
         let mut script = Vec::new();
         for _ in 0..1000 {
-            match plan.next(0, false) {
+            match plan.next(0, false, Gate::Open) {
                 Next::Move(members) => {
                     let machines = names(&members);
                     script.push(format!("move {}", machines.join(" ")));
@@ -329,9 +360,35 @@ mod tests {
         let mut roll = plan(3, request(1, "1", 0));
         roll.set("pc-1", Stage::Healthy);
         roll.pause_until_ms = 500;
-        assert_eq!(roll.next(499, false), Next::Wait(500));
-        assert_eq!(roll.next(500, false), Next::Move(vec![roll.members[1].clone()]));
-        assert_eq!(roll.next(0, true), Next::TakeBack("it was cancelled".to_owned()));
+        assert_eq!(roll.next(499, false, Gate::Open), Next::Wait(500));
+        assert_eq!(roll.next(500, false, Gate::Open), Next::Move(vec![roll.members[1].clone()]));
+        assert_eq!(roll.next(0, true, Gate::Open), Next::TakeBack("it was cancelled".to_owned()));
+    }
+
+    #[test]
+    fn outside_of_its_hours_a_roll_moves_none_and_still_takes_back() {
+        let mut roll = plan(3, request(1, "1", 0));
+        assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Hold(9));
+        assert!(!roll.has_begun());
+        // A machine that is on its way arrives, and the next one waits.
+        roll.set("pc-1", Stage::Moving);
+        assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Move(vec![roll.members[0].clone()]));
+        roll.set("pc-1", Stage::Healthy);
+        assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Hold(9));
+        assert!(roll.has_begun());
+        roll.waits_until_ms = Some(0);
+        assert_eq!(roll.in_words(), "waits until 1970-01-01 00:00:00Z; 1 of 3 machines on debian@2");
+        // A canary that is ill does not wait for a week.
+        roll.set("pc-1", Stage::Failed { why: "is ill".to_owned() });
+        let back = Next::TakeBack("the canary pc-1 is ill".to_owned());
+        assert_eq!(roll.next(0, false, Gate::Closed(9)), back);
+        roll.back = Some("it is ill".to_owned());
+        assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Return(vec![roll.members[0].clone()]));
+        // The end needs no hours.
+        let mut roll = plan(1, request(0, "1", 0));
+        roll.set("pc-1", Stage::Healthy);
+        assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Finish);
+        assert_eq!(roll.next(0, true, Gate::Closed(9)), Next::TakeBack(CANCELLED.to_owned()));
     }
 
     /// Random rolls, with daemons that end at any step: each machine is on one of both versions at the end, all of them on the same
@@ -353,7 +410,9 @@ mod tests {
             let end = loop {
                 steps += 1;
                 assert!(steps < 500, "round {round} does not end: {roll:?}");
-                let next = roll.next(0, draw(60) == 0 && roll.back.is_none());
+                // Its hours come and go at any step.
+                let gate = if draw(4) == 0 { Gate::Closed(1) } else { Gate::Open };
+                let next = roll.next(0, draw(60) == 0 && roll.back.is_none(), gate);
                 // The daemon ends before or after it noted a step, and goes on from the row.
                 let ends = draw(10) == 0;
                 match next {
@@ -363,6 +422,8 @@ mod tests {
                         assert!(list.len() <= usize::try_from(batch.max(canary)).unwrap(), "round {round}");
                         assert!(moving.iter().all(|machine| list.contains(machine)), "round {round}");
                         list.iter().for_each(|machine| roll.set(machine, Stage::Moving));
+                        let is_new = moving.is_empty();
+                        assert!(!is_new || gate == Gate::Open, "round {round}");
                         if !ends {
                             for machine in list {
                                 let why = "is ill".to_owned();
@@ -378,6 +439,7 @@ mod tests {
                     }
                     Next::TakeBack(why) => roll.back = Some(why),
                     Next::Wait(_) => panic!("there is no pause"),
+                    Next::Hold(_) => assert_eq!(gate, Gate::Closed(1), "round {round}"),
                     end => break end,
                 }
                 let stored = serde_json::to_string(&roll).unwrap();
