@@ -105,6 +105,9 @@ pub trait MachineRepository: Send {
     /// Sets or takes away a machine's pin. Returns whether the machine exists.
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
 
+    /// Stores a machine's SSH host key, both halves. Returns whether the machine exists.
+    async fn set_host_key(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
+
     /// Stores new limits and weight of its write cache, memory and processors. Returns whether the machine exists.
     async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 

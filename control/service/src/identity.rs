@@ -37,10 +37,7 @@ pub(crate) fn make(
     let mut uuid_bytes = [0; 16];
     random.fill(&mut uuid_bytes).map_err(IdentityError::Random)?;
     let uuid = uuid::Builder::from_random_bytes(uuid_bytes).into_uuid();
-    let mut seed = [0; 32];
-    random.fill(&mut seed).map_err(IdentityError::Random)?;
-    let pair = KeypairData::from(Ed25519Keypair::from_seed(&seed));
-    let key = PrivateKey::new(pair, format!("root@{host_name}")).map_err(IdentityError::Key)?;
+    let (ssh_host_key_public, ssh_host_key_private) = new_host_key(random, host_name)?;
     Ok(NewIdentity {
         uuid,
         mac: mac_of(uuid),
@@ -48,13 +45,21 @@ pub(crate) fn make(
             host_name: host_name.to_owned(),
             // What systemd makes of the UUID in a guest that has none yet: it does not change when the seed disk is read.
             machine_id: uuid.simple().to_string(),
-            ssh_host_key_public: key.public_key().to_openssh().map_err(IdentityError::Key)?,
+            ssh_host_key_public,
             user_data,
         },
-        ssh_host_key_private: Secret::new(
-            key.to_openssh(LineEnding::LF).map_err(IdentityError::Key)?.to_string(),
-        ),
+        ssh_host_key_private,
     })
+}
+
+/// Makes an SSH host key: both halves.
+pub(crate) fn new_host_key(random: &dyn Random, host_name: &str) -> Result<(String, Secret), IdentityError> {
+    let mut seed = [0; 32];
+    random.fill(&mut seed).map_err(IdentityError::Random)?;
+    let pair = KeypairData::from(Ed25519Keypair::from_seed(&seed));
+    let key = PrivateKey::new(pair, format!("root@{host_name}")).map_err(IdentityError::Key)?;
+    let private = key.to_openssh(LineEnding::LF).map_err(IdentityError::Key)?.to_string();
+    Ok((key.public_key().to_openssh().map_err(IdentityError::Key)?, Secret::new(private)))
 }
 
 /// The MAC that belongs to a UUID: QEMU's prefix, then bytes of the UUID that are random in version 4.

@@ -212,6 +212,12 @@ pub enum MachineCommand {
         /// Where to: PATH, or NAME:/PATH; a directory takes the file under its own name
         to: String,
     },
+    /// Give machines that are off another SSH host key, and print its public half; guests have the key from their next boot on
+    Rotate {
+        /// The machines
+        #[command(flatten)]
+        which: Which,
+    },
     /// Have guests give back what files left that were removed (fstrim, through their agents): it takes room in their write caches until then
     Trim {
         /// The machines

@@ -67,6 +67,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             seal::machine(&client, &name, seal::request(note, over_newer, keep_identity), json).await?;
         }
         MachineCommand::Cp { from, to } => cp::run(&client, &from, &to, json).await?,
+        MachineCommand::Rotate { which } => rotate(&client, named(&client, which).await?, json).await?,
         MachineCommand::Trim { which } => trim::run(&client, named(&client, which).await?, json).await?,
         MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight, memory, cpus } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight, memory_bytes: memory, cpus };
@@ -305,6 +306,27 @@ async fn change(
             let remark = if verb == "reset" && is_off(machine) { STAYS_OFF } else { "" };
             show::if_read(show::line(&format!("{}{remark}", sentence(machine))))?;
         }
+    }
+    failures.end()
+}
+
+/// Gives machines other keys, one after the other; the first failure is ours, once all were tried.
+async fn rotate(client: &Client, names: Vec<String>, json: bool) -> anyhow::Result<()> {
+    let mut rotated = Vec::new();
+    let mut failures = Failures::new(json);
+    for name in names {
+        match said_if_slow(json, &behind(&name), client.change_machine(&name, "rotate")).await {
+            Ok(machine) if json => rotated.push(machine),
+            // As in a file of known hosts.
+            Ok(machine) => {
+                let key = &machine.identity.ssh_host_key_public;
+                show::if_read(show::line(&format!("{name} {}", show::printable(key))))?;
+            }
+            Err(e) => failures.add(e),
+        }
+    }
+    if json {
+        show::if_read(show::json(&rotated))?;
     }
     failures.end()
 }

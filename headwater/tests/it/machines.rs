@@ -338,3 +338,28 @@ fn host_names_and_user_data_are_taken_where_cloud_init_takes_them() {
     std::fs::write(&packed, [0x1f, 0x8b, 8, 0]).unwrap();
     daemon.cli(&create).fails(2, &["cannot be unpacked"]);
 }
+
+#[test]
+fn machines_that_are_off_get_other_host_keys() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("one");
+    daemon.create("two", "tiny", &[]);
+    daemon.create("kept", "tiny", &["--persistent"]);
+    let key =
+        |name: &str| daemon.machine(name)["identity"]["ssh_host_key_public"].as_str().unwrap().to_owned();
+    let before = ["one", "two"].map(key);
+    let printed = daemon.cli(&["machine", "rotate", "one", "two"]).ok();
+    let after = ["one", "two"].map(key);
+    assert_eq!(printed, format!("one {}\ntwo {}\n", after[0], after[1]));
+    assert!(before.iter().all(|key| !after.contains(key)) && after[0] != after[1], "{before:?}, {after:?}");
+    daemon.cli(&["machine", "start", "one", "kept", "--wait"]).ok();
+    daemon.cli(&["machine", "rotate", "one"]).fails(4, &["machine 'one' is running", "machine stop one"]);
+    // The others of a command get theirs all the same.
+    daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
+    let some = daemon.cli(&["machine", "rotate", "kept", "two"]);
+    assert!(some.code == 4 && some.err.contains("its persistent disk has them"), "{some:?}");
+    assert_ne!(key("two"), after[1]);
+    daemon.cli(&["machine", "rotate", "nobody"]).fails(3, &["nobody"]);
+    let history = daemon.history("two");
+    assert!(history.contains("rotated") && history.contains("SHA256:"), "{history}");
+}

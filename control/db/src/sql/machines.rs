@@ -190,6 +190,17 @@ impl MachineRepository for Machines<'_> {
         self.0.changes_one(update).await
     }
 
+    async fn set_host_key(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        // The key from before is not left in the log of the database.
+        self.0.has_removed = true;
+        let text = "UPDATE machines SET ssh_host_key_public = $1, ssh_host_key_private = $2 WHERE uuid = $3";
+        let update = Statement::new(text)
+            .bind(&machine.identity.ssh_host_key_public)
+            .bind(machine.ssh_host_key_private.reveal())
+            .bind(machine.uuid);
+        self.0.changes_one(update).await
+    }
+
     async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
         let MachineRecord { cache, memory_bytes, cpus, uuid, .. } = machine;
         let update = Statement::new(

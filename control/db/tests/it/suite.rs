@@ -139,6 +139,10 @@ pub async fn state_is_updated(db: &dyn Database) {
     changed.cache.disk_bytes = 7;
     changed.cache.weight = 9;
     (changed.memory_bytes, changed.cpus) = (5 << 30, 3);
+    changed.identity.ssh_host_key_public = "ssh-ed25519 BBBB".to_owned();
+    changed.ssh_host_key_private = Secret::new("another key".to_owned());
+    assert!(repo.machines().set_host_key(&changed).await.unwrap());
+    assert!(!repo.machines().set_host_key(&machine("nobody")).await.unwrap());
     assert!(repo.machines().set_limits(&changed).await.unwrap());
     assert!(!repo.machines().set_limits(&machine("nobody")).await.unwrap());
     repo.save().await.unwrap();

@@ -5,6 +5,7 @@ use headwater_db::DbError;
 
 use crate::answer::Explain;
 use crate::backend::BackendError;
+use crate::identity::IdentityError;
 
 /// A failed change of a machine's state.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +104,21 @@ pub enum LifecycleError {
         machine: String,
         /// The image.
         image: String,
+    },
+    /// Its persistent disk has its keys.
+    #[error("cannot rotate the keys of machine '{machine}': its persistent disk has them")]
+    KeepsKeys {
+        /// The machine.
+        machine: String,
+    },
+    /// No keys could be made.
+    #[error("cannot rotate the keys of machine '{machine}'")]
+    NoKeys {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: IdentityError,
     },
     /// Another machine edits the image.
     #[error("cannot edit image '{image}' on machine '{machine}': machine '{holder}' edits it already")]
@@ -302,6 +318,7 @@ impl Explain for LifecycleError {
             | Self::NotOn { .. }
             | Self::StillOn { .. }
             | Self::Edits { .. }
+            | Self::KeepsKeys { .. }
             | Self::Held { .. }
             | Self::Newer { .. }
             | Self::NotGeneralised { .. }
@@ -311,6 +328,7 @@ impl Explain for LifecycleError {
             | Self::OnAndNotRecorded(_)
             | Self::EditOver { .. }
             | Self::Forgotten { .. } => ProblemKind::Conflict,
+            Self::NoKeys { .. } => ProblemKind::Failed,
             Self::EditStays { source, .. } => source.kind(),
             Self::NoEdit { .. } => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
@@ -340,6 +358,9 @@ impl Explain for LifecycleError {
             Self::StillOn { machine, .. } => {
                 Some(format!("stop it first: 'headwater machine stop {machine}'"))
             }
+            Self::KeepsKeys { machine } => Some(format!(
+                "a machine without a persistent disk can have others; 'headwater machine remove {machine} --force' removes it and the disk"
+            )),
             Self::Edits { image, .. } => Some(format!(
                 "'headwater image seal {image}' makes a version of what it did, 'headwater image discard {image}' \
                  forgets it"
@@ -407,7 +428,7 @@ impl Explain for LifecycleError {
                 Some(source.advice().map_or_else(|| again.to_owned(), |advice| format!("{advice}, and {again}")))
             }
             Self::Db(source) => source.advice(),
-            Self::Elsewhere { .. } | Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
+            Self::Elsewhere { .. } | Self::NoKeys { .. } | Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
         }
     }
 

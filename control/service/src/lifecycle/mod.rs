@@ -40,6 +40,7 @@ pub(crate) mod pending_events;
 mod record;
 mod recover;
 mod restart;
+mod rotate;
 mod seal;
 mod start;
 mod stop;

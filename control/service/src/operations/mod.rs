@@ -44,6 +44,7 @@ mod retire_image;
 mod revert_image;
 mod revoke_token;
 mod roll_catalog;
+mod rotate_machine;
 mod scale_catalog;
 mod screenshot_machine;
 mod seal_image;
@@ -163,6 +164,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(start_machine::start_machine))
         .routes(routes!(stop_machine::stop_machine))
         .routes(routes!(reset_machine::reset_machine))
+        .routes(routes!(rotate_machine::rotate_machine))
         .routes(routes!(seal_machine::seal_machine))
         .routes(routes!(exec_machine::exec_machine))
         .routes(routes!(read_console::read_console))

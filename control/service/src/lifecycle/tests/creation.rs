@@ -22,6 +22,40 @@ impl Random for Repeating {
 }
 
 #[tokio::test]
+async fn a_machine_gets_another_host_key_when_no_disk_has_the_old_one() {
+    let fixture = Fixture::new().await;
+    let before = fixture.record().await;
+    let api = Api::serve(&fixture).await;
+    // Its guest has the key while it is on.
+    fixture.service.start("lab", &Caller::daemon()).await.unwrap();
+    let (status, answer) = api.ask("POST", "machines/lab/rotate", "").await;
+    assert!(status == 409 && answer.contains("machine stop lab"), "{answer}");
+    fixture.service.stop("lab", true, &Caller::daemon()).await.unwrap();
+    let (status, answer) = api.ask("POST", "machines/lab/rotate", "").await;
+    assert_eq!(status, 200, "{answer}");
+    let after = fixture.record().await;
+    assert_ne!(after.ssh_host_key_private, before.ssh_host_key_private);
+    assert_ne!(after.identity.ssh_host_key_public, before.identity.ssh_host_key_public);
+    assert!(answer.contains(&after.identity.ssh_host_key_public), "{answer}");
+    let both = ssh_key::PrivateKey::from_openssh(after.ssh_host_key_private.reveal()).unwrap();
+    assert_eq!(both.public_key().to_openssh().unwrap(), after.identity.ssh_host_key_public);
+    // It is the same machine otherwise.
+    assert_eq!(
+        (after.uuid, &after.mac, &after.identity.machine_id),
+        (before.uuid, &before.mac, &before.identity.machine_id)
+    );
+    let event = fixture.events().await.into_iter().find(|event| event.action == "rotated").unwrap();
+    assert!(event.detail.contains("SHA256:") && !event.detail.contains("PRIVATE"), "{event:?}");
+    // An edit has the key on its disk, which the seal looks for.
+    fixture.edit().await;
+    let (status, answer) = api.ask("POST", "machines/lab/rotate", "").await;
+    assert!(status == 409 && answer.contains("it edits image 'image'"), "{answer}");
+    assert_eq!(fixture.record().await.ssh_host_key_private, after.ssh_host_key_private);
+    let (status, _) = api.ask("POST", "machines/nobody/rotate", "").await;
+    assert_eq!(status, 404);
+}
+
+#[tokio::test]
 async fn a_mac_that_another_machine_has_is_not_a_name_that_is_taken() {
     let mut fixture = Fixture::new().await;
     fixture.service = Service::new(Parts {

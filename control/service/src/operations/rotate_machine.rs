@@ -1,0 +1,31 @@
+//! `POST /api/v1/machines/{machine}/rotate`: another SSH host key for a machine.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{Machine, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::caller::Caller;
+use crate::extract::Name;
+
+/// Makes another SSH host key for a machine that is off. Its guest has the key from its next boot on.
+#[utoipa::path(
+    post,
+    path = "/api/v1/machines/{machine}/rotate",
+    security(("token" = ["operator"])),
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, body = Machine),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "It is on, keeps its disk, edits an image, boots from the network or is on another host", body = Problem),
+    ),
+)]
+pub(super) async fn rotate_machine(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(name): Name,
+) -> Result<Json<Machine>, Failure> {
+    super::change_machine(service, async move |handle| handle.rotate(&name, &caller).await).await
+}
