@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use headwater_report::page::{Column, text_table};
 use headwater_report::statistics::{Estimate, estimate, estimate_ratio};
 use serde_json::Value;
@@ -21,22 +21,43 @@ const HEAD: [Column; 5] = [
     Column::Text("Differs?"),
 ];
 
-/// Facts of both reports that should be the same, where they are to be compared.
-const CONDITIONS: [(&str, &str); 8] = [
-    ("/is_quick", "quick runs"),
+/// The columns if the loads differ: no ratio, and no verdict.
+const HEAD_OF_OTHER_LOADS: [Column; 3] = [HEAD[0], HEAD[1], HEAD[2]];
+
+/// The shape of `results.json` that this program reads.
+const SCHEMA: u64 = 1;
+
+/// Names that are listed at most.
+const LISTED: usize = 6;
+
+/// Parts of a load that are one value each. Reports whose loads differ are not compared.
+const LOAD: [(&str, &str); 9] = [
+    ("/is_quick", "quick run"),
+    ("/is_guest", "a guest in place of the model"),
+    ("/guest_work", "work of the guest"),
+    ("/image_sha256", "image of the guest"),
     ("/seed", "seed"),
+    ("/speed", "speed of the model"),
+    ("/interval_us", "time between two looks, in us"),
+    ("/loops", "loops of a session"),
+    ("/users", "users"),
+];
+
+/// Facts of both reports that change what a difference means.
+const CONDITIONS: [(&str, &str); 7] = [
     ("/rounds", "rounds"),
     ("/run_ms", "length of a run, in ms"),
     ("/over", "protocol"),
     ("/storage", "storage"),
     ("/machine/processor", "processor"),
     ("/machine/disk", "disk"),
+    ("/version", "version of the program"),
 ];
 
 /// The table of two reports, and what makes them hard to compare.
 pub fn text(a: &Path, b: &Path) -> Result<String> {
     let (left, right) = (results(a)?, results(b)?);
-    let study = |of: &Value| of["study"].as_str().unwrap_or("unknown").to_owned();
+    let study = |of: &Value| text_of(&of["study"]).to_owned();
     if study(&left) != study(&right) {
         bail!(
             "{} is a report of study {}, and {} of study {}: only reports of one study can be compared",
@@ -46,37 +67,38 @@ pub fn text(a: &Path, b: &Path) -> Result<String> {
             study(&right)
         );
     }
-    let (ours, theirs) = (figures(&right), figures(&left));
-    let rows: Vec<Vec<String>> = theirs
+    let (of_a, of_b) = (figures(&left), figures(&right));
+    let both: Vec<(&Figure, &Figure)> = of_a
         .iter()
-        .filter_map(|figure| Some(row(figure, ours.iter().find(|other| other.name == figure.name)?)))
+        .filter_map(|figure| Some((figure, of_b.iter().find(|other| other.name == figure.name)?)))
         .collect();
-    if rows.is_empty() {
+    if both.is_empty() {
         bail!("{} and {} have no figure in common: was one of them interrupted?", a.display(), b.display());
     }
-    let mut text = format!(
-        "Study {}: A is {}, B is {}\n\n{}",
-        study(&left),
-        a.display(),
-        b.display(),
-        text_table(&HEAD, &rows)
-    );
-    for (pointer, what) in CONDITIONS {
-        let (left, right) = (left.pointer(pointer), right.pointer(pointer));
-        if left != right {
-            let shown = |value: Option<&Value>| value.map_or("unknown".into(), Value::to_string);
-            text.push_str(&format!("\nDifferent {what}: {} and {}.", shown(left), shown(right)));
-        }
-    }
+    let mut lines = vec![format!("Study {}: A is {}, B is {}", study(&left), a.display(), b.display())];
     for (name, of) in [("A", &left), ("B", &right)] {
-        if of["is_quiet"] == false {
-            text.push_str(&format!("\n{name} was measured on an unquiet machine."));
-        }
-        if of["interrupted"] == true {
-            text.push_str(&format!("\n{name} was interrupted."));
-        }
+        lines.extend(faults(name, of));
     }
-    Ok(text)
+    let loads = different_loads(&left, &right);
+    if !loads.is_empty() {
+        lines.push("A and B had different loads, so their figures are not compared:".into());
+        lines.extend(loads.iter().map(|load| format!("- {load}")));
+    }
+    for (pointer, what) in CONDITIONS {
+        let difference = different(&left, &right, pointer, what);
+        lines.extend(difference.map(|difference| format!("Different {difference}.")));
+    }
+    lines.extend(different_counts(&left, &right));
+    lines.extend(only_in("A", &of_a, &of_b));
+    lines.extend(only_in("B", &of_b, &of_a));
+    let rows: Vec<Vec<String>> = both.iter().map(|(a, b)| row(a, b)).collect();
+    let table = if loads.is_empty() {
+        text_table(&HEAD, &rows)
+    } else {
+        let short: Vec<Vec<String>> = rows.into_iter().map(|row| row[..3].to_vec()).collect();
+        text_table(&HEAD_OF_OTHER_LOADS, &short)
+    };
+    Ok(format!("{}\n\n{table}", lines.join("\n")))
 }
 
 /// The results of a report.
@@ -86,7 +108,139 @@ fn results(dir: &Path) -> Result<Value> {
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}", path.display()))
         .with_context(cannot)?;
-    serde_json::from_str(&text).with_context(|| format!("{} is broken", path.display())).with_context(cannot)
+    let results: Value = serde_json::from_str(&text)
+        .with_context(|| format!("{} is broken", path.display()))
+        .with_context(cannot)?;
+    if results["study"].as_str().is_none() {
+        return Err(anyhow!("{} does not say which study it is of", path.display())).with_context(cannot);
+    }
+    match results["schema"].as_u64() {
+        Some(SCHEMA) => Ok(results),
+        found => {
+            let found = found.map_or("none".into(), |found| found.to_string());
+            bail!(
+                "{} has schema {found}, and this program reads schema {SCHEMA}: compare with the program that wrote it",
+                path.display()
+            )
+        }
+    }
+}
+
+/// Why the figures of a report may mean less than they say.
+fn faults(name: &str, of: &Value) -> Vec<String> {
+    let mut faults = Vec::new();
+    if let Some(failure) = of["failure"].as_str() {
+        faults.push(format!("{name} failed, and has only the figures from before: {failure}."));
+    }
+    if of["interrupted"] == true {
+        faults.push(format!("{name} was interrupted, and has only the figures from before."));
+    }
+    if of["is_quiet"] == false {
+        faults.push(format!("{name} was measured on an unquiet machine."));
+    }
+    faults
+}
+
+/// A value that differs: its name, and what each report has.
+fn different(left: &Value, right: &Value, pointer: &str, what: &str) -> Option<String> {
+    let (left, right) = (left.pointer(pointer), right.pointer(pointer));
+    let shown = |value: Option<&Value>| value.map_or("unknown".into(), Value::to_string);
+    // A fact that only one program writes is false in the other's report.
+    let is_same = left == right || (left.is_none() && right == Some(&Value::Bool(false)));
+    let is_same = is_same || (right.is_none() && left == Some(&Value::Bool(false)));
+    (!is_same).then(|| format!("{what}: {} and {}", shown(left), shown(right)))
+}
+
+/// Entries of a list in both reports, by their names.
+fn named<'a>(
+    left: &'a Value,
+    right: &'a Value,
+    list_name: &'static str,
+    name: &'static str,
+) -> impl Iterator<Item = (String, &'a Value, &'a Value)> {
+    list(left, list_name).filter_map(move |ours| {
+        let theirs = list(right, list_name).find(|theirs| theirs[name] == ours[name])?;
+        Some((text_of(&ours[name]).to_owned(), ours, theirs))
+    })
+}
+
+/// How the loads of two reports differ.
+fn different_loads(left: &Value, right: &Value) -> Vec<String> {
+    let mut found: Vec<String> =
+        LOAD.iter().filter_map(|(pointer, what)| different(left, right, pointer, what)).collect();
+    let parts = [
+        ("cases", "name", "/set_bytes", "bytes of the set"),
+        ("machines", "title", "/users", "users of a machine"),
+        ("machines", "title", "/ram_bytes", "limit of RAM"),
+        ("scenarios", "title", "/ram_bytes", "limit of RAM"),
+    ];
+    for (list_name, name, pointer, what) in parts {
+        for (entry, ours, theirs) in named(left, right, list_name, name) {
+            found.extend(different(ours, theirs, pointer, &format!("{what}, {entry}")));
+        }
+    }
+    for (variant, ours, theirs) in named(left, right, "variants", "name") {
+        if ours["jobs"] != theirs["jobs"] {
+            found.push(format!("requests of the variant {variant}"));
+        }
+    }
+    found.extend(different_models(left, right));
+    found.extend(different_traces(left, right));
+    found
+}
+
+/// Parameters of the desktop model that differ.
+fn different_models(left: &Value, right: &Value) -> Vec<String> {
+    let empty = serde_json::Map::new();
+    let [ours, theirs] = [left, right].map(|of| of["profile"].as_object().unwrap_or(&empty));
+    let mut names: Vec<&String> = ours.keys().chain(theirs.keys()).collect();
+    names.sort();
+    names.dedup();
+    let value = |of: &serde_json::Map<String, Value>, name: &str| {
+        of.get(name).map_or("unknown".into(), |parameter| parameter["value"].to_string())
+    };
+    let pairs = names.into_iter().map(|name| (name, value(ours, name), value(theirs, name)));
+    pairs
+        .filter(|(_, ours, theirs)| ours != theirs)
+        .map(|(name, ours, theirs)| format!("{name} of the desktop model: {ours} and {theirs}"))
+        .collect()
+}
+
+/// Whether sizings are of different traces: these are known by their desktops' requests.
+fn different_traces(left: &Value, right: &Value) -> Option<String> {
+    let desktops = |of: &Value| -> Vec<(Value, Value)> {
+        list(of, "desktops").map(|of| (of["requests"].clone(), of["written_bytes"].clone())).collect()
+    };
+    let (ours, theirs) = (desktops(left), desktops(right));
+    (ours != theirs).then(|| {
+        let shown = |of: &[(Value, Value)]| {
+            let requests: u64 = of.iter().filter_map(|(requests, _)| requests.as_u64()).sum();
+            format!("{} desktops with {requests} requests", of.len())
+        };
+        format!("trace: {} and {}", shown(&ours), shown(&theirs))
+    })
+}
+
+/// Machines of study 000 that ran: their figures are by machine, so more machines make them only more certain.
+fn different_counts(left: &Value, right: &Value) -> Vec<String> {
+    let counts = named(left, right, "machines", "title");
+    let differences = counts.filter_map(|(title, ours, theirs)| {
+        different(ours, theirs, "/count", &format!("number of machines, {title}"))
+    });
+    differences.map(|difference| format!("Different {difference}.")).collect()
+}
+
+/// Figures that only one report has.
+fn only_in(name: &str, of: &[Figure], other: &[Figure]) -> Option<String> {
+    let lone: Vec<&str> = of
+        .iter()
+        .map(|figure| figure.name.as_str())
+        .filter(|name| !other.iter().any(|figure| figure.name == *name))
+        .collect();
+    let more = lone.len().saturating_sub(LISTED);
+    let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+    let shown = lone[..lone.len().min(LISTED)].join("; ");
+    (!lone.is_empty()).then(|| format!("Only in {name}: {shown}{more}."))
 }
 
 fn row(a: &Figure, b: &Figure) -> Vec<String> {
@@ -196,17 +350,31 @@ fn modelled(of: &Value) -> Vec<Figure> {
     steady.chain(percentiles).collect()
 }
 
-/// Of study 003: the operations of the storage in each interval.
+/// Of study 003: the operations of the storage, a mean of each run, and the sums of a guest's session.
 fn copies(of: &Value) -> Vec<Figure> {
-    let of_outcome = |outcome: &Value| {
-        let title = text_of(&outcome["title"]).to_owned();
-        ["storage_writes", "storage_reads"].map(|name| {
-            let samples = numbers(&outcome[name]);
-            let mean = samples.iter().sum::<f64>() / samples.len().max(1) as f64;
-            Figure { name: format!("{title}: mean {name}/s"), samples: vec![mean] }
-        })
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut add = |name: String, sample: f64| match figures.iter_mut().find(|figure| figure.name == name) {
+        Some(figure) => figure.samples.push(sample),
+        None => figures.push(Figure { name, samples: vec![sample] }),
     };
-    list(of, "outcomes").flat_map(of_outcome).collect()
+    for outcome in list(of, "outcomes") {
+        let title = text_of(&outcome["title"]);
+        for name in ["storage_writes", "storage_reads"] {
+            match outcome["totals"][name].as_f64() {
+                // Guests take different times for the same work.
+                Some(total) => add(format!("{title}: {name} of the session"), total),
+                None => {
+                    let samples = numbers(&outcome[name]);
+                    let mean = samples.iter().sum::<f64>() / samples.len().max(1) as f64;
+                    add(format!("{title}: mean {name}/s"), mean);
+                }
+            }
+        }
+        if let Some(cpu_ms) = outcome["totals"]["cpu_ms"].as_f64() {
+            add(format!("{title}: CPU ms for 1,000 requests"), cpu_ms);
+        }
+    }
+    figures
 }
 
 /// Of a sizing: the advice.
@@ -233,16 +401,35 @@ mod tests {
             .enumerate()
             .flat_map(|(round, iops)| [sample("raw", round, 100.0), sample("ours", round, *iops)])
             .collect();
-        json!({"study": "001", "seed": seed, "baseline": "raw", "samples": samples})
+        json!({
+            "schema": 1, "study": "001", "seed": seed, "is_quick": false, "baseline": "raw", "samples": samples,
+            "cases": [{"name": "raw", "set_bytes": 1000}, {"name": "ours", "set_bytes": 1000}],
+            "variants": [{"name": "v", "title": "V", "jobs": [{"depth": 16}]}]
+        })
+    }
+
+    /// What is said of two reports.
+    fn compared(left: &Value, right: &Value) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        report(&a, left);
+        report(&b, right);
+        text(&a, &b).unwrap()
+    }
+
+    /// A report with one value changed.
+    fn with(of: &Value, pointer: &str, value: Value) -> Value {
+        let mut of = of.clone();
+        *of.pointer_mut(pointer).unwrap() = value;
+        of
     }
 
     #[test]
     fn figures_that_differ_are_told_from_those_that_do_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        report(&a, &measured_report(1, [100.0, 101.0, 102.0]));
-        report(&b, &measured_report(2, [200.0, 203.0, 201.0]));
-        let text = text(&a, &b).unwrap();
+        let left = measured_report(1, [100.0, 101.0, 102.0]);
+        let mut right = measured_report(1, [200.0, 203.0, 201.0]);
+        right["rounds"] = json!(3);
+        let text = compared(&left, &right);
         let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
         let ours = row("ours, v: IOPS");
         assert!(
@@ -251,21 +438,134 @@ mod tests {
         );
         assert!(row("ours, v: ratio").contains("1.01 [1.00, 1.02]"), "{text}");
         assert!(row("raw, v: IOPS").ends_with("no"), "{text}");
-        assert!(text.contains("Different seed: 1 and 2"), "{text}");
+        assert!(text.contains("Different rounds: unknown and 3."), "{text}");
+        assert!(!text.contains("different loads"), "{text}");
     }
 
     #[test]
-    fn what_is_no_report_or_of_another_study_is_refused() {
+    fn reports_of_different_loads_are_shown_but_not_compared() {
+        let left = measured_report(1, [100.0, 101.0, 102.0]);
+        let changes = [
+            ("/seed", json!(2), "- seed: 1 and 2"),
+            ("/is_quick", json!(true), "- quick run: false and true"),
+            ("/cases/1/set_bytes", json!(99), "- bytes of the set, ours: 1000 and 99"),
+            ("/variants/0/jobs/0/depth", json!(1), "- requests of the variant v"),
+        ];
+        for (pointer, value, said) in changes {
+            let text = compared(&left, &with(&left, pointer, value));
+            assert!(text.contains("so their figures are not compared:") && text.contains(said), "{text}");
+            assert!(!text.contains("B / A") && !text.contains("Differs?"), "{text}");
+            let row = text.lines().find(|line| line.starts_with("ours, v: IOPS")).unwrap();
+            assert_eq!(row.matches("101 [100, 102]").count(), 2, "{row}");
+        }
+        // The title of a variant is no load.
+        let text = compared(&left, &with(&left, "/variants/0/title", json!("other")));
+        assert!(text.contains("B / A") && !text.contains("different loads"), "{text}");
+    }
+
+    #[test]
+    fn parameters_and_sizes_of_the_desktop_studies_are_loads() {
+        let left = json!({
+            "schema": 1, "study": "000", "speed": 10.0, "loops": 2, "users": 500,
+            "profile": {"loop_write_iops": {"value": 9.2, "source": "x"}},
+            "machines": [{"title": "Desktops", "count": 40, "users": 1, "ram_bytes": 512}],
+            "measured": [{"machines": "Desktops", "cache": "Ram", "steady_iops_by_machine": [1.0, 1.1]}]
+        });
+        let loads = [
+            ("/profile/loop_write_iops/value", json!(8), "loop_write_iops of the desktop model: 9.2 and 8"),
+            ("/loops", json!(4), "loops of a session: 2 and 4"),
+            ("/speed", json!(60.0), "speed of the model: 10.0 and 60.0"),
+            ("/machines/0/ram_bytes", json!(256), "limit of RAM, Desktops: 512 and 256"),
+        ];
+        for (pointer, value, said) in loads {
+            let text = compared(&left, &with(&left, pointer, value));
+            assert!(text.contains(&format!("- {said}")) && !text.contains("B / A"), "{text}");
+        }
+        // As many machines as the RAM holds: the load of each is the same.
+        let text = compared(&left, &with(&left, "/machines/0/count", json!(20)));
+        assert!(text.contains("Different number of machines, Desktops: 40 and 20."), "{text}");
+        assert!(text.contains("B / A"), "{text}");
+        let text = compared(&left, &with(&left, "/profile/loop_write_iops/source", json!("y")));
+        assert!(text.contains("B / A"), "{text}");
+    }
+
+    #[test]
+    fn rounds_of_a_guest_are_samples_and_its_work_is_a_load() {
+        let outcome = |writes: u64| json!({"title": "256 MB", "storage_writes": [9.0], "totals": {"storage_writes": writes, "storage_reads": 5, "cpu_ms": 2.5}});
+        let left = json!({"schema": 1, "study": "003", "is_guest": true, "guest_work": {"segments": 4},
+            "outcomes": [outcome(10), outcome(12)]});
+        let text = compared(&left, &left);
+        assert!(
+            text.contains("256 MB: storage_writes of the session") && text.contains("11.0 [10.0, 12.0]"),
+            "{text}"
+        );
+        let text = compared(&left, &with(&left, "/guest_work/segments", json!(1)));
+        assert!(text.contains("- work of the guest: ") && !text.contains("B / A"), "{text}");
+        let model =
+            json!({"schema": 1, "study": "003", "outcomes": [{"title": "256 MB", "storage_writes": [1.0]}]});
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        report(&a, &left);
+        report(&b, &model);
+        let refused = text_of_error(&a, &b);
+        assert!(refused.contains("have no figure in common"), "{refused}");
+    }
+
+    fn text_of_error(a: &Path, b: &Path) -> String {
+        format!("{:#}", text(a, b).unwrap_err())
+    }
+
+    #[test]
+    fn sizings_of_different_traces_are_not_compared() {
+        let left = json!({"schema": 1, "study": "sizing", "advised_bytes": 1 << 20, "source": "a.rec",
+            "desktops": [{"requests": 10, "written_bytes": 4096}]});
+        let text = compared(&left, &with(&left, "/desktops/0/requests", json!(11)));
+        assert!(
+            text.contains("- trace: 1 desktops with 10 requests and 1 desktops with 11 requests"),
+            "{text}"
+        );
+        assert!(compared(&left, &with(&left, "/source", json!("copy.rec"))).contains("B / A"));
+    }
+
+    #[test]
+    fn faults_of_reports_and_figures_of_one_alone_are_said() {
+        let left = measured_report(1, [100.0, 101.0, 102.0]);
+        let mut right = left.clone();
+        right["failure"] = json!("the disk is full");
+        right["interrupted"] = json!(true);
+        right["is_quiet"] = json!(false);
+        right["samples"].as_array_mut().unwrap().retain(|sample| sample["case"] == "raw");
+        let text = compared(&left, &right);
+        for said in [
+            "B failed, and has only the figures from before: the disk is full.",
+            "B was interrupted",
+            "B was measured on an unquiet machine.",
+            "Only in A: ours, v: IOPS; ours, v: ratio; ours, v: p99 in us.",
+        ] {
+            assert!(text.contains(said), "{said}: {text}");
+        }
+        assert!(!text.contains("Only in B"), "{text}");
+    }
+
+    #[test]
+    fn directories_without_a_report_and_other_studies_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         report(&a, &measured_report(1, [1.0, 1.0, 1.0]));
-        let missing = format!("{:#}", text(&a, &b).unwrap_err());
+        let refused = || format!("{:#}", text(&a, &b).unwrap_err());
+        let missing = refused();
         assert!(missing.contains("b is no report") && missing.contains("results.json"), "{missing}");
-        report(&b, &json!({"study": "002"}));
-        let other = text(&a, &b).unwrap_err().to_string();
+        report(&b, &json!({"study": "002", "schema": 1}));
+        let other = refused();
         assert!(other.contains("study 001") && other.contains("study 002"), "{other}");
-        std::fs::write(b.join("results.json"), "{").unwrap();
-        let broken = format!("{:#}", text(&a, &b).unwrap_err());
-        assert!(broken.contains("is broken"), "{broken}");
+        report(&b, &json!({"study": "001", "schema": 1, "samples": []}));
+        assert!(refused().contains("have no figure in common"), "{}", refused());
+        report(&b, &json!({"study": "001", "schema": 9}));
+        assert!(refused().contains("has schema 9, and this program reads schema 1"), "{}", refused());
+        for broken in ["{", "[]", "{\"schema\": 1}"] {
+            std::fs::write(b.join("results.json"), broken).unwrap();
+            let said = refused();
+            assert!(said.contains("b is no report") && said.contains("results.json"), "{said}");
+        }
     }
 }
