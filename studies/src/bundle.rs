@@ -52,6 +52,8 @@ pub struct Report<'a> {
     pub tables: Vec<Table>,
     /// What was left out, and why.
     pub left_out: Vec<String>,
+    /// Releases of other programs that were measured.
+    pub programs: Vec<String>,
     /// Jobs of fio.
     pub fio: Vec<Done>,
 }
@@ -82,6 +84,7 @@ struct Json<'a> {
     over: Over,
     storage: String,
     left_out: &'a [String],
+    programs: &'a [String],
     fio: &'a [Done],
     baseline: &'static str,
     cases: Vec<JsonCase>,
@@ -374,6 +377,9 @@ impl Report<'_> {
         facts.push(("Storage".into(), self.storage()));
         facts.push(("Volumes are reached".into(), plan.over.to_string()));
         facts.push(("Seed".into(), plan.seed.to_string()));
+        if !self.programs.is_empty() {
+            facts.push(("Other programs".into(), self.programs.join(", ")));
+        }
         facts.push(("Program".into(), format!("headwater-study {}", env!("CARGO_PKG_VERSION"))));
         facts.into_iter().map(|(what, value)| vec![what, value]).collect()
     }
@@ -403,6 +409,7 @@ impl Report<'_> {
             over: self.plan.over,
             storage: self.storage(),
             left_out: &self.left_out,
+            programs: &self.programs,
             fio: &self.fio,
             baseline: study.baseline,
             cases: cases.collect(),
@@ -461,6 +468,7 @@ mod tests {
             is_quick: true,
             tables: Vec::new(),
             left_out: Vec::new(),
+            programs: Vec::new(),
             fio: Vec::new(),
         });
     }

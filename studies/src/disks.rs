@@ -20,8 +20,10 @@ use headwater_writecache::{AlignedBuffer, Host};
 
 use crate::model::{Model, ModelEngine};
 use crate::over::{Front, Over};
+use crate::peers;
 use crate::series::Counts;
-use crate::study::Case;
+use crate::started::Started;
+use crate::study::{Case, System};
 
 fn geometry(size_bytes: u64, read_only: bool) -> Geometry {
     Geometry {
@@ -219,16 +221,17 @@ pub struct Opened {
     raw: Option<Arc<RawDisk>>,
     /// What is between the load and the volume, if anything is.
     front: Option<Front>,
+    /// The process of a peer. It ends after its device, which is its only client.
+    _peer: Option<Started>,
     _host: Option<Host>,
 }
 
 impl Opened {
-    /// What was done so far.
-    pub fn counts(&self) -> Counts {
+    /// What was done so far. `None`: another program does not say.
+    pub fn counts(&self) -> Option<Counts> {
         match (&self.volume, &self.raw) {
-            (Some(volume), _) => Counts::from(&volume.counters()),
-            (None, Some(raw)) => raw.counts(),
-            (None, None) => Counts::default(),
+            (Some(volume), _) => Some(Counts::from(&volume.counters())),
+            (None, raw) => raw.as_ref().map(|raw| raw.counts()),
         }
     }
 }
@@ -299,7 +302,7 @@ pub fn open_volume(spec: &VolumeSpec, dir: &Path, engine: Arc<dyn IoEngine>) -> 
         .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
     let volume = volume_of(spec, dir, &host)?;
     let device = Arc::clone(&volume) as Arc<dyn Device>;
-    Ok(Opened { device, volume: Some(volume), raw: None, front: None, _host: Some(host) })
+    Ok(Opened { device, volume: Some(volume), raw: None, front: None, _peer: None, _host: Some(host) })
 }
 
 /// Opens a write cache on a host.
@@ -328,10 +331,32 @@ pub fn open(
     in_flight: usize,
 ) -> Result<Opened> {
     let engine = engine(case.model.or(storage), 1.0)?;
-    let Some(cache) = case.cache else {
-        let raw = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
-        let device = Arc::clone(&raw) as Arc<dyn Device>;
-        return Ok(Opened { device, volume: None, raw: Some(raw), front: None, _host: None });
+    let cache = match case.system {
+        System::Cache(cache) => cache,
+        System::Raw => {
+            let raw = Arc::new(RawDisk::create(dir, case.set_bytes, engine)?);
+            let device = Arc::clone(&raw) as Arc<dyn Device>;
+            return Ok(Opened {
+                device,
+                volume: None,
+                raw: Some(raw),
+                front: None,
+                _peer: None,
+                _host: None,
+            });
+        }
+        System::Peer(peer) => {
+            let peers::Open { device, server } = peers::open(peer, dir, case.set_bytes, in_flight)
+                .with_context(|| format!("cannot open {}", case.title))?;
+            return Ok(Opened {
+                device,
+                volume: None,
+                raw: None,
+                front: None,
+                _peer: Some(server),
+                _host: None,
+            });
+        }
     };
     let spec = VolumeSpec {
         name: case.name.into(),

@@ -18,13 +18,15 @@ use headwater_studies::model::Model;
 use headwater_studies::needs::Needs;
 use headwater_studies::optional_fio;
 use headwater_studies::over::Over;
+use headwater_studies::peers;
 use headwater_studies::run::{self, Plan, Progress};
 use headwater_studies::sizing;
+use headwater_studies::started;
 use headwater_studies::studies::{
     iometer_results, lifecycle, lifecycle_report, placement, s000, s003, study_001, study_002, study_004,
     study_icf,
 };
-use headwater_studies::study::Study;
+use headwater_studies::study::{Study, System};
 use headwater_studies::trace::Trace;
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
@@ -145,11 +147,13 @@ struct Chosen {
     times: Times,
     /// Of Iometer, if the study is that.
     configuration: Option<Configuration>,
+    /// Cases that cannot run here, and why.
+    left_out: Vec<String>,
 }
 
 /// The study that the arguments name.
 fn chosen(arguments: &Arguments) -> Result<Chosen> {
-    let mut of_iometer = None;
+    let (mut of_iometer, mut left_out) = (None, Vec::new());
     let quick = arguments.quick;
     let run = if quick { Duration::from_millis(500) } else { Duration::from_secs(10) };
     let mut times = Times { run: arguments.seconds.unwrap_or(run), ramp_up: Duration::ZERO };
@@ -172,10 +176,20 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
             bail!("this is not one study that measures")
         }
         (StudyName::S001, _) => study_001(quick),
-        (StudyName::S002, _) => study_002(quick),
+        (StudyName::S002, _) => {
+            let mut study = study_002(quick);
+            let why = arguments.storage.0.map(|model| {
+                format!("the qcow2 overlays, because another program's disk cannot be slowed down to {model}")
+            });
+            if let Some(why) = why.or_else(peers::missing) {
+                study.cases.retain(|case| !matches!(case.system, System::Peer(_)));
+                left_out.push(why);
+            }
+            study
+        }
         (StudyName::S004, _) => study_004(quick),
     };
-    Ok(Chosen { study, times, configuration: of_iometer })
+    Ok(Chosen { study, times, configuration: of_iometer, left_out })
 }
 
 fn study(arguments: &Arguments) -> Result<ExitCode> {
@@ -343,7 +357,7 @@ fn finished(text: &str, out: &Path) {
 /// Runs one study and writes its report.
 fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let quick = arguments.quick;
-    let Chosen { study, times, configuration } = chosen(arguments)?;
+    let Chosen { study, times, configuration, left_out } = chosen(arguments)?;
     let run_ms = u64::try_from(times.run.as_millis())?;
     let plan = Plan {
         study,
@@ -355,6 +369,8 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         storage: arguments.storage.0,
         over: arguments.over,
     };
+    let has_peers = plan.study.cases.iter().any(|case| matches!(case.system, System::Peer(_)));
+    let programs = if has_peers { vec![peers::version()?] } else { Vec::new() };
     let (out, work_dir) = begin(arguments, plan.study.number, Needs::of(&plan.study.cases))?;
     let mut machine = Machine::describe(&work_dir);
     let (results, ended) = run::run(&plan, &work_dir, stop, &mut Terminal);
@@ -367,7 +383,8 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         failure,
         is_quick: quick,
         tables: Vec::new(),
-        left_out: Vec::new(),
+        left_out,
+        programs,
         fio: Vec::new(),
     };
     if matches!(arguments.study, StudyName::S004) {
@@ -426,6 +443,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>> {
             loop {
                 tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
                 if raised.swap(true, Ordering::Relaxed) {
+                    started::clean_up();
                     std::process::exit(INTERRUPTED.into());
                 }
                 say(&mut std::io::stderr(), "\ninterrupted: writing a report of what was done");

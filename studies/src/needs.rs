@@ -8,7 +8,8 @@ use headwater_volume::{CacheMode, disk_mode_ram_bytes};
 
 use crate::disks::overflow_bytes;
 use crate::machine::available_memory_bytes;
-use crate::study::Case;
+use crate::peers;
+use crate::study::{Case, System};
 
 /// RAM besides the limits of the volumes: buffers, and this program.
 const BESIDES_BYTES: u64 = 128 << 20;
@@ -27,9 +28,10 @@ impl Needs {
     pub fn of(cases: &[Case]) -> Self {
         let mut needs = Self { ram_bytes: BESIDES_BYTES, disk_bytes: 0 };
         for case in cases {
-            match case.cache {
-                None => needs.disk_bytes += case.set_bytes,
-                Some(cache) => {
+            match case.system {
+                System::Raw => needs.disk_bytes += case.set_bytes,
+                System::Peer(_) => needs.disk_bytes += peers::disk_bytes(case.set_bytes),
+                System::Cache(cache) => {
                     needs.ram_bytes += match cache.mode {
                         CacheMode::Disk => disk_mode_ram_bytes(false),
                         _ => cache.ram_bytes,

@@ -1,7 +1,7 @@
 //! The three fio jobs of study 004 on the local disk, through the page cache and past it, if fio is installed.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::bundle::Table;
+use crate::started::{Directory, Started, is_installed};
 
 const MIB: u64 = 1 << 20;
 
@@ -48,8 +49,7 @@ pub fn run(
     progress: &mut dyn FnMut(&str),
 ) -> (Vec<Done>, Option<String>) {
     let mut done = Vec::new();
-    let found = Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !found.is_ok_and(|status| status.success()) {
+    if !is_installed("fio") {
         return (done, Some("fio is not installed, so its three jobs are left out".into()));
     }
     for job in &JOBS {
@@ -59,8 +59,9 @@ pub fn run(
             }
             let how = if is_direct { "past the page cache" } else { "through the page cache" };
             progress(&format!("fio, {}, {how}", job.title));
-            match one(dir, job, is_direct, seconds) {
-                Ok(result) => done.push(result),
+            match one(dir, job, is_direct, seconds, stop) {
+                Ok(Some(result)) => done.push(result),
+                Ok(None) => return (done, Some("the study was interrupted before all jobs of fio".into())),
                 Err(error) => return (done, Some(format!("fio failed ({}): {error:#}", job.title))),
             }
         }
@@ -68,12 +69,13 @@ pub fn run(
     (done, None)
 }
 
-fn one(dir: &Path, job: &Job, is_direct: bool, seconds: u64) -> Result<Done> {
+fn one(dir: &Path, job: &Job, is_direct: bool, seconds: u64, stop: &AtomicBool) -> Result<Option<Done>> {
     let stat = rustix::fs::statvfs(dir).context("cannot see how much space is free")?;
     let half_bytes = stat.f_bavail.saturating_mul(stat.f_frsize) / 2 / job.workers;
     // Files with names, because fio opens them by name. They are gone afterwards.
-    let files = tempfile::tempdir_in(dir).context("cannot make a directory for its files")?;
-    let output = Command::new("fio")
+    let files = Directory::new_in(dir)?;
+    let mut command = Command::new("fio");
+    command
         .args([
             "--name=study",
             "--output-format=json",
@@ -85,21 +87,17 @@ fn one(dir: &Path, job: &Job, is_direct: bool, seconds: u64) -> Result<Done> {
         .args([format!("--bs={}", job.block), format!("--size={}", job.bytes.min(half_bytes / MIB * MIB))])
         .args([format!("--numjobs={}", job.workers), format!("--iodepth={}", job.depth)])
         .args([format!("--runtime={seconds}"), format!("--direct={}", u8::from(is_direct))])
-        .arg(format!("--directory={}", files.path().display()))
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot run fio")?;
-    if !output.status.success() {
-        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let (bytes, operations, elapsed_s) = parse(&String::from_utf8_lossy(&output.stdout))?;
-    Ok(Done {
+        .arg(format!("--directory={}", files.path().display()));
+    let output = Started::start("fio", &mut command)?.output(|| stop.load(Ordering::Relaxed))?;
+    let Some(output) = output else { return Ok(None) };
+    let (bytes, operations, elapsed_s) = parse(&output)?;
+    Ok(Some(Done {
         job: job.title,
         is_direct,
         mib_per_s: bytes / MIB as f64 / elapsed_s,
         iops: operations / elapsed_s,
         seconds: elapsed_s,
-    })
+    }))
 }
 
 /// Bytes, operations and seconds of the writes.

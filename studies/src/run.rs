@@ -252,14 +252,17 @@ impl Running<'_> {
         if self.plan.ramp_up_ms > 0 {
             run_for(self.plan.ramp_up_ms, !seed)?;
         }
-        let (outcomes, intervals) = series::watched(|| system.counts(), || run_for(self.plan.run_ms, seed));
+        let (outcomes, intervals) =
+            series::watched(|| system.counts().unwrap_or_default(), || run_for(self.plan.run_ms, seed));
         let outcomes = outcomes?;
         let took_ms = self.plan.ramp_up_ms + self.plan.run_ms;
         self.remaining.run_ms = self.remaining.run_ms.saturating_sub(took_ms);
         // A run that was cut short is no sample.
         if !outcomes.interrupted {
             let (variant_name, case_name) = (variant.name.clone(), case.name.to_owned());
-            self.results.series.push(Series { variant: variant_name, case: case_name, round, intervals });
+            if system.counts().is_some() {
+                self.results.series.push(Series { variant: variant_name, case: case_name, round, intervals });
+            }
             let counters = system.volume.as_ref().map(|volume| volume.counters());
             self.results.samples.push(Sample {
                 case: case.name,

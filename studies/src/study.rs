@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::load::{Content, Job, Line};
 use crate::model::Model;
+use crate::peers::Peer;
 
 /// The origin of a figure of the publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +28,17 @@ pub struct Cache {
     pub buffering: Buffering,
 }
 
+/// What a case measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// The raw disk.
+    Raw,
+    /// Our write cache.
+    Cache(Cache),
+    /// Another program's overlay. It is left out if the program is missing.
+    Peer(Peer),
+}
+
 /// One case of a study.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -34,8 +46,8 @@ pub struct Case {
     pub name: &'static str,
     /// For people.
     pub title: &'static str,
-    /// `None`: the raw disk.
-    pub cache: Option<Cache>,
+    /// What is measured.
+    pub system: System,
     /// A model that the raw disk or the overflow is slowed down to.
     pub model: Option<Model>,
     /// Bytes that are worked on.

@@ -9,7 +9,7 @@ use crate::icf::{Configuration, WorkerPlan};
 use crate::iometer_csv::{self, Run, Worker};
 use crate::load::{Content, Job, Part};
 use crate::run::{Plan, Results};
-use crate::study::{Cache, Case, Study, Variant};
+use crate::study::{Cache, Case, Study, System, Variant};
 
 const SMALL_RAM_BYTES: u64 = 64 * MIB;
 
@@ -21,8 +21,8 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
         )
     })?;
     let variants = variants(configuration, set_bytes)?;
-    let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
-    let case = |name, title, cache| Case { name, title, cache, model: None, set_bytes, printed: None };
+    let cache = |mode, ram_bytes| System::Cache(Cache { mode, ram_bytes, buffering: Buffering::Direct });
+    let case = |name, title, system| Case { name, title, system, model: None, set_bytes, printed: None };
     let (workers, ram_disk) = (configuration.workers.len(), CacheMode::RamDisk);
     Ok(Study {
         number: "icf",
@@ -39,7 +39,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
         against: "the raw disk",
         headlines: &["ram-fits", "ram-64m", "disk"],
         cases: vec![
-            case("raw", "Raw disk", None),
+            case("raw", "Raw disk", System::Raw),
             case(
                 "ram-fits",
                 "RAM cache, all fits",

@@ -7,7 +7,7 @@ use headwater_volume::{Buffering, CacheMode};
 
 use super::{MIB, mix};
 use crate::load::Content;
-use crate::study::{Cache, Case, Source, Study, Variant};
+use crate::study::{Cache, Case, Source, Study, System, Variant};
 
 struct Sizes {
     small_set_bytes: u64,
@@ -35,9 +35,15 @@ const QUICK: Sizes = Sizes {
 /// The study, with small sizes for a quick run.
 pub fn study_001(is_quick: bool) -> Study {
     let sizes = if is_quick { QUICK } else { FULL };
-    let cache = |mode, ram_bytes| Some(Cache { mode, ram_bytes, buffering: Buffering::Direct });
-    let case =
-        |name, title, cache, set_bytes, printed| Case { name, title, cache, model: None, set_bytes, printed };
+    let cache = |mode, ram_bytes| System::Cache(Cache { mode, ram_bytes, buffering: Buffering::Direct });
+    let case = |name, title, system, set_bytes, printed| Case {
+        name,
+        title,
+        system,
+        model: None,
+        set_bytes,
+        printed,
+    };
     let (ram_disk, large, small) = (CacheMode::RamDisk, sizes.large_ram_bytes, sizes.small_ram_bytes);
     let (large_set, small_set) = (sizes.large_set_bytes, sizes.small_set_bytes);
     let printed = |iops| Some((iops, Source::Printed));
@@ -75,7 +81,7 @@ pub fn study_001(is_quick: bool) -> Study {
                 large_set,
                 derived(31_850.0),
             ),
-            case("raw-10g", "Raw disk, 10 GB set", None, large_set, printed(28_412.0)),
+            case("raw-10g", "Raw disk, 10 GB set", System::Raw, large_set, printed(28_412.0)),
             case(
                 "disk-set-10g",
                 "Cache on disk, 10 GB set",

@@ -5,16 +5,16 @@ use headwater_volume::{Buffering, CacheMode};
 use super::{MIB, mix};
 use crate::load::Content;
 use crate::model::{EPHEMERAL, Model, P10};
-use crate::study::{Cache, Case, Source, Study, Variant};
+use crate::study::{Cache, Case, Source, Study, System, Variant};
 
 /// The study, with small sizes for a quick run.
 pub fn study_004(is_quick: bool) -> Study {
     let (set_bytes, ram_bytes) = if is_quick { (24 * MIB, 16 * MIB) } else { (1000 * MIB, 256 * MIB) };
-    let cache = Some(Cache { mode: CacheMode::RamDisk, ram_bytes, buffering: Buffering::Direct });
-    let case = |name, title, cache, model, iops: Option<f64>| Case {
+    let cache = System::Cache(Cache { mode: CacheMode::RamDisk, ram_bytes, buffering: Buffering::Direct });
+    let case = |name, title, system, model, iops: Option<f64>| Case {
         name,
         title,
-        cache,
+        system,
         model: Some(Model::Caps(model)),
         set_bytes,
         printed: iops.map(|iops| (iops, Source::Printed)),
@@ -47,9 +47,9 @@ pub fn study_004(is_quick: bool) -> Study {
         against: "the plain P10",
         headlines: &["p10-headwater", "ephemeral", "ephemeral-headwater"],
         cases: vec![
-            case("p10", "P10", None, P10, Some(3064.59)),
+            case("p10", "P10", System::Raw, P10, Some(3064.59)),
             case("p10-headwater", "P10 + 256 MB RAM", cache, P10, None),
-            case("ephemeral", "Ephemeral disk", None, EPHEMERAL, Some(15_977.28)),
+            case("ephemeral", "Ephemeral disk", System::Raw, EPHEMERAL, Some(15_977.28)),
             case("ephemeral-headwater", "Ephemeral disk + 256 MB RAM", cache, EPHEMERAL, None),
         ],
         variants: vec![variant],

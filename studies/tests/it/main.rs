@@ -1,5 +1,6 @@
 //! The program as its users run it.
 
+mod peers;
 mod sizing;
 
 use std::io::{BufRead, BufReader};
@@ -296,7 +297,15 @@ fn all_quick_studies_leave_reports_that_show_their_cases() {
     assert!(text.contains("study 001 needs") && text.contains("left: round 1 of 1"), "{text}");
     check_study_001(&out.join("001"), &text);
     let buffering = cells_of(&out.join("002"));
-    for case in ["Raw disk", "Cache on disk, direct", "Cache on disk, buffered", "Cache on disk, auto"] {
+    let cases = [
+        "Raw disk",
+        "Cache on disk, direct",
+        "Cache on disk, buffered",
+        "Cache on disk, auto",
+        "qcow2 overlay, cache=none",
+        "qcow2 overlay, cache=writeback",
+    ];
+    for case in cases {
         assert_eq!(buffering.iter().filter(|cell| *cell == case).count(), 3, "{case}");
     }
     let lifecycle = cells_of(&out.join("000"));
