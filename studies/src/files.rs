@@ -1,5 +1,6 @@
 //! The files of a report.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -8,17 +9,17 @@ use aws_lc_rs::digest::{SHA256, digest};
 
 /// Names and contents of a report's files.
 #[derive(Clone, Debug, Default)]
-pub struct Files(Vec<(&'static str, Vec<u8>)>);
+pub struct Files(Vec<(Cow<'static, str>, Vec<u8>)>);
 
 impl Files {
     /// What all reports have: the results, and the page.
     pub fn new(json: String, page: String) -> Self {
-        Self(vec![("results.json", json.into_bytes()), ("index.html", page.into_bytes())])
+        Self(vec![("results.json".into(), json.into_bytes()), ("index.html".into(), page.into_bytes())])
     }
 
     /// The same with one more file.
-    pub fn with(mut self, name: &'static str, contents: Vec<u8>) -> Self {
-        self.0.push((name, contents));
+    pub fn with(mut self, name: impl Into<Cow<'static, str>>, contents: Vec<u8>) -> Self {
+        self.0.push((name.into(), contents));
         self
     }
 

@@ -29,6 +29,7 @@ pub mod compare;
 pub mod desktop;
 pub mod disks;
 pub mod files;
+pub mod guest;
 pub mod icf;
 pub mod iometer_csv;
 pub mod load;

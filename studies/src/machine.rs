@@ -69,6 +69,11 @@ fn disk_of(dir: &Path) -> Option<String> {
     Some(model.map_or_else(|| name.to_owned(), |model| format!("{name} ({})", model.trim())))
 }
 
+/// Memory of the machine.
+pub fn installed_memory_bytes() -> u64 {
+    memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal")
+}
+
 /// Memory that programs may still take.
 pub fn available_memory_bytes() -> u64 {
     memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable")

@@ -12,6 +12,7 @@ use clap::{Parser, ValueEnum};
 use headwater_studies::bundle::{self, Report};
 use headwater_studies::compare;
 use headwater_studies::desktop::Profile;
+use headwater_studies::guest;
 use headwater_studies::icf::Configuration;
 use headwater_studies::machine::Machine;
 use headwater_studies::model::Model;
@@ -23,8 +24,8 @@ use headwater_studies::run::{self, Plan, Progress};
 use headwater_studies::sizing;
 use headwater_studies::started;
 use headwater_studies::studies::{
-    iometer_results, lifecycle, lifecycle_report, placement, s000, s003, study_001, study_002, study_004,
-    study_icf,
+    guest_copies, iometer_results, lifecycle, lifecycle_report, placement, s000, s003, study_001, study_002,
+    study_004, study_icf,
 };
 use headwater_studies::study::{Study, System};
 use headwater_studies::trace::Trace;
@@ -62,6 +63,12 @@ struct Arguments {
     /// The desktop model of 000 and 003, as a TOML file [default: the one that comes with the program].
     #[arg(long)]
     profile: Option<PathBuf>,
+    /// Run 003 in a real guest, from this image of a Debian with the QEMU guest agent.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "build/guest/guest.qcow2")]
+    guest: Option<PathBuf>,
+    /// The program that is the guest's disk [default: headwater beside this program, or in the path].
+    #[arg(long, value_name = "FILE", requires = "guest")]
+    headwater: Option<PathBuf>,
     /// Where all random numbers come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -90,7 +97,7 @@ enum StudyName {
     /// A cache on disk with and without buffering, and the raw disk, 4 KiB, 80 % writes, random (2013).
     #[value(name = "002")]
     S002,
-    /// A desktop that copies files, without a RAM cache and with two sizes of it, as a model (2019).
+    /// A desktop that copies files, without a RAM cache and with two sizes of it, as a model or with --guest (2019).
     #[value(name = "003")]
     S003,
     /// Model disks with the caps of P10 and of an ephemeral disk, plain and with a RAM cache (2020).
@@ -204,6 +211,9 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         StudyName::S000 => live(arguments, stop_on_signals()?.as_ref()),
+        StudyName::S003 if arguments.guest.is_some() => {
+            copy_files_in_a_guest(arguments, stop_on_signals()?.as_ref())
+        }
         StudyName::S003 => copy_files(arguments, stop_on_signals()?.as_ref()),
         StudyName::Sizing => size(arguments, stop_on_signals()?.as_ref()),
         StudyName::All => all(arguments),
@@ -223,6 +233,16 @@ fn check_options(arguments: &Arguments) -> Result<()> {
     use StudyName::{All, Compare, S000, S003, S004, Sizing};
     if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Compare) {
         bail!("--storage is for 000, 001, 002, 003 and icf: 004 has two storages of its own");
+    }
+    if arguments.guest.is_some() {
+        if !matches!(arguments.study, S003) {
+            bail!("--guest is for 003");
+        }
+        if arguments.storage.0.is_some() || arguments.profile.is_some() || arguments.over != Over::InProcess {
+            bail!(
+                "--guest takes no --storage, --profile or --over: a guest is no model, and its disk is a program of its own"
+            );
+        }
     }
     if arguments.over != Over::InProcess && matches!(arguments.study, S000 | S003 | Sizing | Compare) {
         bail!("--over is for 001, 002, 004, icf and all: desktops are models in this process");
@@ -309,6 +329,23 @@ fn copy_files(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let report = s003::Report { setup: &setup, results: &results };
     report.files()?.write(&out)?;
     finished(&report.text(), &out);
+    Ok(ended(stop))
+}
+
+/// Runs study 003 in a guest.
+fn copy_files_in_a_guest(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
+    let image = arguments.guest.clone().unwrap_or_default();
+    let program = arguments.headwater.clone().map_or_else(guest::find_program, Ok)?;
+    let rounds = arguments.rounds.map_or(1, usize::from);
+    let setup = guest_copies::Setup::new(image, program, rounds, arguments.quick)?;
+    let (out, work_dir) = begin(arguments, "003", setup.needs())?;
+    let results = setup.run(&work_dir, stop, &mut |step| Terminal.show(step));
+    let report = guest_copies::Report { setup: &setup, results: &results };
+    report.files()?.write(&out)?;
+    finished(&report.text(), &out);
+    if let Some(failure) = results.failure() {
+        bail!("the study failed: {failure}; the report has what was measured before");
+    }
     Ok(ended(stop))
 }
 

@@ -45,6 +45,7 @@ mod stats;
 mod store_output;
 mod stores;
 mod streaming;
+mod study_guest;
 mod support;
 mod top;
 mod trimming;

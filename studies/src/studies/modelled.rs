@@ -39,15 +39,20 @@ impl Run<'_> {
                 self.late_us as f64 / 1e6
             ));
         }
-        if is_quiet(self.probes_iops) == Some(false) {
-            let probes: Vec<String> = self.probes_iops.iter().copied().map(grouped).collect();
-            warnings.push(format!(
-                "Unquiet machine: the disk alone did {} IOPS before and after, which differ by more than 15 %.",
-                probes.join(" and ")
-            ));
-        }
+        warnings.extend(unquiet(self.probes_iops));
         warnings
     }
+}
+
+/// The warning if the disk alone was not as fast after a run as before.
+pub fn unquiet(probes_iops: &[f64]) -> Option<String> {
+    let probes: Vec<String> = probes_iops.iter().copied().map(grouped).collect();
+    (is_quiet(probes_iops) == Some(false)).then(|| {
+        format!(
+            "Unquiet machine: the disk alone did {} IOPS before and after, which differ by more than 15 %.",
+            probes.join(" and ")
+        )
+    })
 }
 
 /// IOPS of the disk alone.

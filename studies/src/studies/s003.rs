@@ -46,6 +46,22 @@ pub struct Scenario {
     pub printed_ram_mb: Option<u32>,
 }
 
+const fn scenario(
+    title: &'static str,
+    ram_bytes: Option<u64>,
+    printed_writes_percent: u32,
+    printed_ram_mb: Option<u32>,
+) -> Scenario {
+    Scenario { title, ram_bytes, printed_writes_percent, printed_ram_mb }
+}
+
+/// The scenarios of the publication, for a model and for a guest.
+pub const SCENARIOS: [Scenario; 3] = [
+    scenario("No RAM cache", None, 100, None),
+    scenario("256 MB", Some(256 * MIB), 65, Some(238)),
+    scenario("512 MB", Some(512 * MIB), 40, Some(470)),
+];
+
 /// What is run, and how.
 pub struct Setup {
     profile: Profile,
@@ -90,12 +106,10 @@ pub struct Results {
 impl Setup {
     /// The study with a desktop model, full or with small sizes.
     pub fn new(profile: Profile, seed: u64, is_quick: bool) -> Self {
-        let unit = if is_quick { 16 * MIB } else { 256 * MIB };
-        let scenario = |title, ram_bytes, printed_writes_percent, printed_ram_mb| Scenario {
-            title,
-            ram_bytes,
-            printed_writes_percent,
-            printed_ram_mb,
+        // 16 and 32 MiB in a quick run.
+        let small = |scenario: Scenario| Scenario {
+            ram_bytes: scenario.ram_bytes.map(|bytes| if is_quick { bytes / 16 } else { bytes }),
+            ..scenario
         };
         let quick = [
             ("boot_seconds", 20.0),
@@ -117,11 +131,7 @@ impl Setup {
             },
             speed: if is_quick { 60.0 } else { 10.0 },
             interval_us: if is_quick { 5_000_000 } else { 30_000_000 },
-            scenarios: vec![
-                scenario("No RAM cache", None, 100, None),
-                scenario("256 MB", Some(unit), 65, Some(238)),
-                scenario("512 MB", Some(2 * unit), 40, Some(470)),
-            ],
+            scenarios: SCENARIOS.into_iter().map(small).collect(),
             disk_bytes: if is_quick { 512 * MIB } else { 10 << 30 },
             seed,
             storage: None,
@@ -254,7 +264,7 @@ fn cpu_ms() -> f64 {
     now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 / 1e6
 }
 
-fn mean(values: &[f64]) -> f64 {
+pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 

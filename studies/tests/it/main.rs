@@ -1,5 +1,6 @@
 //! The program as its users run it.
 
+mod guest;
 mod peers;
 mod sizing;
 
@@ -149,12 +150,17 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert_eq!(read(&used.join("precious")), "x");
 
     let new = dir.path().join("new");
-    let options: [(&[&str], &str); 5] = [
+    let options: [(&[&str], &str); 10] = [
         (&["004", "--storage", "p10"], "004 has two storages of its own"),
         (&["001", "--storage", "sas15k:2:raid5"], "RAID 5 has 3 to 64 disks"),
         (&["001", "--storage", "tape"], "none of real, p10, ephemeral and sas15k:N:raid5"),
         (&["000", "--over", "nbd"], "desktops are models in this process"),
         (&["compare", "one"], "name two reports"),
+        (&["001", "--guest", "/bin/sh"], "--guest is for 003"),
+        (&["003", "--headwater", "/bin/true"], "--guest"),
+        (&["003", "--guest", "no.qcow2", "--headwater", "/bin/true"], "there is no guest at no.qcow2"),
+        (&["003", "--guest", "/bin/sh", "--headwater", "/bin/false"], "/bin/false cannot be run"),
+        (&["003", "--guest", "/bin/sh", "--storage", "p10"], "--guest takes no --storage"),
     ];
     for (arguments, why) in options {
         let refused = study().args(arguments).current_dir(dir.path()).output().unwrap();

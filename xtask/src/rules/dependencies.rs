@@ -62,6 +62,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "headwater-block",
             "headwater-nbd",
+            // The guest of `003 --guest`.
+            "headwater-qemu",
             "headwater-recorder",
             "headwater-report",
             "headwater-sizes",

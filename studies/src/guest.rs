@@ -1,0 +1,483 @@
+//! A real guest under QEMU, whose disk is an export of the product's program: what it does by phase, and what the export counts.
+//!
+//! ```text
+//!   QEMU --vhost-user--> headwater export IMAGE --record --stats --> overflow
+//!    |  agent: the phases' scripts          |  SIGUSR1: counters, each interval
+//!    +------------------ this program ------+
+//! ```
+//!
+//! QEMU, the export and their files are gone when a run ends, whatever its end.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use headwater_qemu::{
+    Acceleration, Disk, Display, Exec, Firmware, Guest, GuestSpec, Network, OnReboot, probe_acceleration,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::machine::installed_memory_bytes;
+use crate::series::Counts;
+use crate::started::{Directory, Started, is_installed};
+
+/// Memory of the guest.
+pub const MEMORY_BYTES: u64 = 768 << 20;
+
+/// How long an emulated guest on a busy machine may take to boot.
+const BOOT_PATIENCE: Duration = Duration::from_secs(900);
+
+/// How long a phase may take.
+const PHASE_PATIENCE: Duration = Duration::from_secs(3600);
+
+/// How long the export may take to start, to answer, and to end.
+const EXPORT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the guest does after its boot.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Work {
+    /// How often files are copied and deleted.
+    pub segments: u32,
+    /// Files that are copied each time.
+    pub files: u32,
+    /// Length of each.
+    pub file_bytes: u64,
+    /// Seconds of work between the copies and their deletion.
+    pub work_s: u32,
+}
+
+/// Files that are copied are in memory: reading them is no work of the disk. They are random, so they do not pack.
+const PREPARE: &str = "set -e\nhead -c @FILE_BYTES@ /dev/urandom >/dev/shm/copied\n";
+
+/// A profile is copied.
+const LOGON: &str = "set -e
+mkdir -p /root/profile
+cp -a /etc /usr/lib/systemd /root/profile/
+sync
+";
+
+/// Files are copied; documents are saved, each as a new file that replaces an old one; an archive is packed; the copies are deleted.
+const SEGMENT: &str = "set -e
+mkdir -p /var/tmp/copies /var/tmp/desk
+i=0
+while [ $i -lt @FILES@ ]; do
+    i=$((i + 1))
+    cp /dev/shm/copied /var/tmp/copies/$i
+done
+sync
+end=$(($(date +%s) + @WORK_S@))
+n=0
+while [ $(date +%s) -lt $end ]; do
+    n=$((n + 1))
+    head -c 36864 /usr/bin/dpkg >/var/tmp/desk/new
+    date >>/var/tmp/desk/new
+    sync /var/tmp/desk/new
+    mv /var/tmp/desk/new /var/tmp/desk/document.$((n % 50))
+    sleep 0.5
+done
+tar -cf - /etc 2>/dev/null | gzip -9 >/var/tmp/desk/archive
+sync
+rm -r /var/tmp/copies
+# Blocks are free to be trimmed when the journal has the deletion.
+sync
+fstrim /
+";
+
+impl Work {
+    fn script(&self, script: &str) -> String {
+        script
+            .replace("@FILES@", &self.files.to_string())
+            .replace("@FILE_BYTES@", &self.file_bytes.to_string())
+            .replace("@WORK_S@", &self.work_s.to_string())
+    }
+}
+
+/// A guest to run.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The guest's image.
+    pub image: &'a Path,
+    /// The program `headwater`.
+    pub program: &'a Path,
+    /// Where the overflow goes.
+    pub dir: &'a Path,
+    /// The limit of RAM. `None`: a cache on disk.
+    pub ram_bytes: Option<u64>,
+    /// The limit of the overflow.
+    pub disk_bytes: u64,
+    /// From one look at the counters to the next.
+    pub interval: Duration,
+    /// What the guest does.
+    pub work: Work,
+}
+
+/// A part of a guest's run, in seconds since the recording began.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Phase {
+    /// Its name: `boot`, `logon` or `segment N`.
+    pub name: String,
+    /// Its beginning.
+    pub from_s: f64,
+    /// Its end.
+    pub to_s: f64,
+}
+
+/// The counters of the export at one time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Look {
+    /// Seconds since the recording began.
+    pub at_s: f64,
+    /// Requests, and operations of the overflow disk.
+    pub counts: Counts,
+    /// Blocks read from RAM, packed or not.
+    pub read_ram_blocks: u64,
+    /// Blocks written to RAM.
+    pub write_ram_blocks: u64,
+    /// Bytes of all requests.
+    pub request_bytes: u64,
+    /// Bytes read of the image.
+    pub image_read_bytes: u64,
+    /// Processor time of the export, in milliseconds.
+    pub cpu_ms: f64,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Ran {
+    /// In order.
+    pub phases: Vec<Phase>,
+    /// One at the end of each interval, and one at the end of each phase.
+    pub looks: Vec<Look>,
+    /// The recording of its requests, as `headwater export --record` writes it.
+    pub recording: Vec<u8>,
+    /// KVM, or why not.
+    pub acceleration: String,
+}
+
+/// The program `headwater` beside this one, or in the path.
+pub fn find_program() -> Result<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join("headwater")));
+    if let Some(program) = beside.filter(|program| program.is_file()) {
+        return Ok(program);
+    }
+    if is_installed("headwater") {
+        return Ok("headwater".into());
+    }
+    bail!("the program headwater is neither beside this one nor in the path: name it with --headwater FILE")
+}
+
+/// Fails early if a run would fail late.
+pub fn check(image: &Path, program: &Path) -> Result<()> {
+    if !image.is_file() {
+        bail!(
+            "there is no guest at {}: make it with guest/build of the sources, or name the image of a Debian with the QEMU guest agent, \
+             --guest FILE",
+            image.display()
+        );
+    }
+    if !is_installed("qemu-system-x86_64") {
+        bail!("qemu-system-x86_64 is not installed: apt-get install qemu-system-x86");
+    }
+    let mut version = Command::new(program);
+    version.arg("--version");
+    let printed = Started::start("headwater", &mut version).and_then(|started| started.output(|| false));
+    printed.with_context(|| format!("{} cannot be run", program.display())).map(drop)
+}
+
+/// Runs a guest from its boot to the end of its work. `None`: `stop` ended it.
+pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Result<Option<Ran>> {
+    let (files, sockets) = (Directory::new_in(options.dir)?, Directory::new()?);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.context("cannot start the threads that talk to QEMU")?;
+    let acceleration = runtime.block_on(probe_acceleration()).context("QEMU cannot be used")?;
+    let began = Instant::now();
+    let socket = sockets.path().join("disk");
+    let mut export = start_export(options, files.path(), &socket)?;
+    let stats = files.path().join("stats.json");
+    export.wait_for("socket", EXPORT_PATIENCE, || Ok(socket.exists().then_some(())))?;
+    let sampler = Sampler { pid: export.pid(), stats: &stats, began };
+    let (ended, is_ended) = channel();
+    let (ran, looks) = std::thread::scope(|scope| {
+        let looks = scope.spawn(|| sampler.each(options.interval, is_ended));
+        let spec = spec(&socket, sockets.path(), &acceleration);
+        let phases = runtime.block_on(phases(&spec, options.work, began, stop, progress));
+        drop(ended);
+        let looks =
+            looks.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters failed")));
+        (phases, looks)
+    });
+    // A guest whose disk is gone fails, too: the disk is the cause.
+    export.check().context("the disk ended before its guest")?;
+    let Some(phases) = ran? else { return Ok(None) };
+    let looks = looks?;
+    export.stop(EXPORT_PATIENCE);
+    let recording = files.path().join("requests.rec");
+    let recording =
+        std::fs::read(&recording).with_context(|| format!("cannot read {}", recording.display()))?;
+    let acceleration = match acceleration {
+        Acceleration::Kvm => "KVM".into(),
+        Acceleration::Tcg { reason } => format!("emulation ({reason})"),
+    };
+    Ok(Some(Ran { phases, looks, recording, acceleration }))
+}
+
+fn start_export(options: &Options<'_>, dir: &Path, socket: &Path) -> Result<Started> {
+    // If this program is killed, the kernel ends the export with it.
+    let mut command = if is_installed("setpriv") {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM"]).arg(options.program);
+        command
+    } else {
+        Command::new(options.program)
+    };
+    command.arg("export").arg(options.image);
+    match options.ram_bytes {
+        None => command.args(["--cache", "disk"]),
+        Some(ram_bytes) => command.args(["--cache", "ram+disk", "--ram", &ram_bytes.to_string()]),
+    };
+    command.args(["--disk", &options.disk_bytes.to_string()]).arg("--cache-dir").arg(dir);
+    command.arg("--stats").arg(dir.join("stats.json")).arg("--record").arg(dir.join("requests.rec"));
+    command.arg("--vhost-user").arg(socket);
+    Started::start("headwater export", &mut command)
+}
+
+fn spec(socket: &Path, dir: &Path, acceleration: &Acceleration) -> GuestSpec {
+    GuestSpec {
+        name: "study".into(),
+        uuid: Uuid::from_u128(0x5354_5544_5900_4000_8000_0000_0000_0003),
+        mac: headwater_qemu::MacAddress([0x52, 0x54, 0, 0, 0, 3]),
+        memory_bytes: MEMORY_BYTES,
+        host_memory_bytes: installed_memory_bytes(),
+        cpus: 1,
+        disk: Disk::vhost_user(socket),
+        seed: None,
+        run_dir: dir.join("guest"),
+        firmware: Firmware::Bios,
+        display: Display::None,
+        network: Network::None,
+        acceleration: acceleration.clone(),
+        on_reboot: OnReboot::Exit,
+    }
+}
+
+/// Runs the guest's phases, and ends the guest. `None`: `stop` ended it.
+async fn phases(
+    spec: &GuestSpec,
+    work: Work,
+    began: Instant,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Option<Vec<Phase>>> {
+    progress("the guest boots");
+    let from_s = began.elapsed().as_secs_f64();
+    let guest = Guest::start(spec).await.context("the guest does not start")?;
+    let done = tokio::select! {
+        done = in_guest(&guest, work, began, from_s, progress) => done.map(Some),
+        () = raised(stop) => Ok(None),
+    };
+    // Its disk is thrown away, so it need not be shut down.
+    let ended = guest.kill().await.context("the guest cannot be ended");
+    let phases = done?;
+    ended?;
+    Ok(phases)
+}
+
+async fn in_guest(
+    guest: &Guest,
+    work: Work,
+    began: Instant,
+    from_s: f64,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Phase>> {
+    let now = || began.elapsed().as_secs_f64();
+    guest.wait_booted(BOOT_PATIENCE).await.context("the guest does not boot")?;
+    guest.agent().ping(BOOT_PATIENCE).await.context("the guest's agent does not answer")?;
+    let mut phases = vec![Phase { name: "boot".into(), from_s, to_s: now() }];
+    script(guest, &work.script(PREPARE)).await.context("the files to copy cannot be made")?;
+    let segments = (1..=work.segments).map(|number| (format!("segment {number}"), work.script(SEGMENT)));
+    for (name, commands) in std::iter::once(("logon".to_owned(), LOGON.to_owned())).chain(segments) {
+        progress(&name);
+        let from_s = now();
+        script(guest, &commands).await.with_context(|| format!("the phase {name} failed"))?;
+        phases.push(Phase { name, from_s, to_s: now() });
+    }
+    Ok(phases)
+}
+
+/// Runs a script in the guest.
+async fn script(guest: &Guest, script: &str) -> Result<()> {
+    let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+    let output = guest.agent().exec(&Exec { command, input: Vec::new(), timeout: PHASE_PATIENCE }).await?;
+    if output.exit_code != 0 {
+        let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        bail!("a script in the guest ended with {}: {words}", output.exit_code);
+    }
+    Ok(())
+}
+
+/// Returns when the flag is raised.
+async fn raised(stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Reads the counters of an export.
+struct Sampler<'a> {
+    pid: Pid,
+    stats: &'a Path,
+    began: Instant,
+}
+
+impl Sampler<'_> {
+    /// Looks after each interval, and when the sender is dropped.
+    fn each(&self, interval: Duration, is_ended: Receiver<()>) -> Result<Vec<Look>> {
+        let (mut looks, mut next) = (Vec::new(), Instant::now() + interval);
+        loop {
+            let waited = is_ended.recv_timeout(next.saturating_duration_since(Instant::now()));
+            looks.push(self.look()?);
+            if waited != Err(RecvTimeoutError::Timeout) {
+                return Ok(looks);
+            }
+            next = (next + interval).max(Instant::now());
+        }
+    }
+
+    fn look(&self) -> Result<Look> {
+        // The export replaces the file as a whole.
+        let _ = std::fs::remove_file(self.stats);
+        let asked = Instant::now();
+        kill_process(self.pid, Signal::USR1).context("the disk of the guest has ended")?;
+        while !self.stats.exists() {
+            if asked.elapsed() > EXPORT_PATIENCE {
+                bail!("headwater export did not write its counters within {} s", EXPORT_PATIENCE.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let text = std::fs::read_to_string(self.stats).context("cannot read the counters")?;
+        let stats: Value = serde_json::from_str(&text).context("the counters are no JSON")?;
+        let look = look_of(&stats)?;
+        Ok(Look { at_s: self.began.elapsed().as_secs_f64(), cpu_ms: cpu_ms(self.pid)?, ..look })
+    }
+}
+
+/// The counters that `--stats` writes.
+fn look_of(stats: &Value) -> Result<Look> {
+    let number = |pointer: &str| {
+        let found = stats.pointer(pointer).and_then(Value::as_u64);
+        found.with_context(|| format!("headwater export has no counter {pointer}: is it of another version?"))
+    };
+    let served = |name: &str| number(&format!("/reads/{name}"));
+    let cache = |name: &str| number(&format!("/cache/{name}"));
+    Ok(Look {
+        at_s: 0.0,
+        counts: Counts {
+            reads: number("/read_ops")?,
+            writes: number("/write_ops")?,
+            served: [served("ram")?, served("packed")?, served("zero")?, served("disk")?, served("image")?],
+            disk_reads: cache("disk_read_ops")?,
+            disk_read_bytes: cache("disk_read_bytes")?,
+            disk_writes: cache("disk_write_ops")?,
+            disk_write_bytes: cache("disk_write_bytes")?,
+            ram_bytes: cache("ram_used_bytes")?,
+            overflow_bytes: cache("disk_used_bytes")?,
+        },
+        read_ram_blocks: cache("read_ram_blocks")? + cache("read_packed_blocks")?,
+        write_ram_blocks: cache("write_in_place_blocks")? + cache("write_new_blocks")?,
+        request_bytes: number("/read_bytes")? + number("/write_bytes")?,
+        image_read_bytes: number("/image_read_bytes")?,
+        cpu_ms: 0.0,
+    })
+}
+
+/// Processor time of a process, of all its threads.
+fn cpu_ms(pid: Pid) -> Result<f64> {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    // Behind the name, which may have blanks and brackets in it.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: Vec<u64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+    let [user, system] = ticks[..] else { bail!("{path} has another form") };
+    Ok((user + system) as f64 * 1000.0 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// The phases of a recording as a file beside it has them: a line for each, with name, beginning and end in seconds, separated by tabs.
+pub fn phases_text(phases: &[Phase]) -> String {
+    let line = |phase: &Phase| format!("{}\t{:.3}\t{:.3}\n", phase.name, phase.from_s, phase.to_s);
+    phases.iter().map(line).collect()
+}
+
+/// Reads such a file.
+pub fn parse_phases(text: &str) -> Result<Vec<Phase>> {
+    let mut phases: Vec<Phase> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line_number = number + 1;
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [name, from, to] = fields[..] else {
+            bail!(
+                "line {line_number} has {} fields: it has to be NAME, tab, beginning, tab, end",
+                fields.len()
+            );
+        };
+        let seconds = |text: &str| {
+            let parsed = text.parse::<f64>().ok().filter(|seconds| (0.0..1e9).contains(seconds));
+            parsed.with_context(|| format!("line {line_number}: {text:?} is no time in seconds"))
+        };
+        let (from_s, to_s) = (seconds(from)?, seconds(to)?);
+        if name.is_empty() || to_s <= from_s || phases.last().is_some_and(|last| from_s < last.to_s) {
+            bail!(
+                "line {line_number}: a phase has a name, an end after its beginning, and begins after the phase before"
+            );
+        }
+        phases.push(Phase { name: name.to_owned(), from_s, to_s });
+    }
+    if phases.is_empty() {
+        bail!("it names no phase");
+    }
+    Ok(phases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_are_read_as_they_are_written() {
+        let phase = |name: &str, from_s, to_s| Phase { name: name.into(), from_s, to_s };
+        let phases = [phase("boot", 0.25, 21.5), phase("segment 1", 30.0, 90.125)];
+        assert_eq!(parse_phases(&phases_text(&phases)).unwrap(), phases);
+        for (broken, why) in [
+            ("", "no phase"),
+            ("boot\t1", "line 1 has 2 fields"),
+            ("boot\t0\t5\nlogon\tx\t6", "line 2: \"x\" is no time"),
+            ("boot\t5\t5", "an end after its beginning"),
+            ("boot\t0\t5\nlogon\t4\t6", "line 2: a phase"),
+        ] {
+            let error = parse_phases(broken).unwrap_err().to_string();
+            assert!(error.contains(why), "{broken:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn counters_of_another_version_are_refused() {
+        let error = look_of(&serde_json::json!({"read_ops": 1})).unwrap_err().to_string();
+        assert!(error.contains("no counter /write_ops") && error.contains("another version"), "{error}");
+    }
+
+    #[test]
+    fn a_process_has_used_its_processor_time() {
+        let own = rustix::process::getpid();
+        let before = cpu_ms(own).unwrap();
+        let mut sum = 0_u64;
+        while cpu_ms(own).unwrap() - before < 20.0 {
+            sum = sum.wrapping_mul(31).wrapping_add(7);
+        }
+        assert!(cpu_ms(own).unwrap() > before, "{sum}");
+    }
+}
