@@ -32,8 +32,12 @@ const BYTES_PER_S: f64 = 400.0 * MIB as f64;
 /// After so many written bytes, the cache may first do what the model has done by then.
 const STEP_BYTES: u64 = 2 * MIB;
 
-/// How long the next request waits for that. A cache that needs longer differs from the model.
-const STEP_WAIT: Duration = Duration::from_millis(100);
+/// A cache that spills nothing for so long will not spill what the model has: it differs from the model. A limit of the whole wait would
+/// say that of a busy machine, too.
+const STILL: Duration = Duration::from_secs(1);
+
+/// The most that all waits of a run take.
+const MOST_WAIT: Duration = Duration::from_secs(60);
 
 /// The model beside the real cache, while the trace is sent. On a busy machine the cache moves segments later than on an idle one, and a
 /// segment that is moved later has more dead blocks. The model decides nothing of the cache but when the next request comes.
@@ -43,6 +47,8 @@ struct Pace<'a> {
     real: &'a headwater_volume::Volume,
     /// Segments that the real cache has not spilled, and does not.
     behind: u64,
+    /// The sum of all waits.
+    waited: Duration,
 }
 
 impl Pace<'_> {
@@ -53,13 +59,18 @@ impl Pace<'_> {
         now.iter().for_each(|step| self.model.step(step));
         self.steps = later;
         let (spilled, began) = (self.model.counts().spilled_segments, Instant::now());
+        let (mut least, mut since) = (u64::MAX, began);
         loop {
             let behind = spilled.saturating_sub(self.real.counters().cache.spilled_segments);
-            if behind <= self.behind {
-                return;
+            if behind < least {
+                (least, since) = (behind, Instant::now());
             }
-            if began.elapsed() > STEP_WAIT {
+            let is_still = since.elapsed() > STILL || self.waited + began.elapsed() > MOST_WAIT;
+            if behind > self.behind && is_still {
                 self.behind = behind;
+            }
+            if behind <= self.behind {
+                self.waited += began.elapsed();
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -164,7 +175,8 @@ pub fn check(
         let opened = disks::open_volume(&spec, dir, disks::engine(None, 1.0)?)?;
         let real = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
         let model_beside = Cache::new(blocks, *ram_bytes);
-        let pace = Pace { model: model_beside, steps: &blocks.steps, real, behind: 0 };
+        let pace =
+            Pace { model: model_beside, steps: &blocks.steps, real, behind: 0, waited: Duration::ZERO };
         send(&opened.device, &volume.requests, pace, stop)?;
         if stop.load(Ordering::Relaxed) {
             break;
