@@ -39,7 +39,7 @@ const PHASE_PATIENCE: Duration = Duration::from_secs(3600);
 /// How long the export may take to start, to answer, and to end.
 const EXPORT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the guest does after its boot.
+/// The work of the guest after its boot.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Work {
     /// How often files are copied and deleted.
@@ -105,7 +105,7 @@ pub struct Options<'a> {
     pub image: &'a Path,
     /// The program `headwater`.
     pub program: &'a Path,
-    /// Where the overflow goes.
+    /// The directory of the overflow.
     pub dir: &'a Path,
     /// The limit of RAM. `None`: a cache on disk.
     pub ram_bytes: Option<u64>,
@@ -113,7 +113,7 @@ pub struct Options<'a> {
     pub disk_bytes: u64,
     /// From one look at the counters to the next.
     pub interval: Duration,
-    /// What the guest does.
+    /// The work of the guest.
     pub work: Work,
 }
 

@@ -47,3 +47,4 @@ pub mod started;
 pub mod studies;
 pub mod study;
 pub mod trace;
+pub mod validate;

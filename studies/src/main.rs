@@ -29,6 +29,7 @@ use headwater_studies::studies::{
 };
 use headwater_studies::study::{Study, System};
 use headwater_studies::trace::Trace;
+use headwater_studies::validate::{self, Recorded};
 
 /// Exit code of a program that ended on SIGINT, as shells print it.
 const INTERRUPTED: u8 = 130;
@@ -39,8 +40,8 @@ const INTERRUPTED: u8 = 130;
 struct Arguments {
     /// Which study.
     study: StudyName,
-    /// The configuration of `icf`, the traces of `sizing`, or the two directories of `compare`.
-    #[arg(required_if_eq_any([("study", "icf"), ("study", "sizing"), ("study", "compare")]))]
+    /// The configuration of `icf`, the traces of `sizing`, the recordings of `validate`, or the two directories of `compare`.
+    #[arg(required_if_eq_any([("study", "icf"), ("study", "sizing"), ("study", "validate"), ("study", "compare")]))]
     files: Vec<PathBuf>,
     /// Short runs on small sets: shows that everything runs, not how fast it is.
     #[arg(long)]
@@ -60,9 +61,12 @@ struct Arguments {
     /// Desktops that 000 runs [default: as many as half of the RAM holds, 40 at most].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=500))]
     desktops: Option<u32>,
-    /// The desktop model of 000 and 003, as a TOML file [default: the one that comes with the program].
+    /// The desktop model of 000, 003 and validate, as a TOML file [default: the one that comes with the program].
     #[arg(long)]
     profile: Option<PathBuf>,
+    /// Seconds of the boot in recordings that have no file with their phases.
+    #[arg(long, value_parser = seconds)]
+    boot_seconds: Option<Duration>,
     /// Run 003 in a real guest, from this image of a Debian with the QEMU guest agent.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "build/guest/guest.qcow2")]
     guest: Option<PathBuf>,
@@ -109,6 +113,8 @@ enum StudyName {
     Icf,
     /// How much RAM a desktop needs, from traces of its requests.
     Sizing,
+    /// Recordings of guests beside the desktop model: by phase, and what the same write cache makes of either.
+    Validate,
     /// Two reports of one study beside each other: compare DIR-A DIR-B.
     Compare,
 }
@@ -179,9 +185,15 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
             study
         }
         (StudyName::Icf, _) => bail!("name one configuration: headwater-study icf FILE"),
-        (StudyName::S000 | StudyName::S003 | StudyName::All | StudyName::Sizing | StudyName::Compare, _) => {
-            bail!("this is not one study that measures")
-        }
+        (
+            StudyName::S000
+            | StudyName::S003
+            | StudyName::All
+            | StudyName::Sizing
+            | StudyName::Validate
+            | StudyName::Compare,
+            _,
+        ) => bail!("this is not one study that measures"),
         (StudyName::S001, _) => study_001(quick),
         (StudyName::S002, _) => {
             let mut study = study_002(quick);
@@ -201,9 +213,12 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
 
 fn study(arguments: &Arguments) -> Result<ExitCode> {
     check_options(arguments)?;
-    let takes_files = matches!(arguments.study, StudyName::Icf | StudyName::Sizing | StudyName::Compare);
+    let takes_files = matches!(
+        arguments.study,
+        StudyName::Icf | StudyName::Sizing | StudyName::Validate | StudyName::Compare
+    );
     if let Some(file) = arguments.files.first().filter(|_| !takes_files) {
-        bail!("only icf, sizing and compare take a file: {}", file.display());
+        bail!("only icf, sizing, validate and compare take files: {}", file.display());
     }
     match arguments.study {
         StudyName::S000 if arguments.arithmetic => {
@@ -216,6 +231,7 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
         }
         StudyName::S003 => copy_files(arguments, stop_on_signals()?.as_ref()),
         StudyName::Sizing => size(arguments, stop_on_signals()?.as_ref()),
+        StudyName::Validate => validate(arguments, stop_on_signals()?.as_ref()),
         StudyName::All => all(arguments),
         StudyName::Compare => {
             let [a, b] = arguments.files.as_slice() else {
@@ -230,8 +246,8 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Refuses options that a study does not have.
 fn check_options(arguments: &Arguments) -> Result<()> {
-    use StudyName::{All, Compare, S000, S003, S004, Sizing};
-    if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Compare) {
+    use StudyName::{All, Compare, S000, S003, S004, Sizing, Validate};
+    if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Validate | Compare) {
         bail!("--storage is for 000, 001, 002, 003 and icf: 004 has two storages of its own");
     }
     if arguments.guest.is_some() {
@@ -244,7 +260,9 @@ fn check_options(arguments: &Arguments) -> Result<()> {
             );
         }
     }
-    if arguments.over != Over::InProcess && matches!(arguments.study, S000 | S003 | Sizing | Compare) {
+    if arguments.over != Over::InProcess
+        && matches!(arguments.study, S000 | S003 | Sizing | Validate | Compare)
+    {
         bail!("--over is for 001, 002, 004, icf and all: desktops are models in this process");
     }
     Ok(())
@@ -292,6 +310,27 @@ fn size(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let sizing = sizing::size(&trace, work_dir, arguments.seed, stop, &progress)?;
     let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
     let report = sizing::Report { trace: &trace, source, sizing: &sizing, seed: arguments.seed };
+    report.files()?.write(&out)?;
+    finished(&report.text(), &out);
+    Ok(ended(stop))
+}
+
+/// Compares recordings with the desktop model, and writes the report.
+fn validate(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
+    let out = arguments.out.clone().unwrap_or_else(|| "headwater-validation".into());
+    bundle::check_unused(&out)?;
+    // Before anything is made: most mistakes are in the files.
+    let profile = profile(arguments)?;
+    let recorded = Recorded::load(&arguments.files, arguments.boot_seconds.map(|time| time.as_secs_f64()))?;
+    let models = validate::modelled(&profile, &recorded, arguments.seed);
+    bundle::prepare(&out)?;
+    let work_dir = arguments.work_dir.as_ref().unwrap_or(&out);
+    let progress = |what: &str, done: usize, all: usize| Terminal.show(&format!("{what}: {done} of {all}"));
+    let validation = validate::run(&recorded, &models, work_dir, stop, &progress)?;
+    let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+    let seed = arguments.seed;
+    let report =
+        validate::Report { recorded: &recorded, source, profile: &profile, seed, validation: &validation };
     report.files()?.write(&out)?;
     finished(&report.text(), &out);
     Ok(ended(stop))

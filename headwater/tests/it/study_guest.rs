@@ -22,7 +22,7 @@ fn setup() -> Setup {
     Setup::new(guest().into(), program, 1, true).expect("guest and programs are there")
 }
 
-/// One study at a time, so that its guest can be told from another's.
+/// One study at a time: all guests of studies have the same name.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Exports and guests of a study that this process started.
@@ -47,7 +47,7 @@ fn a_guest_that_copies_files_writes_less_with_more_ram() {
     let results = setup.run(dir.path(), &AtomicBool::new(false), &mut |_| ());
     let report = Report { setup: &setup, results: &results };
     assert_eq!(results.failure(), None);
-    // Whatever was started is gone, with its files.
+    // Programs that the study started are gone, with their files.
     assert_eq!(left_over(), Vec::<String>::new());
     assert_eq!(std::fs::read_dir(dir.path()).expect("the directory").count(), 0);
     report.files().and_then(|files| files.write(dir.path())).expect("the report is written");

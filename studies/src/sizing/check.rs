@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use headwater_block::{Device, blocking};
 use headwater_recorder::Content;
-use headwater_volume::{Buffering, CacheMode};
+use headwater_volume::{Buffering, CacheMode, VolumeCounters};
 use serde::Serialize;
 
 use super::curve::Point;
@@ -163,25 +163,7 @@ pub fn check(
     let mut all = Vec::new();
     for (number, (ram_bytes, model)) in sizes.iter().enumerate() {
         progress("the real write cache", number, sizes.len());
-        let end = volume.requests.iter().map(|request| request.offset + request.bytes).max().unwrap_or(0);
-        let spec = VolumeSpec {
-            name: "sizing".into(),
-            size_bytes: end.next_multiple_of(MIB),
-            mode: CacheMode::RamDisk,
-            ram_bytes: *ram_bytes,
-            disk_bytes,
-            buffering: Buffering::Direct,
-        };
-        let opened = disks::open_volume(&spec, dir, disks::engine(None, 1.0)?)?;
-        let real = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
-        let model_beside = Cache::new(blocks, *ram_bytes);
-        let pace =
-            Pace { model: model_beside, steps: &blocks.steps, real, behind: 0, waited: Duration::ZERO };
-        send(&opened.device, &volume.requests, pace, stop)?;
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let counters = disks::settled(real);
+        let Some(counters) = real(volume, blocks, (*ram_bytes, disk_bytes), dir, stop)? else { break };
         all.push(Checked {
             ram_bytes: *ram_bytes,
             model: *model,
@@ -190,6 +172,31 @@ pub fn check(
         });
     }
     Ok(all)
+}
+
+/// Sends a desktop's requests to a real cache with these limits of RAM and disk. `None`: `stop` ended it.
+pub fn real(
+    volume: &Volume,
+    blocks: &Blocks,
+    (ram_bytes, disk_bytes): (u64, u64),
+    dir: &Path,
+    stop: &AtomicBool,
+) -> Result<Option<VolumeCounters>> {
+    let end = volume.requests.iter().map(|request| request.offset + request.bytes).max().unwrap_or(0);
+    let spec = VolumeSpec {
+        name: "sizing".into(),
+        size_bytes: end.next_multiple_of(MIB),
+        mode: CacheMode::RamDisk,
+        ram_bytes,
+        disk_bytes,
+        buffering: Buffering::Direct,
+    };
+    let opened = disks::open_volume(&spec, dir, disks::engine(None, 1.0)?)?;
+    let real = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
+    let model = Cache::new(blocks, ram_bytes);
+    let pace = Pace { model, steps: &blocks.steps, real, behind: 0, waited: Duration::ZERO };
+    send(&opened.device, &volume.requests, pace, stop)?;
+    Ok((!stop.load(Ordering::Relaxed)).then(|| disks::settled(real)))
 }
 
 fn send(device: &Arc<dyn Device>, requests: &[Request], mut pace: Pace<'_>, stop: &AtomicBool) -> Result<()> {

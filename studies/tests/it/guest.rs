@@ -1,8 +1,11 @@
-//! `headwater-study 003 --guest` when its disk fails. The guest itself is in the tests of `headwater`, which build its disk.
+//! `headwater-study 003 --guest` when its disk fails, and `validate`. The guest itself is in the tests of `headwater`, which build its disk.
 
 use std::process::Command;
 
-use super::{cells_of, directory, read, study, text};
+use headwater_recorder::format::Writer;
+use headwater_recorder::{Content, Entry, Kind, Record};
+
+use super::{cells_of, check_files, directory, read, study, text};
 
 #[test]
 fn a_guest_whose_disk_fails_leaves_a_report_that_says_so() {
@@ -35,4 +38,61 @@ fn a_guest_whose_disk_fails_leaves_a_report_that_says_so() {
         .collect();
     left.sort();
     assert_eq!(left, ["disk", "report"]);
+}
+
+/// A recording that writes so many MiB in its session, once.
+fn recording(path: &std::path::Path, mib: u64) {
+    let mut writer = Writer::new(std::fs::File::create(path).unwrap(), 0, &[1 << 30]).unwrap();
+    for number in 0..mib * 16 {
+        let (bytes, content) = (64 << 10, Content::Packs(16));
+        let entry = Entry {
+            time_us: number * 1000 + 1,
+            offset: number * bytes,
+            bytes,
+            volume: 0,
+            kind: Kind::Write,
+            content,
+        };
+        writer.add(Record::Request(entry)).unwrap();
+    }
+    writer.add(Record::End { time_us: mib * 16_000 }).unwrap();
+    writer.finish().unwrap();
+}
+
+#[test]
+fn recordings_are_validated_and_the_page_says_how_far_the_model_misses() {
+    let dir = directory();
+    let (file, out) = (dir.path().join("desk.rec"), dir.path().join("report"));
+    recording(&file, 64);
+    let validate = |arguments: &[&str]| {
+        let mut command = study();
+        command.arg("validate").arg(&file).args(arguments).arg("--out").arg(&out).output().unwrap()
+    };
+    // Its phases are not known: nothing is made.
+    let refused = validate(&[]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused);
+    assert!(said.contains("desk.rec cannot be used") && said.contains("--boot-seconds"), "{said}");
+    assert!(!out.exists());
+    let output = validate(&["--boot-seconds", "0.5"]);
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("the model misses the 20 %") && said.contains("Recorded desktops: 1."), "{said}");
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
+    let phases = json["recorded"][0].as_array().unwrap();
+    assert_eq!((phases[0][0].as_str(), phases[0][1]["writes"].as_f64()), (Some("boot"), Some(500.0)));
+    assert_eq!((phases[1][0].as_str(), phases[1][1]["writes"].as_f64()), (Some("session"), Some(524.0)));
+    // All of the recording is written once, and 16 MiB of RAM do not hold it.
+    let least = &json["caches"][0];
+    assert_eq!(least["ram_bytes"], 16 << 20);
+    assert!(least["recorded"][0]["spilled_bytes"].as_u64().unwrap() > 40 << 20, "{least}");
+    assert_eq!(least["agrees"], false);
+    let cells = cells_of(&out);
+    for cell in ["Writes", "Blocks that were written before", "16.0 MiB"] {
+        assert!(cells.iter().any(|found| found == cell), "{cell}: {cells:?}");
+    }
+    check_files(&out, &["SHA256SUMS", "index.html", "results.json"]);
+    // Another run does not write over it.
+    let again = text(&validate(&["--boot-seconds", "0.5"]));
+    assert!(again.contains("is in use"), "{again}");
 }
