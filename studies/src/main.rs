@@ -268,11 +268,28 @@ fn check_options(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Runs all studies that need nothing from their user.
+/// The most that one of all studies takes: they run one after the other.
+fn needs_of_all(arguments: &Arguments) -> Result<Needs> {
+    let quick = arguments.quick;
+    let lives = lifecycle::Setup::new(profile(arguments)?, arguments.desktops, arguments.seed, quick);
+    let copies = s003::Setup::new(profile(arguments)?, arguments.seed, quick);
+    let measured =
+        [study_001(quick), study_002(quick), study_004(quick)].map(|study| Needs::of(&study.cases));
+    let all = measured.into_iter().chain([lives.needs(), copies.needs()]);
+    Ok(all.fold(Needs { ram_bytes: 0, disk_bytes: 0 }, |most, needs| Needs {
+        ram_bytes: most.ram_bytes.max(needs.ram_bytes),
+        disk_bytes: most.disk_bytes.max(needs.disk_bytes),
+    }))
+}
+
+/// Runs all studies that need nothing from their user. If one fails, the others run.
 fn all(arguments: &Arguments) -> Result<ExitCode> {
-    let out = arguments.out.clone().unwrap_or_else(|| "headwater-studies".into());
-    bundle::prepare(&out)?;
+    // Before the first of them: the largest is not the first.
+    let out_of_all = arguments.out.clone().unwrap_or_else(|| "headwater-studies".into());
+    let of_all = Arguments { out: Some(out_of_all), ..arguments.clone() };
+    let (out, _) = begin(&of_all, "all", needs_of_all(arguments)?)?;
     let stop = stop_on_signals()?;
+    let mut failed = Vec::new();
     for (study, number) in [
         (StudyName::S000, "000"),
         (StudyName::S001, "001"),
@@ -281,14 +298,21 @@ fn all(arguments: &Arguments) -> Result<ExitCode> {
         (StudyName::S004, "004"),
     ] {
         let arguments = Arguments { study, out: Some(out.join(number)), ..arguments.clone() };
-        let code = match study {
-            StudyName::S000 => live(&arguments, &stop)?,
-            StudyName::S003 => copy_files(&arguments, &stop)?,
-            _ => measure(&arguments, &stop)?,
+        let ended = match study {
+            StudyName::S000 => live(&arguments, &stop),
+            StudyName::S003 => copy_files(&arguments, &stop),
+            _ => measure(&arguments, &stop),
         };
-        if stop.load(Ordering::Relaxed) {
-            return Ok(code);
+        if let Err(error) = ended {
+            say(&mut std::io::stderr(), &format!("headwater-study: study {number}: {error:#}"));
+            failed.push(number);
         }
+        if stop.load(Ordering::Relaxed) {
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("these studies failed: {}; each report has what was measured before", failed.join(", "));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -364,11 +388,11 @@ fn copy_files(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     setup.storage = arguments.storage.0;
     let (out, work_dir) = begin(arguments, "003", setup.needs())?;
     let mut progress = by_tenths(setup.duration());
-    let results = setup.run(&work_dir, stop, &mut progress)?;
+    let results = setup.run(&work_dir, stop, &mut progress);
     let report = s003::Report { setup: &setup, results: &results };
     report.files()?.write(&out)?;
     finished(&report.text(), &out);
-    Ok(ended(stop))
+    concluded(results.failure(), stop)
 }
 
 /// Runs study 003 in a guest.
@@ -382,10 +406,7 @@ fn copy_files_in_a_guest(arguments: &Arguments, stop: &AtomicBool) -> Result<Exi
     let report = guest_copies::Report { setup: &setup, results: &results };
     report.files()?.write(&out)?;
     finished(&report.text(), &out);
-    if let Some(failure) = results.failure() {
-        bail!("the study failed: {failure}; the report has what was measured before");
-    }
-    Ok(ended(stop))
+    concluded(results.failure(), stop)
 }
 
 /// Runs study 000.
@@ -395,11 +416,11 @@ fn live(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     setup.storage = arguments.storage.0;
     let (out, work_dir) = begin(arguments, "000", setup.needs())?;
     let mut progress = by_tenths(Duration::from_secs_f64(setup.seconds()));
-    let results = setup.run(&work_dir, stop, &mut progress)?;
+    let results = setup.run(&work_dir, stop, &mut progress);
     let report = lifecycle_report::Report::new(&setup, &results);
     report.files()?.write(&out)?;
     finished(&report.text(), &out);
-    Ok(ended(stop))
+    concluded(results.failure.as_deref(), stop)
 }
 
 /// Shows each tenth of a part of a study that takes so long in all.
@@ -419,6 +440,14 @@ fn by_tenths(all: Duration) -> impl FnMut(&str, f64) {
 /// The exit code of a study that wrote its report.
 fn ended(stop: &AtomicBool) -> ExitCode {
     if stop.load(Ordering::Relaxed) { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS }
+}
+
+/// The same of a study that may have failed.
+fn concluded(failure: Option<&str>, stop: &AtomicBool) -> Result<ExitCode> {
+    if let Some(failure) = failure {
+        bail!("the study failed: {failure}; the report has what was measured before");
+    }
+    Ok(ended(stop))
 }
 
 /// Prints the tables, and where the report is.
@@ -473,10 +502,7 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     }
     files.write(&out)?;
     finished(&report.text(), &out);
-    if let Some(failure) = &report.failure {
-        bail!("the study failed: {failure}; the report has what was measured before");
-    }
-    Ok(if results.interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+    concluded(report.failure.as_deref(), stop)
 }
 
 /// Adds the placement of the OS disk, and the jobs of fio if it is there. A quick run leaves these out.

@@ -154,11 +154,14 @@ pub struct Setup {
 }
 
 /// All that was measured.
+#[derive(Default)]
 pub struct Results {
     /// Each kind with each cache.
     pub measured: Vec<Measured>,
     /// It was ended early.
     pub interrupted: bool,
+    /// Why it ended early, if it failed.
+    pub failure: Option<String>,
     /// What it ran on.
     pub hardware: Hardware,
     /// IOPS of the disk alone, before and after.
@@ -272,11 +275,23 @@ impl Setup {
         self.machines.iter().map(one).sum::<f64>() * 2.0
     }
 
-    /// Runs all kinds with all caches.
-    pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Result<Results> {
-        let hardware = Hardware::describe(dir);
-        let mut results =
-            Results { measured: Vec::new(), interrupted: false, hardware, probes_iops: Vec::new() };
+    /// Runs all kinds with all caches. The results have what was measured before a failure.
+    pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Results {
+        let mut results = Results { hardware: Hardware::describe(dir), ..Results::default() };
+        if let Err(error) = self.all(&mut results, dir, stop, progress) {
+            results.failure = Some(format!("{error:#}"));
+        }
+        results.hardware.note_load();
+        results
+    }
+
+    fn all(
+        &self,
+        results: &mut Results,
+        dir: &Path,
+        stop: &AtomicBool,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<()> {
         results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         for number in 0..self.machines.len() {
             let lives = self.lives(number);
@@ -288,13 +303,12 @@ impl Setup {
                 results.interrupted |= stop.load(Ordering::Relaxed);
                 match measured.filter(|_| !results.interrupted) {
                     Some(measured) => results.measured.push(measured),
-                    None => return Ok(results),
+                    None => return Ok(()),
                 }
             }
         }
         results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
-        results.hardware.note_load();
-        Ok(results)
+        Ok(())
     }
 
     fn intervals(&self, seconds: f64) -> usize {
@@ -446,6 +460,16 @@ mod tests {
         setup.machines[1].count = 2;
         let measured = setup.count(number, &setup.lives(number));
         (setup, measured)
+    }
+
+    #[test]
+    fn a_study_that_fails_has_a_report_that_says_so() {
+        let setup = Setup::new(Profile::standard().unwrap(), Some(1), 1, true);
+        let results = setup.run(Path::new("/nonexistent"), &AtomicBool::new(false), &mut |_, _| ());
+        let report = crate::studies::lifecycle_report::Report::new(&setup, &results);
+        for shown in [report.text(), report.html()] {
+            assert!(shown.contains("The study failed: cannot probe the disk"), "{shown}");
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ struct Json<'a> {
     users: u32,
     machine: &'a Hardware,
     interrupted: bool,
+    failure: Option<&'a str>,
     storage: String,
     probes_iops: &'a [f64],
     is_quiet: Option<bool>,
@@ -173,6 +174,7 @@ impl<'a> Report<'a> {
         Run {
             quick: self.setup.is_quick.then_some(quick),
             interrupted: self.results.interrupted,
+            failure: self.results.failure.as_deref(),
             late_us: self.results.measured.iter().map(|measured| measured.late_us).max().unwrap_or(0),
             interval_us: self.setup.interval_us,
             probes_iops: &self.results.probes_iops,
@@ -297,6 +299,7 @@ impl<'a> Report<'a> {
             users: USERS,
             machine: &self.results.hardware,
             interrupted: self.results.interrupted,
+            failure: self.results.failure.as_deref(),
             storage: modelled::storage(self.setup.storage),
             probes_iops: &self.results.probes_iops,
             is_quiet: is_quiet(&self.results.probes_iops),

@@ -18,6 +18,8 @@ pub struct Run<'a> {
     pub quick: Option<&'a str>,
     /// Whether the user ended it early.
     pub interrupted: bool,
+    /// Why it ended early, if it failed.
+    pub failure: Option<&'a str>,
     /// The largest delay of a request in the model's time.
     pub late_us: u64,
     /// The time between two looks at the counters.
@@ -30,7 +32,9 @@ impl Run<'_> {
     /// The warnings, in order.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = self.quick.map(str::to_owned).into_iter().collect();
-        if self.interrupted {
+        if let Some(failure) = self.failure {
+            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+        } else if self.interrupted {
             warnings.push("The study was interrupted. The report has what was measured before.".into());
         }
         if self.late_us > self.interval_us {

@@ -95,12 +95,21 @@ pub struct Outcome {
 }
 
 /// All that was measured.
+#[derive(Default)]
 pub struct Results {
     outcomes: Vec<Outcome>,
     interrupted: bool,
+    failure: Option<String>,
     machine: Hardware,
     /// IOPS of the disk alone, before and after.
     probes_iops: Vec<f64>,
+}
+
+impl Results {
+    /// Why the study ended early, if it failed.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
 }
 
 impl Setup {
@@ -153,11 +162,23 @@ impl Setup {
         self.profile.get("logon_seconds") + f64::from(self.sessions.loops) * self.profile.get("loop_seconds")
     }
 
-    /// Runs all scenarios.
-    pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Result<Results> {
-        let machine = Hardware::describe(dir);
-        let mut results =
-            Results { outcomes: Vec::new(), interrupted: false, machine, probes_iops: Vec::new() };
+    /// Runs all scenarios. The results have what was measured before a failure.
+    pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Results {
+        let mut results = Results { machine: Hardware::describe(dir), ..Results::default() };
+        if let Err(error) = self.all(&mut results, dir, stop, progress) {
+            results.failure = Some(format!("{error:#}"));
+        }
+        results.machine.note_load();
+        results
+    }
+
+    fn all(
+        &self,
+        results: &mut Results,
+        dir: &Path,
+        stop: &AtomicBool,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<()> {
         results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         let life = self.life();
         for scenario in &self.scenarios {
@@ -170,8 +191,7 @@ impl Setup {
         if !results.interrupted {
             results.probes_iops.extend(modelled::probe(dir, self.is_quick, stop)?);
         }
-        results.machine.note_load();
-        Ok(results)
+        Ok(())
     }
 
     /// Each request is an operation.
@@ -300,6 +320,7 @@ struct Json<'a> {
     interval_us: u64,
     machine: &'a Hardware,
     interrupted: bool,
+    failure: Option<&'a str>,
     storage: String,
     probes_iops: &'a [f64],
     is_quiet: Option<bool>,
@@ -374,6 +395,7 @@ impl Report<'_> {
         Run {
             quick: self.setup.is_quick.then_some(quick),
             interrupted: self.results.interrupted,
+            failure: self.results.failure(),
             late_us: self.results.outcomes.iter().map(|outcome| outcome.late_us).max().unwrap_or(0),
             interval_us: self.setup.interval_us,
             probes_iops: &self.results.probes_iops,
@@ -486,6 +508,7 @@ impl Report<'_> {
             interval_us: self.setup.interval_us,
             machine: &self.results.machine,
             interrupted: self.results.interrupted,
+            failure: self.results.failure(),
             storage: modelled::storage(self.setup.storage),
             probes_iops: &self.results.probes_iops,
             is_quiet: is_quiet(&self.results.probes_iops),
@@ -525,6 +548,18 @@ const NOTES: [&str; 7] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_study_that_fails_has_a_report_that_says_so() {
+        let setup = Setup::new(Profile::standard().unwrap(), 1, true);
+        let results = setup.run(Path::new("/nonexistent"), &AtomicBool::new(false), &mut |_, _| ());
+        assert!(results.failure().unwrap().contains("cannot probe the disk"), "{:?}", results.failure());
+        let report = Report { setup: &setup, results: &results };
+        for shown in [report.text(), report.html()] {
+            assert!(shown.contains("The study failed: cannot probe the disk"), "{shown}");
+            assert!(shown.contains("not measured"), "{shown}");
+        }
+    }
 
     #[test]
     fn the_baseline_counts_each_write_once() {

@@ -273,7 +273,7 @@ pub struct Validation {
     pub recorded: Vec<Vec<(Kind, Figures)>>,
     /// Those of each desktop of the model.
     pub modelled: Vec<Vec<(Kind, Figures)>>,
-    /// Caches of which all desktops were run.
+    /// Caches that all desktops were given.
     pub sizes: Vec<Size>,
     /// The study was ended early.
     pub interrupted: bool,

@@ -176,6 +176,12 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert!(!nowhere.status.success());
     assert!(text(&nowhere).contains("not enough disk"), "{}", text(&nowhere));
     assert!(!new.exists());
+    // Of all studies, the largest is not the first: what it needs is said before that one begins.
+    let all = study().args(["all", "--quick", "--work-dir", "/proc", "--out"]).arg(&new).output().unwrap();
+    assert!(!all.status.success());
+    let said = text(&all);
+    assert!(said.contains("not enough disk: the study needs") && !said.contains("study 000"), "{said}");
+    assert!(!new.exists());
 }
 
 #[test]
