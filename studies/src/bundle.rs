@@ -149,16 +149,34 @@ impl Report<'_> {
         estimate(&self.ratios(case, variant), self.plan.seed)
     }
 
+    /// A table of one case as a share of another, which is not the baseline: for each variant, beside the printed share.
+    pub fn shares(&self, caption: &str, (case, of): (&str, &str)) -> Table {
+        let study = &self.plan.study;
+        let printed = |name: &str| study.case(name)?.printed.map(|(iops, _)| iops);
+        let printed = printed(case).zip(printed(of)).map_or("-".into(), |(case, of)| two_digits(case / of));
+        let row = |variant: &Variant| {
+            let ratios = paired_ratios(&self.iops(case, variant), &self.iops(of, variant));
+            vec![
+                capitalised(&variant.title),
+                printed.clone(),
+                shown(estimate(&ratios, self.plan.seed), two_digits),
+            ]
+        };
+        Table {
+            caption: caption.into(),
+            head: vec![
+                Column::Text("Variant"),
+                Column::Figure("Printed share"),
+                Column::Figure("Our share [95 %]"),
+            ],
+            rows: study.variants.iter().map(row).collect(),
+        }
+    }
+
     fn row(&self, case: &Case, variant: &Variant) -> Vec<String> {
         let iops: Vec<f64> = self.iops(case.name, variant).into_iter().map(|(_, iops)| iops).collect();
         let iops = estimate(&iops, self.plan.seed);
         let ratio = self.ratio(case, variant);
-        let shown = |estimate: Option<Estimate>, number: fn(f64) -> String| match estimate {
-            Some(Estimate { median, interval: (low, high) }) => {
-                format!("{} [{}, {}]", number(median), number(low), number(high))
-            }
-            None => "not measured".into(),
-        };
         let time = |us: Option<f64>| us.map_or("-".into(), latency);
         vec![
             case.title.into(),
@@ -426,6 +444,16 @@ impl Report<'_> {
     }
 }
 
+/// An estimate with its interval.
+fn shown(estimate: Option<Estimate>, number: fn(f64) -> String) -> String {
+    match estimate {
+        Some(Estimate { median, interval: (low, high) }) => {
+            format!("{} [{}, {}]", number(median), number(low), number(high))
+        }
+        None => "not measured".into(),
+    }
+}
+
 fn two_digits(value: f64) -> String {
     format!("{value:.2}")
 }
@@ -484,6 +512,17 @@ mod tests {
             );
             assert_eq!(rows[0][1..5], ["63,700 derived", "2.24", "not measured", "-"]);
             assert_eq!(rows[2][3..5], ["1.00 [1.00, 1.00]", "the raw disk"]);
+        });
+    }
+
+    #[test]
+    fn a_share_of_another_case_pairs_the_runs_of_a_round() {
+        report(|report| {
+            let table = report.shares("x", ("ram-64m-set-10g", "raw-10g"));
+            assert_eq!(table.rows[0][1..], ["0.17", "1.30 [1.30, 1.30]"]);
+            assert_eq!(table.rows.len(), report.plan.study.variants.len());
+            let table = report.shares("x", ("ram-4g-set-10g", "ram-4g-set-1g"));
+            assert_eq!(table.rows[0][1..], ["0.50", "not measured"]);
         });
     }
 

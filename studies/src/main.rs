@@ -107,7 +107,7 @@ enum StudyName {
     /// Model disks with the caps of P10 and of an ephemeral disk, plain and with a RAM cache (2020).
     #[value(name = "004")]
     S004,
-    /// All of the above, each with a report in a directory of its own.
+    /// All of the above and a sizing of model desktops, each with a report in a directory of its own.
     All,
     /// The workers and access specifications of a configuration of Iometer.
     Icf,
@@ -296,11 +296,13 @@ fn all(arguments: &Arguments) -> Result<ExitCode> {
         (StudyName::S002, "002"),
         (StudyName::S003, "003"),
         (StudyName::S004, "004"),
+        (StudyName::Sizing, "sizing"),
     ] {
         let arguments = Arguments { study, out: Some(out.join(number)), ..arguments.clone() };
         let ended = match study {
             StudyName::S000 => live(&arguments, &stop),
             StudyName::S003 => copy_files(&arguments, &stop),
+            StudyName::Sizing => size_models(&arguments, &stop),
             _ => measure(&arguments, &stop),
         };
         if let Err(error) = ended {
@@ -323,19 +325,38 @@ fn size(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     bundle::check_unused(&out)?;
     // Before anything is made: most mistakes are in the trace.
     let trace = Trace::load(&arguments.files)?;
-    bundle::prepare(&out)?;
-    let work_dir = arguments.work_dir.as_ref().unwrap_or(&out);
+    let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+    size_trace(arguments, &trace, source, &out, stop)
+}
+
+/// The same for desktops of the model, which need no trace.
+fn size_models(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
+    let out = arguments.out.clone().unwrap_or_else(|| "headwater-sizing".into());
+    let (count, loops) = if arguments.quick { (2, 1) } else { (10, 4) };
+    let trace = sizing::modelled(&profile(arguments)?, arguments.seed, count, loops);
+    let source = format!("{count} desktops of the model, with {loops} loops each");
+    size_trace(arguments, &trace, source, &out, stop)
+}
+
+fn size_trace(
+    arguments: &Arguments,
+    trace: &Trace,
+    source: String,
+    out: &Path,
+    stop: &AtomicBool,
+) -> Result<ExitCode> {
+    bundle::prepare(out)?;
+    let work_dir = arguments.work_dir.as_deref().unwrap_or(out);
     let progress = |what: &str, done: usize, all: usize| {
         // Ten lines are enough where each is kept.
         if std::io::stderr().is_terminal() || done.is_multiple_of(all.div_ceil(10)) {
             Terminal.show(&format!("{what}: {done} of {all}"));
         }
     };
-    let sizing = sizing::size(&trace, work_dir, arguments.seed, stop, &progress)?;
-    let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-    let report = sizing::Report { trace: &trace, source, sizing: &sizing, seed: arguments.seed };
-    report.files()?.write(&out)?;
-    finished(&report.text(), &out);
+    let sizing = sizing::size(trace, work_dir, arguments.seed, stop, &progress)?;
+    let report = sizing::Report { trace, source, sizing: &sizing, seed: arguments.seed };
+    report.files()?.write(out)?;
+    finished(&report.text(), out);
     Ok(ended(stop))
 }
 
@@ -492,6 +513,12 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         programs,
         fio: Vec::new(),
     };
+    if matches!(arguments.study, StudyName::S001) {
+        let cases = ("ram-4g-set-10g", "ram-4g-set-1g");
+        report.tables.push(
+            report.shares("4 GB RAM + overflow: the 10 GB set, as a share of the set that fits", cases),
+        );
+    }
     if matches!(arguments.study, StudyName::S004) {
         add_tables_of_004(&mut report, &work_dir, stop);
     }

@@ -13,9 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 
+use crate::desktop::{Profile, Sessions};
 use crate::machine::Machine;
 use crate::trace::Trace;
 use crate::trace::blocks::Blocks;
+use crate::validate;
 use check::Checked;
 use curve::Analysis;
 pub use report::Report;
@@ -32,6 +34,20 @@ pub struct Sizing {
     pub unchecked: Option<String>,
     /// What it ran on.
     pub machine: Machine,
+}
+
+/// A trace of desktops of the model, which boot, log on and work.
+pub fn modelled(profile: &Profile, seed: u64, count: u64, loops: u32) -> Trace {
+    let sessions = Sessions { users: 1, logons_s: 0.0, loops, copies_files: false };
+    let desktop = |number| validate::desktop(profile, seed.wrapping_add(number), &sessions, false).volume;
+    Trace {
+        volumes: (0..count).map(desktop).collect(),
+        notes: vec![
+            "The desktops are models: their requests follow from parameters, and nobody recorded them."
+                .into(),
+        ],
+        has_contents: true,
+    }
 }
 
 /// Analyses a trace, and checks the model with the real cache, whose overflow is in `dir`.

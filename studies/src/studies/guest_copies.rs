@@ -277,7 +277,7 @@ struct Json<'a> {
     outcomes: &'a [Outcome],
 }
 
-const HEAD: [Column; 11] = [
+const HEAD: [Column; 12] = [
     Column::Text("Scenario"),
     Column::Figure("Requests"),
     Column::Figure("Storage writes"),
@@ -289,6 +289,7 @@ const HEAD: [Column; 11] = [
     Column::Figure("RAM used, mean"),
     Column::Figure("printed"),
     Column::Figure("CPU ms / 1,000"),
+    Column::Figure("of baseline"),
 ];
 
 /// A mean over the rounds, with its interval if there are several.
@@ -324,6 +325,7 @@ impl Report<'_> {
     fn rows(&self) -> Vec<Vec<String>> {
         let writes = |outcome: &Outcome| outcome.totals.storage_writes as f64;
         let reads = |outcome: &Outcome| outcome.totals.storage_reads as f64;
+        let cpu = |outcome: &Outcome| outcome.totals.cpu_ms;
         let ram = |outcome: &Outcome| {
             let mib: Vec<f64> = outcome.ram_bytes.iter().map(|bytes| *bytes as f64 / MIB as f64).collect();
             mean(&mib)
@@ -350,7 +352,8 @@ impl Report<'_> {
                     mib => format!("{} MiB", over_rounds(mib, 0)),
                 },
                 scenario.printed_ram_mb.map_or("-".into(), |mb| format!("{mb} MB")),
-                over_rounds(&self.each(scenario, |outcome| outcome.totals.cpu_ms), 1),
+                over_rounds(&self.each(scenario, cpu), 1),
+                percent(&self.shares(scenario, cpu)),
             ]
         };
         self.setup.scenarios.iter().map(row).collect()
@@ -535,7 +538,8 @@ const NOTES: [&str; 6] = [
      difference disk did it. With RAM, operations of the overflow are counted where they go to the disk, and reads of the image where they leave the cache.",
     "One write of the overflow is 2 MiB, so bytes are shown too. Without a RAM cache, they are those of the requests.",
     "Guests under emulation take different times for the same work, so sums are compared, and not rates. An interval that has the end of the boot in it is left out.",
-    "Processor time is that of the export, which has the write cache and the device in it, for each 1,000 requests. That of QEMU is not in it.",
+    "Processor time is that of the export, which has the write cache and the device in it, for each 1,000 requests. That of QEMU is not in it. \
+     In the baseline it is that of our cache on disk.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
 ];
 

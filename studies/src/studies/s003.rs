@@ -329,7 +329,7 @@ struct Json<'a> {
     outcomes: &'a [Outcome],
 }
 
-const HEAD: [Column; 10] = [
+const HEAD: [Column; 11] = [
     Column::Text("Scenario"),
     Column::Figure("Writes/s [95 %]"),
     Column::Figure("of baseline"),
@@ -340,6 +340,7 @@ const HEAD: [Column; 10] = [
     Column::Figure("printed"),
     Column::Figure("RAM writes/s"),
     Column::Figure("CPU ms / 1,000"),
+    Column::Figure("of baseline"),
 ];
 
 impl Report<'_> {
@@ -351,6 +352,12 @@ impl Report<'_> {
     fn share(&self, outcome: &Outcome) -> Option<f64> {
         let baseline = mean(&self.results.outcomes.first()?.storage_writes);
         (baseline > 0.0).then(|| mean(&outcome.storage_writes) / baseline)
+    }
+
+    /// Processor time as a share of the baseline's, whose device costs nothing.
+    fn cpu_share(&self, outcome: &Outcome) -> Option<f64> {
+        let baseline = self.results.outcomes.first()?.cpu_ms;
+        (baseline > 0.0).then(|| outcome.cpu_ms / baseline)
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
@@ -370,6 +377,7 @@ impl Report<'_> {
                     printed_ram,
                     none(),
                     none(),
+                    none(),
                 ];
             };
             let has_ram = !outcome.ram_bytes.is_empty();
@@ -385,6 +393,7 @@ impl Report<'_> {
                 printed_ram,
                 of_ram(grouped(mean(&outcome.ram_writes))),
                 format!("{:.1}", outcome.cpu_ms),
+                self.cpu_share(outcome).map_or("-".into(), |share| format!("{:.0} %", share * 100.0)),
             ]
         };
         self.setup.scenarios.iter().map(row).collect()

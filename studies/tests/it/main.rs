@@ -332,6 +332,14 @@ fn all_quick_studies_leave_reports_that_show_their_cases() {
         let page = read(&out.join(number).join("index.html"));
         assert!(page.contains("Quick run") && !page.contains("not measured"), "{number}");
     }
+    // Two model desktops, and the real cache at three sizes.
+    let sizing = cells_of(&out.join("sizing"));
+    for cell in ["16.0 MiB", "500"] {
+        assert!(sizing.iter().any(|found| found == cell), "{cell}: {sizing:?}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&read(&out.join("sizing/results.json"))).unwrap();
+    assert_eq!(json["checked"].as_array().unwrap().len(), 3, "{}", json["unchecked"]);
+    assert!(text.contains("as a share of the set that fits"), "{text}");
     let models = cells_of(&out.join("004"));
     for case in [
         "P10",
