@@ -10,6 +10,7 @@ use headwater_block::Device;
 use headwater_writecache::overflow::io::IoEngine;
 
 use crate::disks::{self, Opened, VolumeSpec};
+use crate::load::Latencies;
 use crate::series::{Counts, Series};
 use crate::sizing::check::Sender;
 use crate::trace::Request;
@@ -94,6 +95,8 @@ pub struct Ran {
     pub looks: Looks,
     /// The longest time that a request was sent late, in the time of the requests.
     pub late_us: u64,
+    /// From the time at which each request was to be sent until its answer. A late request has its delay in it.
+    pub latencies: Latencies,
     /// It was ended early.
     pub interrupted: bool,
 }
@@ -131,6 +134,8 @@ pub fn run(
             ran.late_us = ran.late_us.max(wait_until(*time_us));
             let machine = &machines[*machine];
             sender.send(&machine.device, &machine.requests[*number]).context("a machine's request failed")?;
+            let due = Duration::from_secs_f64(*time_us as f64 / 1e6 / pace.speed);
+            ran.latencies.count_one(began.elapsed().saturating_sub(due));
         }
         wait_until(look_us);
         if stop.load(Ordering::Relaxed) {
@@ -157,4 +162,32 @@ pub fn rates(looks: &[Look], interval_us: u64, of: impl Fn(&Look) -> u64) -> Vec
             (now - std::mem::replace(&mut before, now)) as f64 / seconds
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_recorder::Content;
+
+    use super::*;
+    use crate::trace::Kind;
+
+    #[test]
+    fn a_late_request_has_its_delay_in_its_latency() {
+        let request = |time_us, offset| Request {
+            time_us,
+            offset,
+            bytes: 4096,
+            kind: Kind::Write,
+            content: Content::Packs(16),
+        };
+        // All are due at once, and each has to wait for those before it.
+        let requests = (0..200).map(|number| Request { bytes: 1 << 20, ..request(0, number << 20) });
+        let machines = [Machine::without_cache(requests.chain([request(1_000_000, 0)]).collect())];
+        let pace = Pace { speed: 10.0, interval_us: 2_000_000, end_us: 2_000_000 };
+        let ran = run(&machines, pace, &AtomicBool::new(false), &mut |_| ()).unwrap();
+        assert_eq!(ran.latencies.count(), 201);
+        // Each latency begins when its request was due, so the longest is no shorter than the longest delay.
+        assert!(ran.latencies.max_us() * pace.speed >= ran.late_us as f64, "{ran:?}");
+        assert!(ran.late_us > 0);
+    }
 }

@@ -40,7 +40,8 @@ fn least_ns(bucket: u64) -> f64 {
 }
 
 impl Latencies {
-    pub(super) fn count_one(&mut self, latency: Duration) {
+    /// Counts one request.
+    pub fn count_one(&mut self, latency: Duration) {
         let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         if let Some(bucket) = self.buckets.get_mut(bucket_of(ns)) {
             *bucket += 1;

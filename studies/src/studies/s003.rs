@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use headwater_block::size;
-use headwater_report::number::grouped;
+use headwater_report::number::{grouped, latency};
 use headwater_report::page::{Column, Page, Tile, Tone, text_table};
 use headwater_report::statistics::{Estimate, estimate_mean};
 use headwater_report::svg::{Line, LineChart, Phase};
@@ -89,6 +89,9 @@ pub struct Outcome {
     ram_writes: Vec<f64>,
     /// Processor time of this program for 1,000 requests, in milliseconds.
     cpu_ms: f64,
+    /// From the time at which a request was to be sent until its answer, in microseconds: the mean, and the 99th percentile.
+    mean_us: f64,
+    p99_us: f64,
     late_us: u64,
     #[serde(skip)]
     series: Series,
@@ -256,8 +259,15 @@ impl Setup {
         if ran.interrupted {
             return Ok(None);
         }
+        let (mean_us, p99_us) = (ran.latencies.mean_us(), ran.latencies.percentile_us(99.0));
         if scenario.ram_bytes.is_none() {
-            return Ok(Some(Outcome { cpu_ms, late_us: ran.late_us, ..self.counted(life, scenario) }));
+            return Ok(Some(Outcome {
+                cpu_ms,
+                mean_us,
+                p99_us,
+                late_us: ran.late_us,
+                ..self.counted(life, scenario)
+            }));
         }
         // What the boot did is not part of the session.
         let first = (shift_us / self.interval_us) as usize;
@@ -272,6 +282,8 @@ impl Setup {
             ram_reads: rate(&|look| look.read_ram_blocks),
             ram_writes: rate(&|look| look.write_ram_blocks),
             cpu_ms,
+            mean_us,
+            p99_us,
             late_us: ran.late_us,
             series: run::series(scenario.title, 0, looks, self.interval_us),
         }))
@@ -329,7 +341,7 @@ struct Json<'a> {
     outcomes: &'a [Outcome],
 }
 
-const HEAD: [Column; 11] = [
+const HEAD: [Column; 12] = [
     Column::Text("Scenario"),
     Column::Figure("Writes/s [95 %]"),
     Column::Figure("of baseline"),
@@ -341,6 +353,7 @@ const HEAD: [Column; 11] = [
     Column::Figure("RAM writes/s"),
     Column::Figure("CPU ms / 1,000"),
     Column::Figure("of baseline"),
+    Column::Figure("Latency p99"),
 ];
 
 impl Report<'_> {
@@ -378,6 +391,7 @@ impl Report<'_> {
                     none(),
                     none(),
                     none(),
+                    none(),
                 ];
             };
             let has_ram = !outcome.ram_bytes.is_empty();
@@ -394,6 +408,7 @@ impl Report<'_> {
                 of_ram(grouped(mean(&outcome.ram_writes))),
                 format!("{:.1}", outcome.cpu_ms),
                 self.cpu_share(outcome).map_or("-".into(), |share| format!("{:.0} %", share * 100.0)),
+                latency(outcome.p99_us),
             ]
         };
         self.setup.scenarios.iter().map(row).collect()
@@ -540,7 +555,7 @@ impl Setup {
     }
 }
 
-const NOTES: [&str; 7] = [
+const NOTES: [&str; 8] = [
     "Intervals are 95 % bootstrap intervals of the mean over the looks of one session. They say how much the session varies, and nothing \
      of other desktops.",
     "The original ran a Windows desktop with Login VSI's knowledge worker, ten times, and prints means. Here one desktop is a model, and \
@@ -551,6 +566,7 @@ const NOTES: [&str; 7] = [
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
     "Processor time is that of this program, with the making of contents, for each 1,000 requests. In the baseline the requests go to a \
      device that takes them at once, so the difference is the cache's own.",
+    "Latencies go from the time at which a request was to be sent, by our clock, until its answer. Requests are sent one after the other.",
     "The model runs faster than its time. The write cache spills ahead of need, which takes it no longer then.",
 ];
 
