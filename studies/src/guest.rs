@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -152,7 +152,7 @@ pub struct Look {
 pub struct Ran {
     /// In order.
     pub phases: Vec<Phase>,
-    /// One at the end of each interval, and one at the end of each phase.
+    /// One at the end of each interval, and one between the phases.
     pub looks: Vec<Look>,
     /// The recording of its requests, as `headwater export --record` writes it.
     pub recording: Vec<u8>,
@@ -202,12 +202,13 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
     let stats = files.path().join("stats.json");
     export.wait_for("socket", EXPORT_PATIENCE, || Ok(socket.exists().then_some(())))?;
     let sampler = Sampler { pid: export.pid(), stats: &stats, began };
-    let (ended, is_ended) = channel();
+    let (asks, asked) = channel();
     let (ran, looks) = std::thread::scope(|scope| {
-        let looks = scope.spawn(|| sampler.each(options.interval, is_ended));
+        let looks = scope.spawn(|| sampler.each(options.interval, asked));
         let spec = spec(&socket, sockets.path(), &acceleration);
-        let phases = runtime.block_on(phases(&spec, options.work, began, stop, progress));
-        drop(ended);
+        let clock = Clock { began, asks };
+        let phases = runtime.block_on(phases(&spec, options.work, &clock, stop, progress));
+        drop(clock);
         let looks =
             looks.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters failed")));
         (phases, looks)
@@ -266,19 +267,41 @@ fn spec(socket: &Path, dir: &Path, acceleration: &Acceleration) -> GuestSpec {
     }
 }
 
+/// Tells times of a run, and asks for looks between phases.
+struct Clock {
+    began: Instant,
+    asks: Sender<Sender<()>>,
+}
+
+impl Clock {
+    fn now(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Has the counters read before the next phase begins, and returns the time of its beginning.
+    fn next_phase(&self) -> f64 {
+        let (done, is_done) = channel();
+        // A thread that reads no counters any more has failed: the run says so at its end.
+        if self.asks.send(done).is_ok() {
+            let _ = is_done.recv_timeout(EXPORT_PATIENCE);
+        }
+        self.now()
+    }
+}
+
 /// Runs the guest's phases, and ends the guest. `None`: `stop` ended it.
 async fn phases(
     spec: &GuestSpec,
     work: Work,
-    began: Instant,
+    clock: &Clock,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Option<Vec<Phase>>> {
     progress("the guest boots");
-    let from_s = began.elapsed().as_secs_f64();
+    let from_s = clock.now();
     let guest = Guest::start(spec).await.context("the guest does not start")?;
     let done = tokio::select! {
-        done = in_guest(&guest, work, began, from_s, progress) => done.map(Some),
+        done = in_guest(&guest, work, clock, from_s, progress) => done.map(Some),
         () = raised(stop) => Ok(None),
     };
     // Its disk is thrown away, so it need not be shut down.
@@ -291,22 +314,22 @@ async fn phases(
 async fn in_guest(
     guest: &Guest,
     work: Work,
-    began: Instant,
+    clock: &Clock,
     from_s: f64,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Phase>> {
-    let now = || began.elapsed().as_secs_f64();
     guest.wait_booted(BOOT_PATIENCE).await.context("the guest does not boot")?;
     guest.agent().ping(BOOT_PATIENCE).await.context("the guest's agent does not answer")?;
-    let mut phases = vec![Phase { name: "boot".into(), from_s, to_s: now() }];
+    let mut phases = vec![Phase { name: "boot".into(), from_s, to_s: clock.now() }];
     script(guest, &work.script(PREPARE)).await.context("the files to copy cannot be made")?;
     let segments = (1..=work.segments).map(|number| (format!("segment {number}"), work.script(SEGMENT)));
     for (name, commands) in std::iter::once(("logon".to_owned(), LOGON.to_owned())).chain(segments) {
         progress(&name);
-        let from_s = now();
+        let from_s = clock.next_phase();
         script(guest, &commands).await.with_context(|| format!("the phase {name} failed"))?;
-        phases.push(Phase { name, from_s, to_s: now() });
+        phases.push(Phase { name, from_s, to_s: clock.now() });
     }
+    clock.next_phase();
     Ok(phases)
 }
 
@@ -336,16 +359,21 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// Looks after each interval, and when the sender is dropped.
-    fn each(&self, interval: Duration, is_ended: Receiver<()>) -> Result<Vec<Look>> {
+    /// Looks after each interval, when it is asked to, and at the end.
+    fn each(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
         let (mut looks, mut next) = (Vec::new(), Instant::now() + interval);
         loop {
-            let waited = is_ended.recv_timeout(next.saturating_duration_since(Instant::now()));
+            let waited = asked.recv_timeout(next.saturating_duration_since(Instant::now()));
             looks.push(self.look()?);
-            if waited != Err(RecvTimeoutError::Timeout) {
-                return Ok(looks);
+            match waited {
+                Ok(done) => {
+                    // The asker may have given up.
+                    let _ = done.send(());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(looks),
             }
-            next = (next + interval).max(Instant::now());
+            next = Instant::now() + interval;
         }
     }
 

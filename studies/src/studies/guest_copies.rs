@@ -222,8 +222,8 @@ fn outcome(scenario: &Scenario, round: usize, ran: Ran) -> Outcome {
         let seconds = (look.at_s - before.at_s).max(1e-3);
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
         intervals.push((look.at_s, look.counts.since(&before.counts)));
-        // An interval that begins in the session, and the last one, are of the session.
-        if before.at_s >= session.0 && before.at_s < session.1 {
+        // There is a look shortly before each phase, and one after the last.
+        if (session.0..session.1).contains(&f64::midpoint(before.at_s, look.at_s)) {
             let (now, then) = (storage(scenario, look), storage(scenario, &before));
             outcome.end_s.push(look.at_s - session.0);
             outcome.storage_reads.push(rate(now[0], then[0]));
@@ -537,7 +537,7 @@ const NOTES: [&str; 6] = [
     "Without a RAM cache, the cache is on disk, and each request of the guest is counted as one operation of the storage, as the original's \
      difference disk did it. With RAM, operations of the overflow are counted where they go to the disk, and reads of the image where they leave the cache.",
     "One write of the overflow is 2 MiB, so bytes are shown too. Without a RAM cache, they are those of the requests.",
-    "Guests under emulation take different times for the same work, so sums are compared, and not rates. An interval that has the end of the boot in it is left out.",
+    "Guests under emulation take different times for the same work, so sums are compared, and not rates.",
     "Processor time is that of the export, which has the write cache and the device in it, for each 1,000 requests. That of QEMU is not in it. \
      In the baseline it is that of our cache on disk.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
