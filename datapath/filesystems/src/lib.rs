@@ -54,6 +54,7 @@ pub mod file_system;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod kind;
+pub mod names;
 pub mod ntfs;
 pub mod owners;
 pub mod partitions;
@@ -70,6 +71,7 @@ pub use crc::crc32;
 pub use fault::{Fault, fault};
 pub use file_system::{Entries, FileSystem, Node, NodeKind, Owner, Scanned, open};
 pub use kind::{Found, Kind, identify};
+pub use names::Names;
 pub use owners::{OwnedRun, Owners};
 pub use partitions::{GPT_START_BYTES, Partition, Partitions, PartitionsError, gpt_sector_bytes, partitions};
 pub use visits::Visits;

@@ -8,9 +8,7 @@
 
 use std::ops::Range;
 
-use crate::units::{u64_of, usize_of_u32};
-use crate::visits::{DEPTH_MAX, PATH_BYTES_MAX};
-use crate::{Fault, FileSystem, Owner, Scanned, Visits, fault};
+use crate::{Fault, FileSystem, Names, Owner, Scanned, Visits, fault};
 
 /// The most memory for an index: about ten million files.
 pub const OWNERS_BYTES_MAX: usize = 512 << 20;
@@ -24,25 +22,12 @@ pub struct OwnedRun {
     pub owner: Owner,
 }
 
-/// A name of a file.
-#[derive(Clone, Copy, Debug)]
-struct Name {
-    id: u64,
-    parent: u64,
-    /// Where it is in the text of all names. That has less than 4 GiB.
-    at: u32,
-    len: u16,
-}
-
 /// The owners of all blocks of a file system.
 #[derive(Debug, Default)]
 pub struct Owners {
     /// Ascending, and none overlaps another one.
     runs: Vec<OwnedRun>,
-    /// By id and then in the order in which they were found.
-    names: Vec<Name>,
-    text: Vec<u8>,
-    root: u64,
+    names: Names,
     unreadable: u64,
     first_unreadable: Option<(u64, Fault)>,
     overlapping_bytes: u64,
@@ -51,9 +36,10 @@ pub struct Owners {
 impl Owners {
     /// Scans a file system.
     pub fn of(file_system: &mut dyn FileSystem, visits: &mut Visits) -> Result<Self, Fault> {
-        let mut owners = Self { root: file_system.root().id, ..Self::default() };
+        let names = Names::new(file_system.root().id);
+        let mut owners = Self { names, ..Self::default() };
         file_system.scan(visits, &mut |scanned| owners.add(scanned))?;
-        owners.names.sort_by_key(|name| name.id);
+        owners.names.sort();
         owners.runs.sort_by_key(|run| (run.bytes.start, run.bytes.end));
         owners.cut_overlaps();
         Ok(owners)
@@ -68,12 +54,7 @@ impl Owners {
                 _ if bytes.is_empty() => {}
                 _ => self.runs.push(OwnedRun { bytes, owner }),
             },
-            Scanned::Name { id, parent, name } => {
-                let (at, len) = (u32::try_from(self.text.len()), u16::try_from(name.len()));
-                let (Ok(at), Ok(len)) = (at, len) else { return Err(fault("its names are too long")) };
-                self.text.extend(name);
-                self.names.push(Name { id, parent, at, len });
-            }
+            Scanned::Name { id, parent, name } => self.names.add(id, parent, &name)?,
             Scanned::Unreadable { id, why } => {
                 self.unreadable += 1;
                 self.first_unreadable.get_or_insert((id, why));
@@ -101,8 +82,7 @@ impl Owners {
     /// The memory that the index takes. Vectors may be half empty while they grow.
     pub fn memory_bytes(&self) -> usize {
         let runs = self.runs.len().saturating_mul(size_of::<OwnedRun>());
-        let names = self.names.len().saturating_mul(size_of::<Name>());
-        runs.saturating_add(names).saturating_add(self.text.len())
+        runs.saturating_add(self.names.memory_bytes())
     }
 
     /// All runs, ascending. What lies between them is free.
@@ -120,24 +100,9 @@ impl Owners {
         })
     }
 
-    /// A path of a file: by the first of its names that was found. `None`: it has no name, or one of its directories has
-    /// none, or these contain themselves.
+    /// A path of a file: see [`Names::path`].
     pub fn path(&self, id: u64) -> Option<Vec<u8>> {
-        let mut parts = Vec::new();
-        let (mut at, mut len) = (id, 0);
-        while at != self.root {
-            let name = self.names.get(self.names.partition_point(|name| name.id < at)..)?.first()?;
-            let start = usize_of_u32(name.at);
-            let part = self.text.get(start..start.checked_add(name.len.into())?)?;
-            len += part.len() + 1;
-            if name.id != at || parts.len() >= DEPTH_MAX || len > PATH_BYTES_MAX {
-                return None;
-            }
-            parts.push(part);
-            at = name.parent;
-        }
-        let joined: Vec<u8> = parts.iter().rev().flat_map(|part| [b"/", *part].concat()).collect();
-        Some(if joined.is_empty() { b"/".to_vec() } else { joined })
+        self.names.path(id)
     }
 
     /// How many files could not be read to the end, and the first of them.
@@ -157,6 +122,6 @@ impl Owners {
 
     /// How many names there are.
     pub fn names(&self) -> u64 {
-        u64_of(self.names.len())
+        self.names.count()
     }
 }

@@ -16,6 +16,7 @@ pub const RULE: Rule = Rule {
 /// `[dev-dependencies]` every package may also use headwater-testkit. The first matching row counts.
 const LAYERS: &[(&str, &[&str])] = &[
     ("admission", &[]),
+    ("datapath/attribution", &["headwater-block", "headwater-filesystems"]),
     ("datapath/block", &[]),
     ("datapath/filesystems", &["headwater-block"]),
     ("datapath/frontend/connections", &["headwater-block"]),

@@ -19,6 +19,9 @@ use crate::{Fault, fault};
 
 /// The most blocks of a journal: 8 GiB of 4 KiB.
 const JOURNAL_BLOCKS_MAX: u64 = 2 << 20;
+/// The most blocks that one transaction revokes. A block of the list has a thousand of them, and a transaction is shorter than a
+/// quarter of its journal.
+const REVOKED_MAX: usize = 4 << 20;
 const MAGIC: [u8; 4] = [0xc0, 0x3b, 0x39, 0x98];
 const HEADER_BYTES: usize = 12;
 const DESCRIPTOR: u32 = 1;
@@ -200,7 +203,14 @@ impl Journal<'_> {
                         (at, used) = (self.next(at), used + 1);
                     }
                 }
-                REVOKED if self.tail_fits(&block) => revoked.extend(self.revoked(&block)),
+                REVOKED if self.tail_fits(&block) => {
+                    revoked.extend(self.revoked(&block));
+                    if revoked.len() > REVOKED_MAX {
+                        let why =
+                            format!("a transaction of its journal revokes more than {REVOKED_MAX} blocks");
+                        return Err(fault(why));
+                    }
+                }
                 COMMIT if self.commit_fits(&block) => break,
                 _ => return Ok(None),
             }

@@ -1,0 +1,79 @@
+//! What a scan finds: bytes by class, by file and by directory.
+
+use std::collections::BTreeMap;
+
+use crate::changed::Held;
+
+/// What changed blocks are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Files and directories.
+    File,
+    /// Free in the file system: deleted and not trimmed, or written and not yet committed by the guest.
+    Free,
+    /// The journal or log of the file system.
+    Journal,
+    /// Swap partitions, swap files, page files, hibernation.
+    Swap,
+    /// What file systems keep for themselves.
+    Metadata,
+    /// In a partition without a file system that is read, or in one that is damaged.
+    Unknown,
+    /// Outside of all partitions: the partition table, and boot loaders.
+    Outside,
+}
+
+/// A file or a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// The number of its partition; 0 is the whole disk.
+    pub partition: u32,
+    /// From the root of its file system, as the file system has it. `None`: it has no name that leads to the root.
+    pub path: Option<Vec<u8>>,
+    /// Where the file system finds it: an inode, a record, a cluster.
+    pub id: u64,
+    /// What it is for. Of a directory always [`Class::File`].
+    pub class: Class,
+    /// What it has in the write cache. Of a directory with everything below it.
+    pub held: Held,
+}
+
+/// A partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionContents {
+    /// From 1; 0 is the whole disk.
+    pub number: u32,
+    /// What is in it, in a few words.
+    pub kind: String,
+    /// What it has in the write cache.
+    pub held: Held,
+    /// What the reader of the figures has to know.
+    pub remarks: Vec<String>,
+}
+
+/// What a scan finds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// All changed blocks.
+    pub held: Held,
+    /// By class. The sum is [`Contents::held`].
+    pub classes: BTreeMap<Class, Held>,
+    /// All partitions that have something in the write cache.
+    pub partitions: Vec<PartitionContents>,
+    /// The largest files, largest first.
+    pub files: Vec<Item>,
+    /// How many files have something in the write cache.
+    pub files_total: u64,
+    /// The largest directories, largest first, each with everything below it.
+    pub directories: Vec<Item>,
+    /// Space that `fstrim` or its like would give back at most: [`Class::Free`] of each partition.
+    pub free: BTreeMap<u32, Held>,
+}
+
+impl Contents {
+    pub(crate) fn count(&mut self, class: Class, held: Held) {
+        if held != Held::default() {
+            self.classes.entry(class).or_default().plus(held);
+        }
+    }
+}

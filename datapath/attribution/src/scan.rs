@@ -1,0 +1,309 @@
+//! The scan: one pass over the metadata of each file system on a disk.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use headwater_filesystems::{
+    Bytes, Fault, Kind, Names, Owner, Partition, ReadAt, Scanned, Visits, fault, identify, open, partitions,
+};
+
+use crate::changed::{Changed, Held};
+use crate::claims::Claims;
+use crate::contents::{Class, Contents, Item, PartitionContents};
+
+/// The most owners of a file system that are told apart: about 50 MiB.
+pub const OWNERS_MAX: usize = 1 << 20;
+/// The most memory for the names of a file system: about two million files.
+pub const NAMES_BYTES_MAX: usize = 128 << 20;
+/// The most files and the most directories in the result.
+pub const ITEMS_MAX: usize = 1000;
+/// The most bytes of paths in the result, for files and for directories each.
+pub const PATHS_BYTES_MAX: usize = 1 << 20;
+
+/// Names of files that are swap space, in the root directory of Linux and of Windows.
+const SWAP_FILES: [&str; 7] = [
+    "/swapfile",
+    "/swap.img",
+    "/swap/swapfile",
+    "/var/swap",
+    "/pagefile.sys",
+    "/swapfile.sys",
+    "/hiberfil.sys",
+];
+
+/// What tells that nobody wants the result any more.
+pub type IsCancelled = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Finds the owner of each changed block of a disk with sectors of so many bytes.
+pub fn scan(
+    disk: &Arc<dyn ReadAt>,
+    sector_bytes: u64,
+    changed: &Changed,
+    is_cancelled: &IsCancelled,
+) -> Result<Contents, Fault> {
+    let mut claims = Claims::new(changed);
+    let mut contents = Contents::default();
+    let mut found = Vec::new();
+    match partitions(&**disk, sector_bytes) {
+        Ok(read) => {
+            if let Some(unread) = read.unread {
+                contents.partitions.push(remark_of_disk(unread.to_string()));
+            }
+            found = read.partitions;
+        }
+        Err(why) => contents.partitions.push(remark_of_disk(why.to_string())),
+    }
+    for partition in &found {
+        of_partition(disk, partition, &mut claims, &mut contents, is_cancelled);
+        if is_cancelled() {
+            return Err(fault("the scan was cancelled"));
+        }
+    }
+    // Without partitions that can be read, nobody knows what lies where.
+    let class = if found.is_empty() { Class::Unknown } else { Class::Outside };
+    contents.count(class, claims.claim(0..u64::MAX));
+    contents.files.sort_by_key(|item| (std::cmp::Reverse(item.held.total_bytes()), item.id));
+    contents.files.truncate(ITEMS_MAX);
+    contents.directories.sort_by_key(|item| (std::cmp::Reverse(item.held.total_bytes()), item.path.clone()));
+    contents.directories.truncate(ITEMS_MAX);
+    for held in contents.classes.values() {
+        contents.held.plus(*held);
+    }
+    Ok(contents)
+}
+
+fn remark_of_disk(remark: String) -> PartitionContents {
+    let kind = "a partition table that cannot be read".to_owned();
+    PartitionContents { number: 0, kind, held: Held::default(), remarks: vec![remark] }
+}
+
+/// Claims what belongs to a partition.
+fn of_partition(
+    disk: &Arc<dyn ReadAt>,
+    partition: &Partition,
+    claims: &mut Claims<'_>,
+    contents: &mut Contents,
+    is_cancelled: &IsCancelled,
+) {
+    let end = partition.offset_bytes.saturating_add(partition.len_bytes).min(disk.len_bytes());
+    let place = partition.offset_bytes.min(end)..end;
+    let fits = Partition { len_bytes: end - place.start, ..*partition };
+    let kind = identify(&mut Bytes::new(Arc::clone(disk), &fits));
+    let mut described = PartitionContents {
+        number: partition.number,
+        kind: match &kind {
+            Ok(Some(found)) => found.to_string(),
+            Ok(None) => "no known file system".to_owned(),
+            Err(_) => "not readable".to_owned(),
+        },
+        held: Held::default(),
+        remarks: kind.as_ref().err().map(ToString::to_string).into_iter().collect(),
+    };
+    let is_read = kind.as_ref().is_ok_and(|kind| kind.as_ref().is_some_and(|found| found.kind.is_read()));
+    let is_swap = kind.is_ok_and(|kind| kind.is_some_and(|found| found.kind == Kind::Swap));
+    let mut rest = if is_swap { Class::Swap } else { Class::Unknown };
+    if is_read {
+        let mut pass = Pass::new(place.clone(), claims);
+        // A reader that panics is a fault of ours, and must not end the disks of all machines.
+        let read = catch_unwind(AssertUnwindSafe(|| pass.run(disk, &fits, is_cancelled)));
+        let read = read.unwrap_or_else(|_| Err(fault("its reader broke off")));
+        described.held.plus(pass.take_into(fits.number, contents, &mut described.remarks));
+        match read {
+            Ok(true) => rest = Class::Free,
+            Ok(false) => {}
+            Err(why) => described.remarks.push(format!("it was not read to its end: {why}")),
+        }
+    }
+    let left = claims.claim(place);
+    contents.count(rest, left);
+    if rest == Class::Free && left != Held::default() {
+        contents.free.insert(partition.number, left);
+    }
+    described.held.plus(left);
+    if described.held != Held::default() || !described.remarks.is_empty() {
+        contents.partitions.push(described);
+    }
+}
+
+/// A pass over one file system.
+struct Pass<'a, 'b> {
+    place: Range<u64>,
+    claims: &'a mut Claims<'b>,
+    names: Names,
+    /// Whether there were more names than fit in memory.
+    has_more_names: bool,
+    /// The directories, ascending once the pass is over.
+    parents: Vec<u64>,
+    root: u64,
+    owners: HashMap<u64, Held>,
+    /// Of files beyond [`OWNERS_MAX`].
+    others: Held,
+    journal: Held,
+    metadata: Held,
+    unreadable: u64,
+    first_unreadable: Option<String>,
+    remark: Option<String>,
+}
+
+impl<'a, 'b> Pass<'a, 'b> {
+    fn new(place: Range<u64>, claims: &'a mut Claims<'b>) -> Self {
+        Self {
+            place,
+            claims,
+            names: Names::default(),
+            has_more_names: false,
+            parents: Vec::new(),
+            root: 0,
+            owners: HashMap::new(),
+            others: Held::default(),
+            journal: Held::default(),
+            metadata: Held::default(),
+            unreadable: 0,
+            first_unreadable: None,
+            remark: None,
+        }
+    }
+
+    /// Returns whether all was read, so that what has no owner is free.
+    fn run(
+        &mut self,
+        disk: &Arc<dyn ReadAt>,
+        partition: &Partition,
+        is_cancelled: &IsCancelled,
+    ) -> Result<bool, Fault> {
+        let mut file_system = open(Bytes::new(Arc::clone(disk), partition))?;
+        self.root = file_system.root().id;
+        self.names = Names::new(self.root);
+        self.remark = file_system.remark();
+        let is_cancelled = Arc::clone(is_cancelled);
+        let mut visits = Visits::new(move || is_cancelled());
+        file_system.scan(&mut visits, &mut |scanned| self.add(scanned))?;
+        Ok(self.unreadable == 0)
+    }
+
+    fn add(&mut self, scanned: Scanned) -> Result<(), Fault> {
+        match scanned {
+            Scanned::Run { bytes, owner } => {
+                let at = |place: u64| self.place.start.saturating_add(place).min(self.place.end);
+                let held = self.claims.claim(at(bytes.start)..at(bytes.end));
+                if held == Held::default() {
+                    return Ok(());
+                }
+                let is_full = self.owners.len() >= OWNERS_MAX;
+                match owner {
+                    Owner::Journal => self.journal.plus(held),
+                    Owner::Metadata => self.metadata.plus(held),
+                    Owner::File(id) if is_full && !self.owners.contains_key(&id) => self.others.plus(held),
+                    Owner::File(id) => self.owners.entry(id).or_default().plus(held),
+                }
+            }
+            Scanned::Name { id, parent, name } => {
+                if self.names.memory_bytes() >= NAMES_BYTES_MAX {
+                    self.has_more_names = true;
+                    return Ok(());
+                }
+                self.names.add(id, parent, &name)?;
+                if self.parents.last() != Some(&parent) {
+                    self.parents.push(parent);
+                }
+            }
+            Scanned::Unreadable { id, why } => {
+                self.unreadable += 1;
+                self.first_unreadable.get_or_insert_with(|| format!("number {id}: {why}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what was found. Returns the sum.
+    fn take_into(self, partition: u32, contents: &mut Contents, remarks: &mut Vec<String>) -> Held {
+        let Self { mut names, mut parents, root, owners, others, journal, metadata, .. } = self;
+        names.sort();
+        parents.sort_unstable();
+        parents.dedup();
+        let mut sum = Held::default();
+        for (class, held) in [(Class::Journal, journal), (Class::Metadata, metadata), (Class::File, others)] {
+            contents.count(class, held);
+            sum.plus(held);
+        }
+        if others != Held::default() {
+            remarks.push(format!("files beyond the first {OWNERS_MAX} with changes are not listed"));
+        }
+        if self.has_more_names {
+            let mib = NAMES_BYTES_MAX >> 20;
+            remarks.push(format!("its names take more than {mib} MiB, so that many files have no path here"));
+        }
+        if let Some(first) = self.first_unreadable {
+            let count = self.unreadable;
+            remarks.push(format!("{count} of its files or directories cannot be read, the first is {first}"));
+        }
+        remarks.extend(self.remark);
+        let mut directories: HashMap<u64, Held> = HashMap::new();
+        let mut files = Vec::new();
+        for (id, held) in owners {
+            sum.plus(held);
+            let is_directory = id == root || parents.binary_search(&id).is_ok();
+            if is_directory {
+                contents.count(Class::File, held);
+                directories.entry(id).or_default().plus(held);
+            } else {
+                files.push((id, held));
+            }
+            for directory in names.directories(id) {
+                directories.entry(directory).or_default().plus(held);
+            }
+        }
+        let item = |id, held, class| Item { partition, path: names.path(id), id, class, held };
+        contents.files_total = contents.files_total.saturating_add(u64::try_from(files.len()).unwrap_or(0));
+        let mut largest = Largest::default();
+        files.sort_unstable_by_key(|(id, held)| (std::cmp::Reverse(held.total_bytes()), *id));
+        for (id, held) in files {
+            // A swap file is seldom small, and the path of each file is not worth its time.
+            let is_shown = largest.takes_more();
+            let path = if is_shown { names.path(id) } else { None };
+            let is_swap = path.as_deref().is_some_and(is_swap_file);
+            let class = if is_swap { Class::Swap } else { Class::File };
+            contents.count(class, held);
+            if is_shown {
+                largest.add(Item { partition, path, id, class, held });
+            }
+        }
+        contents.files.append(&mut largest.items);
+        let mut largest = Largest::default();
+        let mut directories: Vec<_> = directories.into_iter().collect();
+        directories.sort_unstable_by_key(|(id, held)| (std::cmp::Reverse(held.total_bytes()), *id));
+        for (id, held) in directories {
+            if !largest.takes_more() {
+                break;
+            }
+            largest.add(item(id, held, Class::File));
+        }
+        contents.directories.append(&mut largest.items);
+        sum
+    }
+}
+
+/// Swap files have these names on Windows in any case.
+fn is_swap_file(path: &[u8]) -> bool {
+    SWAP_FILES.iter().any(|name| path.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+/// The first items, as far as their paths fit.
+#[derive(Default)]
+struct Largest {
+    items: Vec<Item>,
+    paths_bytes: usize,
+}
+
+impl Largest {
+    fn takes_more(&self) -> bool {
+        self.items.len() < ITEMS_MAX && self.paths_bytes < PATHS_BYTES_MAX
+    }
+
+    fn add(&mut self, item: Item) {
+        self.paths_bytes += item.path.as_ref().map_or(0, Vec::len);
+        self.items.push(item);
+    }
+}

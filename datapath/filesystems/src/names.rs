@@ -1,0 +1,88 @@
+//! The names of all files of a file system, and from these the path of any of them.
+
+use crate::units::{u64_of, usize_of_u32};
+use crate::visits::{DEPTH_MAX, PATH_BYTES_MAX};
+use crate::{Fault, fault};
+
+/// A name of a file.
+#[derive(Clone, Copy, Debug)]
+struct Name {
+    id: u64,
+    parent: u64,
+    /// Where it is in the text of all names. That has less than 4 GiB.
+    at: u32,
+    len: u16,
+}
+
+/// The names that a scan found.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// After [`Names::sort`]: by id and then in the order in which they were found.
+    names: Vec<Name>,
+    text: Vec<u8>,
+    root: u64,
+}
+
+impl Names {
+    /// No names yet. The root has none.
+    pub fn new(root: u64) -> Self {
+        Self { root, ..Self::default() }
+    }
+
+    /// Adds a name of a file in a directory.
+    pub fn add(&mut self, id: u64, parent: u64, name: &[u8]) -> Result<(), Fault> {
+        let (at, len) = (u32::try_from(self.text.len()), u16::try_from(name.len()));
+        let (Ok(at), Ok(len)) = (at, len) else { return Err(fault("its names are too long")) };
+        self.text.extend(name);
+        self.names.push(Name { id, parent, at, len });
+        Ok(())
+    }
+
+    /// Must be called after the last name was added, and before the first question.
+    pub fn sort(&mut self) {
+        self.names.sort_by_key(|name| name.id);
+    }
+
+    /// The memory that they take. Vectors may be half empty while they grow.
+    pub fn memory_bytes(&self) -> usize {
+        self.names.len().saturating_mul(size_of::<Name>()).saturating_add(self.text.len())
+    }
+
+    /// How many names there are.
+    pub fn count(&self) -> u64 {
+        u64_of(self.names.len())
+    }
+
+    /// The first name of a file that was found.
+    fn name_of(&self, id: u64) -> Option<Name> {
+        let first = self.names.partition_point(|name| name.id < id);
+        self.names.get(first).copied().filter(|name| name.id == id)
+    }
+
+    /// The directories of a file, from the one that has its first name up to the root. No more than [`DEPTH_MAX`], even if a
+    /// directory contains itself.
+    pub fn directories(&self, id: u64) -> impl Iterator<Item = u64> {
+        let parent = |id: u64| if id == self.root { None } else { self.name_of(id).map(|name| name.parent) };
+        std::iter::successors(parent(id), move |id| parent(*id)).take(DEPTH_MAX)
+    }
+
+    /// A path of a file: by the first of its names that was found. `None`: it has no name, or one of its directories has
+    /// none, or these contain themselves.
+    pub fn path(&self, id: u64) -> Option<Vec<u8>> {
+        let mut parts = Vec::new();
+        let (mut at, mut len) = (id, 0);
+        while at != self.root {
+            let name = self.name_of(at)?;
+            let start = usize_of_u32(name.at);
+            let part = self.text.get(start..start.checked_add(name.len.into())?)?;
+            len += part.len() + 1;
+            if parts.len() >= DEPTH_MAX || len > PATH_BYTES_MAX {
+                return None;
+            }
+            parts.push(part);
+            at = name.parent;
+        }
+        let joined: Vec<u8> = parts.iter().rev().flat_map(|part| [b"/", *part].concat()).collect();
+        Some(if joined.is_empty() { b"/".to_vec() } else { joined })
+    }
+}
