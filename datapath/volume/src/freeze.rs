@@ -7,7 +7,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, Geometry, IoError, IoErrorKind, Op,
     Request,
 };
-use headwater_writecache::{Found, FrozenCache, Kind};
+use headwater_writecache::{Found, FrozenCache, Kind, Residence};
 
 use crate::pieces::pieces;
 use crate::read::{self, Side};
@@ -52,6 +52,17 @@ impl FrozenView {
             rest = next;
         }
         found
+    }
+
+    /// Calls `each` with all blocks of 4 KiB that the machine changed and that take space, in order: the first block of a run, how many
+    /// there are, and where they are at this moment. An error of `each` ends it.
+    pub fn places<E>(&self, each: &mut dyn FnMut(u32, u32, Residence) -> Result<(), E>) -> Result<(), E> {
+        self.cache.places(&mut |first, blocks, place| each(first.0, blocks, place))
+    }
+
+    /// What lies below the write cache. The contents of unchanged blocks are there, also when this view has ended.
+    pub fn below(&self) -> &Arc<dyn Device> {
+        &self.inner.base_of_views
     }
 
     fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Attempt, IoError> {

@@ -63,7 +63,7 @@ pub mod write;
 
 pub use counters::{ReadOps, VolumeCounters};
 pub use freeze::{ChangedRun, FrozenView};
-pub use headwater_writecache::Shortage;
+pub use headwater_writecache::{Residence, Shortage};
 pub use latency::{Latency, LatencySnapshot};
 pub use options::{
     Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, LittleSpace, PersistentOptions, VolumeOptions,

@@ -105,7 +105,31 @@ impl Life {
         assert_eq!(at, offset + len, "runs without gaps");
     }
 
+    /// Each block that takes space is changed. Each block with a sector that neither reads as zeroes nor like the image takes space.
+    fn look_at_places(&self) {
+        let Some((view, kept)) = &self.view else { return };
+        let mut placed = vec![false; kept.len().div_ceil(BLOCK)];
+        let mut end = 0;
+        let mut note = |first: u32, blocks: u32, _| {
+            assert!(first >= end && blocks > 0, "{blocks} blocks at {first}");
+            end = first + blocks;
+            (first..end).for_each(|block| placed[block as usize] = true);
+            Ok::<_, ()>(())
+        };
+        view.places(&mut note).unwrap();
+        for (block, is_placed) in placed.into_iter().enumerate() {
+            let at = block * BLOCK..kept.len().min((block + 1) * BLOCK);
+            let range = ByteRange::new(at.start as u64, at.len() as u64).unwrap();
+            let is_changed = view.changed(range, usize::MAX).iter().any(|run| run.changed);
+            assert!(is_changed || !is_placed, "block {block} takes space and is not changed");
+            let sectors = kept[at.clone()].chunks(512).zip(self.base[at].chunks(512));
+            let is_free = |(its, base): (&[u8], &[u8])| its == base || its.iter().all(|byte| *byte == 0);
+            assert!(is_placed || sectors.into_iter().all(is_free), "block {block} has no place");
+        }
+    }
+
     fn check_all(&self) {
+        self.look_at_places();
         for offset in (0..self.model.len()).step_by(MIB as usize) {
             let len = (self.model.len() - offset).min(MIB as usize);
             let mut found = vec![1; len];

@@ -11,9 +11,9 @@ use headwater_block::{IoError, IoErrorKind};
 
 use super::read::{EachPart, without_slot};
 use super::{BLOCK, Found, Kind, Residence, WriteCache};
-use crate::map::split;
+use crate::map::{Leaf, split};
 use crate::memory::copy_out;
-use crate::units::BlockNumber;
+use crate::units::{BlockNumber, SLOTS};
 
 /// A cache as it was when it was frozen. Dropping it gives back what only it needed.
 pub struct FrozenCache {
@@ -71,6 +71,36 @@ impl FrozenCache {
         let Some(leaf) = self.cache.map.read(leaf) else { return each(0, into.len(), Found::Absent) };
         let sectors = leaf.at(self.freeze).sectors(index);
         self.cache.read_sectors((block, &leaf), &sectors, (skip, into), each);
+    }
+
+    /// Calls `each` with all blocks of the frozen state that take a slot, in order: the first block of a run, its length, and where
+    /// the run is at this moment. Each may be elsewhere in the next. No lock is held meanwhile. An error of `each` ends it.
+    pub fn places<E>(
+        &self,
+        each: &mut dyn FnMut(BlockNumber, u32, Residence) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let cache = &*self.cache;
+        let blocks = cache.map.blocks();
+        let mut first = 0u64;
+        let mut runs: Vec<(BlockNumber, u32, Residence)> = Vec::new();
+        while let Some(start) = u32::try_from(first).ok().filter(|_| first < blocks) {
+            let (number, _) = split(BlockNumber(start));
+            if let Some(state) = cache.map.read(number)
+                && let leaf @ Leaf::Table(..) = state.at(self.freeze)
+            {
+                for (block, index) in (start..).zip(0..SLOTS) {
+                    let place = cache.residence_of_slot(leaf, index);
+                    match runs.last_mut() {
+                        _ if matches!(place, Residence::Absent | Residence::Zero) => {}
+                        Some((of, len, last)) if *last == place && of.0 + *len == block => *len += 1,
+                        _ => runs.push((BlockNumber(block), 1, place)),
+                    }
+                }
+            }
+            runs.drain(..).try_for_each(|(block, len, place)| each(block, len, place))?;
+            first += SLOTS as u64;
+        }
+        Ok(())
     }
 
     /// As [`WriteCache::run_at`], of the frozen state.

@@ -115,6 +115,20 @@ impl WriteCache {
         // The first sector of a partial block stands for all.
         let location =
             location.entry().and_then(|_| leaf.now().sectors(index).first().copied()).unwrap_or(location);
+        self.residence_at(location)
+    }
+
+    /// The place of a block of a leaf. Of a partial block, the first sector that has a slot stands for all sectors.
+    pub(super) fn residence_of_slot(&self, leaf: &Leaf, index: usize) -> Residence {
+        let location = leaf.get(index);
+        let slot = match location.entry() {
+            Some(_) => leaf.sectors(index).into_iter().find(|sector| sector.place().is_some()),
+            None => Some(location),
+        };
+        slot.map_or(Residence::Zero, |slot| self.residence_at(slot))
+    }
+
+    fn residence_at(&self, location: Location) -> Residence {
         let Some((id, _)) = location.place() else {
             return if location == Location::ABSENT { Residence::Absent } else { Residence::Zero };
         };
