@@ -38,6 +38,38 @@ export interface BootTrace {
   version: ImageVersion;
 }
 
+/** Who fills a machine's write cache. */
+export interface CacheContents {
+  /** When the scan began. */
+  at_ms: number;
+  /** The largest directories, largest first, each with everything below it. */
+  directories: PathContents[];
+  /** The largest files, largest first. */
+  files: PathContents[];
+  /** How many files have something in the write cache. */
+  files_total: number;
+  /** All blocks that take space in the write cache. */
+  held: HeldBytes;
+  /** What makes the write cache smaller, the largest gain first. */
+  hints: CacheHint[];
+  /** By kind, largest first. They add up to `held`. */
+  kinds: KindContents[];
+  /** The machine. */
+  machine: string;
+  /** By partition. */
+  partitions: PartitionContents[];
+  /** How long the scan took. */
+  took_ms: number;
+}
+
+/** Something that makes the write cache smaller. */
+export interface CacheHint {
+  /** The command that does it, if one command does. */
+  command?: string;
+  /** What takes how much, and what to do. */
+  message: string;
+}
+
 /** Where a machine's writes go. */
 export type CacheMode = "ram" | "ram+disk" | "disk";
 
@@ -224,6 +256,9 @@ export interface ConsoleTicket {
   /** The secret, which the page sends as a protocol of its WebSocket. */
   ticket: string;
 }
+
+/** The purpose of changed blocks. */
+export type ContentsKind = "file" | "free" | "journal" | "swap" | "metadata" | "unknown" | "outside" | "other";
 
 /** A catalog to create: what its machines boot, and how they are made. */
 export interface CreateCatalog {
@@ -434,6 +469,18 @@ export interface FileId {
 /** What a virtual machine boots with. */
 export type Firmware = "bios" | "uefi";
 
+/** Bytes of a disk that are in its write cache, by where their newest contents are. A packed block counts with its unpacked size. */
+export interface HeldBytes {
+  /** On the overflow disk. */
+  disk_bytes: number;
+  /** In RAM, packed. */
+  packed_bytes: number;
+  /** In RAM. */
+  ram_bytes: number;
+  /** In RAM, packed and on disk together. */
+  total_bytes: number;
+}
+
 /** A computer that runs machines. */
 export interface Host {
   /** The address of its node, while that is connected. */
@@ -632,6 +679,14 @@ export interface JoinToken {
   url: string;
 }
 
+/** The bytes of one kind. */
+export interface KindContents {
+  /** Its bytes in the write cache. */
+  held: HeldBytes;
+  /** The kind. */
+  kind: ContentsKind;
+}
+
 /** A machine that a roll did not move, and why. */
 export interface LeftMachine {
   /** Its name. */
@@ -768,6 +823,20 @@ export interface NoteRequest {
   note: string;
 }
 
+/** The bytes of one partition. */
+export interface PartitionContents {
+  /** What is in it: `ext4`, `NTFS`, `LVM with the volumes ..`. */
+  file_system: string;
+  /** How much of that is free in its file system. */
+  free_bytes: number;
+  /** Its bytes in the write cache. */
+  held: HeldBytes;
+  /** From 1; 0 is the whole disk. */
+  number: number;
+  /** Sentences about figures that are not whole. */
+  remarks: string[];
+}
+
 /** What changed in a partition. */
 export interface PartitionDifference {
   /** Bytes in it that changed, in blocks of 4 KiB. */
@@ -782,6 +851,18 @@ export interface PartitionDifference {
   offset_bytes: number;
   /** Why files are missing. */
   remark?: string;
+}
+
+/** A file or a directory. */
+export interface PathContents {
+  /** Its bytes in the write cache; of a directory with everything below it. */
+  held: HeldBytes;
+  /** Its purpose. */
+  kind: ContentsKind;
+  /** The number of its partition; 0 is the whole disk. */
+  partition: number;
+  /** From the root of its file system. Control characters, marks of writing direction and bytes that are no UTF-8 are written as `\u{..}` and `\xNN`, and a backslash as two. `(no name, 17)`: it has no name that leads to the root. */
+  path: string;
 }
 
 /** How a running machine was stopped for the instant of which a version was made. */

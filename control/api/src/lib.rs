@@ -23,6 +23,7 @@
 pub mod access;
 pub mod catalog;
 mod claim;
+pub mod contents;
 pub mod event;
 pub mod filter;
 pub mod host;
@@ -52,6 +53,9 @@ pub use catalog::{
 };
 pub use claim::{
     Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS, OneTimeSecret, ResetOn,
+};
+pub use contents::{
+    CacheContents, CacheHint, ContentsKind, HeldBytes, KindContents, PartitionContents, PathContents,
 };
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;

@@ -51,6 +51,7 @@ mod console;
 mod damage;
 mod extract;
 pub mod fleet;
+mod hints;
 mod identity;
 pub mod lifecycle;
 pub mod operations;

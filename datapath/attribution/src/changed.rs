@@ -8,7 +8,7 @@ pub const RUNS_MAX: usize = 4 << 20;
 /// The most blocks: 512 GiB. A scan takes a byte of memory for each of them.
 pub const BLOCKS_MAX: u32 = 128 << 20;
 
-/// Where a changed block is.
+/// The place of a changed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In RAM.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::changed::Held;
 
-/// What changed blocks are for.
+/// The purpose of changed blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Files and directories.
@@ -30,11 +30,11 @@ pub struct Item {
     pub partition: u32,
     /// From the root of its file system, as the file system has it. `None`: it has no name that leads to the root.
     pub path: Option<Vec<u8>>,
-    /// Where the file system finds it: an inode, a record, a cluster.
+    /// Its number in the file system: of an inode, a record or a cluster.
     pub id: u64,
-    /// What it is for. Of a directory always [`Class::File`].
+    /// Its purpose. Of a directory always [`Class::File`].
     pub class: Class,
-    /// What it has in the write cache. Of a directory with everything below it.
+    /// Its bytes in the write cache. Of a directory with everything below it.
     pub held: Held,
 }
 
@@ -45,9 +45,9 @@ pub struct PartitionContents {
     pub number: u32,
     /// What is in it, in a few words.
     pub kind: String,
-    /// What it has in the write cache.
+    /// Its bytes in the write cache.
     pub held: Held,
-    /// What the reader of the figures has to know.
+    /// Sentences about figures that are not whole.
     pub remarks: Vec<String>,
 }
 

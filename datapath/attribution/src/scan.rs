@@ -13,7 +13,7 @@ use crate::changed::{Changed, Held};
 use crate::claims::Claims;
 use crate::contents::{Class, Contents, Item, PartitionContents};
 
-/// The most owners of a file system that are told apart: about 50 MiB.
+/// The most owners of a file system that have a sum of their own: about 50 MiB.
 pub const OWNERS_MAX: usize = 1 << 20;
 /// The most memory for the names of a file system: about two million files.
 pub const NAMES_BYTES_MAX: usize = 128 << 20;

@@ -9,7 +9,7 @@ use crate::{Fault, fault};
 struct Name {
     id: u64,
     parent: u64,
-    /// Where it is in the text of all names. That has less than 4 GiB.
+    /// Its place in the text of all names, which has less than 4 GiB.
     at: u32,
     len: u16,
 }

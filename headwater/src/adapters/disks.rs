@@ -7,11 +7,11 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use headwater_api::platform::Firmware;
-use headwater_api::{CacheMode, CacheSettings, HostRam, ImageVersion, ProblemKind, Sample};
+use headwater_api::{CacheContents, CacheMode, CacheSettings, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_block::{BLOCK_BYTES, Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::DiskCache;
 use headwater_service::backend::{
-    BackendError, Disk, DiskRequest, Disks, FrozenDisk, PersistentDiskRef, PersistentDiskRequest,
+    BackendError, Disk, DiskRequest, Disks, FrozenDisk, JobControl, PersistentDiskRef, PersistentDiskRequest,
 };
 use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use self::recordings::Recording;
 use self::served::{ServedParts, ServedVolume, Server};
+use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{check_bootable, hash_of, image_failed};
 use crate::adapters::persistent_disks::{self, PersistentDiskFiles};
@@ -65,6 +66,8 @@ struct Readable {
     on: Mutex<HashMap<String, Weak<ServedVolume>>>,
     /// Persistent disks whose machines are off.
     kept: Mutex<HashMap<Uuid, SnapshotLeases>>,
+    /// Of write caches, of all machines.
+    scans: Arc<Scans>,
 }
 
 impl Readable {
@@ -133,21 +136,7 @@ impl Volumes {
     /// Lends a persistent disk whose machine is off, as it was left. A machine that starts takes it back.
     pub fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
-        self.readable.of_kept(request.kept.id).borrow(|| {
-            // It may have been discarded since the caller looked, or have never been begun; whoever discards it waits for
-            // this lock. A disk is begun by its machine alone, or one that is gone would come back empty.
-            if !opener.files.is_begun(request.kept.id) {
-                let message = "the disk was discarded, or its machine has not begun it";
-                return Err(BackendError::new(ProblemKind::Conflict, message));
-            }
-            let Opened { volume, pin, .. } = opener.open_volume(
-                &request.kept.id.to_string(),
-                &request.version,
-                &request.cache,
-                Opening::unbooted(request.kept),
-            )?;
-            FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
-        })
+        self.readable.of_kept(request.kept.id).borrow(|| opener.left(request))
     }
 }
 
@@ -158,8 +147,7 @@ impl Volumes {
             .readable
             .of_machine(machine)
             .ok_or_else(|| BackendError::new(ProblemKind::Conflict, "the machine is being switched off"))?;
-        served.can_freeze()?;
-        served.frozen()
+        served.freeze_alone()
     }
 
     /// Opens a persistent disk that no machine uses, frozen. Blocks.
@@ -227,6 +215,20 @@ impl Disks for Volumes {
         let opener = self.opener();
         blocking("open the disk", move || {
             Ok(Box::new(opener.freeze_persistent(request)?) as Box<dyn FrozenDisk>)
+        })
+        .await
+    }
+
+    async fn persistent_contents(
+        &self,
+        request: PersistentDiskRequest,
+        job: Arc<JobControl>,
+    ) -> Result<CacheContents, BackendError> {
+        let permit = ScanPermit::take(&self.readable.scans)?;
+        let (readable, opener) = (self.readable.of_kept(request.kept.id), self.opener());
+        blocking("scan the write cache", move || {
+            let reader = readable.borrow_for_scan(|| opener.left(&request))?;
+            contents::scan(reader, permit, job)
         })
         .await
     }
@@ -440,6 +442,23 @@ impl Opener {
         Ok(Opened { volume, pin, version: pinned, image })
     }
 
+    /// A persistent disk whose machine is off, as it was left. The caller has the lock of its views.
+    fn left(&self, request: &PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
+        // It may have been discarded since the caller looked, or have never been begun; whoever discards it waits for
+        // this lock. A disk is begun by its machine alone, or one that is gone would come back empty.
+        if !self.files.is_begun(request.kept.id) {
+            let message = "the disk was discarded, or its machine has not begun it";
+            return Err(BackendError::new(ProblemKind::Conflict, message));
+        }
+        let Opened { volume, pin, .. } = self.open_volume(
+            &request.kept.id.to_string(),
+            &request.version,
+            &request.cache,
+            Opening::unbooted(request.kept),
+        )?;
+        FrozenVolume::of_nobody(&self.store, request.version.clone(), volume, pin)
+    }
+
     /// Opens a persistent disk that no machine uses, frozen.
     fn freeze_persistent(&self, request: PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
         if self.files.is_incomplete(request.kept.id) {
@@ -504,6 +523,7 @@ impl Opener {
             image,
             snapshot_leases: SnapshotLeases::default(),
             totals: self.totals,
+            scans: Arc::clone(&self.readable.scans),
             parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, pin, version }))),
         });
         let mut on = self.readable.on.lock();

@@ -1,6 +1,7 @@
 //! The service's traits, implemented with the crates of the data path and of hosting.
 
 mod boot_traces;
+pub mod contents;
 mod convert;
 pub mod disk_host;
 pub mod disks;

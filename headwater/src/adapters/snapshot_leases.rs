@@ -6,10 +6,14 @@
 //!        +--------- the last one goes, or taken back ----+      a reader that still holds it gets errors
 //! ```
 //!
+//! The view of a scan of the write cache is nobody else's, and ends as soon as somebody wants to read or to seal the disk. A scan begins only
+//! if nobody reads.
+//!
 //! All who read at the same time see the same moment, so a client may open several connections. What the view alone needs is given
 //! back when the last of them goes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use headwater_api::ProblemKind;
 use headwater_block::{
@@ -29,7 +33,27 @@ pub struct SnapshotLeases(Arc<Mutex<Option<SnapshotLease>>>);
 struct SnapshotLease {
     view: Arc<View>,
     readers: usize,
+    /// Of a scan, which ends when anybody else needs the disk.
+    is_scan: bool,
 }
+
+impl SnapshotLease {
+    fn of(frozen: FrozenVolume, is_scan: bool) -> Self {
+        let geometry = frozen.view().geometry();
+        let view = Arc::new(View { geometry, frozen: RwLock::new(Some(frozen)) });
+        Self { view, readers: 0, is_scan }
+    }
+}
+
+impl SnapshotLease {
+    fn outside_readers(&self) -> usize {
+        if self.is_scan { 0 } else { self.readers }
+    }
+}
+
+/// How long it is waited for the last read of a scan that was ended: it reads from this host.
+const SCAN_END_LIMIT: Duration = Duration::from_secs(5);
+const SCAN_END_POLL: Duration = Duration::from_millis(1);
 
 struct View {
     geometry: Geometry,
@@ -45,40 +69,74 @@ pub struct Reader {
 }
 
 impl SnapshotLeases {
-    /// The view that others read, or else a new one by `freeze`.
+    /// The view that others read, or else a new one by `freeze`. A scan is ended.
     pub fn borrow(
+        &self,
+        freeze: impl Fn() -> Result<FrozenVolume, BackendError>,
+    ) -> Result<Reader, BackendError> {
+        let mut lease = self.0.lock();
+        let ended = end_scan(&mut lease);
+        let is_first = lease.is_none();
+        let held = match lease.take() {
+            Some(held) => held,
+            None => SnapshotLease::of(freeze_after(&ended, &freeze)?, false),
+        };
+        let reader = self.reader(lease.insert(held), is_first);
+        drop(lease);
+        drop(ended);
+        Ok(reader)
+    }
+
+    fn reader(&self, held: &mut SnapshotLease, is_first: bool) -> Reader {
+        held.readers += 1;
+        Reader { snapshot_leases: self.clone(), view: Arc::clone(&held.view), is_first }
+    }
+
+    /// A new view by `freeze` for a scan. Refused while somebody reads, or scans.
+    pub fn borrow_for_scan(
         &self,
         freeze: impl FnOnce() -> Result<FrozenVolume, BackendError>,
     ) -> Result<Reader, BackendError> {
         let mut lease = self.0.lock();
-        let is_first = lease.is_none();
-        let held = match lease.take() {
-            Some(held) => held,
+        match &*lease {
+            Some(held) if held.is_scan => Err(being_scanned()),
+            Some(held) => Err(being_read(held.readers)),
             None => {
-                let frozen = freeze()?;
-                let geometry = frozen.view().geometry();
-                SnapshotLease {
-                    view: Arc::new(View { geometry, frozen: RwLock::new(Some(frozen)) }),
-                    readers: 0,
-                }
+                let held = SnapshotLease::of(freeze()?, true);
+                Ok(self.reader(lease.insert(held), true))
             }
-        };
-        let held = lease.insert(held);
-        held.readers += 1;
-        Ok(Reader { snapshot_leases: self.clone(), view: Arc::clone(&held.view), is_first })
+        }
     }
 
-    /// How many read now.
+    /// Freezes the disk for somebody who does not share it, as a seal. A scan is ended; refused while somebody reads.
+    pub fn freeze_alone(
+        &self,
+        freeze: impl Fn() -> Result<FrozenVolume, BackendError>,
+    ) -> Result<FrozenVolume, BackendError> {
+        let mut lease = self.0.lock();
+        let ended = end_scan(&mut lease);
+        let frozen = match &*lease {
+            Some(held) => Err(being_read(held.readers)),
+            // With the lock held, or another scan could come first.
+            None => freeze_after(&ended, &freeze),
+        };
+        drop(lease);
+        drop(ended);
+        frozen
+    }
+
+    /// How many read now. A scan does not count.
     pub fn readers(&self) -> usize {
-        self.0.lock().as_ref().map_or(0, |lease| lease.readers)
+        self.0.lock().as_ref().map_or(0, SnapshotLease::outside_readers)
     }
 
     /// Keeps others from beginning to read while the answer lives. Refused while somebody reads: who seals can do so later, and a
-    /// backup that breaks is worse.
+    /// backup that breaks is worse. A scan is ended.
     pub fn keep_unread(&self) -> Result<RevokedLease<'_>, BackendError> {
-        let lease = self.0.lock();
+        let mut lease = self.0.lock();
+        let pin = end_scan(&mut lease).flatten();
         match lease.as_ref().map_or(0, |lease| lease.readers) {
-            0 => Ok(RevokedLease { readers: 0, _lease: lease, _pin: None }),
+            0 => Ok(RevokedLease { readers: 0, _lease: lease, _pin: pin }),
             readers => Err(being_read(readers)),
         }
     }
@@ -86,8 +144,32 @@ impl SnapshotLeases {
     /// Takes the view away from all who read it. Nobody gets another one while the answer lives.
     pub fn take_back(&self) -> RevokedLease<'_> {
         let mut lease = self.0.lock();
-        let (readers, pin) = lease.take().map_or((0, None), |lease| (lease.readers, lease.view.end()));
+        let (readers, pin) =
+            lease.take().map_or((0, None), |lease| (lease.outside_readers(), lease.view.end()));
         RevokedLease { readers, _lease: lease, _pin: pin }
+    }
+}
+
+/// Ends the view of a scan, if there is one. The answer holds its version; it may take its time to let go of that.
+fn end_scan(lease: &mut Option<SnapshotLease>) -> Option<Option<Arc<Pin>>> {
+    let scan = lease.take_if(|held| held.is_scan)?;
+    Some(scan.view.end())
+}
+
+/// Freezes a disk. If a scan was ended for that, its last read may still be under way.
+fn freeze_after<E>(
+    ended: &Option<E>,
+    freeze: &impl Fn() -> Result<FrozenVolume, BackendError>,
+) -> Result<FrozenVolume, BackendError> {
+    let begun = Instant::now();
+    loop {
+        match freeze() {
+            Err(error) if ended.is_some() && begun.elapsed() < SCAN_END_LIMIT => {
+                tracing::debug!(%error, "a scan ends");
+                std::thread::sleep(SCAN_END_POLL);
+            }
+            outcome => return outcome,
+        }
     }
 }
 
@@ -116,8 +198,13 @@ impl Reader {
         self.is_first
     }
 
+    /// Whether the view was taken back.
+    pub fn has_ended(&self) -> bool {
+        self.view.frozen.read().is_none()
+    }
+
     /// The view, for one request: no lock is held while it is carried out, and who takes the view back waits for none.
-    fn frozen(&self) -> Result<Arc<FrozenView>, IoError> {
+    pub fn frozen(&self) -> Result<Arc<FrozenView>, IoError> {
         let frozen = self.view.frozen.read();
         frozen.as_ref().map(|frozen| Arc::clone(frozen.view())).ok_or_else(taken)
     }
@@ -145,6 +232,12 @@ pub fn being_read(readers: usize) -> BackendError {
         "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
     );
     BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
+}
+
+/// Why a second scan of a disk does not begin.
+pub fn being_scanned() -> BackendError {
+    BackendError::new(ProblemKind::Conflict, "another scan of its write cache is under way")
+        .advise("try again when that is done")
 }
 
 fn taken() -> IoError {

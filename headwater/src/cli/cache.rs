@@ -1,6 +1,6 @@
 //! Flags of `headwater cache`.
 
-use clap::{ArgGroup, Subcommand};
+use clap::{ArgGroup, Subcommand, ValueEnum};
 
 use crate::caches::NewLimits;
 
@@ -10,6 +10,20 @@ pub enum CacheCommand {
     /// List the write caches of this user's exports and attached devices that run (for root: of all users), with their limits and
     /// use
     List,
+    /// Show who fills the write cache of a machine: files, directories, deleted files that were not trimmed, journal, swap
+    ///
+    /// Scans the file systems on the machine's disk, while the machine goes on. ext2, ext3, ext4, NTFS and FAT are read.
+    Contents {
+        /// The machine
+        #[arg(value_name = "MACHINE")]
+        machine: String,
+        /// Whether lines are directories, files or kinds
+        #[arg(long, value_enum, default_value_t = By::Dir, value_name = "BY")]
+        by: By,
+        /// How many lines at most
+        #[arg(long, default_value_t = 20, value_name = "LINES")]
+        lines: usize,
+    },
     /// Change the limits of the write cache of an export or attached device that runs, up or down, at once
     #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
     Set {
@@ -26,4 +40,15 @@ pub enum CacheCommand {
         #[arg(long, value_name = "WEIGHT", group = "limits")]
         weight: Option<u32>,
     },
+}
+
+/// What the lines of `headwater cache contents` are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// Directories as a tree, each with everything below it
+    Dir,
+    /// Files
+    File,
+    /// Kinds and partitions
+    Kind,
 }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub use self::backup::{BackupArgs, RestoreArgs};
-pub use self::cache::CacheCommand;
+pub use self::cache::{By, CacheCommand};
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
 pub use self::daemon::{DisksArgs, RunArgs, ServeArgs};

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use headwater_api::{
-    BootTrace, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, Claim, ClaimList,
-    ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateJoinToken, CreateMachine,
-    CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image, ImageList, ImageVersion,
-    JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort, MaintenanceRequest,
+    BootTrace, CacheContents, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest,
+    Claim, ClaimList, ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateJoinToken,
+    CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image, ImageList,
+    ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort, MaintenanceRequest,
     MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind,
     PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetHost,
     SetMachine, Stats, Status, Task, TaskList, TokenList,
@@ -343,6 +343,11 @@ impl Client {
     /// Runs a command in a guest.
     pub async fn exec(&self, name: &str, request: &ExecRequest) -> anyhow::Result<ExecResult> {
         self.post(&format!("/api/v1/machines/{}/exec", escape(name)), request).await
+    }
+
+    /// Who fills a machine's write cache.
+    pub async fn cache_contents(&self, name: &str) -> anyhow::Result<CacheContents> {
+        self.get(&format!("/api/v1/machines/{}/cache/contents", escape(name))).await
     }
 
     /// What a machine's display shows, as a PNG.

@@ -1,23 +1,33 @@
-//! `headwater cache`: the write caches of exports and attached devices that run.
+//! `headwater cache`: the write caches of exports and attached devices that run, and who fills the write cache of a machine.
 
 use headwater_api::CacheMode;
 use headwater_block::size;
 
 use crate::caches::NewLimits;
 use crate::cli::CacheCommand;
-use crate::limits::{Cache, Change, Process, State, client};
+use crate::client::Client;
+use crate::cmd::contents;
+use crate::limits::{self, Cache, Change, Process, State};
 use crate::show;
 
 /// Carries one out.
-pub async fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {
+pub async fn run(
+    client: impl FnOnce() -> anyhow::Result<Client>,
+    command: CacheCommand,
+    json: bool,
+) -> anyhow::Result<u8> {
     match command {
         CacheCommand::List => {
-            let processes = client::list().await?;
+            let processes = limits::client::list().await?;
             if json { show::json(&processes)? } else { table(&processes)? }
+        }
+        CacheCommand::Contents { machine, by, lines } => {
+            let contents = client()?.cache_contents(&machine).await?;
+            if json { show::json(&contents)? } else { contents::show(&contents, by, lines)? }
         }
         CacheCommand::Set { which, volume, limits: NewLimits { ram, disk }, weight } => {
             let change = Change { volume, ram_bytes: ram, disk_bytes: disk, weight };
-            let process = client::set(&which, change).await?;
+            let process = limits::client::set(&which, change).await?;
             if json { show::json(&process)? } else { table(&[process])? }
         }
     }

@@ -7,6 +7,7 @@ mod catalog;
 mod channels;
 mod config;
 mod console;
+mod contents;
 mod context;
 mod counters;
 mod cp;
@@ -110,7 +111,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             args.attach.attach = true;
             export::run(data_dir, args).map(|()| 0)
         }
-        Command::Cache(command) => on_one_core(cache::run(command, json)),
+        Command::Cache(command) => on_one_core(cache::run(client, command, json)),
         Command::Detach(args) => attach::detach(&args, json),
         Command::Attachments => attach::list(json),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
-use headwater_api::{CacheSettings, DiskCounters, HostRam, ImageVersion, ProblemKind, Sample};
+use headwater_api::{CacheContents, CacheSettings, DiskCounters, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_block::{ByteRange, Geometry};
 use headwater_image::{ChunkCache, Trace};
 use headwater_service::backend::{
@@ -239,6 +239,18 @@ impl Link {
         outcome
     }
 
+    /// Makes a call that ends early if its job is cancelled.
+    fn cancellable<T: DeserializeOwned>(&self, call: &Call, job: &JobControl) -> Result<T, BackendError> {
+        let mut connection = self.connection()?;
+        connection.writing.set_read_timeout(Some(LOOK_INTERVAL)).map_err(gone)?;
+        let outcome = connection.long_call(call, &mut |_| {}, &|| Waiting::unless_cancelled(job))?;
+        // After a failure the connection may be one that was ended, to cancel the call.
+        if !job.is_cancelled() && connection.writing.set_read_timeout(None).is_ok() {
+            self.give_back(connection);
+        }
+        Ok(outcome)
+    }
+
     fn give_back(&self, connection: Connection) {
         let mut idle = self.idle.lock();
         if idle.len() < MAX_IDLE {
@@ -388,6 +400,15 @@ impl Disks for DiskClient {
             RemoteFrozen::open(&link, &Call::OpenPersistent { request: Box::new(request) })
         })
         .await
+    }
+
+    async fn persistent_contents(
+        &self,
+        request: PersistentDiskRequest,
+        job: Arc<JobControl>,
+    ) -> Result<CacheContents, BackendError> {
+        let (link, call) = (Arc::clone(&self.link), Call::PersistentContents { request: Box::new(request) });
+        blocking("scan the write cache", move || link.cancellable(&call, &job)).await
     }
 
     async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
@@ -551,6 +572,11 @@ impl Disk for RemoteDisk {
 
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
         in_place(|| RemoteFrozen::open(&self.link, &Call::Freeze { uuid: self.uuid }))
+    }
+
+    async fn contents(&self, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+        let (link, call) = (Arc::clone(&self.link), Call::Contents { uuid: self.uuid });
+        blocking("scan the write cache", move || link.cancellable(&call, &job)).await
     }
 
     async fn close(&self) -> Result<(), BackendError> {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// The version of this protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest line, in bytes. The longest one is a boot trace.
 const MAX_LINE_BYTES: usize = 64 << 20;
@@ -119,6 +119,14 @@ pub enum Call {
         offset: u64,
         len: u64,
         max: usize,
+    },
+    /// Who fills the write cache of an open disk. The answer is a [`headwater_api::CacheContents`].
+    Contents {
+        uuid: Uuid,
+    },
+    /// The same of a persistent disk that no machine uses.
+    PersistentContents {
+        request: Box<PersistentDiskRequest>,
     },
     GeometryOf {
         machine: String,

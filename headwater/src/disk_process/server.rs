@@ -530,6 +530,16 @@ fn answer(
             session.frozen = Some(frozen);
             done(&left.map_err(|e| Failure::from(&e))?)
         }
+        Call::Contents { uuid } => {
+            let disk = shared.disk(uuid).map_err(|e| Failure::from(&e))?;
+            let contents = followed(stream, shared, move |job| async move { disk.contents(job).await })?;
+            done(&contents.map_err(|e| Failure::from(&e))?)
+        }
+        Call::PersistentContents { request } => {
+            let volumes = shared.volumes().map_err(|e| Failure::from(&e))?;
+            let work = move |job| async move { volumes.persistent_contents(*request, job).await };
+            done(&followed(stream, shared, work)?.map_err(|e| Failure::from(&e))?)
+        }
         call => quick(call, shared, session, bytes).map_err(|error| Failure::from(&error)),
     }
 }

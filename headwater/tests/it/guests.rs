@@ -7,6 +7,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{self, Daemon};
 use headwater_testkit::wait_until;
@@ -85,6 +86,7 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     what_one_writes_overflows_and_is_its_own(&daemon);
     a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
     what_a_guest_removed_is_given_back(&daemon);
+    the_files_that_fill_a_cache_are_named(&daemon);
 
     // A reset forgets it, for this machine only.
     daemon.cli(&["machine", "reset", "one", "--wait"]).ok();
@@ -103,6 +105,9 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     assert_eq!(sh(&daemon, "two", "cat /var/tmp/mark"), "two was here");
     daemon.cli(&["machine", "stop", "one", "two", "--force"]).ok();
     assert_eq!(std::fs::read_dir(daemon.path().join("cache")).expect("a directory").count(), 0);
+    daemon
+        .cli(&["cache", "contents", "two"])
+        .fails(4, &["cannot scan the write cache of machine 'two'", "it is stopped"]);
     daemon.cli(&["image", "edit", "debian", "--machine", "two"]).ok();
     // A command for a guest that still boots waits for it.
     daemon.cli(&["machine", "start", "two"]).ok();
@@ -119,7 +124,7 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     // Not written out by the guest yet: freezing its file systems does that.
     sh(daemon, "two", "echo early >/var/tmp/edited");
     wait_until("the guest is up", || daemon.machine("two")["state"] == "running");
-    let live = seal(&["machine", "seal", "two", "--note", "while it ran"]);
+    let live = beside_scans(daemon, || seal(&["machine", "seal", "two", "--note", "while it ran"]));
     println!("{}", live["pause"]);
     assert!(live["pause"]["guest_ms"].is_u64(), "its file systems were not frozen: {live}");
     assert_eq!((&live["version"]["number"], &live["parent"]), (&2.into(), &"debian@1".into()), "{live}");
@@ -247,6 +252,83 @@ fn what_a_guest_removed_is_given_back(daemon: &Daemon) {
     let after = held();
     assert!(after + 40_000_000 < before, "{before} -> {after}");
     assert_eq!(sh(daemon, "two", "systemctl is-active fstrim.timer"), "active");
+}
+
+/// Who fills a machine's write cache.
+fn contents(daemon: &Daemon, machine: &str) -> serde_json::Value {
+    serde_json::from_str(&daemon.cli(&["--json", "cache", "contents", machine]).ok()).expect("JSON")
+}
+
+/// The bytes of a file in a write cache.
+fn held_by(contents: &serde_json::Value, path: &str) -> u64 {
+    let files = contents["files"].as_array().expect("files");
+    let file = files.iter().find(|file| file["path"] == path);
+    file.map_or(0, |file| file["held"]["total_bytes"].as_u64().expect("bytes"))
+}
+
+/// The guest writes all the time, and what it committed is partly in its journal alone.
+fn the_files_that_fill_a_cache_are_named(daemon: &Daemon) {
+    // A file that is written out, whose directory and inode are in the journal: nothing waits for these to be in their places.
+    let write = "mkdir -p /var/tmp/new && dd if=/dev/urandom of=/var/tmp/new/names.bin bs=1M count=40 conv=fsync 2>/dev/null";
+    sh(daemon, "two", write);
+    let found = contents(daemon, "two");
+    let bytes = held_by(&found, "/var/tmp/new/names.bin");
+    assert_eq!(bytes, 40 << 20, "{found:#}");
+    let sum = |of: &serde_json::Value| -> u64 {
+        of.as_array()
+            .expect("a list")
+            .iter()
+            .map(|its| its["held"]["total_bytes"].as_u64().expect("bytes"))
+            .sum()
+    };
+    assert_eq!(sum(&found["kinds"]), found["held"]["total_bytes"].as_u64().expect("bytes"), "{found:#}");
+    let table = daemon.cli(&["cache", "contents", "two", "--by", "file"]).ok();
+    assert!(
+        table.contains("/var/tmp/new/names.bin") && table.contains("journal of the file system"),
+        "{table}"
+    );
+    let table = daemon.cli(&["cache", "contents", "two"]).ok();
+    assert!(table.contains("/var/tmp/new\n"), "{table}");
+    // The blocks of a removed file are free, until they are trimmed.
+    sh(daemon, "two", "rm /var/tmp/new/names.bin; sync");
+    let removed = contents(daemon, "two");
+    assert_eq!(held_by(&removed, "/var/tmp/new/names.bin"), 0, "{removed:#}");
+    let free = |of: &serde_json::Value| -> u64 {
+        let partitions = of["partitions"].as_array().expect("partitions");
+        partitions.iter().map(|its| its["free_bytes"].as_u64().expect("bytes")).sum()
+    };
+    assert!(free(&removed) >= 40 << 20, "{removed:#}");
+    let command = "headwater machine trim two";
+    let hints = removed["hints"].as_array().expect("hints");
+    assert!(hints.iter().any(|hint| hint["command"] == command), "{removed:#}");
+    daemon.cli(&["machine", "trim", "two"]).ok();
+    let trimmed = contents(daemon, "two");
+    assert!(free(&trimmed) + (30 << 20) < free(&removed), "{trimmed:#}");
+    assert!(daemon.history("two").contains("cache scanned"));
+}
+
+/// Scans the write cache again and again, until the work is done.
+fn beside_scans<T>(daemon: &Daemon, work: impl FnOnce() -> T) -> T {
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let scans = scope.spawn(|| {
+            let mut refused = 0;
+            while !is_done.load(Ordering::SeqCst) {
+                let scan = daemon.cli(&["cache", "contents", "two"]);
+                if scan.code != 0 {
+                    scan.fails(4, &["cannot scan the write cache of machine 'two'"]);
+                    refused += 1;
+                }
+            }
+            refused
+        });
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        is_done.store(true, Ordering::SeqCst);
+        let refused = scans.join().expect("it does not panic");
+        let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        assert!(refused > 0, "no scan met the work");
+        done
+    })
 }
 
 /// One that was frozen has nothing left to do: one that was only written out would have to go through its journal first.

@@ -109,6 +109,10 @@ fn a_machine_of_a_node_is_used_through_its_controller() {
     wait_until("the log has what was printed", || {
         daemon.cli(&["machine", "console", "there", "--log"]).ok().contains("0 writes")
     });
+    // Its write cache is scanned where it runs: a tiny disk has no file system.
+    let scanned = daemon.cli(&["cache", "contents", "there", "--by", "kind"]).ok();
+    assert!(scanned.contains("4.0 KiB") && scanned.contains("unknown"), "{scanned}");
+    wait_until("the history has the scan", || daemon.history("there").contains("cache scanned"));
     daemon.cli(&["machine", "reset", "there", "--wait"]).ok();
     daemon.console("there", "w", Some("W"));
     // A guest that switches itself off is noticed by the controller, which has the events of the node.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::platform::Firmware;
-use headwater_api::{CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample};
+use headwater_api::{
+    CacheContents, CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample,
+};
 use headwater_db::Secret;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -168,6 +170,16 @@ pub trait Disks: Send + Sync + 'static {
         request: PersistentDiskRequest,
     ) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
+    /// Who fills the write cache of a persistent disk that no machine uses. Whoever opens or discards the disk ends the scan.
+    async fn persistent_contents(
+        &self,
+        request: PersistentDiskRequest,
+        job: Arc<JobControl>,
+    ) -> Result<CacheContents, BackendError> {
+        let _ = (request, job);
+        Err(no_scan())
+    }
+
     /// Forgets a persistent disk that nobody has open: first its key, so that it cannot be read, then its files. One that is
     /// not there is no error.
     async fn discard(&self, id: Uuid) -> Result<(), BackendError>;
@@ -230,9 +242,20 @@ pub trait Disk: Send + Sync + 'static {
     /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
+    /// Who fills its write cache at this moment, while the machine goes on. Names of machine and time, and hints, are left out. A cancelled
+    /// job ends it, and so does whoever freezes or reads the disk. One at a time.
+    async fn contents(&self, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+        let _ = job;
+        Err(no_scan())
+    }
+
     /// Ends it: no further requests, all space given back. An error says that what was written last is not on a persistent disk.
     /// Closing twice is harmless, and the second time says nothing of that.
     async fn close(&self) -> Result<(), BackendError>;
+}
+
+fn no_scan() -> BackendError {
+    BackendError::new(ProblemKind::Invalid, "these disks have no write cache that can be scanned")
 }
 
 /// The state of a disk at one moment. Dropping it gives back what only it needed.

@@ -17,10 +17,11 @@ use crate::fleet::link::Link;
 use crate::fleet::node::{self, CONSOLE};
 
 /// Requests that only the node of a machine can answer.
-const FORWARDED: [(&str, &Method); 4] = [
+const FORWARDED: [(&str, &Method); 5] = [
     ("/api/v1/machines/{machine}/exec", &Method::POST),
     ("/api/v1/machines/{machine}/console", &Method::GET),
     ("/api/v1/machines/{machine}/screenshot", &Method::GET),
+    ("/api/v1/machines/{machine}/cache/contents", &Method::GET),
     ("/api/v1/machines/{machine}/seal", &Method::POST),
 ];
 

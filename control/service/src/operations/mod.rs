@@ -1,6 +1,7 @@
 //! The operations of the API: one file each, with its errors, its OpenAPI text and a short handler.
 
 pub(crate) mod attach_console;
+mod cache_contents;
 mod cancel_promotion;
 mod cancel_task;
 mod claim_machine;
@@ -171,6 +172,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(attach_console::attach_console))
         .routes(routes!(create_terminal_ticket::create_terminal_ticket))
         .routes(routes!(screenshot_machine::screenshot_machine))
+        .routes(routes!(cache_contents::cache_contents))
         .routes(routes!(scale_catalog::scale_catalog))
         .routes(routes!(roll_catalog::roll_catalog))
         .routes(routes!(list_tasks::list_tasks))

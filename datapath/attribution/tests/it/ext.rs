@@ -188,7 +188,7 @@ fn what_only_the_journal_says_counts() {
         {
             let mount = Mount::new(&image, "loop");
             change(&mount.0);
-            // What is written out here is committed, and its metadata stay in the journal.
+            // These files are written out and committed. Their metadata stay in the journal.
             std::fs::remove_file(mount.0.join("var/log/in pieces")).unwrap();
             std::fs::create_dir(mount.0.join("late")).unwrap();
             for number in 0..50 {

@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use headwater_api::{
-    CacheMode, CacheSettings, DiskCounters, DiskTransport, ImageVersion, ProblemKind, Sample,
+    CacheContents, CacheMode, CacheSettings, DiskCounters, DiskTransport, ImageVersion, ProblemKind, Sample,
 };
 use headwater_block::{Device, IoError};
 use headwater_image::BackgroundProgress;
 use headwater_nbd::{Address, SingleExport};
-use headwater_service::backend::{BackendError, Disk, DiskRequest, FrozenDisk, Shortage};
+use headwater_service::backend::{BackendError, Disk, DiskRequest, FrozenDisk, JobControl, Shortage};
 use headwater_store::{Pin, Store};
 use headwater_volume::Volume;
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::recordings::Recording;
 use super::shortage::Failing;
 use super::{at_least, blocking, kind_of};
+use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::metrics;
 use crate::adapters::persistent_disks::PersistentDiskFiles;
@@ -99,6 +100,7 @@ pub(super) struct ServedVolume {
     /// To readers outside.
     pub(super) snapshot_leases: SnapshotLeases,
     pub(super) totals: Arc<Totals>,
+    pub(super) scans: Arc<Scans>,
     /// Gone once the disk is closed.
     pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
 }
@@ -122,7 +124,17 @@ impl ServedVolume {
         self.snapshot_leases.borrow(|| self.frozen())
     }
 
-    pub(super) fn frozen(&self) -> Result<FrozenVolume, BackendError> {
+    /// Freezes it for a scan of its write cache.
+    pub(super) fn open_scan(&self) -> Result<Reader, BackendError> {
+        self.snapshot_leases.borrow_for_scan(|| self.frozen())
+    }
+
+    /// Freezes it for nobody else.
+    pub(super) fn freeze_alone(&self) -> Result<FrozenVolume, BackendError> {
+        self.snapshot_leases.freeze_alone(|| self.frozen())
+    }
+
+    fn frozen(&self) -> Result<FrozenVolume, BackendError> {
         // Whoever closes the disk takes it back from readers afterwards, so one that is closed is not lent.
         let parts = self.parts.lock();
         let Some(parts) = &*parts else {
@@ -182,8 +194,7 @@ impl Disk for ServedVolume {
     }
 
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
-        self.can_freeze()?;
-        Ok(Box::new(self.frozen()?))
+        Ok(Box::new(self.freeze_alone()?))
     }
 
     fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError> {
@@ -216,6 +227,12 @@ impl Disk for ServedVolume {
         if readers > 0 {
             tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
         }
+    }
+
+    async fn contents(&self, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+        let permit = ScanPermit::take(&self.scans)?;
+        let reader = self.open_scan()?;
+        blocking("scan the write cache", move || contents::scan(reader, permit, job)).await
     }
 
     async fn close(&self) -> Result<(), BackendError> {

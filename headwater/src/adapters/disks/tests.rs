@@ -16,6 +16,8 @@ use crate::adapters::images::tests::Unlisted;
 use crate::adapters::images::version_of;
 use crate::caches::WritingArgs;
 
+mod scans;
+
 /// Less room than the usual write cache asks for, which not every host has.
 fn small() -> CacheSettings {
     CacheSettings { disk_bytes: 1 << 30, ..CacheSettings::default() }

@@ -1,0 +1,178 @@
+//! What makes a machine's write cache smaller, by what fills it.
+
+use headwater_api::{CacheContents, CacheHint, ContentsKind};
+
+/// Less than this is no hint.
+const LEAST_BYTES: u64 = 32 << 20;
+/// Less than so many percent of the write cache is no hint.
+const LEAST_PERCENT: u64 = 5;
+/// The most hints.
+const HINTS_MAX: usize = 8;
+
+/// The ends of paths of directories that often fill a write cache, in lower case, and the remedy.
+const DIRECTORIES: [(&str, &str); 13] = [
+    ("/var/log/journal", "set SystemMaxUse= in /etc/systemd/journald.conf of the image"),
+    ("/var/log", "rotate logs earlier in the image, or send them to another computer"),
+    ("/var/cache/apt", "put 'apt-get clean' into the image, and install packages in a maintenance session"),
+    ("/var/cache/dnf", "set keepcache=0 in the image, and install packages in a maintenance session"),
+    ("/var/lib/docker", "put the images of containers into the image, or on another disk"),
+    ("/tmp", "mount it as tmpfs in the image"),
+    ("/var/tmp", "find the program that leaves files there"),
+    (
+        "/.cache",
+        "make the caches of browsers and desktops smaller in the image, or put home directories on another disk",
+    ),
+    (
+        "/windows/softwaredistribution",
+        "switch Windows Update off in the image, and update in a maintenance session",
+    ),
+    ("/windows/temp", "find the program that leaves files there"),
+    ("/programdata/microsoft/search", "switch the search index off in the image"),
+    ("/programdata/microsoft/windows defender", "update the signatures in a maintenance session"),
+    ("/system volume information", "switch shadow copies and restore points off in the image"),
+];
+
+/// What makes the write cache smaller, the largest gain first. Commands in the guest are given only while the machine is on.
+pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheHint> {
+    let all = contents.held.total_bytes;
+    let counts = |bytes: u64| bytes >= LEAST_BYTES && bytes >= all / 100 * LEAST_PERCENT;
+    let mut found: Vec<(u64, CacheHint)> = Vec::new();
+    let mut add = |bytes: u64, message: String, command: Option<String>| {
+        if counts(bytes) {
+            found.push((bytes, CacheHint { message, command }));
+        }
+    };
+    let free = |is_ntfs: bool| {
+        let is_its = |file_system: &str| (file_system == "NTFS") == is_ntfs;
+        let its = contents.partitions.iter().filter(|partition| is_its(&partition.file_system));
+        its.map(|partition| partition.free_bytes).sum::<u64>()
+    };
+    let trims = [
+        (free(false), "fstrim", format!("headwater machine trim {machine}")),
+        (free(true), "defrag", format!("headwater machine exec {machine} -- defrag /C /L")),
+    ];
+    for (bytes, trim, command) in trims {
+        let message =
+            format!("{trim} in the guest gives back up to {}: files that were deleted", size(bytes));
+        add(bytes, message, is_on.then_some(command));
+    }
+    for kind in &contents.kinds {
+        let bytes = kind.held.total_bytes;
+        let share = format!("{} ({} %)", size(bytes), percent(bytes, all));
+        match kind.kind {
+            ContentsKind::Swap => {
+                let message = format!(
+                    "swap or the page file takes {share}: put it on a disk without a write cache, make it smaller, or give the machine more memory"
+                );
+                add(bytes, message, None);
+            }
+            ContentsKind::Journal => {
+                let message = format!(
+                    "the journal of the file system takes {share}: a smaller one in the image takes less"
+                );
+                add(bytes, message, None);
+            }
+            _ => {}
+        }
+    }
+    // The deepest directory that a rule names is what is to be done; those above it have its bytes, too.
+    let mut named: Vec<&str> = Vec::new();
+    for directory in contents.directories.iter().rev() {
+        let path = directory.path.to_ascii_lowercase();
+        let Some((_, what)) = DIRECTORIES.iter().find(|(end, _)| path.ends_with(end)) else { continue };
+        let (bytes, is_above) =
+            (directory.held.total_bytes, named.iter().any(|below| below.starts_with(&*directory.path)));
+        if !is_above && counts(bytes) {
+            named.push(&directory.path);
+            add(bytes, format!("{} takes {}: {what}", directory.path, size(bytes)), None);
+        }
+    }
+    found.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    found.into_iter().take(HINTS_MAX).map(|(_, hint)| hint).collect()
+}
+
+fn percent(bytes: u64, all: u64) -> u64 {
+    bytes.saturating_mul(100) / all.max(1)
+}
+
+/// A size for people.
+fn size(bytes: u64) -> String {
+    let tenths = |unit: u64| {
+        let tenths = bytes.saturating_mul(10) / unit;
+        format!("{}.{}", tenths / 10, tenths % 10)
+    };
+    if bytes >= 1 << 30 { format!("{} GiB", tenths(1 << 30)) } else { format!("{} MiB", tenths(1 << 20)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_api::{HeldBytes, KindContents, PartitionContents, PathContents};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn held(mib: u64) -> HeldBytes {
+        HeldBytes { total_bytes: mib * MIB, ram_bytes: mib * MIB, ..HeldBytes::default() }
+    }
+
+    fn contents(file_system: &str, free_mib: u64, kinds: &[(ContentsKind, u64)]) -> CacheContents {
+        let kind = |(kind, mib): &(ContentsKind, u64)| KindContents { kind: *kind, held: held(*mib) };
+        CacheContents {
+            held: held(kinds.iter().map(|(_, mib)| mib).sum()),
+            kinds: kinds.iter().map(kind).collect(),
+            partitions: vec![PartitionContents {
+                number: 1,
+                file_system: file_system.to_owned(),
+                held: held(free_mib),
+                free_bytes: free_mib * MIB,
+                remarks: Vec::new(),
+            }],
+            ..CacheContents::default()
+        }
+    }
+
+    fn directory(path: &str, mib: u64) -> PathContents {
+        PathContents { partition: 1, path: path.to_owned(), kind: ContentsKind::File, held: held(mib) }
+    }
+
+    #[test]
+    fn free_blocks_are_trimmed_by_the_command_of_their_file_system() {
+        let kinds = [(ContentsKind::File, 1000), (ContentsKind::Free, 1229)];
+        let linux = hints(&contents("ext4", 1229, &kinds), "desk-1", true);
+        assert_eq!(linux.len(), 1);
+        assert_eq!(linux[0].message, "fstrim in the guest gives back up to 1.2 GiB: files that were deleted");
+        assert_eq!(linux[0].command.as_deref(), Some("headwater machine trim desk-1"));
+        let windows = hints(&contents("NTFS", 1229, &kinds), "desk-1", true);
+        assert_eq!(windows[0].command.as_deref(), Some("headwater machine exec desk-1 -- defrag /C /L"));
+        // No command runs in a machine that is off.
+        assert_eq!(hints(&contents("ext4", 1229, &kinds), "desk-1", false)[0].command, None);
+    }
+
+    #[test]
+    fn what_takes_little_is_no_hint() {
+        let little = [(ContentsKind::File, 10_000), (ContentsKind::Free, 100), (ContentsKind::Swap, 31)];
+        assert_eq!(hints(&contents("ext4", 100, &little), "desk-1", true), []);
+    }
+
+    #[test]
+    fn the_largest_gain_comes_first() {
+        let kinds = [(ContentsKind::Swap, 600), (ContentsKind::Journal, 128), (ContentsKind::File, 272)];
+        let mut contents = contents("ext4", 0, &kinds);
+        contents.directories = vec![
+            directory("/", 272),
+            directory("/var/log", 210),
+            directory("/var/log/journal", 200),
+            directory("/home", 60),
+        ];
+        let messages: Vec<String> =
+            hints(&contents, "desk-1", true).into_iter().map(|hint| hint.message).collect();
+        assert_eq!(messages.len(), 3, "{messages:?}");
+        assert!(messages[0].starts_with("swap or the page file takes 600.0 MiB (60 %)"), "{messages:?}");
+        assert!(
+            messages[1].starts_with("/var/log/journal takes 200.0 MiB: set SystemMaxUse="),
+            "{messages:?}"
+        );
+        assert!(messages[2].starts_with("the journal of the file system takes 128.0 MiB"), "{messages:?}");
+    }
+}

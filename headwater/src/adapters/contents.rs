@@ -1,0 +1,240 @@
+//! Who fills a write cache: a scan of a disk's file systems in a frozen view of the disk.
+//!
+//! ```text
+//!   frozen view --places--> Changed                        (RAM only)
+//!   file systems --read_at--> changed? --yes--> the view: RAM, packed, the overflow disk
+//!                                     \--no---> the image below, which needs no view
+//! ```
+//! A seal, a reader outside and a machine that needs the space end the view, and the scan with it. So none of them waits for longer than a
+//! read from this host takes: reads of the image, which may wait for a store, do not hold the view.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use headwater_api::{
+    CacheContents, ContentsKind, HeldBytes, KindContents, PartitionContents, PathContents, ProblemKind,
+};
+use headwater_attribution::{Changed, Class, Contents, Held, Item, Place, escaped};
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Geometry, IoError, IoErrorKind, MAX_REQUEST_BYTES, Op, Request,
+};
+use headwater_filesystems::{Fault, ReadAt};
+use headwater_service::backend::{BackendError, JobControl};
+use headwater_volume::Residence;
+
+use crate::adapters::snapshot_leases::Reader;
+
+/// Scans that run at a time, of all machines of this process. Each takes a core, and up to some hundred MiB if its disk has very many files.
+const SCANS_MAX: usize = 2;
+/// How long a scan may take. The write cache keeps what its machine overwrites meanwhile.
+const SCAN_LIMIT: Duration = Duration::from_secs(120);
+/// How often a read that waits looks whether the scan is to end.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How many scans run now.
+#[derive(Default)]
+pub struct Scans(AtomicUsize);
+
+/// Permission to scan.
+pub struct ScanPermit(Arc<Scans>);
+
+impl ScanPermit {
+    /// Refused while as many scans as may run do.
+    pub fn take(scans: &Arc<Scans>) -> Result<Self, BackendError> {
+        let more = |running: usize| (running < SCANS_MAX).then_some(running + 1);
+        match scans.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more) {
+            Ok(_) => Ok(Self(Arc::clone(scans))),
+            Err(_) => {
+                let message = format!("{SCANS_MAX} scans of write caches are under way on this host already");
+                Err(BackendError::new(ProblemKind::Conflict, message).advise("try again when one is done"))
+            }
+        }
+    }
+}
+
+impl Drop for ScanPermit {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A frozen disk while it is scanned.
+struct ScanDisk {
+    reader: Reader,
+    /// What lies below the write cache.
+    base: Arc<dyn Device>,
+    geometry: Geometry,
+    job: Arc<JobControl>,
+    ends_at: Instant,
+}
+
+impl ScanDisk {
+    /// Why the scan is to end, if it is.
+    fn end(&self) -> Option<BackendError> {
+        if self.job.is_cancelled() {
+            return Some(BackendError::new(ProblemKind::Cancelled, "the scan was cancelled"));
+        }
+        if self.reader.has_ended() {
+            let why = "the scan was ended: its disk was needed to make a version of it or to read it, or its machine was stopped or had no room left";
+            return Some(BackendError::new(ProblemKind::Conflict, why).advise("try again"));
+        }
+        (Instant::now() > self.ends_at).then(|| {
+            let message = format!("the scan took more than {} s, and was given up", SCAN_LIMIT.as_secs());
+            BackendError::new(ProblemKind::Failed, message)
+                .advise("see whether the store and the overflow disk answer in time")
+        })
+    }
+
+    fn read(&self, device: &dyn Device, range: ByteRange, into: &mut [u8]) -> Result<(), IoError> {
+        if device.try_now(Op::Read { range, into: &mut *into })? == Attempt::Done {
+            return Ok(());
+        }
+        let (sender, ended) = mpsc::channel();
+        let completion = Completion::new(move |outcome| {
+            // Nobody waits for it any more if the scan has ended.
+            let _ = sender.send(outcome);
+        });
+        device.submit(Request::Read { range, buffer: vec![0; into.len()] }, completion);
+        let closed = |why: &str| IoError::new(IoErrorKind::Closed, why);
+        loop {
+            match ended.recv_timeout(LOOK_INTERVAL) {
+                Ok(outcome) => {
+                    outcome.result?;
+                    into.copy_from_slice(
+                        outcome.buffer.get(..into.len()).ok_or_else(|| closed("a read was short"))?,
+                    );
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(closed("a read broke off")),
+                Err(RecvTimeoutError::Timeout) if self.end().is_some() => {
+                    return Err(closed("the scan ends"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+impl ReadAt for ScanDisk {
+    fn len_bytes(&self) -> u64 {
+        self.geometry.size_bytes
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.geometry.logical_block_bytes.into()
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<(), IoError> {
+        let past_end = || IoError::new(IoErrorKind::Invalid, "a read past the end of the disk");
+        let (mut at, mut rest) = (at, into);
+        while !rest.is_empty() {
+            let len = u64::try_from(rest.len()).unwrap_or(u64::MAX).min(MAX_REQUEST_BYTES.into());
+            let range = ByteRange::new(at, len).ok_or_else(past_end)?;
+            let view = self.reader.frozen()?;
+            let run = view.changed(range, 1).into_iter().next().ok_or_else(past_end)?;
+            let range = ByteRange::new(at, run.len).ok_or_else(past_end)?;
+            let taken = std::mem::take(&mut rest);
+            let (piece, after) = taken
+                .split_at_mut_checked(usize::try_from(run.len).unwrap_or(usize::MAX))
+                .ok_or_else(past_end)?;
+            if run.changed {
+                self.read(&*view, range, piece)?;
+            } else {
+                drop(view);
+                self.read(&*self.base, range, piece)?;
+            }
+            (at, rest) = (at.saturating_add(run.len), after);
+        }
+        Ok(())
+    }
+}
+
+/// Scans a disk. Blocks.
+pub fn scan(reader: Reader, permit: ScanPermit, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+    let begun = Instant::now();
+    let view = reader.frozen().map_err(failed)?;
+    let (geometry, base) = (view.geometry(), Arc::clone(view.below()));
+    let disk = ScanDisk { reader, base, geometry, job, ends_at: begun + SCAN_LIMIT };
+    let disk = Arc::new(disk);
+    let mut changed = Changed::default();
+    let found = view.places(&mut |first, blocks, residence| {
+        let place = match residence {
+            Residence::Ram => Place::Ram,
+            Residence::Packed => Place::Packed,
+            Residence::Disk => Place::Disk,
+            Residence::Zero | Residence::Absent => return Ok(()),
+        };
+        changed.add(first, blocks, place)
+    });
+    drop(view);
+    let looked_at = Arc::clone(&disk);
+    let is_cancelled: headwater_attribution::scan::IsCancelled = Arc::new(move || looked_at.end().is_some());
+    let as_disk: Arc<dyn ReadAt> = Arc::clone(&disk) as _;
+    let sector_bytes = geometry.logical_block_bytes.into();
+    let contents =
+        found.and_then(|()| headwater_attribution::scan(&as_disk, sector_bytes, &changed, &is_cancelled));
+    // Damage that was found while the view ended is none.
+    if let Some(end) = disk.end() {
+        return Err(end);
+    }
+    drop(permit);
+    let mut contents = answer(contents.map_err(unreadable)?);
+    contents.took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(contents)
+}
+
+fn failed(error: IoError) -> BackendError {
+    BackendError::new(ProblemKind::Conflict, "cannot scan the write cache").because(error)
+}
+
+fn unreadable(fault: Fault) -> BackendError {
+    BackendError::new(ProblemKind::Failed, "cannot scan the write cache").because(fault)
+}
+
+fn held(held: Held) -> HeldBytes {
+    let Held { ram_bytes, packed_bytes, disk_bytes } = held;
+    HeldBytes { total_bytes: held.total_bytes(), ram_bytes, packed_bytes, disk_bytes }
+}
+
+fn kind(class: Class) -> ContentsKind {
+    match class {
+        Class::File => ContentsKind::File,
+        Class::Free => ContentsKind::Free,
+        Class::Journal => ContentsKind::Journal,
+        Class::Swap => ContentsKind::Swap,
+        Class::Metadata => ContentsKind::Metadata,
+        Class::Unknown => ContentsKind::Unknown,
+        Class::Outside => ContentsKind::Outside,
+    }
+}
+
+fn path(item: Item) -> PathContents {
+    let Item { partition, path, id, class, held: its } = item;
+    let path = path.map_or_else(|| format!("(no name, {id})"), |path| escaped(&path));
+    PathContents { partition, path, kind: kind(class), held: held(its) }
+}
+
+fn answer(contents: Contents) -> CacheContents {
+    let Contents { held: all, classes, partitions, files, files_total, directories, free } = contents;
+    let mut kinds: Vec<KindContents> =
+        classes.into_iter().map(|(class, its)| KindContents { kind: kind(class), held: held(its) }).collect();
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.held.total_bytes));
+    let partitions = partitions.into_iter().map(|partition| PartitionContents {
+        number: partition.number,
+        file_system: partition.kind.chars().flat_map(char::escape_debug).collect(),
+        held: held(partition.held),
+        free_bytes: free.get(&partition.number).map_or(0, Held::total_bytes),
+        remarks: partition.remarks.iter().map(|remark| escaped(remark.as_bytes())).collect(),
+    });
+    CacheContents {
+        held: held(all),
+        kinds,
+        partitions: partitions.collect(),
+        directories: directories.into_iter().map(path).collect(),
+        files: files.into_iter().map(path).collect(),
+        files_total,
+        ..CacheContents::default()
+    }
+}
