@@ -1,7 +1,7 @@
 // Requests to the API of the daemon.
 
 import type { CreateMachine, CreateToken, NewToken, PromoteRequest, SealRequest, TokenInfo } from "./generated";
-import type { Catalog, Channel, Event, ImageList, Machine, Refusal, Role, Status, Task } from "./types";
+import type { CacheContents, Catalog, Channel, Event, ImageList, Machine, Refusal, Role, Status, Task } from "./types";
 
 /** Why a request failed: what the daemon said, or that it said nothing. */
 export class Problem extends Error {
@@ -124,6 +124,12 @@ const image = (reference: string, rest = "") => `/api/v1/images/${encodeURICompo
 const catalog = (name: string, rest = "") => `/api/v1/catalogs/${encodeURIComponent(name)}${rest}`;
 
 export const getMachine = async (name: string) => (await ask(machine(name))) as Machine;
+
+/** A scan that nobody waits for any more ends. */
+const SCAN_TIMEOUT_MS = 150_000;
+
+/** Who fills a machine's write cache. */
+export const getContents = async (name: string, signal: AbortSignal) => (await ask(machine(name, "/cache/contents"), { signal, timeout_ms: SCAN_TIMEOUT_MS })) as CacheContents;
 
 export const getImages = async () => (await ask("/api/v1/images")) as ImageList;
 

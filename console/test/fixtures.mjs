@@ -231,7 +231,61 @@ export const TERMINAL = [
 ].join("\r\n");
 
 /** What each path answers; a test replaces some of them. */
+/** @param {number} ram @param {number} packed @param {number} disk @returns {import("../src/generated").HeldBytes} */
+const held = (ram, packed, disk) => ({ total_bytes: (ram + packed + disk) * MiB, ram_bytes: ram * MiB, packed_bytes: packed * MiB, disk_bytes: disk * MiB });
+
+/**
+ * @param {string} path
+ * @param {import("../src/generated").HeldBytes} its
+ * @param {import("../src/generated").ContentsKind} kind
+ */
+const item = (path, its, kind = "file") => ({ partition: 1, path, kind, held: its });
+
+/** @type {import("../src/generated").CacheContents} */
+export const contents = {
+  machine: "class-01",
+  at_ms: ago(0),
+  took_ms: 84,
+  held: held(118, 40, 2990),
+  kinds: [
+    { kind: "file", held: held(80, 28, 1181) },
+    { kind: "free", held: held(20, 10, 1199) },
+    { kind: "swap", held: held(0, 0, 512) },
+    { kind: "journal", held: held(16, 2, 94) },
+    { kind: "metadata", held: held(2, 0, 3) },
+    { kind: "unknown", held: held(0, 0, 1) },
+  ],
+  partitions: [
+    { number: 1, file_system: "ext4", held: held(118, 40, 2989), free_bytes: 1229 * MiB, remarks: [] },
+    { number: 3, file_system: "LVM with the volumes vg0/home", held: held(0, 0, 1), free_bytes: 0, remarks: ["it was not read to its end: a directory has no end"] },
+  ],
+  directories: [
+    item("/", held(80, 28, 1181)),
+    item("/var", held(60, 20, 900)),
+    item("/var/log", held(50, 18, 862)),
+    item("/var/log/journal", held(40, 10, 820)),
+    item("/home", held(18, 6, 270)),
+    item("/home/anna", held(18, 6, 270)),
+    item("/home/anna/.cache", held(10, 6, 250)),
+    item(`/home/anna/${"a directory with a very long name that goes on and on ".repeat(5).slice(0, 250)}`, held(1, 0, 9)),
+  ],
+  files: [
+    item("/swapfile", held(0, 0, 512), "swap"),
+    item("/var/log/journal/system.journal", held(40, 10, 820)),
+    item("/home/anna/.cache/\\u{202e}gpj.exe", held(4, 0, 16)),
+    item(`/home/anna/${"n".repeat(255)}`, held(1, 0, 8)),
+    item("/home/anna/\u05e7\u05d5\u05d1\u05e5 123.txt", held(1, 0, 2)),
+    item("(no name, 4711)", held(0, 0, 1)),
+  ],
+  files_total: 1204,
+  hints: [
+    { message: "fstrim in the guest gives back up to 1.2 GiB: files that were deleted", command: "headwater machine trim class-01" },
+    { message: "/var/log/journal takes 870.0 MiB: set SystemMaxUse= in /etc/systemd/journald.conf of the image" },
+  ],
+};
+
 export const full = {
+  contents,
   status: STATUS,
   machines: MACHINES,
   images: IMAGES,
@@ -244,6 +298,7 @@ export const full = {
 
 /** @type {typeof full} */
 export const empty = {
+  contents,
   status: { ...STATUS, images: 0, store_bytes: 0, machines: 0, machines_active: 0, jobs_running: 0, jobs_waiting: 0, alarms: [], ram_used_bytes: 0, disk_used_bytes: 0, host_ram: { configured_bytes: 4 * GiB, limit_bytes: 4 * GiB, used_bytes: 0, pressure_shrinks: 0 } },
   machines: [],
   images: { images: [] },

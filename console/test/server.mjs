@@ -49,6 +49,10 @@ export async function serve() {
       case "machines": {
         if (path.endsWith("/console/ticket")) return json({ ticket: "hwc_test", expires_at_ms: 0 }, 201);
         if (path.endsWith("/console")) return void response.writeHead(200, { "content-type": "text/plain" }).end(answers.console);
+        if (path.endsWith("/cache/contents")) {
+          if (state.silent.has("contents")) return void open.add(response);
+          return state.fail.contents ? json(state.fail.contents, 409) : json(answers.contents);
+        }
         if (name) return json(answers.machines.find((machine) => machine.name === name));
         const filter = url.searchParams.get("filter") ?? "";
         if (filter.includes("state:odd")) return json({ kind: "invalid", message: "cannot read the filter 'state:odd': there is no state 'odd'", advice: "" }, 400);

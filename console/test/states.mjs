@@ -6,7 +6,7 @@
 import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { chromium } from "playwright-core";
-import { NOW_MS, TERMINAL, empty, full } from "./fixtures.mjs";
+import { NOW_MS, TERMINAL, contents, empty, full } from "./fixtures.mjs";
 import { serve } from "./server.mjs";
 
 const OUT = new URL("../../build/console/", import.meta.url);
@@ -17,6 +17,8 @@ const SIZES = [
   { width: 390, height: 844 },
 ];
 const FAILED = { kind: "failed", message: "the database cannot be read", causes: ["disk I/O error"], advice: "look at the log of the daemon" };
+const SEALED = { kind: "conflict", message: "cannot scan the write cache of machine 'class-01'", causes: ["the scan was ended: its disk was needed to make a version of it"], advice: "try again" };
+const FILLS = "Cache";
 
 /** Each state: its name, the address, and what differs from a daemon with thirteen machines. */
 const STATES = [
@@ -39,6 +41,12 @@ const STATES = [
   { name: "machine-gone", at: "#/machines/nobody" },
   { name: "machine-console", at: "#/machines/class-01", press: ["Console"], shows: "pre" },
   { name: "machine-terminal", at: "#/machines/class-01", press: ["Console", "Attach"], shows: ".terminal .line" },
+  { name: "machine-contents", at: "#/machines/class-01", press: [FILLS], shows: ".empty" },
+  { name: "machine-contents-loading", at: "#/machines/class-01", silent: ["contents"], press: [FILLS, "Scan now"], shows: "[role=status]" },
+  { name: "machine-contents-failed", at: "#/machines/class-01", fail: { contents: SEALED }, press: [FILLS, "Scan now"], shows: ".failure" },
+  { name: "machine-contents-empty", at: "#/machines/class-01", answers: { ...full, contents: { ...contents, held: { ...contents.held, total_bytes: 0 } } }, press: [FILLS, "Scan now"], shows: ".empty h2" },
+  { name: "machine-contents-scanned", at: "#/machines/class-01", press: [FILLS, "Scan now"], shows: "[data-tree]" },
+  { name: "machine-contents-files", at: "#/machines/class-01", press: [FILLS, "Scan now", "By file"], shows: ".tree" },
   { name: "machine-viewer", at: "#/machines/class-01", role: "viewer" },
   { name: "machine-settings", at: "#/machines/class-01", press: ["Settings"] },
   { name: "machine-seal", at: "#/machines/class-01", press: ["Seal class-01"] },
