@@ -131,7 +131,7 @@ impl ClearTask {
 
 impl QueuedWrite for ClearTask {
     fn retry(self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
-        if !self.inner.cache.takes_notes() {
+        if !self.inner.cache.takes_clears() {
             return Err(self);
         }
         self.start();

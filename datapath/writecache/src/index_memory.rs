@@ -4,7 +4,8 @@
 //! tables besides (decision 16). The heap would also keep what a cache that is gone had: here it goes back to the system
 //! within a second ([`trim`]).
 //!
-//! One for the process, as the heap is: so a piece is no longer than its contents, and any thread may drop it.
+//! One for the process, as the heap is: so a piece is no longer than its contents, and any thread may drop it. Pieces of a cache whose
+//! memory is in a file come from that file ([`crate::memory_file`]).
 #![expect(unsafe_code, reason = "memory is mapped, and cut into pieces that own a part of it")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -12,15 +13,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::memory_file::{FilePieces, crash};
 use crate::sync::UNDER_MODEL_CHECKER;
-use crate::units::SLOTS;
+use crate::units::{Location, SLOTS};
 
 /// Bytes of a piece.
-const PIECE: usize = 2048;
+pub(crate) const PIECE: usize = 2048;
 
 /// Bytes of an arena: a huge page.
 const ARENA: usize = 2 << 20;
@@ -47,7 +50,7 @@ impl<T> Piece<T> {
     const LAYOUT: Layout = Layout::new::<[T; SLOTS]>();
 
     /// A piece of which `each` makes the values.
-    pub fn new(mut each: impl FnMut() -> T) -> Self {
+    pub fn new(each: impl FnMut() -> T) -> Self {
         const { assert!(UNDER_MODEL_CHECKER || (size_of::<[T; SLOTS]>() == PIECE && align_of::<T>() <= PIECE)) };
         let memory = if Self::OF_HEAP {
             // SAFETY: the layout has a size.
@@ -56,6 +59,11 @@ impl<T> Piece<T> {
             ARENAS.lock().take()
         };
         let Some(memory) = memory else { handle_alloc_error(Self::LAYOUT) };
+        Self::filled(memory, each)
+    }
+
+    /// The same in memory of the right size and alignment that nobody else has.
+    fn filled(memory: NonNull<u8>, mut each: impl FnMut() -> T) -> Self {
         let values = memory.cast::<T>();
         for index in 0..SLOTS {
             // SAFETY: inside the piece, which is large enough for as many and aligned for them.
@@ -63,6 +71,34 @@ impl<T> Piece<T> {
         }
         Self(values.cast())
     }
+}
+
+impl Piece<Location> {
+    /// A piece of a memory file, and its number there.
+    pub(crate) fn new_in(pieces: &Arc<FilePieces>, fill: Location) -> (Self, u32) {
+        // As for the heap: whoever needs a piece looks before whether there are some.
+        let Some((memory, number)) = pieces.take() else { handle_alloc_error(Self::LAYOUT) };
+        (Self::filled(memory, || fill), number)
+    }
+
+    /// A piece of a memory file that another process filled. `None`: there can be none, or it is in use.
+    pub(crate) fn adopt(pieces: &Arc<FilePieces>, number: u32) -> Option<Self> {
+        let memory = pieces.adopt(number)?;
+        // Any four bytes are a location, and whoever adopts a piece checks what they say.
+        Some(Self(memory.cast()))
+    }
+}
+
+/// Stores the place of a block. A process that finds this place also finds everything that was stored before it.
+#[inline(always)]
+pub(crate) fn publish(place: &mut Location, location: Location) {
+    crash::point();
+    if crash::is_dead() {
+        return;
+    }
+    // SAFETY: the place is borrowed alone, is four bytes long and aligned, and every value of them is a location.
+    let place = unsafe { AtomicU32::from_ptr(std::ptr::from_mut(place).cast()) };
+    place.store(location.bits(), Ordering::Release);
 }
 
 impl<T> Drop for Piece<T> {
@@ -74,8 +110,11 @@ impl<T> Drop for Piece<T> {
             // SAFETY: it came from the heap with this layout.
             unsafe { dealloc(memory.as_ptr(), Self::LAYOUT) };
         } else {
-            ARENAS.lock().give(memory);
-            GIVEN.store(true, Ordering::Relaxed);
+            let of_file = ARENAS.lock().give(memory);
+            match of_file {
+                Some(pieces) => pieces.give(memory.as_ptr().expose_provenance()),
+                None => GIVEN.store(true, Ordering::Relaxed),
+            }
         }
     }
 }
@@ -109,6 +148,19 @@ impl<T: fmt::Debug> fmt::Debug for Piece<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.deref().fmt(f)
     }
+}
+
+/// There is an arena of a memory file at this address.
+pub(crate) fn know_arena(base: usize, pieces: Weak<FilePieces>) {
+    ARENAS.lock().of_files.insert(base, pieces);
+}
+
+/// The arenas at these addresses, of a memory file, are about to be unmapped. No piece of them is left.
+pub(crate) fn forget_arenas(bases: impl Iterator<Item = usize>) {
+    let mut arenas = ARENAS.lock();
+    bases.for_each(|base| {
+        arenas.of_files.remove(&base);
+    });
 }
 
 /// Whether pieces were given back since the last [`trim`].
@@ -146,6 +198,13 @@ struct Arenas {
     with_room: BTreeSet<usize>,
     /// Arenas that got a piece back since they were trimmed.
     given: BTreeSet<usize>,
+    /// Arenas that are in memory files.
+    of_files: BTreeMap<usize, Weak<FilePieces>>,
+}
+
+/// The arena that an address is in.
+fn arena_of(address: usize) -> usize {
+    address - address % ARENA
 }
 
 impl Arena {
@@ -181,7 +240,12 @@ impl Arena {
 
 impl Arenas {
     const fn new() -> Self {
-        Self { all: BTreeMap::new(), with_room: BTreeSet::new(), given: BTreeSet::new() }
+        Self {
+            all: BTreeMap::new(),
+            with_room: BTreeSet::new(),
+            given: BTreeSet::new(),
+            of_files: BTreeMap::new(),
+        }
     }
 
     /// `None`: the system has no memory.
@@ -202,14 +266,17 @@ impl Arenas {
         NonNull::new(std::ptr::with_exposed_provenance_mut(base + piece * PIECE))
     }
 
-    fn give(&mut self, memory: NonNull<u8>) {
+    /// If the piece is of a memory file, that takes it.
+    fn give(&mut self, memory: NonNull<u8>) -> Option<Arc<FilePieces>> {
         let address = memory.as_ptr().expose_provenance();
-        let base = address - address % ARENA;
+        let base = arena_of(address);
         if let Some(arena) = self.all.get_mut(&base) {
             arena.give(address % ARENA / PIECE);
             self.with_room.insert(base);
             self.given.insert(base);
+            return None;
         }
+        self.of_files.get(&base).and_then(Weak::upgrade)
     }
 
     /// A new arena, of which nothing is in use.
@@ -322,10 +389,10 @@ mod tests {
         assert_eq!(resident(full, ARENA), ARENA);
         // One piece of each page: none can go. Then all but the last page.
         let (even, odd): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|p| p.as_ptr().addr() % PAGE == 0);
-        even.iter().for_each(|piece| arenas.give(*piece));
+        even.iter().for_each(|piece| drop(arenas.give(*piece)));
         trim_all(&mut arenas);
         assert_eq!(resident(full, ARENA), ARENA);
-        odd[..PIECES / 2 - 1].iter().for_each(|piece| arenas.give(*piece));
+        odd[..PIECES / 2 - 1].iter().for_each(|piece| drop(arenas.give(*piece)));
         trim_all(&mut arenas);
         assert_eq!(resident(full, ARENA), PAGE);
         // What is handed out again has memory again, and the one piece kept what it had.
@@ -334,7 +401,7 @@ mod tests {
         assert!(!again.contains(&odd[PIECES / 2 - 1]));
         // SAFETY: the piece is still ours.
         assert!(unsafe { std::slice::from_raw_parts(odd[PIECES / 2 - 1].as_ptr(), PIECE) } == [0xa5; PIECE]);
-        again.into_iter().for_each(|piece| arenas.give(piece));
+        again.into_iter().for_each(|piece| drop(arenas.give(piece)));
         arenas.give(odd[PIECES / 2 - 1]);
         trim_all(&mut arenas);
         // Of the other arena one piece is still in use.

@@ -19,6 +19,8 @@
 //!   Only four segments (8 MiB) of each cache, up to eight where its share has room for them, are allowed beside an index that has outgrown either.
 //! - A frozen state ([`FrozenCache`]) is the cache at one instant, while requests go on; freezing takes as long with much
 //!   in the cache as with nothing.
+//! - A cache whose memory is in a file ([`WriteCache::open_in`]) outlives its process, however that ends: the next one finds all
+//!   that was answered, or an error if the file contradicts itself ([`WriteCache::recover`]).
 //! - A persistent cache ([`persist`]) comes back after a crash as it was at some moment at or after the last
 //!   answered flush: a prefix of the writes.
 //!
@@ -26,6 +28,8 @@
 //! - Volumes up to 16 TiB less 8 KiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
 //! - A persistent cache has two buffers (4 MiB) of its own once it has written, and 4 bytes for each block while its map
 //!   is replaced by a shorter one; it keeps every segment's place on disk from the moment it is begun, and packs nothing.
+//! - A cache whose memory is in a file has up to 2 MiB of index more than it counts. RAM that it frees goes back to the system
+//!   within half a second, and other caches do not use it before.
 //! - Three staging buffers (6 MiB) for all caches of a host, which bear them in equal parts; 64 blocks in one overflow read.
 //!
 //! # Errors
@@ -68,6 +72,7 @@ mod index_memory;
 mod log;
 pub mod map;
 mod memory;
+mod memory_file;
 pub mod overflow;
 mod packed;
 mod panic_guard;
@@ -91,6 +96,7 @@ pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
 pub use memory::AlignedBuffer;
+pub use memory_file::Handover;
 pub use overflow::buffering::Buffering;
 pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};

@@ -220,22 +220,24 @@ impl Log {
         }
     }
 
-    /// Begins to fill a new segment in `memory`; gives it back where no number is left.
+    /// Begins to fill a new segment in `memory`, which has this number in a memory file; gives it back if no number of a segment is
+    /// left, or no memory for its record.
     pub fn begin(
         &mut self,
         table: &SegmentTable,
         stream: Stream,
-        memory: SegmentMemory,
+        (memory, number): (SegmentMemory, Option<u32>),
     ) -> Result<(), SegmentMemory> {
         let id = match self.free_ids.pop() {
             Some(id) => id,
-            None if self.next_id < SegmentId::LIMIT => {
+            None if self.next_id < SegmentId::LIMIT && table.reserve(SegmentId(self.next_id)) => {
                 self.next_id += 1;
                 SegmentId(self.next_id - 1)
             }
             None => return Err(memory),
         };
         let Some(segment) = table.get(id) else { return Err(memory) };
+        number.into_iter().for_each(|number| segment.set_memory(number));
         segment.take_touch();
         segment.set_stable(0);
         segment.set_saved(0);
@@ -482,6 +484,31 @@ impl Log {
             if used.next_if_eq(&number).is_none() {
                 self.free_ids.push(SegmentId(number));
             }
+        }
+    }
+
+    /// Takes over the segments below this number from another process, in the states that they have.
+    pub(crate) fn adopt(&mut self, table: &SegmentTable, numbers: u32) {
+        self.next_id = numbers;
+        for id in (0..numbers).map(SegmentId) {
+            let Some(segment) = table.get(id) else { continue };
+            match segment.word().state() {
+                State::Dirty => {
+                    self.dirty.push_back(id);
+                    self.dirty_segments += 1;
+                    if segment.live() <= REFILL_LIVE {
+                        self.refill.push_back(id);
+                    }
+                }
+                State::Clean => {
+                    self.clean.push_back(id);
+                    self.clean_segments += 1;
+                }
+                State::Packed => self.packed.push_back(id),
+                State::Free => self.free_ids.push(id),
+                State::Spilled | State::Filling | State::Frozen | State::PackedFrozen => {}
+            }
+            self.ram_segments += u32::from(segment.word().ram().is_some());
         }
     }
 

@@ -20,11 +20,12 @@
 //! change is whole when the frozen map is read; and a change that began after another one was answered sees
 //! the number if that one did. The slots in a copy are neither overwritten nor freed; they may move like all others.
 
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
-use crate::index_memory::Piece;
-use crate::partial::{PartialTable, Sectors, slots};
+use crate::index_memory::{Piece, publish};
+use crate::memory_file::{MemoryFile, Table};
+use crate::partial::{PARTIAL_BYTES, PartialTable, Sectors, slots};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, UNDER_MODEL_CHECKER};
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
@@ -71,6 +72,13 @@ impl Leaf {
     pub fn names(&self, index: usize, slot: Location) -> bool {
         let word = self.get(index);
         word == slot || (word.entry().is_some() && self.sectors(index).contains(&slot))
+    }
+
+    fn table_bytes(&self) -> u64 {
+        match self {
+            Leaf::Absent | Leaf::Zero => 0,
+            Leaf::Table(..) => TABLE_BYTES,
+        }
     }
 
     /// Bytes of index memory.
@@ -162,6 +170,8 @@ pub struct Map {
     freeze: AtomicU32,
     /// From the beginning of a freeze until the last leaf has forgotten it.
     frozen: AtomicBool,
+    /// The file with the tables and their directory, if they outlive the process.
+    file: Option<Arc<MemoryFile>>,
 }
 
 /// A leaf locked for reading: the contents of its blocks stay in place.
@@ -171,6 +181,7 @@ pub type LeafRead<'a> = RwLockReadGuard<'a, LeafState>;
 pub struct LeafWrite<'a> {
     leaf: RwLockWriteGuard<'a, LeafState>,
     map: &'a Map,
+    number: usize,
 }
 
 /// A proof that a leaf is locked, so that slots of its blocks may be touched.
@@ -188,6 +199,11 @@ pub fn split(block: BlockNumber) -> (usize, usize) {
 impl Map {
     /// An empty map for a volume of so many blocks.
     pub fn new(blocks: u64) -> Self {
+        Self::with_file(blocks, None)
+    }
+
+    /// The same whose tables are in a file.
+    pub(crate) fn with_file(blocks: u64, file: Option<Arc<MemoryFile>>) -> Self {
         let leaves = blocks.div_ceil(SLOTS as u64);
         let groups = leaves.div_ceil(LEAVES_PER_GROUP as u64);
         let groups = (0..groups).map(|_| OnceLock::new()).collect();
@@ -198,7 +214,33 @@ impl Map {
             partial: Partial::default(),
             freeze: AtomicU32::new(0),
             frozen: AtomicBool::new(false),
+            file,
         }
+    }
+
+    /// Puts leaves there that another process left, whose entries in the directory have memory. `None`: the system has none.
+    pub(crate) fn adopt(&self, leaves: Vec<(usize, Leaf)>) -> Option<()> {
+        let counts = &self.partial;
+        for (number, found) in leaves {
+            let mut leaf = self.relocate(number)?;
+            self.table_bytes.fetch_add(found.table_bytes(), Ordering::Relaxed);
+            counts.bytes.fetch_add(found.bytes() - found.table_bytes(), Ordering::Relaxed);
+            for index in 0..SLOTS {
+                if found.get(index).entry().is_some() {
+                    counts.blocks.fetch_add(1, Ordering::Relaxed);
+                    counts.slots.fetch_add(slots(&found.sectors(index)).count() as u64, Ordering::Relaxed);
+                }
+            }
+            leaf.leaf.now = found;
+        }
+        Some(())
+    }
+
+    /// Whether a leaf without a table can get one, and one with a table partial blocks. `false`: the file system of the file with
+    /// the tables is full.
+    #[inline]
+    pub(crate) fn has_index_space(&self) -> bool {
+        self.file.as_ref().is_none_or(|file| file.pieces.has_spare())
     }
 
     /// Blocks of the volume.
@@ -238,7 +280,8 @@ impl Map {
         Some(group.get(leaf % LEAVES_PER_GROUP)?.0.read())
     }
 
-    /// Locks a leaf to change what its blocks hold. `None` only for a leaf past the end of the volume.
+    /// Locks a leaf to change what its blocks hold. `None`: a leaf past the end of the volume, or there is no memory for its group in
+    /// the file with the index.
     #[inline]
     pub fn write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         self.relocate(leaf).map(|leaf| self.for_change(leaf))
@@ -248,16 +291,27 @@ impl Map {
     #[inline]
     pub fn relocate(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?;
-        let group = group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| Line::default()).collect());
-        Some(LeafWrite { leaf: group.get(leaf % LEAVES_PER_GROUP)?.0.write(), map: self })
+        let group = match group.get() {
+            Some(group) => group,
+            None => self.make_group(leaf / LEAVES_PER_GROUP, group)?,
+        };
+        Some(LeafWrite { leaf: group.get(leaf % LEAVES_PER_GROUP)?.0.write(), map: self, number: leaf })
+    }
+
+    #[cold]
+    fn make_group<'a>(&self, number: usize, group: &'a OnceLock<Group>) -> Option<&'a Group> {
+        if self.file.as_ref().is_some_and(|file| !file.reserve_group(number)) {
+            return None;
+        }
+        Some(group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| Line::default()).collect()))
     }
 
     /// As [`Map::write`], where the leaf was written to before and nobody has it locked.
     #[inline]
     pub fn try_write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?.get()?;
-        let leaf = group.get(leaf % LEAVES_PER_GROUP)?.0.try_write()?;
-        Some(self.for_change(LeafWrite { leaf, map: self }))
+        let (number, line) = (leaf, group.get(leaf % LEAVES_PER_GROUP)?);
+        Some(self.for_change(LeafWrite { leaf: line.0.try_write()?, map: self, number }))
     }
 
     /// A leaf that was just locked to change what its blocks hold.
@@ -292,11 +346,12 @@ impl Map {
             let Some(group) = group.get() else { continue };
             for (index, leaf) in group.iter().enumerate() {
                 // Who saw the old number holds this lock, or held it before.
-                let mut leaf = LeafWrite { leaf: leaf.0.write(), map: self };
+                let number = number * LEAVES_PER_GROUP + index;
+                let mut leaf = LeafWrite { leaf: leaf.0.write(), map: self, number };
                 slots.clear();
                 leaf.forget(&mut slots);
                 if !slots.is_empty() {
-                    dead(&mut leaf, number * LEAVES_PER_GROUP + index, &slots);
+                    dead(&mut leaf, number, &slots);
                 }
             }
         }
@@ -388,20 +443,57 @@ impl LeafWrite<'_> {
         debug_assert!(self.get(index).entry().is_none(), "the entry of a partial block would stay");
         if let Leaf::Table(table, _) = &mut self.leaf.now {
             if let Some(entry) = table.get_mut(index) {
-                *entry = location;
+                publish(entry, location);
             }
             return;
         }
         let Some(fill) = self.leaf.now.uniform() else { return };
-        if fill == location {
-            return;
+        if fill != location {
+            self.make_table(fill, Some((index, location)));
         }
-        let mut table = Piece::new(|| fill);
-        if let Some(entry) = table.get_mut(index) {
-            *entry = location;
+    }
+
+    /// Makes a table of a leaf that has none. With the file's directory, the change in it is there at once, with the table.
+    #[cold]
+    fn make_table(&mut self, fill: Location, change: Option<(usize, Location)>) {
+        let (mut table, number) = self.new_piece(fill);
+        if let Some((index, location)) = change
+            && let Some(entry) = table.get_mut(index)
+        {
+            publish(entry, location);
         }
+        self.name_table(number.map(Table::Piece));
         self.leaf.now = Leaf::Table(table, None);
         self.map.table_bytes.fetch_add(TABLE_BYTES, Ordering::Relaxed);
+    }
+
+    /// A piece, and its number in the file with the index.
+    fn new_piece(&self, fill: Location) -> (Piece<Location>, Option<u32>) {
+        match &self.map.file {
+            None => (Piece::new(|| fill), None),
+            Some(file) => {
+                let (piece, number) = Piece::new_in(&file.pieces, fill);
+                (piece, Some(number))
+            }
+        }
+    }
+
+    fn name_table(&self, table: Option<Table>) {
+        if let (Some(file), Some(table)) = (&self.map.file, table) {
+            file.name_table(self.number, table);
+        }
+    }
+
+    fn name_partial(&self, place: usize, piece: Option<u32>) {
+        if let Some(file) = &self.map.file {
+            file.name_partial(self.number, place, piece);
+        }
+    }
+
+    /// Whether it has no table: a change makes one.
+    #[inline]
+    pub(crate) fn is_uniform(&self) -> bool {
+        !matches!(self.leaf.now, Leaf::Table(..))
     }
 
     /// Whether so many more blocks can be partial blocks.
@@ -421,37 +513,31 @@ impl LeafWrite<'_> {
         let old_slots = if old.is_some() { slots(&self.sectors(index)).count() } else { 0 };
         let counts = &self.map.partial;
         if let Some(whole) = whole {
-            if let Some(entry) = old {
-                self.drop_entry(entry);
-                self.put(index, Location::ABSENT);
-                counts.blocks.fetch_sub(1, Ordering::Relaxed);
-                counts.slots.fetch_sub(old_slots as u64, Ordering::Relaxed);
-            }
-            self.set(index, whole);
+            let Some(entry) = old else {
+                self.set(index, whole);
+                return true;
+            };
+            // The word first: nobody who finds it looks into the table of partial blocks for this block.
+            self.put(index, whole);
+            self.drop_entry(entry);
+            counts.blocks.fetch_sub(1, Ordering::Relaxed);
+            counts.slots.fetch_sub(old_slots as u64, Ordering::Relaxed);
             return true;
         }
-        if let Leaf::Absent | Leaf::Zero = self.leaf.now {
-            // A table, for the block is set again below.
-            let other = if self.get(index) == Location::ZERO { Location::ABSENT } else { Location::ZERO };
-            self.set(index, other);
+        if let Some(fill) = self.leaf.now.uniform() {
+            self.make_table(fill, None);
         }
-        let Leaf::Table(_, partial) = &mut self.leaf.now else { return false };
-        let partial = partial.get_or_insert_default();
-        let before = partial.bytes();
-        let added = match old {
+        match old {
             Some(entry) => {
-                partial.set(entry, sectors);
-                None
+                if let Leaf::Table(_, Some(partial)) = &mut self.leaf.now {
+                    partial.set(entry, sectors);
+                }
             }
             None => {
-                let Some(entry) = partial.add(sectors) else { return false };
-                Some(entry)
+                let Some(entry) = self.add_entry(sectors) else { return false };
+                self.put(index, Location::partial(entry));
+                counts.blocks.fetch_add(1, Ordering::Relaxed);
             }
-        };
-        counts.bytes.fetch_add(partial.bytes() - before, Ordering::Relaxed);
-        if let Some(entry) = added {
-            self.put(index, Location::partial(entry));
-            counts.blocks.fetch_add(1, Ordering::Relaxed);
         }
         counts.slots.fetch_add(slots(sectors).count() as u64, Ordering::Relaxed);
         counts.slots.fetch_sub(old_slots as u64, Ordering::Relaxed);
@@ -462,18 +548,41 @@ impl LeafWrite<'_> {
         if let Leaf::Table(table, _) = &mut self.leaf.now
             && let Some(place) = table.get_mut(index)
         {
-            *place = word;
+            publish(place, word);
         }
     }
 
+    /// A new entry in the table of partial blocks. `None`: it is full.
+    fn add_entry(&mut self, sectors: &Sectors) -> Option<u16> {
+        while let Leaf::Table(_, partial) = &self.leaf.now
+            && let Some(place) = partial.as_ref().map_or(Some(0), |partial| partial.missing_piece())
+        {
+            let (piece, number) = self.new_piece(Location::ABSENT);
+            if number.is_some() {
+                self.name_partial(place, number);
+            }
+            let Leaf::Table(_, partial) = &mut self.leaf.now else { return None };
+            partial.get_or_insert_default().push(piece);
+            self.map.partial.bytes.fetch_add(PARTIAL_BYTES, Ordering::Relaxed);
+        }
+        let Leaf::Table(_, Some(partial)) = &mut self.leaf.now else { return None };
+        partial.add(sectors)
+    }
+
     fn drop_entry(&mut self, entry: usize) {
+        let Leaf::Table(_, Some(partial)) = &mut self.leaf.now else { return };
+        partial.remove(entry);
+        let (before, needed) = (partial.pieces(), partial.needed_pieces());
+        if needed == before {
+            return;
+        }
+        // The last one first: none is named without those before it.
+        (needed..before).rev().for_each(|place| self.name_partial(place, None));
+        self.map.partial.bytes.fetch_sub((before - needed) as u64 * PARTIAL_BYTES, Ordering::Relaxed);
         let Leaf::Table(_, partial) = &mut self.leaf.now else { return };
-        let Some(table) = partial else { return };
-        let before = table.bytes();
-        table.remove(entry);
-        self.map.partial.bytes.fetch_sub(before - table.bytes(), Ordering::Relaxed);
-        if table.is_empty() {
-            *partial = None;
+        match partial {
+            Some(partial) if needed > 0 => partial.truncate(needed),
+            _ => *partial = None,
         }
     }
 
@@ -490,7 +599,12 @@ impl LeafWrite<'_> {
         if first.place().is_some() || table.iter().any(|entry| *entry != first) {
             return;
         }
-        self.leaf.now = if first == Location::ZERO { Leaf::Zero } else { Leaf::Absent };
+        let (now, table) = match first {
+            Location::ZERO => (Leaf::Zero, Table::Zero),
+            _ => (Leaf::Absent, Table::Absent),
+        };
+        self.name_table(Some(table));
+        self.leaf.now = now;
         self.map.table_bytes.fetch_sub(TABLE_BYTES, Ordering::Relaxed);
     }
 
@@ -552,7 +666,7 @@ fn rename(leaf: &mut Leaf, index: usize, from: Location, to: Location) {
         (Some(entry), Some(partial)) => {
             partial.set(entry, &sectors.map(|sector| if sector == from { to } else { sector }));
         }
-        _ if *word == from => *word = to,
+        _ if *word == from => publish(word, to),
         _ => {}
     }
 }

@@ -8,6 +8,7 @@
 //! the callers pass the lock as a [`LeafHeld`] proof.
 #![expect(unsafe_code, reason = "memory is mapped and slots are reached through raw pointers; see above")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +17,15 @@ use headwater_block::BLOCK_BYTES;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::map::LeafHeld;
+use crate::memory_file::{Mapping, MemoryFile, crash, give_back, reserve};
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER, point};
 use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
 
 /// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
-const SEGMENTS_PER_MAPPING: usize = 64;
+const SEGMENTS_PER_MAPPING: usize = PIECES_PER_CHUNK as usize;
+
+/// The same, as narrow as it is.
+const PIECES_PER_CHUNK: u32 = 64;
 
 /// Pieces returned to the system in one go (128 MiB): the thread that does it also serves writers.
 const TRIM_PIECES: usize = 64;
@@ -64,18 +69,20 @@ fn slot_pointer(address: usize, slot: Slot) -> *mut u8 {
 }
 
 /// Copies bytes. Under the schedule explorer in two halves, with others let in before each: so a copy from or
-/// to memory that somebody else uses meanwhile can be seen.
+/// to memory that somebody else uses meanwhile can be seen. In halves also in tests of this crate, in which a process may end there.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
 unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    let first = if UNDER_MODEL_CHECKER { len / 2 } else { len };
+    let in_halves = UNDER_MODEL_CHECKER || cfg!(test);
+    let first = if in_halves { len / 2 } else { len };
     point();
     // SAFETY: the first part of what the caller vouches for.
     unsafe { std::ptr::copy_nonoverlapping(from, to, first) };
-    if UNDER_MODEL_CHECKER {
+    if in_halves {
         point();
+        crash::point();
         // SAFETY: the rest of it.
         unsafe { std::ptr::copy_nonoverlapping(from.add(first), to.add(first), len - first) };
     }
@@ -170,12 +177,17 @@ struct Free {
     cold: Vec<SegmentMemory>,
     /// Mappings to be undone when the pool goes: address and length.
     mappings: Vec<(usize, usize)>,
+    /// The same of a file, by their addresses, with the number of their first piece.
+    of_file: BTreeMap<usize, (Mapping, u32)>,
+    /// The numbers of the parts that are mapped.
+    chunks: BTreeSet<u32>,
 }
 
-/// Where segments' RAM comes from; one for all volumes of a host.
+/// Where segments' RAM comes from: one for all volumes of a host, and one for each volume whose memory is in a file.
 #[derive(Debug, Default)]
 pub struct MemoryPool {
     free: Mutex<Free>,
+    file: Option<Arc<MemoryFile>>,
     /// Bytes of warm pieces: RAM that no segment uses, until [`MemoryPool::trim`].
     warm_bytes: AtomicU64,
 }
@@ -184,6 +196,51 @@ impl MemoryPool {
     /// An empty pool.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
+    }
+
+    /// A pool in a file whose memory is all free.
+    pub(crate) fn in_file(file: Arc<MemoryFile>) -> Arc<Self> {
+        Arc::new(Self { free: Mutex::default(), file: Some(file), warm_bytes: AtomicU64::new(0) })
+    }
+
+    /// Takes over the pieces with these numbers, which another process left in use. Their addresses, by number. `None`: there is no
+    /// address space.
+    pub(crate) fn adopt(&self, used: &BTreeSet<u32>) -> Option<BTreeMap<u32, usize>> {
+        let file = self.file.as_ref()?;
+        let mut free = self.free.lock();
+        for number in used {
+            let chunk = number / PIECES_PER_CHUNK;
+            if !free.chunks.contains(&chunk) {
+                Self::map_chunk(&mut free, file, chunk)?;
+            }
+        }
+        let numbers: Vec<Option<u32>> = free.cold.iter().map(|piece| Self::number_in(&free, piece)).collect();
+        let mut addresses = BTreeMap::new();
+        for (piece, number) in std::mem::take(&mut free.cold).into_iter().zip(numbers) {
+            match number.filter(|number| used.contains(number)) {
+                Some(number) => drop(addresses.insert(number, piece.address())),
+                None => free.cold.push(piece),
+            }
+        }
+        Some(addresses)
+    }
+
+    /// Whether the piece with this number in the file is in use: it is mapped, and not free.
+    pub(crate) fn has_number(&self, number: u32) -> bool {
+        let free = self.free.lock();
+        let is_free = |piece: &SegmentMemory| Self::number_in(&free, piece) == Some(number);
+        free.chunks.contains(&(number / PIECES_PER_CHUNK)) && !free.cold.iter().any(is_free)
+    }
+
+    /// The number of a piece in the pool's file.
+    pub(crate) fn number_of(&self, piece: &SegmentMemory) -> Option<u32> {
+        self.file.as_ref()?;
+        Self::number_in(&self.free.lock(), piece)
+    }
+
+    fn number_in(free: &Free, piece: &SegmentMemory) -> Option<u32> {
+        let (start, (_, first)) = free.of_file.range(..=piece.address()).next_back()?;
+        u32::try_from((piece.address() - start) / SEGMENT_BYTES).ok()?.checked_add(*first)
     }
 
     /// Bytes that are resident but free.
@@ -199,9 +256,25 @@ impl MemoryPool {
             return Some(memory);
         }
         if free.cold.is_empty() {
-            Self::map_more(&mut free)?;
+            match &self.file {
+                None => Self::map_more(&mut free)?,
+                Some(file) => {
+                    let chunk = (0..).find(|chunk| !free.chunks.contains(chunk))?;
+                    Self::map_chunk(&mut free, file, chunk)?;
+                }
+            }
         }
-        free.cold.pop()
+        let memory = free.cold.pop()?;
+        if let Some(file) = &self.file {
+            let number = Self::number_in(&free, &memory)?;
+            // A full file system is found here, and not by a signal at the first touch.
+            if !reserve(file.file(), (memory.address(), file.segment_offset(number)), SEGMENT_BYTES) {
+                give_back(memory.address(), SEGMENT_BYTES);
+                free.cold.push(memory);
+                return None;
+            }
+        }
+        Some(memory)
     }
 
     /// Gives a piece back. Its RAM is returned to the system by the next [`MemoryPool::trim`], unless
@@ -222,6 +295,10 @@ impl MemoryPool {
             (warm, !free.warm.is_empty())
         };
         for memory in &warm {
+            if self.file.is_some() {
+                give_back(memory.address(), SEGMENT_BYTES);
+                continue;
+            }
             // SAFETY: the piece is ours and nobody uses it; its contents may go.
             let done = unsafe {
                 rustix::mm::madvise(memory.0.as_ptr().cast(), SEGMENT_BYTES, Advice::LinuxDontNeed)
@@ -239,6 +316,26 @@ impl MemoryPool {
     pub fn reclaim(address: usize) -> Option<SegmentMemory> {
         // SAFETY: the address is that of a piece which a segment owned until now; see above.
         unsafe { SegmentMemory::from_address(address) }
+    }
+
+    /// Maps a chunk of a file, and leaves its contents as they are.
+    fn map_chunk(free: &mut Free, file: &MemoryFile, chunk: u32) -> Option<()> {
+        let first = chunk * PIECES_PER_CHUNK;
+        let mapping = match file.map_segments(first, SEGMENTS_PER_MAPPING) {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                tracing::debug!(%error, "there is no address space for a write cache in a file");
+                return None;
+            }
+        };
+        for piece in (0..SEGMENTS_PER_MAPPING).rev() {
+            // SAFETY: inside the new mapping, each piece once.
+            let memory = unsafe { SegmentMemory::from_address(mapping.address() + piece * SEGMENT_BYTES) };
+            free.cold.extend(memory);
+        }
+        free.of_file.insert(mapping.address(), (mapping, first));
+        free.chunks.insert(chunk);
+        Some(())
     }
 
     fn map_more(free: &mut Free) -> Option<()> {

@@ -7,11 +7,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clean::MIN_GAIN;
 use crate::memory::{AlignedBuffer, with_frozen};
+use crate::memory_file::{MemoryFile, Run};
 use crate::segment::Segment;
 use crate::sync::RwLock;
 use crate::units::{SLOT_COUNT, SLOTS, SegmentId, Slot};
@@ -83,10 +85,82 @@ fn unpack_zstd(entry: &[u8], into: &mut [u8; BLOCK]) -> bool {
     })
 }
 
+/// Memory of a packed segment.
+enum Blob {
+    Process(AlignedBuffer),
+    /// In a memory file, behind a header ([`Header`]).
+    File(Run),
+}
+
+impl Blob {
+    fn entries(&self) -> &[u8] {
+        match self {
+            Blob::Process(buffer) => buffer,
+            Blob::File(run) => run.get(Header::BYTES..).unwrap_or_default(),
+        }
+    }
+
+    fn entries_mut(&mut self) -> &mut [u8] {
+        match self {
+            Blob::Process(buffer) => buffer,
+            Blob::File(run) => run.get_mut(Header::BYTES..).unwrap_or_default(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Blob::Process(buffer) => buffer.len(),
+            Blob::File(run) => run.len(),
+        }
+    }
+}
+
+/// What is in front of the entries in a memory file: how they were packed, how many slots were live, where each slot begins and the
+/// last one ends, and the CRC32C of that. Numbers of four bytes.
+struct Header {
+    packing: Packing,
+    live: u32,
+    starts: Box<[u32]>,
+}
+
+impl Header {
+    const STARTS: usize = SLOTS + 1;
+    const NUMBERS: usize = 2 + Self::STARTS;
+    const BYTES: usize = (Self::NUMBERS + 1) * size_of::<u32>();
+
+    fn encode(packing: Packing, live: u32, starts: &[u32]) -> Vec<u8> {
+        let packing = match packing {
+            Packing::BesideADisk => 1,
+            Packing::Alone => 2,
+        };
+        let numbers = [packing, live].into_iter().chain(starts.iter().copied());
+        let mut bytes: Vec<u8> = numbers.flat_map(u32::to_le_bytes).collect();
+        bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (numbers, sum) = bytes.get(..Self::BYTES)?.split_at_checked(Self::NUMBERS * size_of::<u32>())?;
+        if crc32c::crc32c(numbers).to_le_bytes() != *sum {
+            return None;
+        }
+        let mut numbers = numbers.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number));
+        let packing = match numbers.next()? {
+            1 => Packing::BesideADisk,
+            2 => Packing::Alone,
+            _ => return None,
+        };
+        let live = numbers.next()?;
+        let starts: Box<[u32]> = numbers.collect();
+        let most = u32::try_from(crate::units::SEGMENT_BYTES).ok()?;
+        (starts.is_sorted() && starts.last()? <= &most).then_some(Self { packing, live, starts })
+    }
+}
+
 /// One packed segment.
 pub struct Packed {
     packing: Packing,
-    blob: AlignedBuffer,
+    blob: Blob,
     /// Where each slot begins in the blob, and the last one ends; a slot that was dead has no bytes there.
     starts: Box<[u32]>,
     /// Slots that were live when it was made.
@@ -101,26 +175,73 @@ impl Packed {
         self.bytes
     }
 
-    /// Of entries that follow each other in these parts.
-    fn new(packing: Packing, parts: &[&[u8]], starts: Vec<u32>, live: u32) -> Option<Self> {
-        let mut blob = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum())?;
-        let mut rest = &mut *blob;
+    /// Of entries that follow each other in these parts, in a memory file or not.
+    fn new(
+        packing: Packing,
+        parts: &[&[u8]],
+        starts: Vec<u32>,
+        live: u32,
+        file: Option<&Arc<MemoryFile>>,
+    ) -> Option<Self> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        let mut blob = match file {
+            None => Blob::Process(AlignedBuffer::new(len)?),
+            Some(file) => {
+                let mut run = file.take_run(Header::BYTES + len)?;
+                let header = Header::encode(packing, live, &starts);
+                run.get_mut(..Header::BYTES)?.copy_from_slice(&header);
+                Blob::File(run)
+            }
+        };
+        let mut rest = blob.entries_mut();
         for part in parts {
             rest.split_off_mut(..part.len())?.copy_from_slice(part);
         }
+        Some(Self::of_blob(packing, blob, starts.into_boxed_slice(), live))
+    }
+
+    fn of_blob(packing: Packing, blob: Blob, starts: Box<[u32]>, live: u32) -> Self {
         let bytes = (blob.len() + starts.len() * size_of::<u32>() + size_of::<Self>()) as u64;
-        Some(Self { packing, blob, starts: starts.into_boxed_slice(), live, bytes })
+        Self { packing, blob, starts, live, bytes }
+    }
+
+    /// A packed segment that another process left in a memory file. `None`: there is none that makes sense, or it is another segment's, too.
+    pub(crate) fn adopt(file: &Arc<MemoryFile>, offset: u64) -> Option<Self> {
+        let mut header = [0; Header::BYTES];
+        file.file().read_exact_at(&mut header, offset).ok()?;
+        let Header { packing, live, starts } = Header::decode(&header)?;
+        let entries = usize::try_from(*starts.last()?).ok()?;
+        let run = file.adopt_run(offset, Header::BYTES + entries)?;
+        Some(Self::of_blob(packing, Blob::File(run), starts, live))
+    }
+
+    /// Its first byte in a memory file.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        match &self.blob {
+            Blob::Process(_) => None,
+            Blob::File(run) => Some(run.offset()),
+        }
+    }
+
+    /// Bytes of the file that it takes.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.blob.len() as u64
+    }
+
+    /// Whether it has something of a slot.
+    pub(crate) fn has(&self, slot: Slot) -> bool {
+        self.entry(slot).is_some_and(|entry| !entry.is_empty())
     }
 
     /// What the blob holds of a slot; nothing for one that was dead.
     fn entry(&self, slot: Slot) -> Option<&[u8]> {
         let index = usize::from(slot.0);
         let (start, end) = (self.starts.get(index)?, self.starts.get(index + 1)?);
-        self.blob.get(usize::try_from(*start).ok()?..usize::try_from(*end).ok()?)
+        self.blob.entries().get(usize::try_from(*start).ok()?..usize::try_from(*end).ok()?)
     }
 
     /// The same without the slots that died since, where enough of them did.
-    fn without_dead(&self, segment: &Segment, dead: Dead) -> Option<Self> {
+    fn without_dead(&self, segment: &Segment, dead: Dead, file: Option<&Arc<MemoryFile>>) -> Option<Self> {
         let live = segment.live();
         if live == 0 || live > dead.most_live(self.live) {
             return None;
@@ -136,7 +257,7 @@ impl Packed {
             }
         }
         starts.push(u32::try_from(end).ok()?);
-        Self::new(self.packing, &entries, starts, live).filter(|smaller| smaller.bytes < self.bytes)
+        Self::new(self.packing, &entries, starts, live, file).filter(|smaller| smaller.bytes < self.bytes)
     }
 
     /// Unpacks a slot. `false`: it was dead when the segment was packed.
@@ -178,7 +299,7 @@ impl Packer {
         segment: &Segment,
         address: usize,
         packing: Packing,
-        scratch: &mut [u8],
+        (scratch, file): (&mut [u8], Option<&Arc<MemoryFile>>),
     ) -> Option<Packed> {
         if packing == Packing::Alone && self.zstd.is_none() {
             match Compressor::new(ZSTD_LEVEL) {
@@ -207,7 +328,7 @@ impl Packer {
             }
         }
         starts.push(u32::try_from(entries.len).ok()?);
-        Packed::new(packing, &[entries.memory.get(..entries.len)?], starts, segment.live())
+        Packed::new(packing, &[entries.memory.get(..entries.len)?], starts, segment.live(), file)
     }
 
     /// Adds a slot, as it is where it does not get smaller.
@@ -284,7 +405,7 @@ impl PackedTable {
     pub fn shrink<'a>(
         &self,
         dead: Dead,
-        record: impl Fn(SegmentId) -> Option<&'a Segment>,
+        (record, file): (impl Fn(SegmentId) -> Option<&'a Segment>, Option<&Arc<MemoryFile>>),
         is_enough: impl Fn(u64) -> bool,
     ) -> u64 {
         let mut ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
@@ -296,13 +417,14 @@ impl PackedTable {
                 break;
             }
             let (Some(packed), Some(segment)) = (self.get(id), record(id)) else { continue };
-            let Some(smaller) = packed.without_dead(segment, dead) else { continue };
+            let Some(smaller) = packed.without_dead(segment, dead, file) else { continue };
             let mut segments = self.segments.write();
             // It may have been freed, and its number used again, meanwhile.
             let Some(place) = segments.get_mut(&id).filter(|place| Arc::ptr_eq(place, &packed)) else {
                 continue;
             };
             freed += packed.bytes.saturating_sub(smaller.bytes);
+            segment.set_packed(smaller.offset());
             *place = Arc::new(smaller);
         }
         self.bytes.fetch_sub(freed, Ordering::Relaxed);
@@ -313,7 +435,10 @@ impl PackedTable {
     #[cfg(test)]
     pub fn damage(&self) {
         let mut segments = self.segments.write();
-        segments.values_mut().filter_map(Arc::get_mut).for_each(|packed| packed.blob.fill(0xff));
+        segments
+            .values_mut()
+            .filter_map(Arc::get_mut)
+            .for_each(|packed| packed.blob.entries_mut().fill(0xff));
     }
 
     /// Takes one out; its memory goes with its last reader. Returns its bytes.
@@ -346,7 +471,7 @@ mod tests {
     }
 
     fn pack(packer: &mut Packer, segment: &Segment, address: usize, packing: Packing) -> Option<Packed> {
-        packer.pack(segment, address, packing, &mut vec![0; SEGMENT_BYTES])
+        packer.pack(segment, address, packing, (&mut vec![0; SEGMENT_BYTES], None))
     }
 
     fn mixed(slot: u16) -> Vec<u8> {
@@ -380,17 +505,17 @@ mod tests {
         }
         let gain = u16::try_from(MIN_GAIN).unwrap();
         (8..8 + gain).for_each(|slot| {
-            assert!(packed.without_dead(&segment, Dead::Few).is_none(), "slot {slot}");
+            assert!(packed.without_dead(&segment, Dead::Few, None).is_none(), "slot {slot}");
             segment.kill(Slot(slot));
         });
-        assert!(packed.without_dead(&segment, Dead::Quarter).is_none());
-        let fewer = packed.without_dead(&segment, Dead::Few).unwrap();
+        assert!(packed.without_dead(&segment, Dead::Quarter, None).is_none());
+        let fewer = packed.without_dead(&segment, Dead::Few, None).unwrap();
         assert!(fewer.unpack(Slot(300), &mut out) && out[..] == mixed(300)[..]);
         assert!(fewer.bytes() < packed.bytes() && !fewer.unpack(Slot(8), &mut out));
         for slot in (0..200).filter(|slot| *slot != 7 && !(8..8 + gain).contains(slot)) {
             segment.kill(Slot(slot));
         }
-        let smaller = packed.without_dead(&segment, Dead::Quarter).unwrap();
+        let smaller = packed.without_dead(&segment, Dead::Quarter, None).unwrap();
         assert!(smaller.bytes() < packed.bytes() * 2 / 3);
         assert!(smaller.unpack(Slot(300), &mut out) && out[..] == mixed(300)[..]);
         assert!(!smaller.unpack(Slot(100), &mut out));
@@ -437,7 +562,7 @@ mod tests {
         let (segment, _pool, address) = segment(|slot| mixed(slot * 10 + 1));
         for packing in [Packing::BesideADisk, Packing::Alone] {
             let mut packed = pack(&mut Packer::default(), &segment, address, packing).unwrap();
-            packed.blob.fill(0xff);
+            packed.blob.entries_mut().fill(0xff);
             assert!(!packed.unpack(Slot(3), &mut [0; BLOCK]));
         }
     }

@@ -12,7 +12,9 @@
 //! | with sectors of one block | that block | any sector |
 //! | shared by a block and the next one of the same leaf | the first of the two that has sectors there | sectors that the writer's block has there |
 
-use crate::index_memory::Piece;
+use std::collections::BTreeSet;
+
+use crate::index_memory::{Piece, publish};
 use crate::map::{LeafWrite, split};
 use crate::segment::Segment;
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
@@ -67,11 +69,6 @@ impl PartialTable {
         self.pieces.len() as u64 * PARTIAL_BYTES
     }
 
-    /// Whether it has no entry.
-    pub fn is_empty(&self) -> bool {
-        self.used == [0; WORDS]
-    }
-
     /// Entries that it still takes.
     pub fn free_entries(&self) -> usize {
         let used: u32 = self.used.iter().map(|bits| bits.count_ones()).sum();
@@ -98,34 +95,65 @@ impl PartialTable {
     pub fn set(&mut self, entry: usize, sectors: &Sectors) {
         for (sector, at) in sectors.iter().zip(entry * SECTORS..) {
             if let Some(place) = self.pieces.get_mut(at / SLOTS).and_then(|piece| piece.get_mut(at % SLOTS)) {
-                *place = *sector;
+                publish(place, *sector);
             }
         }
     }
 
-    /// A new entry. `None`: the table is full.
-    pub fn add(&mut self, sectors: &Sectors) -> Option<u16> {
-        let entry = self.free_entry()?;
-        let number = u16::try_from(entry).ok()?;
-        if let Some(bits) = self.used.get_mut(entry / 64) {
-            *bits |= 1 << (entry % 64);
-        }
-        while self.pieces.len() * SLOTS < (entry + 1) * SECTORS {
-            self.pieces.push(Piece::new(|| Location::ABSENT));
-        }
-        self.set(entry, sectors);
-        Some(number)
+    /// A table with these pieces, of which these entries are in use. `None`: it has no piece.
+    pub(crate) fn adopt(pieces: Vec<Piece<Location>>, entries: &BTreeSet<usize>) -> Option<Self> {
+        let mut table = Self { pieces, ..Self::default() };
+        entries.iter().for_each(|entry| table.mark(*entry, true));
+        (!table.pieces.is_empty()).then_some(table)
     }
 
-    /// Gives an entry back, and memory that no entry uses any more.
-    pub fn remove(&mut self, entry: usize) {
+    fn mark(&mut self, entry: usize, is_used: bool) {
+        let bit = 1 << (entry % 64);
         if let Some(bits) = self.used.get_mut(entry / 64) {
-            *bits &= !(1 << (entry % 64));
+            *bits = if is_used { *bits | bit } else { *bits & !bit };
         }
+    }
+
+    /// The place of the next piece, if a new entry needs one.
+    pub fn missing_piece(&self) -> Option<usize> {
+        let entry = self.free_entry()?;
+        (self.pieces.len() * SLOTS < (entry + 1) * SECTORS).then_some(self.pieces.len())
+    }
+
+    /// Adds a piece, in which all is absent.
+    pub fn push(&mut self, piece: Piece<Location>) {
+        self.pieces.push(piece);
+    }
+
+    /// A new entry. `None`: the table is full, or lacks a piece ([`PartialTable::missing_piece`]).
+    pub fn add(&mut self, sectors: &Sectors) -> Option<u16> {
+        let entry = self.free_entry().filter(|_| self.missing_piece().is_none())?;
+        self.mark(entry, true);
+        self.set(entry, sectors);
+        u16::try_from(entry).ok()
+    }
+
+    /// Gives an entry back.
+    pub fn remove(&mut self, entry: usize) {
+        self.mark(entry, false);
+    }
+
+    /// Pieces that it has.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Pieces that its entries use, and those before them.
+    pub fn needed_pieces(&self) -> usize {
         let is_used =
             |entry: &usize| self.used.get(entry / 64).is_some_and(|bits| bits >> (entry % 64) & 1 == 1);
         let end = (0..Location::MOST_PARTIAL).rev().find(is_used).map_or(0, |last| (last + 1) * SECTORS);
-        self.pieces.truncate(end.div_ceil(SLOTS));
+        end.div_ceil(SLOTS)
+    }
+
+    /// Gives the pieces back from this place on.
+    pub fn truncate(&mut self, pieces: usize) {
+        self.pieces.truncate(pieces);
     }
 }
 
@@ -138,10 +166,22 @@ mod tests {
         std::array::from_fn(|sector| Location::at(SegmentId(1), Slot(first + sector as u16 / 3)))
     }
 
+    fn add(table: &mut PartialTable, sectors: &Sectors) -> Option<u16> {
+        while table.missing_piece().is_some() {
+            table.push(Piece::new(|| Location::ABSENT));
+        }
+        table.add(sectors)
+    }
+
+    fn remove(table: &mut PartialTable, entry: usize) {
+        table.remove(entry);
+        table.truncate(table.needed_pieces());
+    }
+
     #[test]
     fn entries_keep_their_sectors_and_their_memory_comes_back() {
         let mut table = PartialTable::default();
-        let all: Vec<u16> = (0..).map_while(|first| table.add(&sectors(first % 500))).collect();
+        let all: Vec<u16> = (0..).map_while(|first| add(&mut table, &sectors(first % 500))).collect();
         assert_eq!(all.len(), Location::MOST_PARTIAL);
         assert_eq!(table.free_entries(), 0);
         for entry in &all {
@@ -149,13 +189,13 @@ mod tests {
         }
         let bytes = table.bytes();
         assert_eq!(bytes, (all.len() * size_of::<Sectors>()).next_multiple_of(2048) as u64);
-        table.remove(3);
-        assert_eq!((table.bytes(), table.add(&sectors(7))), (bytes, Some(3)));
-        all.iter().skip(64).for_each(|entry| table.remove(usize::from(*entry)));
+        remove(&mut table, 3);
+        assert_eq!((table.bytes(), add(&mut table, &sectors(7))), (bytes, Some(3)));
+        all.iter().skip(64).for_each(|entry| remove(&mut table, usize::from(*entry)));
         assert_eq!(table.bytes(), 2048);
         assert_eq!(table.get(63), sectors(63));
-        all.iter().take(64).for_each(|entry| table.remove(usize::from(*entry)));
-        assert!(table.is_empty() && table.bytes() == 0);
+        all.iter().take(64).for_each(|entry| remove(&mut table, usize::from(*entry)));
+        assert!(table.used == [0; WORDS] && table.bytes() == 0);
     }
 
     #[test]

@@ -19,9 +19,10 @@
 //! to a closed epoch and are not overwritten in place, and those below [`Segment::saved`] are on disk, also
 //! while the segment is still `Filling` or `Dirty`; those below [`Segment::logged`] are in the map at least. A pinned segment is not freed: a commit reads it.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::index_memory::Piece;
+use crate::memory_file::{MemoryFile, Record, RecordValue};
 use crate::sync::UNDER_MODEL_CHECKER;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
@@ -52,6 +53,23 @@ pub enum State {
 pub struct Word(usize);
 
 const STATE_MASK: usize = 7;
+
+impl State {
+    /// The state with this number.
+    pub(crate) fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => State::Free,
+            1 => State::Filling,
+            2 => State::Dirty,
+            3 => State::Frozen,
+            4 => State::Clean,
+            5 => State::Spilled,
+            6 => State::Packed,
+            7 => State::PackedFrozen,
+            _ => return None,
+        })
+    }
+}
 
 impl Word {
     /// A word with the given parts; `address` is 0 or a multiple of 2 MiB.
@@ -136,7 +154,11 @@ pub struct Segment {
     generation: AtomicU64,
     /// The block in each slot. Kept when the segment is freed: the next user needs it too.
     owners: OnceLock<Owners>,
+    /// Its record in the memory file, if the cache outlives the process.
+    record: Option<Record>,
 }
+
+const _: () = assert!(UNDER_MODEL_CHECKER || size_of::<Segment>() == 64);
 
 impl Default for Segment {
     fn default() -> Self {
@@ -153,6 +175,7 @@ impl Default for Segment {
             position: AtomicU32::new(NOWHERE),
             generation: AtomicU64::new(0),
             owners: OnceLock::new(),
+            record: None,
         }
     }
 }
@@ -166,6 +189,9 @@ impl Segment {
 
     /// Changes state and address. Under the log's lock only.
     pub fn set_word(&self, word: Word) {
+        if let Some(record) = &self.record {
+            record.set_state(word.state(), word.ram().is_some());
+        }
         self.word.store(word.0, Ordering::Release);
     }
 
@@ -273,6 +299,9 @@ impl Segment {
 
     /// Sets or clears the position.
     pub fn set_position(&self, position: Option<u32>) {
+        if let Some(record) = &self.record {
+            record.set_position(position);
+        }
         self.position.store(position.unwrap_or(NOWHERE), Ordering::Release);
     }
 
@@ -283,7 +312,49 @@ impl Segment {
 
     /// Sets the generation before a write to disk begins.
     pub fn set_generation(&self, generation: u64) {
+        if let Some(record) = &self.record {
+            record.set_generation(generation);
+        }
         self.generation.store(generation, Ordering::Release);
+    }
+
+    /// Tells the next process which memory of the file the segment has. Before its word says that it has some.
+    pub(crate) fn set_memory(&self, number: u32) {
+        if let Some(record) = &self.record {
+            record.set_memory(number);
+        }
+    }
+
+    /// Tells the next process where its packed slots are, before its word says that they are packed, or before those that were there
+    /// are gone.
+    pub(crate) fn set_packed(&self, offset: Option<u64>) {
+        if let (Some(record), Some(offset)) = (&self.record, offset) {
+            record.set_packed(offset);
+        }
+    }
+
+    /// Takes over what another process told of it, in the state that follows from it; `address` is that of its memory. The record in the file
+    /// stays as it is until [`Segment::publish`].
+    pub(crate) fn adopt(&self, found: &RecordValue, address: usize) {
+        let state = match found.state {
+            State::Free => State::Free,
+            // A write that was under way may have failed, or come late: it does not count.
+            State::Filling | State::Dirty | State::Frozen => State::Dirty,
+            State::Packed | State::PackedFrozen => State::Packed,
+            State::Clean => State::Clean,
+            State::Spilled => State::Spilled,
+        };
+        let is_on_disk = matches!(state, State::Clean | State::Spilled);
+        let position = found.position.filter(|_| is_on_disk).unwrap_or(NOWHERE);
+        self.position.store(position, Ordering::Release);
+        self.generation.store(found.generation, Ordering::Release);
+        self.word.store(Word::new(state, address).0, Ordering::Release);
+    }
+
+    /// Tells the next process what it is now.
+    pub(crate) fn publish(&self) {
+        self.set_position(self.position());
+        self.set_word(self.word());
     }
 
     fn owners(&self) -> &Owners {
@@ -351,6 +422,8 @@ pub struct SegmentTable {
     /// Made as they are first used, too: a volume that holds little has little of the table for the largest one.
     shelves: Box<[OnceLock<Shelf>]>,
     groups: usize,
+    /// Where their records for the next process are. After the records that point there.
+    file: Option<Arc<MemoryFile>>,
 }
 
 type Group = Box<[Segment]>;
@@ -367,8 +440,28 @@ pub const RECORD_BYTES: u64 = (size_of::<Segment>() + SLOTS * size_of::<AtomicU3
 impl SegmentTable {
     /// A table for up to `limit` segments.
     pub fn new(limit: u32) -> Self {
+        Self::with_file(limit, None)
+    }
+
+    /// The same of a cache whose memory is in a file.
+    pub(crate) fn with_file(limit: u32, file: Option<Arc<MemoryFile>>) -> Self {
         let groups = (limit as usize).div_ceil(GROUP);
-        Self { shelves: (0..groups.div_ceil(SHELF)).map(|_| OnceLock::new()).collect(), groups }
+        Self { shelves: (0..groups.div_ceil(SHELF)).map(|_| OnceLock::new()).collect(), groups, file }
+    }
+
+    /// Whether a segment with this number can be used. `false`: there is no memory for its record in the file. Under the log's lock.
+    pub(crate) fn reserve(&self, id: SegmentId) -> bool {
+        self.file.as_ref().is_none_or(|file| file.reserve_record(id))
+    }
+
+    #[cold]
+    fn make_group(&self, number: usize) -> Group {
+        let first = number * GROUP;
+        let record = |index: usize| {
+            let file = self.file.as_ref()?;
+            file.record(SegmentId(u32::try_from(first + index).ok()?))
+        };
+        (0..GROUP).map(|index| Segment { record: record(index), ..Segment::default() }).collect()
     }
 
     /// The record, or `None` past the limit.
@@ -379,7 +472,7 @@ impl SegmentTable {
         let groups = || SHELF.min(self.groups.saturating_sub(shelf * SHELF));
         let shelf = self.shelves.get(shelf)?.get_or_init(|| (0..groups()).map(|_| OnceLock::new()).collect());
         let group = shelf.get(number % SHELF)?;
-        let group = group.get_or_init(|| (0..GROUP).map(|_| Segment::default()).collect());
+        let group = group.get_or_init(|| self.make_group(number));
         group.get(id % GROUP)
     }
 }

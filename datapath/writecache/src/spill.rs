@@ -215,7 +215,8 @@ impl WriteCache {
 
     /// Gives back what dead slots of packed segments take, until so many bytes are enough. How many it gave back.
     fn shrink_packed(&self, dead: Dead, is_enough: impl Fn(u64) -> bool) -> u64 {
-        let freed = self.packed.shrink(dead, |id| self.segments.get(id), is_enough);
+        let records = |id| self.segments.get(id);
+        let freed = self.packed.shrink(dead, (records, self.memory.as_ref()), is_enough);
         self.host.give_ram(freed);
         freed
     }
@@ -262,7 +263,9 @@ impl WriteCache {
             };
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
             self.look_at(segment, id);
-            let packed = packer.pack(segment, segment.word().ram().unwrap_or(0), packing, scratch.bytes());
+            let address = segment.word().ram().unwrap_or(0);
+            let into = (scratch.bytes(), self.memory.as_ref());
+            let packed = packer.pack(segment, address, packing, into);
             match packed {
                 Some(packed) => self.swap_for_packed(id, segment, packed),
                 None => {
@@ -290,6 +293,7 @@ impl WriteCache {
         count(&self.counters.packed_segments, 1);
         count(&self.counters.packed_blocks, u64::from(segment.live()));
         self.host.add_ram(packed.bytes());
+        segment.set_packed(packed.offset());
         self.packed.insert(id, packed);
         let memory = self.log.lock().pack(segment, id);
         if let Some(memory) = memory {
@@ -455,7 +459,6 @@ impl WriteCache {
                 ));
                 self.disk_full.store(true, Ordering::Relaxed);
                 overflow.failed();
-                overflow.give_position_last(position);
             }
         }
         if segment.word().is_packed() {
@@ -472,6 +475,10 @@ impl WriteCache {
         } else {
             let released = self.log.lock().thaw(segment, id, result.is_ok());
             self.take_back(released);
+        }
+        if result.is_err() {
+            // Only now: of two records with one position, the next process would not know which one has it.
+            overflow.give_position_last(position);
         }
         self.cleaner.unstick();
         let room = self.room(&self.log.lock());
@@ -497,8 +504,14 @@ impl WriteCache {
         match &self.persist {
             Some(persist) if persist.is_closed() => false,
             Some(persist) => self.has_surplus() || persist.holds_surplus(),
-            None => self.has_surplus(),
+            None => self.has_surplus() || self.has_surplus_memory(),
         }
+    }
+
+    /// The same of memory in a file. That of all other caches is the host's.
+    fn has_surplus_memory(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.is_some_and(|memory| self.pool.warm_bytes() > 0 || memory.pieces.wants_trim())
     }
 
     fn has_surplus(&self) -> bool {
@@ -522,6 +535,10 @@ impl WriteCache {
             }
             (Some(overflow), None) => overflow.trim(),
             (None, _) => {}
+        }
+        if let Some(memory) = &self.memory {
+            self.pool.trim();
+            memory.pieces.trim();
         }
         if let Some(overflow) = &self.overflow {
             overflow.trim_buffers();

@@ -39,6 +39,7 @@ pub struct Slot(pub u16);
 
 /// Where the newest contents of a block are, in the 4 bytes that the map holds for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
 pub struct Location(u32);
 
 impl Location {
@@ -67,6 +68,11 @@ impl Location {
     /// A slot of a segment.
     pub const fn at(segment: SegmentId, slot: Slot) -> Self {
         Self((segment.0 << 9) | (slot.0 as u32 & 511))
+    }
+
+    /// The four bytes, as they are stored.
+    pub(crate) const fn bits(self) -> u32 {
+        self.0
     }
 
     /// The segment and slot, or `None` for the reserved values.

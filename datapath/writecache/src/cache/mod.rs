@@ -12,6 +12,7 @@
 //! | `part` | writes of parts of blocks |
 //! | `together` | the hit path of several overwrites at once |
 //! | `freeze` | the state at one instant, while the machine goes on |
+//! | `recover` | the cache that another process left in a file |
 //! | `dedup_scan` | blocks that turned out to hold what the image holds |
 //! | `room` | slots and RAM: begun, given back |
 //! | `limits` | what the cache may take, and takes |
@@ -24,12 +25,14 @@ mod limits;
 mod options;
 mod part;
 mod read;
+mod recover;
 mod space;
 mod statistics;
 mod together;
 mod write;
 
 use std::fmt::Display;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -53,6 +56,8 @@ use crate::counters::Counters;
 use crate::host::HostShared;
 use crate::log::Log;
 use crate::map::Map;
+use crate::memory::MemoryPool;
+use crate::memory_file::{Handover, MemoryFile};
 use crate::overflow::Overflow;
 use crate::packed::PackedTable;
 use crate::persist::{self, Persist};
@@ -86,6 +91,12 @@ pub struct WriteCache {
     pub(crate) segments: SegmentTable,
     pub(crate) log: Mutex<Log>,
     pub(crate) host: Arc<HostShared>,
+    /// The pool that gives its segments RAM: the host's, or its own in the memory file.
+    pub(crate) pool: Arc<MemoryPool>,
+    /// What outlives the process.
+    pub(crate) memory: Option<Arc<MemoryFile>>,
+    /// It was ended: what its memory file and its overflow hold goes with it.
+    ended: AtomicBool,
     pub(crate) overflow: Option<Arc<Overflow>>,
     pub(crate) waiting: Waiting,
     pub(crate) cleaner: Cleaner,
@@ -113,17 +124,7 @@ impl WriteCache {
     /// Opens a cache: an empty one, or a persistent one as it was left.
     pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
-        limits::check_ram_bytes(options.ram_bytes)?;
-        if let Some(place) = options.overflow.as_ref().filter(|it| it.little_space == LittleSpace::Refused) {
-            limits::check_disk_bytes(place.limit_bytes)?;
-        }
-        let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
-        if options.size_bytes > VOLUME_MAX_BYTES {
-            return Err(invalid(format!(
-                "the volume has {} bytes; at most {VOLUME_MAX_BYTES} work (8 KiB less than 16 TiB)",
-                options.size_bytes
-            )));
-        }
+        let blocks = check(options)?;
         let map = Map::new(blocks);
         let segments = SegmentTable::new(SegmentId::LIMIT);
         let mut log = Log::default();
@@ -141,18 +142,78 @@ impl WriteCache {
                 Some(opened.overflow)
             }
         };
-        let overflow = overflow.map(Arc::new);
+        let cache =
+            Self::of_parts(options, host, Parts { map, segments, log, persist, overflow, memory: None });
+        if let Some(persist) = &cache.persist {
+            persist.start(&cache)?;
+        }
+        host.register(&cache);
+        Ok(cache)
+    }
+
+    /// Opens an empty cache whose memory is in `file`, a memfd or a file of a tmpfs, so that another process can go on with it
+    /// ([`WriteCache::recover`]): after this one has ended in whatever way, with what [`WriteCache::handover`] gives. The file is
+    /// emptied first.
+    ///
+    /// Dropping such a cache leaves all of it for the next process, unless [`WriteCache::end`] was called before.
+    pub fn open_in(file: File, options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
+        let blocks = check(options)?;
+        refuse_persistent(options)?;
+        let (overflow, memory) = match &options.overflow {
+            None => (None, MemoryFile::create(file, blocks, None)?),
+            Some(place) => {
+                let make = |key: &_| MemoryFile::create(file, blocks, Some(key));
+                let (overflow, memory) = Overflow::open_surviving(place, Arc::clone(&host.engine), make)?;
+                (Some(overflow), memory)
+            }
+        };
+        let parts = Parts {
+            map: Map::with_file(blocks, Some(Arc::clone(&memory))),
+            segments: SegmentTable::with_file(SegmentId::LIMIT, Some(Arc::clone(&memory))),
+            log: Log::default(),
+            persist: None,
+            overflow,
+            memory: Some((Arc::clone(&memory), MemoryPool::in_file(memory))),
+        };
+        let cache = Self::of_parts(options, host, parts);
+        host.register(&cache);
+        Ok(cache)
+    }
+
+    /// The descriptors that the next process needs to go on with this cache. `None`: its memory is not in a file.
+    pub fn handover(&self) -> std::io::Result<Option<Handover>> {
+        let Some(memory) = &self.memory else { return Ok(None) };
+        let (overflow, key) = match &self.overflow {
+            None => (None, None),
+            Some(overflow) => {
+                let (file, key) = overflow.handover()?;
+                (Some(file), key)
+            }
+        };
+        Ok(Some(Handover { memory: memory.file().try_clone()?.into(), overflow, key }))
+    }
+
+    /// Has the memory file and the overflow emptied when the cache is dropped: no process goes on with it.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    fn of_parts(options: &CacheOptions, host: &Arc<HostShared>, parts: Parts) -> Arc<Self> {
+        let (memory, pool) = parts.memory.unzip();
         let cache = Arc::new(Self {
             name: options.name.clone(),
-            map,
-            segments,
-            log: Mutex::new(log),
+            map: parts.map,
+            segments: parts.segments,
+            log: Mutex::new(parts.log),
             host: Arc::clone(host),
-            overflow,
+            pool: pool.unwrap_or_else(|| Arc::clone(&host.pool)),
+            memory,
+            ended: AtomicBool::new(false),
+            overflow: parts.overflow.map(Arc::new),
             waiting: Waiting::default(),
             cleaner: Cleaner::default(),
             packed: PackedTable::default(),
-            persist,
+            persist: parts.persist,
             counters: Counters::default(),
             faults: FaultLog::new("write cache", WARNINGS_PER_10_S),
             shortages: FaultLog::new("write cache", WARNINGS_PER_10_S),
@@ -169,11 +230,7 @@ impl WriteCache {
         if cache.overflow.is_some() {
             host.budget.join_spilling();
         }
-        if let Some(persist) = &cache.persist {
-            persist.start(&cache)?;
-        }
-        host.register(&cache);
-        Ok(cache)
+        cache
     }
 
     /// Has the log say what went wrong with this cache.
@@ -182,8 +239,46 @@ impl WriteCache {
     }
 }
 
+/// The parts that are made before the cache.
+struct Parts {
+    map: Map,
+    segments: SegmentTable,
+    log: Log,
+    persist: Option<Arc<Persist>>,
+    overflow: Option<Overflow>,
+    memory: Option<(Arc<MemoryFile>, Arc<MemoryPool>)>,
+}
+
+/// Refuses options that no cache can have. The blocks of the volume.
+fn check(options: &CacheOptions) -> Result<u64, IoError> {
+    limits::check_ram_bytes(options.ram_bytes)?;
+    if let Some(place) = options.overflow.as_ref().filter(|it| it.little_space == LittleSpace::Refused) {
+        limits::check_disk_bytes(place.limit_bytes)?;
+    }
+    if options.size_bytes > VOLUME_MAX_BYTES {
+        let why = format!(
+            "the volume has {} bytes; at most {VOLUME_MAX_BYTES} work (8 KiB less than 16 TiB)",
+            options.size_bytes
+        );
+        return Err(IoError::new(IoErrorKind::Invalid, why));
+    }
+    Ok(options.size_bytes.div_ceil(u64::from(BLOCK_BYTES)))
+}
+
+/// A persistent cache has its own way of coming back.
+fn refuse_persistent(options: &CacheOptions) -> Result<(), IoError> {
+    if options.persistent.is_none() {
+        return Ok(());
+    }
+    let why = "a persistent write cache cannot have its memory in a file that outlives the process: it comes back from its disk";
+    Err(IoError::new(IoErrorKind::Invalid, why))
+}
+
 impl Drop for WriteCache {
     fn drop(&mut self) {
+        if let Some(memory) = &self.memory {
+            memory.hand_over();
+        }
         // The disk threads hold the cache while a segment is on its way, so nothing is in flight here.
         if let Some(buffer) = self.cleaner.take_buffer() {
             self.host.give_staging(buffer);
@@ -193,7 +288,7 @@ impl Drop for WriteCache {
         for number in 0..log.numbers_used() {
             let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
             if let Some(memory) = segment.word().ram().and_then(crate::memory::MemoryPool::reclaim) {
-                self.host.pool.give(memory);
+                self.pool.give(memory);
                 bytes += SEGMENT_BYTES as u64;
             }
         }
@@ -206,6 +301,12 @@ impl Drop for WriteCache {
         // The index goes before the host hears of it, and its thread returns the memory to the system.
         self.map = Map::new(0);
         self.segments = SegmentTable::new(0);
+        if self.ended.load(Ordering::Acquire)
+            && let Some(memory) = &self.memory
+        {
+            memory.end();
+            self.overflow.iter().for_each(|overflow| overflow.end());
+        }
         self.host.give_ram(bytes);
         if self.overflow.is_some() {
             self.host.budget.leave_spilling();

@@ -258,7 +258,7 @@ impl WriteCache {
         // Only zeroes make a block zero.
         if missing.is_none() && is_zero(part.data) && is_zero(&whole) {
             let is_zero = sectors.iter().all(|sector| *sector == Location::ZERO);
-            if is_zero || self.takes_notes() {
+            if is_zero || (self.takes_notes() && !self.lacks_index_space(target.leaf)) {
                 return self.set_zero(target.leaf, target.index, target.block);
             }
         }
@@ -499,7 +499,8 @@ impl WriteCache {
     /// Whether so many more blocks of the leaf may be partial blocks, or this one is one already and may have more slots.
     fn takes_partial(&self, leaf: &LeafWrite<'_>, index: usize, count: usize) -> bool {
         let is_partial = leaf.get(index).entry().is_some();
-        if !is_partial && (!leaf.takes_partial(count) || !self.has_index_for_partial()) {
+        let has_index = || self.has_index_for_partial() && self.map.has_index_space();
+        if !is_partial && (!leaf.takes_partial(count) || !has_index()) {
             return false;
         }
         self.map.partial_surplus() < self.most_surplus()

@@ -36,7 +36,7 @@ impl WriteCache {
             }
         }
         if let Some(memory) = released.memory {
-            self.host.pool.give(memory);
+            self.pool.give(memory);
             self.host.give_ram(SEGMENT_BYTES as u64);
         }
         self.host.signal();
@@ -136,11 +136,12 @@ impl WriteCache {
             }
             self.host.add_ram(bytes);
         }
-        let Some(memory) = self.host.pool.take() else {
+        let Some(memory) = self.pool.take() else {
             self.host.give_ram(bytes);
             return false;
         };
-        match log.begin(&self.segments, stream, memory) {
+        let number = self.pool.number_of(&memory);
+        match log.begin(&self.segments, stream, (memory, number)) {
             Ok(()) => {
                 if log.ram_segments == 1 {
                     // From now on the host's thread looks for memory pressure.
@@ -149,7 +150,7 @@ impl WriteCache {
                 true
             }
             Err(memory) => {
-                self.host.pool.give(memory);
+                self.pool.give(memory);
                 self.host.give_ram(bytes);
                 false
             }
@@ -196,7 +197,7 @@ impl WriteCache {
         if let Some(segment) = self.segments.get(id) {
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
         }
-        self.host.pool.give(memory);
+        self.pool.give(memory);
         self.host.give_ram(SEGMENT_BYTES as u64);
         // Another cache of the host may wait for it.
         self.host.signal_if_waiting();

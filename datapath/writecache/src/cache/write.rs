@@ -53,6 +53,9 @@ impl WriteCache {
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
         if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
+            if self.lacks_index_space(&leaf) {
+                return (self.no_room(turn), false);
+            }
             return (self.set_zero(&mut leaf, index, block), false);
         }
         let old = leaf.get(index);
@@ -69,11 +72,24 @@ impl WriteCache {
             self.counters.hot(Hot::WriteInPlace, 1);
             return (WriteResult::Done, false);
         }
-        if same(Now::Elsewhere) && (old == Location::ABSENT || self.takes_notes()) {
+        if same(Now::Elsewhere)
+            && (old == Location::ABSENT || (self.takes_notes() && !self.lacks_index_space(&leaf)))
+        {
             return (self.elide(&mut leaf, index, block), false);
         }
         let wrote = self.store(&mut leaf, index, block, data, turn);
         (wrote, wrote == WriteResult::Done)
+    }
+
+    /// Whether a change of this leaf would make a table for which the file with the index has no memory.
+    #[inline]
+    pub(super) fn lacks_index_space(&self, leaf: &LeafWrite<'_>) -> bool {
+        leaf.is_uniform() && !self.map.has_index_space()
+    }
+
+    /// Whether blocks can be cleared that took no slot: what is noted of them, and the table of their leaf, take memory.
+    pub fn takes_clears(&self) -> bool {
+        self.takes_notes() && self.map.has_index_space()
     }
 
     /// Whether the index has changed so much that the host should hear of it. Each turn of its thread looks at all caches.
@@ -141,9 +157,21 @@ impl WriteCache {
                 came = Cleared::Closed;
                 break;
             };
-            let Some(mut leaf) = self.map.write(leaf_number) else { break };
-            let range = start..start + count as usize;
             let first = BlockNumber(block - count);
+            let leaf = self.map.write(leaf_number).filter(|leaf| !self.lacks_index_space(leaf));
+            let Some(mut leaf) = leaf else {
+                if self.memory.is_none() {
+                    // Past the end of the volume.
+                    break;
+                }
+                // The blocks stay as they are, or the zero write waits.
+                if slotless == UnloggedBlocks::Wait {
+                    came = Cleared::UpTo(first);
+                    break;
+                }
+                continue;
+            };
+            let range = start..start + count as usize;
             let notes_all = self.takes_notes();
             // There are only so many blocks in slots, because slots are limited, and only so many partial blocks, because their index
             // memory is. A partial block may have no slot at all, if its sectors are zero and absent.
@@ -171,7 +199,7 @@ impl WriteCache {
             leaf.fold();
         }
         self.counters.hot(Hot::Discarded, cleared);
-        if self.is_other_index(tables_bytes) || self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
+        if self.is_other_index(tables_bytes) || self.waiting.wants_room() || self.pool.warm_bytes() > 0 {
             self.host.signal();
         }
         came
@@ -202,6 +230,9 @@ impl WriteCache {
     ) -> WriteResult {
         if let Some(queues) = self.queues(turn) {
             return queues;
+        }
+        if self.lacks_index_space(leaf) {
+            return WriteResult::NoRoom;
         }
         let Some(new) = self.take_slot(Stream::Fresh, block) else { return WriteResult::NoRoom };
         // Who the old slot belonged to is as cold as the block; it comes while the data is copied.

@@ -8,7 +8,7 @@ use super::*;
 fn full_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
     let (mut log, table, pool) = (Log::default(), SegmentTable::new(count), MemoryPool::new());
     for number in 0..count {
-        log.begin(&table, Stream::Fresh, pool.take().unwrap()).unwrap();
+        log.begin(&table, Stream::Fresh, (pool.take().unwrap(), None)).unwrap();
         let first = number * u32::from(SLOT_COUNT);
         for block in first..first + u32::from(SLOT_COUNT) {
             log.claim(&table, Stream::Fresh, BlockNumber(block)).unwrap();
@@ -24,7 +24,7 @@ fn full_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
 fn what_died_before_anybody_took_it_out_is_not_queued_for_ever() {
     let (mut log, table, pool) = (Log::default(), SegmentTable::new(4), MemoryPool::new());
     for _ in 0..2000 {
-        log.begin(&table, Stream::Fresh, pool.take().unwrap()).unwrap();
+        log.begin(&table, Stream::Fresh, (pool.take().unwrap(), None)).unwrap();
         let id = log.filling(Stream::Fresh).unwrap();
         (0..SLOT_COUNT).for_each(|slot| {
             log.claim(&table, Stream::Fresh, BlockNumber(slot.into())).unwrap();
@@ -39,7 +39,7 @@ fn what_died_before_anybody_took_it_out_is_not_queued_for_ever() {
     assert!(log.dirty.len() <= most_queued(log.numbers_used()), "{}", log.dirty.len());
     // What waits still does, in its order.
     for number in 0..3 {
-        log.begin(&table, Stream::Fresh, pool.take().unwrap()).unwrap();
+        log.begin(&table, Stream::Fresh, (pool.take().unwrap(), None)).unwrap();
         while log.claim(&table, Stream::Fresh, BlockNumber(number)).is_some() {}
     }
     log.prune(&table, 0);
@@ -51,7 +51,7 @@ fn what_died_before_anybody_took_it_out_is_not_queued_for_ever() {
 fn what_cleaning_filled_does_not_count_once_it_died() {
     let (mut log, table, pool) = (Log::default(), SegmentTable::new(4), MemoryPool::new());
     let [first, second] = [0, 1].map(|block| {
-        log.begin(&table, Stream::Cleaned, pool.take().unwrap()).unwrap();
+        log.begin(&table, Stream::Cleaned, (pool.take().unwrap(), None)).unwrap();
         let id = log.filling(Stream::Cleaned).unwrap();
         while log.claim(&table, Stream::Cleaned, BlockNumber(block)).is_some() {}
         id

@@ -43,6 +43,7 @@ use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, LOW_POSITIONS, NoPosition};
 use crate::cache::{LittleSpace, OverflowOptions};
 use crate::memory::AlignedBuffer;
+use crate::memory_file::{Handed, KeyPage, KeyPlace, MemoryFile, crash};
 use crate::persist::directory::open_rw;
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER, thread};
 use crate::units::Slot;
@@ -77,6 +78,15 @@ pub struct Overflow {
     buffers_known: AtomicBool,
     no_fallocate: AtomicBool,
     operations: Operations,
+    /// What outlives the process.
+    surviving: Option<Surviving>,
+}
+
+/// What the next process needs of an overflow that outlives this one.
+struct Surviving {
+    memory: Arc<MemoryFile>,
+    /// The page with the key, if it is not in the memory file.
+    key: Option<KeyPage>,
 }
 
 /// What was asked of the disk: operations and bytes of each direction.
@@ -138,6 +148,68 @@ impl Overflow {
         Self::open_with(place, chosen, engine, key, &open)
     }
 
+    /// The same of a cache whose memory is in a file, and which outlives the process.
+    pub(crate) fn open_surviving(
+        place: &OverflowOptions,
+        engine: Arc<dyn IoEngine>,
+        make_memory: impl FnOnce(&KeyPlace) -> Result<Arc<MemoryFile>, IoError>,
+    ) -> Result<(Self, Arc<MemoryFile>), IoError> {
+        let at = &place.at;
+        let open = |direct| open_file(at, direct);
+        let chosen = buffering::choose(place.buffering, at, &open)?;
+        let (key_place, key) = KeyPlace::random().map_err(device)?;
+        let slot_key = SlotKey::from_bytes(&key).map_err(device)?;
+        let mut overflow = Self::open_with(place, chosen, engine, slot_key, &open)?;
+        let memory = make_memory(&key_place)?;
+        let key = match key_place {
+            KeyPlace::Page(page) => Some(page),
+            KeyPlace::Head(_) => None,
+        };
+        overflow.surviving = Some(Surviving { memory: Arc::clone(&memory), key });
+        Ok((overflow, memory))
+    }
+
+    /// The overflow that another process left, of which these positions (ascending) are not free. Changes nothing of it.
+    pub(crate) fn adopt(
+        place: &OverflowOptions,
+        engine: Arc<dyn IoEngine>,
+        handed: Handed,
+        memory: &Arc<MemoryFile>,
+        taken: &[u32],
+        generation: u64,
+    ) -> Result<Self, IoError> {
+        let flags = rustix::fs::fcntl_getfl(&handed.file);
+        let flags =
+            flags.map_err(|e| device(format!("the overflow that was handed over is no file: {e}")))?;
+        let direct = flags.contains(rustix::fs::OFlags::DIRECT);
+        let text = if direct { "direct" } else { "buffered" }.to_owned();
+        let key = SlotKey::from_bytes(&handed.key).map_err(device)?;
+        // A cache that goes on is not refused for want of space.
+        let place = OverflowOptions { little_space: LittleSpace::Accepted, ..place.clone() };
+        let file = Mutex::new(Some(handed.file));
+        let given = |_: bool| file.lock().take().ok_or_else(|| stdio::ErrorKind::NotFound.into());
+        let mut overflow = Self::open_with(&place, Chosen { direct, text }, engine, key, &given)?;
+        overflow.surviving = Some(Surviving { memory: Arc::clone(memory), key: handed.page });
+        overflow.generation = AtomicU64::new(generation);
+        overflow.take_all_but(taken);
+        Ok(overflow)
+    }
+
+    /// What the next process needs: a descriptor of the overflow, and one of the page with its key.
+    pub(crate) fn handover(&self) -> stdio::Result<(std::os::fd::OwnedFd, Option<std::os::fd::OwnedFd>)> {
+        let key = self.surviving.as_ref().and_then(|surviving| surviving.key.as_ref());
+        Ok((self.file.try_clone()?.into(), key.map(KeyPage::duplicate).transpose()?))
+    }
+
+    /// Gives all space back, for a cache that was ended. Nobody uses it any more.
+    pub(crate) fn end(&self) {
+        if !self.is_device
+            && let Err(error) = self.file.set_len(0)
+        {
+            tracing::warn!(%error, "the overflow of a write cache that was ended could not be given back");
+        }
+    }
+
     /// Opens the overflow of a persistent cache: a file with a name.
     pub fn open_named(
         place: &OverflowOptions,
@@ -196,6 +268,7 @@ impl Overflow {
             buffers_known: AtomicBool::new(false),
             no_fallocate: AtomicBool::new(is_device),
             operations: Operations::default(),
+            surviving: None,
         };
         overflow.set_limit_bytes(limit_bytes);
         Ok(overflow)
@@ -215,6 +288,11 @@ impl Overflow {
 
     /// Counts an operation and gives it to the engine.
     fn submit(&self, op: IoOp) {
+        if crash::is_dead() {
+            // In a test the process has ended, and nobody is answered.
+            let _unanswered = std::mem::ManuallyDrop::new(op);
+            return;
+        }
         let of = &self.operations;
         let (count, bytes) = match op.direction {
             Direction::Read => (&of.read, &of.read_bytes),
@@ -294,7 +372,12 @@ impl Overflow {
 
     /// The number for the next write of a segment.
     pub fn next_generation(&self) -> u64 {
-        self.generation.fetch_add(1, Ordering::Relaxed)
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed);
+        if let Some(surviving) = &self.surviving {
+            // Before anything is sealed with it: the next process begins above it.
+            surviving.memory.used_generation(generation);
+        }
+        generation
     }
 
     /// Seals a block as one slot.

@@ -9,6 +9,7 @@ use rustix::fs::FallocateFlags;
 use super::Overflow;
 use super::encrypt::ENCRYPTED_SEGMENT_BYTES;
 use super::place::device_bytes;
+use crate::memory_file::crash;
 use crate::units::SegmentId;
 
 /// Positions claimed at once, while there is room: fewer, larger extents.
@@ -262,13 +263,24 @@ impl Overflow {
 
     /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
     pub fn restore(&self, used: &[u32]) {
+        self.take_all_but(used);
+        self.punch_free();
+    }
+
+    /// Gives the space of free positions back to the file system, none of which is claimed.
+    pub(crate) fn punch_free(&self) {
+        let free = self.positions.lock().punched.clone();
+        self.punch(&free);
+    }
+
+    /// As [`Overflow::restore`], and leaves what the others hold for [`Overflow::punch_free`].
+    pub(super) fn take_all_but(&self, used: &[u32]) {
         let in_file =
             u32::try_from(self.file_bytes().div_ceil(ENCRYPTED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
         let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
         let mut taken = used.iter().copied().peekable();
         let mut free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
         free.reverse();
-        self.punch(&free);
         let mut positions = self.positions.lock();
         positions.used = u32::try_from(used.len()).unwrap_or(u32::MAX);
         positions.end = end;
@@ -396,6 +408,9 @@ impl Overflow {
     }
 
     fn punch_range(&self, offset: u64, len: u64) {
+        if crash::is_dead() {
+            return;
+        }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&*self.file, flags, offset, len) {
             tracing::debug!(%error, "overflow space could not be punched out");
