@@ -16,6 +16,7 @@
 //!   Two writes to different sectors of one block both survive.
 //! - Over a persistent write cache, a flush and a write with FUA are answered when they are durable; elsewhere
 //!   a flush is a no-op, because what a machine writes is forgotten at its next boot.
+//! - A volume that was opened in a file ([`Volume::open_in`]) outlives its process: the next one finds all that was answered.
 //! - What a read waits for in the base alone holds the base and nothing else: a view that was dropped is gone, and so is what a
 //!   volume had, however long the base takes.
 //!
@@ -63,7 +64,7 @@ pub mod write;
 
 pub use counters::{ReadOps, VolumeCounters};
 pub use freeze::{ChangedRun, FrozenView};
-pub use headwater_writecache::{Residence, Shortage};
+pub use headwater_writecache::{Handover, Residence, Shortage};
 pub use latency::{Latency, LatencySnapshot};
 pub use options::{
     Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, LittleSpace, PersistentOptions, VolumeOptions,

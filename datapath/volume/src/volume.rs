@@ -1,5 +1,6 @@
 //! The volume as a [`Device`]: what can be finished at once, and where the rest goes.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use headwater_block::{
     IoError, IoErrorKind, Op, Request, SharedSlice,
 };
 use headwater_writecache::{
-    Admission, BaseImage, BlockNumber, CacheOptions, Cleared, Found, Host, Kind, Location, Now,
+    Admission, BaseImage, BlockNumber, CacheOptions, Cleared, Found, Handover, Host, Kind, Location, Now,
     OverflowOptions, ReadTally, Shortage, WriteCache, WriteResult,
 };
 
@@ -52,6 +53,40 @@ pub(crate) struct Inner {
 impl Volume {
     /// Opens a volume: with an empty write cache, or with a persistent one as it was left.
     pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
+        Self::with_cache(options, |cache| WriteCache::open(cache, &host.shared()))
+    }
+
+    /// Opens a volume with an empty write cache whose memory is in `file`, a memfd or a file of a tmpfs, so that another process can go
+    /// on with it ([`Volume::recover`]). The file is emptied first. Not with a persistent write cache.
+    ///
+    /// Dropping such a volume leaves what its machine wrote for the next process, unless [`Volume::end`] was called before.
+    pub fn open_in(file: File, options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
+        Self::with_cache(options, |cache| WriteCache::open_in(file, cache, &host.shared()))
+    }
+
+    /// Opens the volume that another process left, which has ended, from what [`Volume::handover`] gave there. `options` are those by
+    /// which it was opened, over the same base; limits may differ. All that was answered is there.
+    ///
+    /// An error of kind [`IoErrorKind::Corrupt`] says that what was left contradicts itself. After an error nothing of it has changed.
+    pub fn recover(left: Handover, options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
+        Self::with_cache(options, |cache| WriteCache::recover(left, cache, &host.shared()))
+    }
+
+    /// The descriptors that another process needs to go on with this volume when this process has ended, in whatever way. `None`: it was not opened in
+    /// a file.
+    pub fn handover(&self) -> std::io::Result<Option<Handover>> {
+        self.inner.cache.handover()
+    }
+
+    /// The blocks that its machine wrote are not needed any more: its file and its overflow are emptied when the volume's last user goes.
+    pub fn end(&self) {
+        self.inner.cache.end();
+    }
+
+    fn with_cache(
+        options: &VolumeOptions,
+        open: impl FnOnce(&CacheOptions) -> Result<Arc<WriteCache>, IoError>,
+    ) -> Result<Arc<Self>, IoError> {
         let base = options.base.geometry();
         let ram_bytes = match options.mode {
             CacheMode::Disk => disk_mode_ram_bytes(options.persistent.is_some()),
@@ -78,7 +113,7 @@ impl Volume {
             persistent: options.persistent.clone(),
             base: elision.clone().map(|elision| elision as Arc<dyn BaseImage>),
         };
-        let cache = WriteCache::open(&cache_options, &host.shared())?;
+        let cache = open(&cache_options)?;
         let geometry = Geometry {
             size_bytes: base.size_bytes,
             logical_block_bytes: base.logical_block_bytes.min(BLOCK_BYTES),

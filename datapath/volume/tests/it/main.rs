@@ -25,3 +25,4 @@ mod power;
 mod setup;
 mod small_flushes;
 mod small_persistent;
+mod surviving;
