@@ -19,6 +19,12 @@ const LAST_WORDS_BYTES: usize = 2000;
 /// From one look at a program to the next.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How long a program may take to end when it is told to.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The same if this program ends at once.
+const SHORT_GRACE: Duration = Duration::from_millis(500);
+
 /// What has to go if the program ends at once.
 struct Left {
     processes: Vec<Pid>,
@@ -34,6 +40,13 @@ fn left() -> MutexGuard<'static, Left> {
 /// Ends all programs and removes all directories, before this program ends without dropping them.
 pub fn clean_up() {
     let left = left();
+    for pid in &left.processes {
+        let _ = kill_process(*pid, Signal::TERM);
+    }
+    if !left.processes.is_empty() {
+        // fio ends its workers meanwhile.
+        std::thread::sleep(SHORT_GRACE);
+    }
     for pid in &left.processes {
         // A program that has ended by itself is what is wanted.
         let _ = kill_process(*pid, Signal::KILL);
@@ -206,6 +219,12 @@ impl Drop for Started {
     fn drop(&mut self) {
         if self.ended.is_some() {
             return;
+        }
+        // fio ends its workers only if it is told to.
+        let _ = kill_process(self.pid, Signal::TERM);
+        let begun = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < GRACE {
+            std::thread::sleep(LOOK);
         }
         let mut left = left();
         let _ = self.child.kill();
