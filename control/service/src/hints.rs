@@ -1,6 +1,6 @@
 //! What makes a machine's write cache smaller, by what fills it.
 
-use headwater_api::{CacheContents, CacheHint, ContentsKind};
+use headwater_api::{CacheContents, CacheHint, ContentsKind, PathContents};
 
 /// Less than this is no hint.
 const LEAST_BYTES: u64 = 32 << 20;
@@ -9,8 +9,8 @@ const LEAST_PERCENT: u64 = 5;
 /// The most hints.
 const HINTS_MAX: usize = 8;
 
-/// The ends of paths of directories that often fill a write cache, in lower case, and the remedy.
-const DIRECTORIES: [(&str, &str); 13] = [
+/// Paths of directories that often fill a write cache, from the root of a file system, in lower case, and the remedy.
+const DIRECTORIES: [(&str, &str); 12] = [
     ("/var/log/journal", "set SystemMaxUse= in /etc/systemd/journald.conf of the image"),
     ("/var/log", "rotate logs earlier in the image, or send them to another computer"),
     ("/var/cache/apt", "put 'apt-get clean' into the image, and install packages in a maintenance session"),
@@ -18,10 +18,6 @@ const DIRECTORIES: [(&str, &str); 13] = [
     ("/var/lib/docker", "put the images of containers into the image, or on another disk"),
     ("/tmp", "mount it as tmpfs in the image"),
     ("/var/tmp", "find the program that leaves files there"),
-    (
-        "/.cache",
-        "make the caches of browsers and desktops smaller in the image, or put home directories on another disk",
-    ),
     (
         "/windows/softwaredistribution",
         "switch Windows Update off in the image, and update in a maintenance session",
@@ -31,6 +27,25 @@ const DIRECTORIES: [(&str, &str); 13] = [
     ("/programdata/microsoft/windows defender", "update the signatures in a maintenance session"),
     ("/system volume information", "switch shadow copies and restore points off in the image"),
 ];
+
+/// The same of a directory of this name, which each user has.
+const OF_USERS: (&str, &str) = (
+    "/.cache",
+    "make the caches of browsers and desktops smaller in the image, or put home directories on another disk",
+);
+
+/// The remedy for a directory, if there is one.
+fn remedy(path: &str) -> Option<&'static str> {
+    let path = path.to_ascii_lowercase();
+    let rooted = DIRECTORIES.iter().find(|(rooted, _)| *rooted == path);
+    rooted.or_else(|| path.ends_with(OF_USERS.0).then_some(&OF_USERS)).map(|(_, what)| *what)
+}
+
+/// Whether one directory contains the other, within one partition.
+fn is_above(above: &PathContents, below: &PathContents) -> bool {
+    let rest = below.path.strip_prefix(&above.path);
+    above.partition == below.partition && rest.is_some_and(|rest| rest.starts_with('/'))
+}
 
 /// What makes the write cache smaller, the largest gain first. Commands in the guest are given only while the machine is on.
 pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheHint> {
@@ -76,14 +91,12 @@ pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheH
         }
     }
     // The deepest directory that a rule names is what is to be done; those above it have its bytes, too.
-    let mut named: Vec<&str> = Vec::new();
+    let mut named: Vec<&PathContents> = Vec::new();
     for directory in contents.directories.iter().rev() {
-        let path = directory.path.to_ascii_lowercase();
-        let Some((_, what)) = DIRECTORIES.iter().find(|(end, _)| path.ends_with(end)) else { continue };
-        let (bytes, is_above) =
-            (directory.held.total_bytes, named.iter().any(|below| below.starts_with(&*directory.path)));
-        if !is_above && counts(bytes) {
-            named.push(&directory.path);
+        let Some(what) = remedy(&directory.path) else { continue };
+        let bytes = directory.held.total_bytes;
+        if counts(bytes) && !named.iter().any(|below| is_above(directory, below)) {
+            named.push(directory);
             add(bytes, format!("{} takes {}: {what}", directory.path, size(bytes)), None);
         }
     }
@@ -106,7 +119,7 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use headwater_api::{HeldBytes, KindContents, PartitionContents, PathContents};
+    use headwater_api::{HeldBytes, KindContents, PartitionContents};
 
     use super::*;
 
@@ -174,5 +187,35 @@ mod tests {
             "{messages:?}"
         );
         assert!(messages[2].starts_with("the journal of the file system takes 128.0 MiB"), "{messages:?}");
+    }
+
+    #[test]
+    fn a_directory_gets_the_hint_of_its_own_path_only() {
+        let mut contents = contents("ext4", 0, &[(ContentsKind::File, 1000)]);
+        let of_other = PathContents { partition: 2, ..directory("/var/log/journal", 100) };
+        contents.directories = vec![
+            directory("/var/log", 300),
+            directory("/var/tmp", 250),
+            directory("/home/x/tmp", 240),
+            directory("/home/x/.cache", 230),
+            directory("/tmp", 220),
+            directory("/srv/var/log", 210),
+            of_other,
+        ];
+        let messages: Vec<String> =
+            hints(&contents, "desk-1", true).into_iter().map(|hint| hint.message).collect();
+        let begins = [
+            "/var/log takes 300.0 MiB: rotate",
+            "/var/tmp takes 250.0 MiB: find the program",
+            "/home/x/.cache takes 230.0 MiB: make the caches",
+            "/tmp takes 220.0 MiB: mount it as tmpfs",
+            "/var/log/journal takes 100.0 MiB: set",
+        ];
+        assert_eq!(messages.len(), begins.len(), "{messages:?}");
+        for (message, begin) in messages.iter().zip(begins) {
+            assert!(message.starts_with(begin), "{message}");
+        }
+        assert!(is_above(&directory("/var/log", 1), &directory("/var/log/journal", 1)));
+        assert!(!is_above(&directory("/var/log", 1), &directory("/var/log2", 1)));
     }
 }

@@ -22,6 +22,11 @@ pub const ITEMS_MAX: usize = 1000;
 /// The most bytes of paths in the result, for files and for directories each.
 pub const PATHS_BYTES_MAX: usize = 1 << 20;
 
+/// After how many runs and names of a file system it is asked whether anybody still wants the result.
+const LOOK_SCANNED: u64 = 4096;
+/// After how many files with changes.
+const LOOK_OWNERS: usize = 1024;
+
 /// Names of files that are swap space, in the root directory of Linux and of Windows.
 const SWAP_FILES: [&str; 7] = [
     "/swapfile",
@@ -65,9 +70,9 @@ pub fn scan(
     let class = if found.is_empty() { Class::Unknown } else { Class::Outside };
     contents.count(class, claims.claim(0..u64::MAX));
     contents.files.sort_by_key(|item| (std::cmp::Reverse(item.held.total_bytes()), item.id));
-    contents.files.truncate(ITEMS_MAX);
+    contents.files = Largest::of(contents.files);
     contents.directories.sort_by_key(|item| (std::cmp::Reverse(item.held.total_bytes()), item.path.clone()));
-    contents.directories.truncate(ITEMS_MAX);
+    contents.directories = Largest::of(contents.directories);
     for held in contents.classes.values() {
         contents.held.plus(*held);
     }
@@ -105,9 +110,9 @@ fn of_partition(
     let is_swap = kind.is_ok_and(|kind| kind.is_some_and(|found| found.kind == Kind::Swap));
     let mut rest = if is_swap { Class::Swap } else { Class::Unknown };
     if is_read {
-        let mut pass = Pass::new(place.clone(), claims);
+        let mut pass = Pass::new(place.clone(), claims, is_cancelled);
         // A reader that panics is a fault of ours, and must not end the disks of all machines.
-        let read = catch_unwind(AssertUnwindSafe(|| pass.run(disk, &fits, is_cancelled)));
+        let read = catch_unwind(AssertUnwindSafe(|| pass.run(disk, &fits)));
         let read = read.unwrap_or_else(|_| Err(fault("its reader broke off")));
         described.held.plus(pass.take_into(fits.number, contents, &mut described.remarks));
         match read {
@@ -131,6 +136,9 @@ fn of_partition(
 struct Pass<'a, 'b> {
     place: Range<u64>,
     claims: &'a mut Claims<'b>,
+    is_cancelled: &'a IsCancelled,
+    /// How many runs and names there were.
+    scanned: u64,
     names: Names,
     /// Whether there were more names than fit in memory.
     has_more_names: bool,
@@ -148,10 +156,12 @@ struct Pass<'a, 'b> {
 }
 
 impl<'a, 'b> Pass<'a, 'b> {
-    fn new(place: Range<u64>, claims: &'a mut Claims<'b>) -> Self {
+    fn new(place: Range<u64>, claims: &'a mut Claims<'b>, is_cancelled: &'a IsCancelled) -> Self {
         Self {
             place,
             claims,
+            is_cancelled,
+            scanned: 0,
             names: Names::default(),
             has_more_names: false,
             parents: Vec::new(),
@@ -167,23 +177,22 @@ impl<'a, 'b> Pass<'a, 'b> {
     }
 
     /// Returns whether all was read, so that what has no owner is free.
-    fn run(
-        &mut self,
-        disk: &Arc<dyn ReadAt>,
-        partition: &Partition,
-        is_cancelled: &IsCancelled,
-    ) -> Result<bool, Fault> {
+    fn run(&mut self, disk: &Arc<dyn ReadAt>, partition: &Partition) -> Result<bool, Fault> {
         let mut file_system = open(Bytes::new(Arc::clone(disk), partition))?;
         self.root = file_system.root().id;
         self.names = Names::new(self.root);
         self.remark = file_system.remark();
-        let is_cancelled = Arc::clone(is_cancelled);
+        let is_cancelled = Arc::clone(self.is_cancelled);
         let mut visits = Visits::new(move || is_cancelled());
         file_system.scan(&mut visits, &mut |scanned| self.add(scanned))?;
         Ok(self.unreadable == 0)
     }
 
     fn add(&mut self, scanned: Scanned) -> Result<(), Fault> {
+        self.scanned += 1;
+        if self.scanned.is_multiple_of(LOOK_SCANNED) && (self.is_cancelled)() {
+            return Err(fault("the scan was cancelled"));
+        }
         match scanned {
             Scanned::Run { bytes, owner } => {
                 let at = |place: u64| self.place.start.saturating_add(place).min(self.place.end);
@@ -217,9 +226,9 @@ impl<'a, 'b> Pass<'a, 'b> {
         Ok(())
     }
 
-    /// Adds what was found. Returns the sum.
+    /// Adds what was found. Returns the sum, which is not whole if the scan was cancelled.
     fn take_into(self, partition: u32, contents: &mut Contents, remarks: &mut Vec<String>) -> Held {
-        let Self { mut names, mut parents, root, owners, others, journal, metadata, .. } = self;
+        let Self { mut names, mut parents, root, owners, others, journal, metadata, is_cancelled, .. } = self;
         names.sort();
         parents.sort_unstable();
         parents.dedup();
@@ -242,7 +251,10 @@ impl<'a, 'b> Pass<'a, 'b> {
         remarks.extend(self.remark);
         let mut directories: HashMap<u64, Held> = HashMap::new();
         let mut files = Vec::new();
-        for (id, held) in owners {
+        for (number, (id, held)) in owners.into_iter().enumerate() {
+            if number.is_multiple_of(LOOK_OWNERS) && is_cancelled() {
+                return sum;
+            }
             sum.plus(held);
             let is_directory = id == root || parents.binary_search(&id).is_ok();
             if is_directory {
@@ -298,6 +310,18 @@ struct Largest {
 }
 
 impl Largest {
+    /// The first of these.
+    fn of(items: Vec<Item>) -> Vec<Item> {
+        let mut largest = Self::default();
+        for item in items {
+            if !largest.takes_more() {
+                break;
+            }
+            largest.add(item);
+        }
+        largest.items
+    }
+
     fn takes_more(&self) -> bool {
         self.items.len() < ITEMS_MAX && self.paths_bytes < PATHS_BYTES_MAX
     }

@@ -59,11 +59,12 @@ impl Names {
         self.names.get(first).copied().filter(|name| name.id == id)
     }
 
-    /// The directories of a file, from the one that has its first name up to the root. No more than [`DEPTH_MAX`], even if a
-    /// directory contains itself.
-    pub fn directories(&self, id: u64) -> impl Iterator<Item = u64> {
+    /// The directories of a file, from the one that has its first name up to the root. None if they do not lead to the root
+    /// within [`DEPTH_MAX`], as where a directory contains itself.
+    pub fn directories(&self, id: u64) -> Vec<u64> {
         let parent = |id: u64| if id == self.root { None } else { self.name_of(id).map(|name| name.parent) };
-        std::iter::successors(parent(id), move |id| parent(*id)).take(DEPTH_MAX)
+        let chain: Vec<u64> = std::iter::successors(parent(id), |id| parent(*id)).take(DEPTH_MAX).collect();
+        if chain.last() == Some(&self.root) { chain } else { Vec::new() }
     }
 
     /// A path of a file: by the first of its names that was found. `None`: it has no name, or one of its directories has
@@ -84,5 +85,33 @@ impl Names {
         }
         let joined: Vec<u8> = parts.iter().rev().flat_map(|part| [b"/", *part].concat()).collect();
         Some(if joined.is_empty() { b"/".to_vec() } else { joined })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_that_do_not_lead_to_the_root_are_none() {
+        let mut names = Names::new(2);
+        for (id, parent) in [(10, 2), (11, 10), (12, 11)] {
+            names.add(id, parent, b"whole").unwrap();
+        }
+        // Each of two directories contains the other.
+        for (id, parent) in [(20, 21), (21, 20), (22, 21)] {
+            names.add(id, parent, b"loop").unwrap();
+        }
+        names.add(31, 30, b"lost").unwrap();
+        for depth in 1..=DEPTH_MAX as u64 {
+            names.add(1000 + depth, if depth == 1 { 2 } else { 999 + depth }, b"deep").unwrap();
+        }
+        names.add(5000, 1000 + DEPTH_MAX as u64, b"deeper").unwrap();
+        names.sort();
+        assert_eq!(names.directories(12), [11, 10, 2]);
+        assert_eq!(names.directories(1000 + DEPTH_MAX as u64).len(), DEPTH_MAX);
+        for id in [2, 20, 22, 31, 99, 5000] {
+            assert_eq!(names.directories(id), [0_u64; 0], "{id}");
+        }
     }
 }

@@ -20,18 +20,21 @@ use headwater_attribution::{Changed, Class, Contents, Held, Item, Place, escaped
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Geometry, IoError, IoErrorKind, MAX_REQUEST_BYTES, Op, Request,
 };
-use headwater_filesystems::{Fault, ReadAt};
+use headwater_filesystems::{Fault, ReadAt, fault};
 use headwater_service::backend::{BackendError, JobControl};
 use headwater_volume::Residence;
 
 use crate::adapters::snapshot_leases::Reader;
 
-/// Scans that run at a time, of all machines of this process. Each takes a core, and up to some hundred MiB if its disk has very many files.
-const SCANS_MAX: usize = 2;
+/// Scans that run at a time, of all machines of this process. Each takes a core. If its disk has very many files, a scan takes up to about
+/// 1 GiB on NTFS, and some hundred MiB on ext4.
+const SCANS_MAX: usize = 1;
 /// How long a scan may take. The write cache keeps what its machine overwrites meanwhile.
 const SCAN_LIMIT: Duration = Duration::from_secs(120);
 /// How often a read that waits looks whether the scan is to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// After how many runs of changed blocks the scan looks whether it is to end.
+const LOOK_RUNS: u64 = 4096;
 
 /// How many scans run now.
 #[derive(Default)]
@@ -47,8 +50,8 @@ impl ScanPermit {
         match scans.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more) {
             Ok(_) => Ok(Self(Arc::clone(scans))),
             Err(_) => {
-                let message = format!("{SCANS_MAX} scans of write caches are under way on this host already");
-                Err(BackendError::new(ProblemKind::Conflict, message).advise("try again when one is done"))
+                let message = "another scan of a write cache is under way on this host";
+                Err(BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done"))
             }
         }
     }
@@ -67,7 +70,8 @@ struct ScanDisk {
     base: Arc<dyn Device>,
     geometry: Geometry,
     job: Arc<JobControl>,
-    ends_at: Instant,
+    begun: Instant,
+    limit: Duration,
 }
 
 impl ScanDisk {
@@ -80,8 +84,8 @@ impl ScanDisk {
             let why = "the scan was ended: its disk was needed to make a version of it or to read it, or its machine was stopped or had no room left";
             return Some(BackendError::new(ProblemKind::Conflict, why).advise("try again"));
         }
-        (Instant::now() > self.ends_at).then(|| {
-            let message = format!("the scan took more than {} s, and was given up", SCAN_LIMIT.as_secs());
+        (self.begun.elapsed() >= self.limit).then(|| {
+            let message = format!("the scan took more than {} s, and was given up", self.limit.as_secs());
             BackendError::new(ProblemKind::Failed, message)
                 .advise("see whether the store and the overflow disk answer in time")
         })
@@ -127,6 +131,10 @@ impl ReadAt for ScanDisk {
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<(), IoError> {
+        // A disk that answers at once, with metadata that go on for ever, is given up here.
+        if self.end().is_some() {
+            return Err(IoError::new(IoErrorKind::Closed, "the scan ends"));
+        }
         let past_end = || IoError::new(IoErrorKind::Invalid, "a read past the end of the disk");
         let (mut at, mut rest) = (at, into);
         while !rest.is_empty() {
@@ -153,13 +161,27 @@ impl ReadAt for ScanDisk {
 
 /// Scans a disk. Blocks.
 pub fn scan(reader: Reader, permit: ScanPermit, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+    scan_for(SCAN_LIMIT, reader, permit, job)
+}
+
+/// The same for so long at most.
+pub(super) fn scan_for(
+    limit: Duration,
+    reader: Reader,
+    permit: ScanPermit,
+    job: Arc<JobControl>,
+) -> Result<CacheContents, BackendError> {
     let begun = Instant::now();
     let view = reader.frozen().map_err(failed)?;
     let (geometry, base) = (view.geometry(), Arc::clone(view.below()));
-    let disk = ScanDisk { reader, base, geometry, job, ends_at: begun + SCAN_LIMIT };
-    let disk = Arc::new(disk);
-    let mut changed = Changed::default();
+    let disk = Arc::new(ScanDisk { reader, base, geometry, job, begun, limit });
+    let (mut changed, mut runs) = (Changed::default(), 0_u64);
     let found = view.places(&mut |first, blocks, residence| {
+        runs += 1;
+        // A seal that ended the view waits until the walk lets go of the view.
+        if runs.is_multiple_of(LOOK_RUNS) && disk.end().is_some() {
+            return Err(fault("the scan ends"));
+        }
         let place = match residence {
             Residence::Ram => Place::Ram,
             Residence::Packed => Place::Packed,

@@ -23,6 +23,7 @@ use headwater_service::backend::BackendError;
 use headwater_store::Pin;
 use headwater_volume::FrozenView;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::adapters::frozen::FrozenVolume;
 
@@ -125,6 +126,12 @@ impl SnapshotLeases {
         frozen
     }
 
+    /// Ends a scan, if there is one, before somebody freezes the disk.
+    pub fn end_scan(&self) {
+        let ended = end_scan(&mut self.0.lock());
+        drop(ended);
+    }
+
     /// How many read now. A scan does not count.
     pub fn readers(&self) -> usize {
         self.0.lock().as_ref().map_or(0, SnapshotLease::outside_readers)
@@ -166,10 +173,21 @@ fn freeze_after<E>(
         match freeze() {
             Err(error) if ended.is_some() && begun.elapsed() < SCAN_END_LIMIT => {
                 tracing::debug!(%error, "a scan ends");
-                std::thread::sleep(SCAN_END_POLL);
+                wait(SCAN_END_POLL);
             }
             outcome => return outcome,
         }
+    }
+}
+
+/// Keeps no other task of the runtime waiting, if there is one.
+fn wait(duration: Duration) {
+    let sleep = || std::thread::sleep(duration);
+    let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
+    if matches!(flavor, Ok(RuntimeFlavor::MultiThread)) {
+        tokio::task::block_in_place(sleep)
+    } else {
+        sleep()
     }
 }
 

@@ -67,7 +67,7 @@ pub fn show(contents: &CacheContents, by: By, lines: usize) -> anyhow::Result<()
             let number = partition.number;
             show::line(&format!(
                 "partition {number} ({}): {}",
-                partition.file_system,
+                show::printable(&partition.file_system),
                 show::printable(remark)
             ))?;
         }
@@ -77,7 +77,9 @@ pub fn show(contents: &CacheContents, by: By, lines: usize) -> anyhow::Result<()
     }
     for hint in &contents.hints {
         show::line(&format!("hint: {}", show::printable(&hint.message)))?;
-        hint.command.iter().try_for_each(|command| show::line(&format!("    {command}")))?;
+        if let Some(command) = &hint.command {
+            show::line(&format!("    {}", show::printable(command)))?;
+        }
     }
     Ok(())
 }

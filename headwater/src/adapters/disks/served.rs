@@ -187,6 +187,8 @@ impl Disk for ServedVolume {
     }
 
     fn can_freeze(&self) -> Result<(), BackendError> {
+        // Now, and not while the file systems of the guest are frozen.
+        self.snapshot_leases.end_scan();
         match self.snapshot_leases.readers() {
             0 => Ok(()),
             readers => Err(being_read(readers)),

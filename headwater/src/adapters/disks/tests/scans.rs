@@ -95,14 +95,14 @@ fn a_seal_and_a_reader_end_a_scan_and_go_on() {
     let permit = || ScanPermit::take(&served.scans).unwrap();
     // A scan that has begun.
     let scan = served.open_scan().unwrap();
-    disk.can_freeze().unwrap();
     let second = served.open_scan().err().unwrap();
     assert!(
         second.kind() == ProblemKind::Conflict && second.to_string().contains("another scan"),
         "{second}"
     );
-    let frozen = disk.freeze().unwrap();
+    disk.can_freeze().unwrap();
     assert!(scan.has_ended());
+    let frozen = disk.freeze().unwrap();
     let ended = contents::scan(scan, permit(), job()).unwrap_err();
     assert_eq!(ended.kind(), ProblemKind::Conflict);
     // Nor does a scan begin while a version is made.
@@ -163,10 +163,10 @@ fn a_host_has_a_limit_of_scans() {
     let runtime = runtime();
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
     let scans = &fixture.volumes.readable.scans;
-    let (first, second) = (ScanPermit::take(scans).unwrap(), ScanPermit::take(scans).unwrap());
+    let permit = ScanPermit::take(scans).unwrap();
     let refused = runtime.block_on(disk.contents(job())).unwrap_err();
     assert!(refused.kind() == ProblemKind::Conflict && refused.advice().is_some(), "{refused}");
-    drop((first, second));
+    drop(permit);
     runtime.block_on(disk.contents(job())).unwrap();
     runtime.block_on(disk.close()).unwrap();
 }
