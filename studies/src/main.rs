@@ -314,7 +314,10 @@ fn all(arguments: &Arguments) -> Result<ExitCode> {
         }
     }
     if !failed.is_empty() {
-        bail!("these studies failed: {}; where a report was written, it has what was measured before", failed.join(", "));
+        bail!(
+            "these studies failed: {}; where a report was written, it has what was measured before",
+            failed.join(", ")
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

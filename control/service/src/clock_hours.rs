@@ -1,19 +1,33 @@
 //! Hours of a week as instants: by the rules of time zones that the host knows, or else those that are part of the program.
 
+use std::path::Path;
+
 use headwater_api::hours::Hours;
 use headwater_api::{Problem, ProblemKind};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan as _};
 
-/// The name of the host's time zone. A host that names none has UTC, as other programs see it.
-fn zone_of_host() -> String {
-    let zone = TimeZone::try_system().unwrap_or(TimeZone::UTC);
-    zone.iana_name().filter(|name| *name != "Etc/Unknown").unwrap_or("UTC").to_owned()
+/// The name of the host's time zone. A host without any setting has UTC, as other programs see it.
+fn zone_of_host() -> Result<String, Problem> {
+    let is_set = std::env::var_os("TZ").is_some() || Path::new("/etc/localtime").exists();
+    match TimeZone::try_system() {
+        Err(_) if !is_set => Ok("UTC".to_owned()),
+        zone => name_of(zone.ok().as_ref()),
+    }
+}
+
+/// The name of a time zone. A zone that is known by its rules alone has none.
+fn name_of(zone: Option<&TimeZone>) -> Result<String, Problem> {
+    let name = zone.and_then(TimeZone::iana_name).filter(|name| *name != "Etc/Unknown");
+    name.map(str::to_owned).ok_or_else(|| {
+        Problem::new(ProblemKind::Invalid, "the time zone of this host has no name")
+            .advise("name it with --zone, or at the end of the hours, such as Europe/Berlin")
+    })
 }
 
 /// The same hours with a time zone that is known: that of the host unless they name one.
 pub(crate) fn settled(hours: Hours) -> Result<Hours, Problem> {
-    let zone = hours.zone().map_or_else(zone_of_host, str::to_owned);
+    let zone = hours.zone().map_or_else(zone_of_host, |zone| Ok(zone.to_owned()))?;
     let hours = hours.in_zone(zone);
     zone_of(&hours).map(|_| hours)
 }
@@ -137,5 +151,8 @@ mod tests {
         assert!(error.message.contains("'Europe/Atlantis'"), "{error}");
         let settled = settled(Hours::parse("mon 01:00-02:00").unwrap()).unwrap();
         assert!(settled.zone().is_some());
+        let error = name_of(Some(&TimeZone::fixed(jiff::tz::offset(1)))).unwrap_err();
+        assert!(error.advice.is_some_and(|it| it.contains("--zone")));
+        assert_eq!(name_of(Some(&TimeZone::UTC)).unwrap(), "UTC");
     }
 }

@@ -22,7 +22,7 @@ use crate::show;
 /// Names that may be in a data directory before it is filled. They are not changed.
 const MAY_BE_THERE: [&str; 5] = ["cache", "lock", "lost+found", "run", "store"];
 
-/// A directory that is being filled. All that a restore has made is removed if it fails.
+/// A directory that is being filled. All that a restore has made is removed if it fails before files are at their place.
 struct Filling {
     dir: PathBuf,
     /// What was there before.
@@ -101,10 +101,11 @@ pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> an
         Some(_) => look_at_database(&staged.join(DATABASE), &contents, now_ms).await?,
         None => Vec::new(),
     };
+    // From now on files are at their place. If this ends in the middle, RESTORING stays, and a daemon refuses the directory.
+    filling.is_done = true;
     put_in_place(&staged, data_dir.path()).with_context(|| {
         format!("cannot fill {}: remove what is in it, and restore again", data_dir.path().display())
     })?;
-    filling.is_done = true;
     Ok(Restored { contents, nodes })
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::Claim;
+use headwater_db::DbError;
 use serde_json::json;
 
 use crate::Service;
@@ -30,7 +31,7 @@ const SECRET_LEN: usize = 32;
 
 /// The script by which a guest keeps a secret for root, and hands it to its own program if it has such a program.
 const ACCEPT: &str = "\
-umask 077 && mkdir -p /run/headwater && cat >/run/headwater/claim.new && mv /run/headwater/claim.new /run/headwater/claim.json || exit 1
+umask 077 && mkdir -p /run/headwater && cat >/run/headwater/claim.$$ && mv /run/headwater/claim.$$ /run/headwater/claim.json || exit 1
 if [ -x /etc/headwater/claimed ]; then exec /etc/headwater/claimed /run/headwater/claim.json; fi";
 
 /// The most characters of what a guest said in an error.
@@ -77,8 +78,23 @@ impl Service {
         }
     }
 
-    /// Makes a secret for a claim, and gives it to the guest.
-    pub(super) async fn hand_over(&self, claim: &Claim, active: &Active) -> Result<String, String> {
+    /// Makes a secret for a claim, and gives it to the guest. The inner error says why the guest has no such secret.
+    pub(super) async fn hand_over(&self, claim: &Claim) -> Result<Result<String, String>, DbError> {
+        let Some(record) = self.running_claim(claim.id).await? else {
+            return Ok(Err("its claim has ended".to_owned()));
+        };
+        let Some(active) = self.active(record.machine) else {
+            return Ok(Err("it is off, or was reset just now".to_owned()));
+        };
+        let given = self.give_secret(claim, &active).await;
+        // A guest that was reset meanwhile does not have it.
+        Ok(match self.is_present(record.machine, &active) {
+            true => given,
+            false => Err("it was reset or switched off meanwhile".to_owned()),
+        })
+    }
+
+    async fn give_secret(&self, claim: &Claim, active: &Active) -> Result<String, String> {
         let mut bytes = [0; SECRET_LEN];
         self.random().fill(&mut bytes).map_err(|e| format!("there are no random numbers: {e}"))?;
         let letter = |byte: &u8| LETTERS.get(usize::from(byte % 32)).copied().map_or('a', char::from);

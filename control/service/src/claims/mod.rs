@@ -33,17 +33,25 @@ use crate::lifecycle::Active;
 /// How often a claim that waits looks for a machine.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// By claim: whether its guest was given a secret. Locked while a request gives it one.
+type Handovers = HashMap<Uuid, Arc<tokio::sync::Mutex<bool>>>;
+
 /// What a service knows of claims besides their rows.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimsState {
     /// Machines that are being reset because their claims have ended.
     resetting: Mutex<HashSet<Uuid>>,
+    handovers: Mutex<Handovers>,
     pool: pool::PoolState,
 }
 
 impl ClaimsState {
     fn resetting(&self) -> MutexGuard<'_, HashSet<Uuid>> {
         self.resetting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handovers(&self) -> MutexGuard<'_, Handovers> {
+        self.handovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many machines of a catalog are too many.
@@ -113,7 +121,7 @@ impl Explain for ClaimError {
                 "wait for one with --wait, or have some ready: 'headwater catalog set {catalog} --keep-ready COUNT', 'headwater catalog scale'"
             )),
             Self::Secret { .. } => Some(
-                "the image needs qemu-guest-agent, and /etc/headwater/claimed, if it is there, must end with 0; or claim without --secret"
+                "the image needs qemu-guest-agent, and /etc/headwater/claimed, if it is there, must end with 0; or claim without --secret. After a restart of the guest, ask again with the same --key"
                     .to_owned(),
             ),
             Self::KeyEnded { .. } => Some("use another key for another claim".to_owned()),
@@ -184,7 +192,8 @@ fn view(claim: ClaimRecord, machine: &MachineRecord) -> Claim {
 
 /// What one look for a machine found.
 enum Found {
-    Claimed(Box<Claim>),
+    /// A claim, and whether this request made it.
+    Claimed(Box<Claim>, bool),
     /// How many machines there are, and how many of them are claimed.
     None(usize, usize),
 }
@@ -211,7 +220,10 @@ impl Service {
             let found =
                 self.to_the_end(async move { service.look_and_claim(&asking, &of, wish).await }).await?;
             let (machines, claimed) = match found {
-                Found::Claimed(claim) => return self.complete(caller, *claim, request.secret).await,
+                Found::Claimed(claim, is_new) if request.secret => {
+                    return self.complete_with_secret(caller, *claim, is_new).await;
+                }
+                Found::Claimed(claim, _) => return self.complete(*claim).await,
                 Found::None(machines, claimed) => (machines, claimed),
             };
             if self.is_stopping() {
@@ -225,25 +237,38 @@ impl Service {
     }
 
     /// Adds what the holder of a claim is given besides the machine.
-    async fn complete(&self, caller: Caller, mut claim: Claim, secret: bool) -> Result<Claim, ClaimError> {
-        let machine = self.db().read().await?.machines().by_name(&claim.machine).await?;
+    async fn complete(&self, mut claim: Claim) -> Result<Claim, ClaimError> {
         // It may have ended by itself meanwhile, and its claim with it.
-        let Some(active) = machine.and_then(|machine| self.active(machine.uuid)) else { return Ok(claim) };
-        claim.addresses = self.addresses_of(&active).await;
-        if !secret {
-            return Ok(claim);
+        if let Some(active) = self.active_of(&claim).await? {
+            claim.addresses = self.addresses_of(&active).await;
         }
+        Ok(claim)
+    }
+
+    /// The same with a secret. A claim that this request made ends if its guest does not take the secret.
+    async fn complete_with_secret(
+        &self,
+        caller: Caller,
+        claim: Claim,
+        is_new: bool,
+    ) -> Result<Claim, ClaimError> {
+        let mut claim = self.complete(claim).await?;
         let service = self.clone();
         // To the end: a guest that got a secret which nobody hears of is reset.
         self.to_the_end(async move {
-            match service.hand_over(&claim, &active).await {
+            // One hand-over of a claim at a time, to the end of the claim if it fails.
+            let lock = service.claims_state().handovers().entry(claim.id).or_default().clone();
+            let mut was_given = lock.lock().await;
+            match service.hand_over(&claim).await? {
                 Ok(secret) => {
+                    *was_given = true;
                     claim.secret = Some(OneTimeSecret(secret));
                     Ok(claim)
                 }
                 Err(why) => {
-                    let records = service.db().read().await?.claims().list().await?;
-                    if let Some(record) = records.into_iter().find(|record| record.id == claim.id) {
+                    // A repeated request may have given the machine to its holder meanwhile.
+                    let is_to_end = is_new && !*was_given;
+                    if let Some(record) = service.running_claim(claim.id).await?.filter(|_| is_to_end) {
                         let told = "its secret could not be given to the guest";
                         service.end_claim(&caller, &record, told).await?;
                     }
@@ -252,6 +277,18 @@ impl Service {
             }
         })
         .await
+    }
+
+    /// The machine of a claim, if it is on.
+    async fn active_of(&self, claim: &Claim) -> Result<Option<Arc<Active>>, DbError> {
+        let machine = self.db().read().await?.machines().by_name(&claim.machine).await?;
+        Ok(machine.and_then(|machine| self.active(machine.uuid)))
+    }
+
+    /// A claim that has not ended.
+    async fn running_claim(&self, id: Uuid) -> Result<Option<ClaimRecord>, DbError> {
+        let records = self.db().read().await?.claims().list().await?;
+        Ok(records.into_iter().find(|record| record.id == id && record.ended.is_none()))
     }
 
     async fn look_and_claim(
@@ -268,7 +305,7 @@ impl Service {
             let machine = repo.machines().by_uuid(claim.machine).await?;
             return match machine.filter(|it| it.catalog.as_deref() == Some(catalog) && claim.ended.is_none())
             {
-                Some(machine) => Ok(Found::Claimed(Box::new(view(claim.clone(), &machine)))),
+                Some(machine) => Ok(Found::Claimed(Box::new(view(claim.clone(), &machine)), false)),
                 None => Err(ClaimError::KeyEnded { catalog: catalog.to_owned(), key: key.clone() }),
             };
         }
@@ -312,7 +349,7 @@ impl Service {
                 self.end_claim(&Caller::daemon(), &claim, "the machine was switched off").await?;
                 return Ok(found);
             }
-            return Ok(Found::Claimed(Box::new(view(claim, machine))));
+            return Ok(Found::Claimed(Box::new(view(claim, machine)), true));
         }
         Ok(found)
     }
@@ -413,6 +450,8 @@ impl Service {
     /// Ends the claims whose time is over, and those whose machines are off, and goes on with resets.
     pub(crate) async fn look_after_claims(&self) -> Result<(), DbError> {
         let claims = self.db().read().await?.claims().list().await?;
+        let is_there = |id: &Uuid| claims.iter().any(|claim| claim.id == *id);
+        self.claims_state().handovers().retain(|id, lock| is_there(id) || Arc::strong_count(lock) > 1);
         for claim in claims {
             if self.is_elsewhere(claim.machine).await? {
                 continue;

@@ -23,6 +23,8 @@ struct Facts {
     pause: Option<Duration>,
     next_users: Option<Instant>,
     was_logged_in: bool,
+    /// Whether its last answer was that nobody is logged in.
+    saw_nobody: bool,
 }
 
 impl GuestFacts {
@@ -71,11 +73,12 @@ impl GuestFacts {
         true
     }
 
-    /// So many users are logged in. Returns whether the last one has logged off since.
+    /// So many users are logged in. Returns whether the last one has logged off since: two answers in a row say so.
     pub(crate) fn saw_users(&self, count: usize) -> bool {
         let mut facts = self.lock();
-        let has_left = facts.was_logged_in && count == 0;
-        facts.was_logged_in = count > 0;
+        let has_left = facts.was_logged_in && facts.saw_nobody && count == 0;
+        facts.was_logged_in = count > 0 || (facts.was_logged_in && !has_left);
+        facts.saw_nobody = count == 0;
         has_left
     }
 }

@@ -43,7 +43,7 @@ pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Res
     let Some(id) = scale::changing(repo, catalog).await? else { return Ok(false) };
     let task = repo.tasks().by_id(id).await?.filter(|task| task.kind == roll::KIND);
     let plan = task.and_then(|task| stored::<roll_plan::Plan>(task.plan.as_deref()));
-    Ok(plan.is_none_or(|plan| plan.waits_until_ms.is_none()))
+    Ok(plan.is_none_or(|plan| plan.waits_until_ms.is_none() || plan.back.is_some()))
 }
 
 /// How many long operations run at once; further ones wait their turn. Tasks with a plan mostly wait for machines, and do not count.

@@ -227,6 +227,7 @@ pub(super) async fn go_on(
 ) -> Outcome {
     service.task_began(id).await;
     let mut saved = None;
+    let mut is_resumed = plan.members.iter().any(|member| member.stage == Stage::Moving);
     loop {
         control.report_doing(plan.in_words());
         if saved.as_ref() != Some(&plan) {
@@ -236,15 +237,37 @@ pub(super) async fn go_on(
         if service.is_stopping() {
             return Err(super::stopped());
         }
-        let gate = gate(&plan.request, service.now_ms())?;
-        if gate == Gate::Open && plan.waits_until_ms.take().is_some() {
-            if !plan.has_begun() {
+        let is_cancelled = control.is_asked_to_stop();
+        let now_ms = service.now_ms();
+        let gate = gate(&plan.request, now_ms).unwrap_or_else(|error| {
+            tracing::error!(catalog = plan.catalog, "a roll cannot tell its hours, and looks again: {error}");
+            Gate::Closed(plan.waits_until_ms.unwrap_or(now_ms))
+        });
+        let looked = if gate == Gate::Open && plan.waits_until_ms.is_some() {
+            let looked = match plan.has_begun() || is_cancelled {
+                true => Ok(()),
                 // Days may have passed: machines were made, removed, stopped and started.
-                service.look_again(&mut plan).await.map_err(|e| problem(&e))?;
+                false => service.look_again(&mut plan).await,
+            };
+            if looked.is_ok() {
+                plan.waits_until_ms = None;
             }
+            looked
+        } else if is_resumed && gate != Gate::Open && plan.back.is_none() && !is_cancelled {
+            service.wait_with_unmoved(&mut plan).await
+        } else {
+            Ok(())
+        };
+        if let Err(error) = looked {
+            tracing::error!(
+                catalog = plan.catalog,
+                "a roll cannot look at its machines, and tries again: {error}"
+            );
+            tokio::time::sleep(LOOK).await;
             continue;
         }
-        match plan.next(service.now_ms(), control.is_asked_to_stop(), gate) {
+        is_resumed = false;
+        match plan.next(now_ms, is_cancelled, gate) {
             Next::Move(members) => {
                 members.iter().for_each(|member| plan.set(&member.machine, Stage::Moving));
                 control.report_doing(plan.in_words());
@@ -280,25 +303,7 @@ pub(super) async fn go_on(
             Next::Return(members) => {
                 members.iter().for_each(|member| plan.set(&member.machine, Stage::Returning));
                 service.save_plan(id, &plan, &control).await?;
-                let returns = members.iter().map(|member| service.return_machine(member, &plan, &caller));
-                let mut has_failed = false;
-                for (member, returned) in members.iter().zip(join_all(returns).await) {
-                    match returned {
-                        Ok(()) => plan.set(&member.machine, Stage::Returned),
-                        Err(error) => {
-                            let machine = &member.machine;
-                            tracing::error!(
-                                machine,
-                                "a roll cannot take it back, and tries again: {}",
-                                problem(&error)
-                            );
-                            has_failed = true;
-                        }
-                    }
-                }
-                if has_failed {
-                    tokio::time::sleep(LOOK * 5).await;
-                }
+                service.return_machines(&members, &mut plan, &caller).await;
             }
             Next::Finish => return service.finish_roll(&plan, &caller).await,
             Next::Back(why) => return service.end_returned_roll(&plan, &caller, why).await,
@@ -307,6 +312,29 @@ pub(super) async fn go_on(
 }
 
 impl Service {
+    /// Takes machines back. Those that cannot be taken back now stay where they are in the plan.
+    async fn return_machines(&self, members: &[Member], plan: &mut Plan, caller: &Caller) {
+        let returns = members.iter().map(|member| self.return_machine(member, plan, caller));
+        let mut has_failed = false;
+        for (member, returned) in members.iter().zip(join_all(returns).await) {
+            match returned {
+                Ok(()) => plan.set(&member.machine, Stage::Returned),
+                Err(error) => {
+                    let machine = &member.machine;
+                    tracing::error!(
+                        machine,
+                        "a roll cannot take it back, and tries again: {}",
+                        problem(&error)
+                    );
+                    has_failed = true;
+                }
+            }
+        }
+        if has_failed {
+            tokio::time::sleep(LOOK * 5).await;
+        }
+    }
+
     /// Whether a machine is moved, and else why not.
     fn stage_of(&self, machine: &MachineRecord, to: &str, editing: &HashSet<Uuid>) -> Stage {
         let left = |why: &str| Stage::Left { why: why.to_owned() };
@@ -340,6 +368,22 @@ impl Service {
             stage,
         };
         plan.members = named.map(member).collect();
+        Ok(())
+    }
+
+    /// Has machines wait for the hours of a roll that an earlier daemon was about to move. Machines that are off stay on their way: they boot
+    /// anyway.
+    async fn wait_with_unmoved(&self, plan: &mut Plan) -> Result<(), DbError> {
+        let members: Vec<_> = plan.members.iter().filter(|it| it.stage == Stage::Moving).cloned().collect();
+        for member in members {
+            let record = self.db().read().await?.machines().by_uuid(member.uuid).await?;
+            let is_unmoved =
+                record.is_some_and(|it| it.version.as_deref() != Some(&*plan.to) && self.is_on(&it));
+            if is_unmoved {
+                self.unpin_after_roll(&member, plan).await?;
+                plan.set(&member.machine, Stage::Pending);
+            }
+        }
         Ok(())
     }
 
@@ -439,6 +483,10 @@ impl Service {
             };
             let name = &record.name;
             let moved = if self.is_on(&record) {
+                if record.version.as_deref() == Some(&*plan.to) {
+                    // An earlier daemon moved it, or its guest restarted after it was pinned.
+                    return self.wait_wherever(&record, (member, plan), caller, control).await;
+                }
                 self.reset(name, caller).await
             } else if record.wanted == Wanted::Running {
                 // It was on when the daemon ended.
@@ -448,10 +496,7 @@ impl Service {
             };
             match moved {
                 Ok(record) if record.version.as_deref() == Some(&*plan.to) => {
-                    if self.is_own(&record) {
-                        return self.wait_until_healthy(member, plan, control).await;
-                    }
-                    return self.wait_until_healthy_there(&record, (member, plan), caller, control).await;
+                    return self.wait_wherever(&record, (member, plan), caller, control).await;
                 }
                 // Somebody started it at the same time, before it was pinned.
                 Ok(_) => starts += 1,
@@ -464,6 +509,21 @@ impl Service {
             }
         }
         failed(format!("does not boot {}", plan.to))
+    }
+
+    /// Waits until a machine is up, on whatever host, and checks it.
+    async fn wait_wherever(
+        &self,
+        record: &MachineRecord,
+        (member, plan): (&Member, &Plan),
+        caller: &Caller,
+        control: &JobControl,
+    ) -> Stage {
+        if self.is_own(record) {
+            self.wait_until_healthy(member, plan, control).await
+        } else {
+            self.wait_until_healthy_there(record, (member, plan), caller, control).await
+        }
     }
 
     /// Somebody stopped a machine: it is not the roll's to start it.

@@ -163,7 +163,11 @@ impl Plan {
         }
         let pending = self.find(|stage| *stage == Stage::Pending);
         if pending.is_empty() {
-            return Next::Finish;
+            return match gate {
+                // Machines that are off or claimed now may be on and free at that time.
+                Gate::Closed(until_ms) if !self.has_begun() => Next::Hold(until_ms),
+                _ => Next::Finish,
+            };
         }
         // Machines on their way go on, and machines that are not healthy go back, at any time.
         if let Gate::Closed(until_ms) = gate {
@@ -370,6 +374,11 @@ mod tests {
         let mut roll = plan(3, request(1, "1", 0));
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Hold(9));
         assert!(!roll.has_begun());
+        // A roll that has no machine to move yet waits too: machines are looked at again at that time.
+        let mut idle = plan(1, request(1, "1", 0));
+        idle.set("pc-1", Stage::Left { why: "is off".to_owned() });
+        assert_eq!(idle.next(0, false, Gate::Closed(9)), Next::Hold(9));
+        assert_eq!(idle.next(9, false, Gate::Open), Next::Finish);
         // A machine that is on its way arrives, and the next one waits.
         roll.set("pc-1", Stage::Moving);
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Move(vec![roll.members[0].clone()]));

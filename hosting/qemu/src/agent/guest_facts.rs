@@ -7,14 +7,15 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{Agent, Exec, MAX_ANSWER_BYTES};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The most addresses that are read from an answer.
 const ADDRESSES_MAX: usize = 16;
 
-/// Prints how many sessions of users systemd knows; nothing without systemd.
+/// Prints how many sessions of users systemd knows, or the word of a guest without systemd.
 const SESSIONS: &str = "\
-[ -d /run/systemd/sessions ] || exit
+command -v grep >/dev/null || exit 1
+[ -d /run/systemd/sessions ] || { echo no-systemd; exit 0; }
 n=0
 for s in /run/systemd/sessions/*; do
   [ -f \"$s\" ] && grep -q ^CLASS=user \"$s\" && ! grep -q ^STATE=closing \"$s\" && n=$((n + 1))
@@ -60,10 +61,15 @@ impl Agent {
         }
         // The agent reads utmp, which newer systems do not have.
         let command = ["sh", "-c", SESSIONS].map(str::to_owned).to_vec();
-        let output = self.exec(&Exec { command, input: Vec::new(), timeout: patience }).await;
-        let counted =
-            output.ok().and_then(|output| String::from_utf8_lossy(&output.stdout).trim().parse().ok());
-        counted.map_or(known, Ok)
+        let output = self.exec(&Exec { command, input: Vec::new(), timeout: patience }).await?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        match said.trim() {
+            "no-systemd" if output.exit_code == 0 => known,
+            said => said.parse().ok().filter(|_| output.exit_code == 0).ok_or_else(|| Error::Protocol {
+                peer: "the script that counts sessions",
+                detail: format!("it ended with {}", output.exit_code),
+            }),
+        }
     }
 }
 
