@@ -39,7 +39,7 @@ pub fn connect(
     let mut ends = 0;
     loop {
         if !is_there(data_dir)? {
-            // One that ends listens no longer, and keeps its lock to the last: a new one would find that.
+            // A process that ends listens no longer, and keeps its lock to the last: a new one would find that.
             if socket.exists() && !is_gone_soon(data_dir) {
                 return Err(does_not_end());
             }

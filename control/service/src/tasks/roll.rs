@@ -312,7 +312,7 @@ pub(super) async fn go_on(
 }
 
 impl Service {
-    /// Takes machines back. Those that cannot be taken back now stay where they are in the plan.
+    /// Takes machines back. A machine that cannot be taken back now keeps its stage, and is tried again.
     async fn return_machines(&self, members: &[Member], plan: &mut Plan, caller: &Caller) {
         let returns = members.iter().map(|member| self.return_machine(member, plan, caller));
         let mut has_failed = false;
