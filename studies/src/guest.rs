@@ -6,7 +6,8 @@
 //!    +------------------ this program ------+
 //! ```
 //!
-//! QEMU, the export and their files are gone when a run ends, whatever its end.
+//! QEMU, the export and their files are gone when a run ends, fails or is interrupted. After a SIGKILL of this program, files can stay in
+//! the work directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

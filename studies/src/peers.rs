@@ -1,7 +1,7 @@
 //! Other programs' overlays beside ours: qcow2 over an empty disk, served by qemu-nbd on a unix socket.
 //!
-//! The server ends when its one client is gone, and its files lose their names as soon as it has them open. So nothing of it is left,
-//! even if this program is killed.
+//! The server ends when its one client is gone, and its files lose their names as soon as it has them open. So nothing of it is left
+//! once a client was connected, even if this program is killed.
 
 use std::path::Path;
 use std::process::Command;
